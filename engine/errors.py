@@ -1,0 +1,93 @@
+"""The errors that users see.
+
+    EngineError
+    ├── BackendError               a target cannot be had
+    │   ├── BackendNotInstalled    no entry point of that name
+    │   ├── BackendIncompatible    speaks another version of the contract
+    │   └── BackendUnavailable     plugin found, but broken, disabled or without a device
+    ├── ModelError                 the model cannot be read, loaded or compiled
+    ├── ModelStateError            a call that does not fit the model's life: unbuilt, closed, forked
+    ├── InputError                 inputs or outputs do not fit the model
+    ├── DeadlineExceeded           a predict was stopped at its deadline
+    ├── Cancelled                  a compile or a request was cancelled by its owner
+    ├── QueueFull                  a bounded queue refused a request
+    └── CommunicatorError          a collective failed or timed out: which ranks
+
+Each class also inherits the builtin exception that scripts written for MindSpore Lite catch, so
+`except RuntimeError` keeps working. Messages start in lower case unless they quote MindSpore
+Lite's own text, say what was expected and what came, and name the next step; the facts in them
+are attributes too.
+"""
+
+from __future__ import annotations
+
+
+class EngineError(Exception):
+    """The base of every error that this package raises on purpose."""
+
+
+class BackendError(EngineError, RuntimeError):
+    """A target or backend cannot be had.
+
+    name: the backend or target that was asked for.
+    """
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class BackendNotInstalled(BackendError):
+    """No installed distribution offers the backend. `installed` holds the names that there are."""
+
+    def __init__(self, message: str, name: str = "", installed: tuple[str, ...] = ()) -> None:
+        super().__init__(message, name)
+        self.installed = installed
+
+
+class BackendIncompatible(BackendError):
+    """The installed plugin speaks another version of the contract than this core."""
+
+
+class BackendUnavailable(BackendError):
+    """The plugin is installed, but broken, disabled, or finds no device."""
+
+
+class ModelError(EngineError, RuntimeError, ValueError):
+    """A model cannot be read, loaded or compiled. `path` names its file ("" for bytes)."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class ModelStateError(EngineError, RuntimeError):
+    """The call does not fit the model's life: not built yet, built twice, closed, or forked."""
+
+
+class InputError(EngineError, RuntimeError, ValueError):
+    """Inputs, outputs or shapes do not fit the model. `name` is the input's or output's name."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class DeadlineExceeded(EngineError, RuntimeError, TimeoutError):
+    """A call was stopped at its deadline; what it ran on stays usable."""
+
+
+class Cancelled(EngineError, RuntimeError):
+    """Long work was cancelled through its token."""
+
+
+class QueueFull(EngineError, RuntimeError):
+    """A bounded queue refused a request; try again later."""
+
+
+class CommunicatorError(EngineError, RuntimeError):
+    """A collective failed or timed out. `ranks` are the ones that did not arrive, if known."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks

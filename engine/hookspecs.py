@@ -1,0 +1,263 @@
+"""The hooks of a backend, version 1. With `types.py` this is the whole contract.
+
+A backend is a module (or object) whose functions are marked with `hookimpl` and which an entry
+point of group `engine.backends.v1` names:
+
+    [project.entry-points."engine.backends.v1"]
+    my_backend = "my_package"
+
+The core opens it late, by name, in a plugin manager of its own, so hooks have one implementation
+and one answer. An implementation may take fewer arguments than its spec, by the same names.
+The core calls hooks with everything checked: names, counts, dtypes, shapes and contiguity of
+inputs, existence and bounds of model files. Vendor exceptions are translated once, here, into
+`engine.errors` with `raise ... from`; any other exception that leaves a hook is reported to the
+user as a fault of the backend.
+
+Importing the plugin must be quick and quiet: no vendor library is imported, no device touched,
+nothing printed before `engine_devices`, `engine_diagnose`, `engine_load` or `engine_compile`.
+
+Required: engine_backend, engine_devices, engine_load, engine_compile, engine_predict.
+Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pluggy
+
+from engine.types import (
+    BackendInfo,
+    Check,
+    Communicator,
+    CommunicatorOptions,
+    CompiledCheck,
+    CompileOptions,
+    Devices,
+    Executable,
+    ExecutionContext,
+    LoadedModel,
+    ModelSource,
+    ReduceOp,
+    SharedWeights,
+    Value,
+    Values,
+)
+
+PROJECT = "engine"
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+REQUIRED = (
+    "engine_backend",
+    "engine_devices",
+    "engine_load",
+    "engine_compile",
+    "engine_predict",
+)
+
+
+# ------------------------------------------------------------------------------- what there is
+
+
+@hookspec(firstresult=True)
+def engine_backend() -> BackendInfo:
+    """Return the manifest. Touches no device and no vendor library; takes microseconds."""
+
+
+@hookspec(firstresult=True)
+def engine_devices() -> Devices:
+    """Find the devices that can be used now, or say why there is none and what to do.
+
+    May import the vendor's library and touch the driver. Returns within seconds; never raises
+    for a missing device, driver or library: that is an answer, not an error.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_diagnose() -> Sequence[Check]:
+    """Check what the backend needs on this machine, in the order in which one would mend it.
+
+    Driver, libraries, versions, devices, environment variables; each with its fix. Never raises.
+    """
+
+
+# ------------------------------------------------------------------------- one model, one device
+
+
+@hookspec(firstresult=True)
+def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
+    """Read a model into the backend's own form.
+
+    source: `format` is one that `BackendInfo.formats` lists. It may outlive the call; its bytes
+        and files do not change while the model lives.
+    options: the same object that engine_compile gets.
+    Returns the model's inputs and outputs in order, and the nodes that cannot run here.
+    Raises ModelError naming the file and what is wrong in it.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_compile(loaded: LoadedModel, options: CompileOptions) -> Executable:
+    """Compile a loaded model for one device. May take minutes.
+
+    loaded: from engine_load of this backend; not used afterwards.
+    options: see CompileOptions; `options.progress` is called while it works, and
+        `options.cancel` makes it stop soon with Cancelled, leaving nothing behind.
+    Returns an executable that any thread may use, owned by the caller until `close()`.
+    Raises ModelError for a model that cannot be compiled (unsupported nodes by name),
+    BackendUnavailable where the device is gone or out of memory, ValueError for an option.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_predict(
+    context: ExecutionContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+) -> Values:
+    """Run the model once and block until the outputs are ready on their device.
+
+    context: from `executable.open_context()`; used by one thread at a time, not always the same.
+    inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
+        dims as declared (equal symbols equal). Not modified, and not kept after the call unless
+        the same objects may come again: their memory is read anew in every call.
+    outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
+        output's dtype and shape), or None to have that one allocated. Memory is reused only
+        where a buffer is given: everything else returned is new and belongs to the caller.
+    deadline_s: a moment of time.monotonic(), or None.
+    Returns one value per `executable.outputs`, in order; given buffers are returned themselves.
+    Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
+    InputError for what only the runtime can know (a data-dependent shape that does not fit a
+    given buffer), ModelError where the model itself fails on this data.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_check_compiled(folder: Path, options: CompileOptions) -> CompiledCheck:
+    """Say whether what `Executable.save` wrote into `folder` can be used here, before reading it.
+
+    Cheap: compares recorded versions, device and options. Never raises for a bad entry: that is
+    REBUILD with the reason. Capability: COMPILE_CACHE.
+    """
+
+
+# ---------------------------------------------------------------------------------- weights
+
+
+@hookspec(firstresult=True)
+def engine_share_weights(executable: Executable, pids: Sequence[int] | None) -> SharedWeights:
+    """Lend an executable's weights to other compiles of the same model on the same device.
+
+    pids: None within this process, else the processes that may open them, enforced by the
+        vendor's means where it has such.
+    Returns what goes into `CompileOptions.shared_weights` there. The borrower never writes.
+    Raises BackendUnavailable where this executable's weights cannot be lent, saying why.
+    Capability: SHARE_WEIGHTS.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_update_weights(
+    executable: Executable, weights: Mapping[str, Value], additive: bool
+) -> bool:
+    """Exchange weights between two predicts.
+
+    weights: new values by name; names are among `CompileOptions.variable_weights`, dtypes and
+        shapes equal to the old ones. Not kept after the call.
+    additive: add to the weight as loaded instead of replacing it.
+    Atomic: a predict in any context sees all of them or none; on an error nothing changed.
+    Returns True. Raises InputError naming a weight that does not fit. Capability: UPDATE_WEIGHTS.
+    """
+
+
+# ------------------------------------------------------------------------------- collectives
+#
+# Buffers are values of the communicator's device: arrays on the host, DeviceBuffers elsewhere.
+# Every rank makes the same calls in the same order. `stream` (0: the communicator's own) is
+# where the work is queued after what is there; the call returns when the result is ready for
+# work queued on it later, or, with stream 0, when it is complete.
+# Errors: CommunicatorError naming the ranks that did not arrive by `deadline_s`.
+# Capability for all: COLLECTIVES.
+
+
+@hookspec(firstresult=True)
+def engine_communicator(options: CommunicatorOptions) -> Communicator:
+    """Join a group of ranks; blocks until all have joined.
+
+    Raises CommunicatorError naming the ranks that are missing after `options.timeout_s`.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_allreduce(
+    comm: Communicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int,
+    deterministic: bool,
+    deadline_s: float | None,
+) -> bool:
+    """Reduce `send` over the ranks into `receive`, with the same bits on every rank.
+
+    send, receive: same shape and dtype on every rank; may be one buffer.
+    deterministic: equal inputs must give equal bits in every run; may cost speed.
+    Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_allgather(
+    comm: Communicator, send: Value, receive: Value, stream: int, deadline_s: float | None
+) -> bool:
+    """Join the ranks' `send` along axis 0, in rank order, into `receive` of every rank.
+
+    receive: shape (world_size * send.shape[0], *send.shape[1:]). Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_reduce_scatter(
+    comm: Communicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int,
+    deterministic: bool,
+    deadline_s: float | None,
+) -> bool:
+    """Reduce `send` over the ranks and leave the rank-th of world_size parts of axis 0 here.
+
+    send: shape (world_size * receive.shape[0], *receive.shape[1:]). Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_broadcast(
+    comm: Communicator, buffer: Value, root: int, stream: int, deadline_s: float | None
+) -> bool:
+    """Copy `buffer` of rank `root` into `buffer` of every other rank. Returns True."""
+
+
+@hookspec(firstresult=True)
+def engine_alltoall(
+    comm: Communicator, send: Value, receive: Value, stream: int, deadline_s: float | None
+) -> bool:
+    """Send the i-th of world_size parts of axis 0 to rank i; receive theirs in rank order.
+
+    send, receive: same shape, axis 0 divisible by world_size; not one buffer. Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_send(
+    comm: Communicator, buffer: Value, peer: int, stream: int, deadline_s: float | None
+) -> bool:
+    """Send `buffer` to rank `peer`, which calls engine_receive. Returns True."""
+
+
+@hookspec(firstresult=True)
+def engine_receive(
+    comm: Communicator, buffer: Value, peer: int, stream: int, deadline_s: float | None
+) -> bool:
+    """Fill `buffer` with what rank `peer` sends. Returns True."""

@@ -1,0 +1,588 @@
+"""The values that cross the contract between the core and a backend.
+
+Read this file and `hookspecs.py`, and you have read the contract. Rules that hold throughout:
+
+* Sizes are in bytes, times in seconds, and their names say so (`_bytes`, `_s`).
+* Every class here is a value (frozen) or a protocol that a backend implements in its own way.
+* Fields are only ever added, with a default; a backend builds these values by keyword.
+* A host array is a C-contiguous numpy array. float8, bfloat16, int4 and the like use ml_dtypes'
+  dtypes, strings numpy's object dtype holding `str`.
+* A name is a model's name for a thing, a device is `Device("gpu", 0)`, a shape a tuple of ints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from engine.errors import Cancelled
+
+# ------------------------------------------------------------------------------------- elements
+
+
+class DType(StrEnum):
+    """The element type of a tensor: every type of ONNX (IR version 14), by numpy's or ml_dtypes' name."""
+
+    FLOAT32 = "float32"
+    UINT8 = "uint8"
+    INT8 = "int8"
+    UINT16 = "uint16"
+    INT16 = "int16"
+    INT32 = "int32"
+    INT64 = "int64"
+    STRING = "string"
+    BOOL = "bool"
+    FLOAT16 = "float16"
+    FLOAT64 = "float64"
+    UINT32 = "uint32"
+    UINT64 = "uint64"
+    COMPLEX64 = "complex64"
+    COMPLEX128 = "complex128"
+    BFLOAT16 = "bfloat16"
+    FLOAT8E4M3FN = "float8_e4m3fn"
+    FLOAT8E4M3FNUZ = "float8_e4m3fnuz"
+    FLOAT8E5M2 = "float8_e5m2"
+    FLOAT8E5M2FNUZ = "float8_e5m2fnuz"
+    UINT4 = "uint4"
+    INT4 = "int4"
+    FLOAT4E2M1 = "float4_e2m1fn"
+    FLOAT8E8M0 = "float8_e8m0fnu"
+    UINT2 = "uint2"
+    INT2 = "int2"
+    FLOAT6E2M3 = "float6_e2m3fn"
+    FLOAT6E3M2 = "float6_e3m2fn"
+
+    @classmethod
+    def from_onnx(cls, number: int) -> DType:
+        """The type that ONNX's TensorProto.DataType numbers so; raises ValueError for others."""
+        # TensorProto.DataType numbers the types 1.. in the order in which they stand above.
+        members = tuple(cls)
+        if not 1 <= number <= len(members):
+            raise ValueError(f"element type {number} is not one of ONNX's 1..{len(members)}")
+        return members[number - 1]
+
+    @classmethod
+    def from_numpy(cls, dtype: np.dtype[Any]) -> DType:
+        """The type of a numpy array's elements; raises ValueError where ONNX has none."""
+        if dtype.kind in "OUST":
+            return cls.STRING
+        try:
+            return cls(dtype.name)
+        except ValueError:
+            raise ValueError(f"numpy dtype {dtype.name!r} has no ONNX element type") from None
+
+    @property
+    def onnx(self) -> int:
+        """This type's number in ONNX's TensorProto.DataType."""
+        return tuple(type(self)).index(self) + 1
+
+    @property
+    def numpy(self) -> np.dtype[Any]:
+        """The numpy dtype of a host array of this type (object for strings).
+
+        Raises ImportError with the command that helps where the type needs ml_dtypes.
+        """
+        if self is DType.STRING:
+            return np.dtype(object)
+        try:
+            return np.dtype(str(self))
+        except TypeError:
+            pass
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ImportError(
+                f"element type {str(self)!r} needs ml_dtypes; run: pip install ml_dtypes"
+            ) from error
+        return np.dtype(getattr(ml_dtypes, str(self)))
+
+    @property
+    def bits(self) -> int:
+        """Bits of one element as a file stores it; 0 for strings."""
+        return _BITS[self]
+
+
+_BITS = {
+    dtype: next(
+        bits
+        for part, bits in (
+            ("string", 0), ("complex128", 128), ("complex64", 64), ("bool", 8), ("float8", 8),
+            ("float4", 4), ("float6_", 6), ("64", 64), ("32", 32), ("16", 16), ("8", 8), ("4", 4), ("2", 2),
+        )
+        if part in dtype
+    )
+    for dtype in DType
+}  # fmt: skip
+
+
+class ValueKind(StrEnum):
+    """What an input or output is: nearly always a tensor."""
+
+    TENSOR = "tensor"
+    SEQUENCE = "sequence"  # a Python list of values
+    OPTIONAL = "optional"  # a value, or None when absent
+    MAP = "map"  # a Python dict, as ONNX-ML's classifiers give
+
+
+Dim: TypeAlias = int | str | None
+"""One axis: a size, the name of a symbolic size (equal names are equal sizes), or unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """What one input or output of a model accepts or gives.
+
+    shape: None where even the rank is unknown. A scalar has ().
+    kind: for a sequence or an optional, `dtype` and `shape` describe the tensor inside.
+    bounds: () or, for each axis, None or the inclusive range (lowest, highest) that the
+        executable was compiled for; the core refuses shapes outside it by name.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[Dim, ...] | None
+    kind: ValueKind = ValueKind.TENSOR
+    bounds: tuple[tuple[int, int] | None, ...] = ()
+
+    def __str__(self) -> str:
+        if self.shape is None:
+            return f"{self.dtype}[...]"
+        dims = ", ".join(str(dim) for dim in self.shape)
+        text = f"{self.dtype}[{dims}]"
+        return text if self.kind is ValueKind.TENSOR else f"{self.kind}({text})"
+
+
+# -------------------------------------------------------------------------------------- devices
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Device:
+    """A device of this host. `type` is "cpu", "gpu", "ascend" or a backend's own word; `id` >= 0."""
+
+    type: str
+    id: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.id}"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInfo:
+    """A device that is there now. `memory_bytes` is its total memory, None where unknown."""
+
+    device: Device
+    name: str
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """What a backend finds on this machine now.
+
+    found: usable devices. Empty means that none is; then `reason` says why (one line, lower
+        case) and `fix` gives the command or step that helps.
+    """
+
+    found: tuple[DeviceInfo, ...] = ()
+    reason: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of a backend's diagnosis: what was looked at, whether it is well, and the fix."""
+
+    name: str
+    ok: bool
+    detail: str = ""
+    fix: str = ""
+
+
+class Capability(StrEnum):
+    """What a backend can do beyond load, compile and predict.
+
+    A backend announces these in `BackendInfo.capabilities`; the core asks for nothing that is not
+    announced. Unknown flags are ignored, so a newer plugin works with an older core.
+    """
+
+    DYNAMIC_SHAPES = "dynamic_shapes"  # symbolic dims without recompiling
+    DEADLINES = "deadlines"  # engine_predict stops a running model at deadline_s
+    CANCEL_COMPILE = "cancel_compile"  # engine_compile looks at options.cancel while it works
+    DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers
+    MIXED_PLACEMENT = "mixed_placement"  # engine_load reports unsupported nodes
+    COMPILE_CACHE = "compile_cache"  # Executable.save and engine_check_compiled
+    SHARE_WEIGHTS = "share_weights"  # engine_share_weights, options.shared_weights
+    SHARE_WORKSPACE = "share_workspace"  # options.workspace_group
+    UPDATE_WEIGHTS = "update_weights"  # engine_update_weights, options.variable_weights
+    COLLECTIVES = "collectives"  # engine_communicator, engine_allreduce and its family
+    GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes inside a graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendInfo:
+    """A backend's manifest: what it is, known without a device.
+
+    name: as in its entry point. version: of the plugin. device_types: the values of
+    `Device.type` it serves, e.g. ("gpu",). providers: its ways to run, the default first.
+    formats: what engine_load reads: "onnx", and the backend's own compiled forms ("plan", "om").
+    capabilities: `Capability` values; strings that the core does not know are ignored.
+    suffixes: file name endings of its own compiled forms, e.g. {".engine": "plan"}.
+    """
+
+    name: str
+    version: str
+    device_types: tuple[str, ...]
+    providers: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ("onnx",)
+    capabilities: frozenset[str] = frozenset()
+    suffixes: Mapping[str, str] = field(default_factory=dict)
+
+
+# --------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBuffer:
+    """Memory on a device, or memory that a device can reach.
+
+    pointer: its address on the device. shape in elements, C-contiguous.
+    stream: the handle of the stream that produced the contents; whoever reads orders after it.
+        0 means that the contents are complete.
+    owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
+        is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
+    """
+
+    pointer: int
+    shape: tuple[int, ...]
+    dtype: DType
+    device: Device
+    stream: int = 0
+    owner: object = None
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes, sub-byte elements packed."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return (count * self.dtype.bits + 7) // 8
+
+
+Value: TypeAlias = "np.ndarray[Any, Any] | DeviceBuffer | list[Any] | dict[Any, Any] | None"
+"""A tensor on the host or on a device; a list for a sequence; None for an absent optional."""
+
+Values: TypeAlias = Sequence[Value]
+
+# --------------------------------------------------------------------------------------- models
+
+
+@dataclass(frozen=True, slots=True)
+class NodeInfo:
+    """A node of the main graph as the file has it; `index` is its place there."""
+
+    index: int
+    name: str
+    op_type: str
+    domain: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """A constant of the main graph. location: "" inside the model, else its external data file."""
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    nbytes: int
+    location: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphInfo:
+    """What a model file says of itself, read without a runtime.
+
+    inputs: what a caller gives: graph inputs that are not initializers, in order.
+    opsets: operator set versions by domain ("" is ONNX's own).
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    nodes: tuple[NodeInfo, ...]
+    parameters: tuple[ParameterInfo, ...]
+    opsets: Mapping[str, int]
+    ir_version: int
+    producer: str = ""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSource:
+    """A model on its way to a backend, validated by the core.
+
+    format: "onnx", or a compiled form that the backend's `formats` lists.
+    path: its file, or None when it exists only in memory.
+    data: its bytes, or None when it is to be read from `path` (mapped, if the runtime can).
+        Exactly one of the two is what the backend reads: `data` where it is set.
+    folder: what external data locations are relative to; None where there is none. They have
+        been checked to stay inside it.
+    graph: what the core read of it; None for compiled forms.
+    """
+
+    format: str
+    path: Path | None = None
+    data: bytes | None = None
+    folder: Path | None = None
+    graph: GraphInfo | None = None
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the path as given, or "model bytes"."""
+        return str(self.path) if self.path is not None else "model bytes"
+
+
+class LoadedModel(Protocol):
+    """A model that a backend has read but not compiled; owned by the core, used by one thread."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def unsupported(self) -> Mapping[int, str]:
+        """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why."""
+
+    def close(self) -> None:
+        """Free what reading took. The core calls it once, after compile; may come again."""
+
+
+# ------------------------------------------------------------------------------------ compiling
+
+
+class CancelToken:
+    """Asks long work to stop. One thread calls `cancel()`, the worker looks at `cancelled`."""
+
+    __slots__ = ("cancelled",)
+
+    def __init__(self) -> None:
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    def check(self) -> None:
+        """Raise Cancelled if `cancel()` was called."""
+        if self.cancelled:
+            raise Cancelled("cancelled by its owner")
+
+
+Progress: TypeAlias = Callable[[str, int, "int | None"], None]
+"""progress(phase, done, total): steps of the phase that are done; total is None while unknown.
+
+Called from the thread that compiles or from one of the backend's own; it must return quickly.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Threads:
+    """Host threads a model may use, already fitted to this machine; never 0.
+
+    intra_op: threads inside one operator. inter_op: operators at once.
+    cores: CPU numbers to pin the intra-op threads to, one a thread; () leaves them free.
+    """
+
+    intra_op: int = 1
+    inter_op: int = 1
+    cores: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeRange:
+    """The shapes one input is compiled for: lowest, usual and highest size of each axis."""
+
+    lowest: tuple[int, ...]
+    usual: tuple[int, ...]
+    highest: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeights:
+    """Weights of an executable, lent to another compile of the same model on the same device.
+
+    files: names of the backend's choosing to files it may map read-only.
+    token: what the backend needs to open them elsewhere (an IPC handle); b"" in one process.
+    owner: in one process, keeps them alive; None across processes.
+    """
+
+    backend: str
+    device: Device
+    nbytes: int
+    files: Mapping[str, Path] = field(default_factory=dict)
+    token: bytes = b""
+    owner: object = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileOptions:
+    """How to compile a model.
+
+    device: where to. provider: one of the backend's providers, "" for its default.
+    precision: the API's precision_mode for the device type, e.g. "enforce_fp32".
+    shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
+    options: the user's settings for this backend: section [<device type>_context] of the
+        configuration, overridden by [<backend>_context]. Keys and values are strings; an
+        unknown key is a ValueError naming it and the nearest known one.
+    config: every section, for backends that read others.
+    rank, world_size: this process among those that run one sliced model.
+    variable_weights: initializers (or nodes holding them) that engine_update_weights may change.
+    shared_weights: map these instead of making a copy. workspace_group: contexts of one group
+        never run at once and may use one scratch memory; "" for none.
+    progress, cancel: for work that takes long; either may be None.
+    """
+
+    device: Device
+    provider: str = ""
+    precision: str = ""
+    threads: Threads = Threads()
+    shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    rank: int = 0
+    world_size: int = 1
+    variable_weights: tuple[str, ...] = ()
+    shared_weights: SharedWeights | None = None
+    workspace_group: str = ""
+    progress: Progress | None = None
+    cancel: CancelToken | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where one node runs. `node` is its name in the file ("" if it has none), `index` its place."""
+
+    index: int
+    node: str
+    op_type: str
+    backend: str
+    device: str
+    provider: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryReport:
+    """Memory that an executable holds on its device, in bytes; 0 also where it cannot be known.
+
+    weights: private copies. shared: weights held once for several executables of this process.
+    mapped: weights in files mapped from disk, one copy a machine. workspace: of open contexts.
+    """
+
+    weights_bytes: int = 0
+    shared_bytes: int = 0
+    mapped_bytes: int = 0
+    workspace_bytes: int = 0
+
+
+class Executable(Protocol):
+    """What compile returns: weights and code, for any number of threads."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def open_context(self) -> ExecutionContext:
+        """Open what one thread needs to run: activations, a stream, bindings. Thread-safe."""
+
+    def placement(self) -> Sequence[Placement]:
+        """One entry for each node of the source's main graph, in order; why it runs there."""
+
+    def memory(self) -> MemoryReport: ...
+
+    def save(self, folder: Path) -> str:
+        """Write the compiled form into the empty `folder`; return the name of its main file.
+
+        Only with Capability.COMPILE_CACHE. engine_load reads it back in another process.
+        """
+
+    def close(self) -> None:
+        """Free everything. All contexts are closed before; closing twice does nothing."""
+
+
+@runtime_checkable
+class ExecutionContext(Protocol):
+    """What one predict at a time needs. Used by one thread at a time, not always by the same."""
+
+    def close(self) -> None:
+        """Free it; twice does nothing. Not called while a predict runs in it."""
+
+
+class CompiledState(StrEnum):
+    """What a compiled form found on disk is worth here."""
+
+    USABLE = "usable"
+    REBUILD = "rebuild"  # made for another version, device or option: compile again
+    NEVER = "never"  # cannot be made usable on this machine
+
+
+@dataclass(frozen=True, slots=True)
+class CompiledCheck:
+    """The answer of engine_check_compiled, with its reason in one line."""
+
+    state: CompiledState
+    reason: str = ""
+
+
+# ------------------------------------------------------------------------------------ collectives
+
+
+class ReduceOp(Enum):
+    """How a collective combines the ranks' elements. MEAN is the sum over world_size."""
+
+    SUM = "sum"
+    PROD = "prod"
+    MIN = "min"
+    MAX = "max"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommunicatorOptions:
+    """How to join a group of ranks.
+
+    rank: this process's place in the group, in [0, world_size). group: its name, the same on
+    every rank. ranks: the members' numbers in the whole job, in group order.
+    device: whose memory the buffers are in. rendezvous: how the ranks find each other, in the
+    backend's own words ("mpi", "file:<rank table>", "unix:<path>", "tcp:<host>:<port>").
+    timeout_s: how long to wait for the others to join.
+    """
+
+    rank: int
+    world_size: int
+    group: str = "world"
+    ranks: tuple[int, ...] = ()
+    device: Device = Device("cpu")
+    rendezvous: str = ""
+    timeout_s: float = 120.0
+
+
+class Communicator(Protocol):
+    """A joined group. Used by one thread at a time; every rank calls in the same order."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def deterministic(self) -> bool:
+        """Whether equal inputs give equal bits in every run."""
+
+    def close(self) -> None:
+        """Leave the group; twice does nothing."""
