@@ -1,1 +1,54 @@
-"""Run a trained model on any hardware, at any scale, from one Python script."""
+"""Run a trained model on any hardware, at any scale, from one Python script.
+
+>>> import engine
+>>> model = engine.load("m.onnx", target="cpu")  # doctest: +SKIP
+>>> outputs = model(x=array)  # doctest: +SKIP
+
+The classes are MindSpore Lite's: a script that says `import mindspore_lite as mslite` runs with
+`import engine as mslite`. Importing this package loads no backend and no runtime.
+"""
+
+from engine.context import Context
+from engine.errors import (
+    BackendError,
+    BackendIncompatible,
+    BackendNotInstalled,
+    BackendUnavailable,
+    Cancelled,
+    CommunicatorError,
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    ModelError,
+    ModelStateError,
+    QueueFull,
+)
+from engine.model import Model, ModelType
+from engine.simple import load
+from engine.tensor import DataType, Format, Tensor, TensorMeta
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "BackendError",
+    "BackendIncompatible",
+    "BackendNotInstalled",
+    "BackendUnavailable",
+    "Cancelled",
+    "CommunicatorError",
+    "Context",
+    "DataType",
+    "DeadlineExceeded",
+    "EngineError",
+    "Format",
+    "InputError",
+    "Model",
+    "ModelError",
+    "ModelStateError",
+    "ModelType",
+    "QueueFull",
+    "Tensor",
+    "TensorMeta",
+    "__version__",
+    "load",
+]

@@ -6,7 +6,7 @@
     │   ├── BackendIncompatible    speaks another version of the contract
     │   └── BackendUnavailable     plugin found, but broken, disabled or without a device
     ├── ModelError                 the model cannot be read, loaded or compiled
-    ├── ModelStateError            a call that does not fit the model's life: unbuilt, closed, forked
+    ├── ModelStateError            unbuilt, built twice, closed, forked
     ├── InputError                 inputs or outputs do not fit the model
     ├── DeadlineExceeded           a predict was stopped at its deadline
     ├── Cancelled                  a compile or a request was cancelled by its owner

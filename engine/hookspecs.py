@@ -119,13 +119,15 @@ def engine_predict(
 
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
-        dims as declared (equal symbols equal). Not modified, and not kept after the call unless
-        the same objects may come again: their memory is read anew in every call.
+        dims as declared (equal symbols equal). Not modified; read anew in every call. With
+        `outputs` given, the very same list object as in the last call means the same arrays in
+        the same shapes, so what was bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
         output's dtype and shape), or None to have that one allocated. Memory is reused only
         where a buffer is given: everything else returned is new and belongs to the caller.
     deadline_s: a moment of time.monotonic(), or None.
-    Returns one value per `executable.outputs`, in order; given buffers are returned themselves.
+    Returns one value per `executable.outputs`, in order; given buffers are returned themselves
+        (`outputs` itself, if every one was given).
     Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
     InputError for what only the runtime can know (a data-dependent shape that does not fit a
     given buffer), ModelError where the model itself fails on this data.

@@ -26,7 +26,7 @@ from engine.errors import Cancelled
 
 
 class DType(StrEnum):
-    """The element type of a tensor: every type of ONNX (IR version 14), by numpy's or ml_dtypes' name."""
+    """The element type of a tensor: ONNX's (IR version 14), by numpy's or ml_dtypes' name."""
 
     FLOAT32 = "float32"
     UINT8 = "uint8"
@@ -99,7 +99,8 @@ class DType(StrEnum):
             raise ImportError(
                 f"element type {str(self)!r} needs ml_dtypes; run: pip install ml_dtypes"
             ) from error
-        return np.dtype(getattr(ml_dtypes, str(self)))
+        dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, str(self)))
+        return dtype
 
     @property
     def bits(self) -> int:
@@ -112,7 +113,8 @@ _BITS = {
         bits
         for part, bits in (
             ("string", 0), ("complex128", 128), ("complex64", 64), ("bool", 8), ("float8", 8),
-            ("float4", 4), ("float6_", 6), ("64", 64), ("32", 32), ("16", 16), ("8", 8), ("4", 4), ("2", 2),
+            ("float4", 4), ("float6_", 6), ("64", 64), ("32", 32),
+            ("16", 16), ("8", 8), ("4", 4), ("2", 2),
         )
         if part in dtype
     )
@@ -162,7 +164,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Device:
-    """A device of this host. `type` is "cpu", "gpu", "ascend" or a backend's own word; `id` >= 0."""
+    """A device of this host: "cpu", "gpu", "ascend" or a backend's own word, and its number."""
 
     type: str
     id: int = 0
@@ -465,7 +467,7 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one node runs. `node` is its name in the file ("" if it has none), `index` its place."""
+    """Where one node runs. `node` is its name in the file, if it has one, `index` its place."""
 
     index: int
     node: str

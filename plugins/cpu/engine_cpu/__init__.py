@@ -1,0 +1,133 @@
+"""The cpu backend of inference-engine: ONNX Runtime on the host's processor.
+
+This file is the backend's hooks; what they do lies beside it:
+
+    options.py   the user's settings -> ONNX Runtime's
+    session.py   load and compile: a session, and the errors it raises
+    run.py       one thread's execution context: how arrays reach the session and come back
+    deadline.py  stopping a run that takes too long
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from engine.hookspecs import hookimpl
+from engine.types import (
+    BackendInfo,
+    Capability,
+    Check,
+    CompileOptions,
+    Device,
+    DeviceInfo,
+    Devices,
+    ModelSource,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from engine_cpu.run import CpuContext
+    from engine_cpu.session import CpuExecutable, CpuModel
+
+__version__ = "0.1.0"
+
+
+@hookimpl
+def engine_backend() -> BackendInfo:
+    return BackendInfo(
+        name="cpu",
+        version=__version__,
+        device_types=("cpu",),
+        providers=("onnxruntime",),
+        formats=("onnx",),
+        capabilities=frozenset({Capability.DYNAMIC_SHAPES, Capability.DEADLINES}),
+    )
+
+
+@hookimpl
+def engine_devices() -> Devices:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        return Devices(
+            reason=f"onnxruntime cannot be imported: {error}",
+            fix="run: pip install --force-reinstall onnxruntime",
+        )
+    if "CPUExecutionProvider" not in onnxruntime.get_available_providers():
+        return Devices(
+            reason=f"onnxruntime {onnxruntime.__version__} was built without its CPU provider",
+            fix="run: pip install --force-reinstall onnxruntime",
+        )
+    return Devices((DeviceInfo(Device("cpu"), _processor(), _memory_bytes()),))
+
+
+@hookimpl
+def engine_diagnose() -> Sequence[Check]:
+    from importlib_metadata import packages_distributions
+
+    from engine.threads import usable_cpus
+
+    owners = sorted(set(packages_distributions().get("onnxruntime", ())))
+    found = engine_devices()
+    return (
+        Check(
+            "onnxruntime",
+            ok=bool(found.found),
+            detail=found.reason or f"imported, from {', '.join(owners)}",
+            fix=found.fix,
+        ),
+        Check(
+            "one distribution of onnxruntime",
+            ok=len(owners) <= 1,
+            detail=", ".join(owners) or "none",
+            fix="" if len(owners) <= 1 else f"uninstall all of {', '.join(owners)}, install one",
+        ),
+        Check(
+            "processors",
+            ok=True,
+            detail=f"{usable_cpus()} of {os.cpu_count()} usable by this process",
+        ),
+    )
+
+
+@hookimpl
+def engine_load(source: ModelSource) -> CpuModel:
+    from engine_cpu.session import CpuModel
+
+    return CpuModel(source)
+
+
+@hookimpl
+def engine_compile(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
+    from engine_cpu.session import compile_model
+
+    return compile_model(loaded.source, options)
+
+
+@hookimpl
+def engine_predict(
+    context: CpuContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+) -> Values:
+    return context.run(inputs, outputs, deadline_s)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            for line in lines:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    import platform
+
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None

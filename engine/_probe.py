@@ -1,0 +1,96 @@
+"""Looks at one backend in a process of its own: `python -P -m engine._probe NAME FD`.
+
+A driver that crashes or hangs while it is probed then costs that process and no other. The
+record comes back as JSON over a pipe of its own, so what a plugin prints does not matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from engine.backends import BackendRecord, BackendState, crashed, record
+from engine.types import BackendInfo, Device, DeviceInfo, Devices
+
+TIME_LIMIT_S = 30.0
+
+
+def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
+    """The record of backend `name` as a fresh process sees it; a crash or hang makes it BROKEN."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as answer:
+        try:
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine._probe", name, str(writing)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                pass_fds=(writing,),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                start_new_session=True,
+            )
+        finally:
+            os.close(writing)
+        try:
+            _, errors = child.communicate(timeout=time_limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate()
+            return crashed(name, f"its probe did not answer within {time_limit_s:g} s")
+        if child.returncode != 0:
+            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+            said = f" ({last[0].strip()})" if last else ""
+            return crashed(name, f"its probe {_end(child.returncode)}{said}")
+        return from_json(json.loads(answer.read()))
+
+
+def to_json(found: BackendRecord) -> dict[str, Any]:
+    """A record as plain JSON values."""
+    values = asdict(found)
+    if found.info is not None:
+        values["info"]["capabilities"] = sorted(found.info.capabilities)
+    return values
+
+
+def from_json(values: dict[str, Any]) -> BackendRecord:
+    """The record that `to_json` wrote."""
+    info, devices = values["info"], values["devices"]
+    if info is not None:
+        for key in ("device_types", "providers", "formats"):
+            info[key] = tuple(info[key])
+        info = BackendInfo(**{**info, "capabilities": frozenset(info["capabilities"])})
+    if devices is not None:
+        found = tuple(
+            DeviceInfo(Device(**each["device"]), each["name"], each["memory_bytes"])
+            for each in devices["found"]
+        )
+        devices = Devices(found, devices["reason"], devices["fix"])
+    return BackendRecord(
+        **{
+            **values,
+            "state": BackendState(values["state"]),
+            "info": info,
+            "devices": devices,
+            "warnings": tuple(values["warnings"]),
+        }
+    )
+
+
+def _end(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"crashed with {signal.Signals(-status).name}"
+    except ValueError:
+        return f"crashed with signal {-status}"
+
+
+if __name__ == "__main__":
+    text = json.dumps(to_json(record(sys.argv[1])))
+    with os.fdopen(int(sys.argv[2]), "w") as pipe:
+        pipe.write(text)

@@ -1,0 +1,380 @@
+"""Entry points -> one opened backend.
+
+One resolver finds what a name stands for and puts it into one of six states; `engine plugins`,
+`engine doctor` and the exception at use time all show its record. Each backend is imported late,
+by name, into a plugin manager of its own: one that fails cannot touch another.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+from importlib_metadata import EntryPoint, entry_points
+
+from engine import hookspecs
+from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable
+from engine.types import (
+    BackendInfo,
+    Check,
+    CompileOptions,
+    Devices,
+    Executable,
+    LoadedModel,
+    ModelSource,
+)
+
+if TYPE_CHECKING:
+    from engine.types import Values
+
+GROUP = "engine.backends.v1"
+_ANY_VERSION = "engine.backends.v"
+
+# The extra that installs the backend of each device type the API names.
+_EXTRAS = {"cpu": "cpu", "gpu": "gpu-trt", "ascend": "ascend-ge"}
+_OFFICIAL = {"cpu": "cpu", "gpu": "gpu_trt", "ascend": "ascend_ge"}
+
+
+class BackendState(StrEnum):
+    """What has become of a backend on this machine."""
+
+    NOT_INSTALLED = "not_installed"
+    DISABLED = "disabled"
+    INCOMPATIBLE = "incompatible"
+    BROKEN = "broken"
+    NO_DEVICE = "no_device"
+    READY = "ready"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackendRecord:
+    """All that is known of one backend: its state, and what to do when that is not READY."""
+
+    name: str
+    state: BackendState
+    distribution: str = ""
+    version: str = ""
+    info: BackendInfo | None = None
+    devices: Devices | None = None
+    reason: str = ""
+    fix: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        text = f"backend {self.name!r} is {self.state.replace('_', ' ')}"
+        if self.reason:
+            text += f": {self.reason}"
+        return f"{text}; {self.fix}" if self.fix else text
+
+
+class Backend:
+    """An opened backend: its hooks as plain functions, bound once.
+
+    A hook call through pluggy costs about 1 us, a bound function a twentieth of that.
+    """
+
+    def __init__(self, name: str, plugin: object, warnings: list[str]) -> None:
+        manager = pluggy.PluginManager(hookspecs.PROJECT)
+        manager.add_hookspecs(hookspecs)
+        manager.register(plugin, name)
+        warnings += _unknown_hooks(manager)
+        missing = [
+            hook for hook in hookspecs.REQUIRED if not getattr(manager.hook, hook).get_hookimpls()
+        ]
+        if missing:
+            raise TypeError(f"it does not implement {', '.join(missing)}")
+        self.name = name
+        self.hook = manager.hook
+        self.warnings = tuple(warnings)
+        self.info: BackendInfo = self.bind("engine_backend")()
+        if not isinstance(self.info, BackendInfo):
+            raise TypeError(f"engine_backend returned {self.info!r}, expected a BackendInfo")
+        self.devices: Callable[[], Devices] = self.bind("engine_devices")
+        self.load: Callable[[ModelSource, CompileOptions], LoadedModel] = self.bind("engine_load")
+        self.compile: Callable[[LoadedModel, CompileOptions], Executable] = self.bind(
+            "engine_compile"
+        )
+        self.predict: Callable[[Any, Values, Values | None, float | None], Values] = self.bind(
+            "engine_predict"
+        )
+
+    def diagnose(self) -> Sequence[Check]:
+        """The backend's own checks of this machine; none if it has none."""
+        if not self.hook.engine_diagnose.get_hookimpls():
+            return ()
+        checks: Sequence[Check] = self.bind("engine_diagnose")()
+        return checks
+
+    def can(self, capability: str) -> bool:
+        """Whether the backend announces a capability."""
+        return capability in self.info.capabilities
+
+    def bind(self, hook: str) -> Callable[..., Any]:
+        """The implementation of `hook` as a function of the spec's arguments, in their order."""
+        caller = getattr(self.hook, hook)
+        implementations = caller.get_hookimpls()
+        if not implementations:
+            raise BackendUnavailable(
+                f"backend {self.name!r} does not implement {hook}; it announces: "
+                f"{', '.join(sorted(self.info.capabilities)) or 'nothing'}",
+                self.name,
+            )
+        function: Callable[..., Any] = implementations[0].function
+        taken = tuple(implementations[0].argnames)
+        given = tuple(signature(getattr(hookspecs, hook)).parameters)
+        if taken == given:
+            return function
+        places = tuple(given.index(name) for name in taken)
+        return lambda *arguments: function(*[arguments[place] for place in places])
+
+
+_opened: dict[str, Backend] = {}
+
+
+def open_backend(name: str) -> Backend:
+    """Import backend `name`, unless that is done already, and return it with its devices proven.
+
+    Raises BackendNotInstalled, BackendIncompatible or BackendUnavailable with the reason and the
+    step that helps.
+    """
+    if name in _opened:
+        return _opened[name]
+    found, backend = _resolve(name)
+    if backend is None or found.state is not BackendState.READY:
+        raise _error(found)
+    return _opened.setdefault(name, backend)
+
+
+def record(name: str, isolated: bool = False) -> BackendRecord:
+    """What is known of backend `name`; never raises.
+
+    isolated: look in a process of its own with a time limit, so that a plugin or driver that
+    crashes or hangs takes nothing with it.
+    """
+    if isolated:
+        from engine._probe import probe
+
+        return probe(name)
+    return _resolve(name)[0]
+
+
+def records(isolated: bool = False) -> list[BackendRecord]:
+    """One record for each installed backend, of this contract version or another, by name."""
+    names = sorted({point.name for point in _points(_ANY_VERSION)})
+    if not isolated:
+        return [record(name) for name in names]
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        return list(pool.map(lambda name: record(name, isolated=True), names))
+
+
+def installed() -> tuple[str, ...]:
+    """The names of the backends that are installed for this contract, without importing any."""
+    return tuple(sorted({point.name for point in _points(GROUP)}))
+
+
+def forget(name: str) -> None:
+    """Close the door on an opened backend: the next open looks again. Models keep what they have.
+
+    For tests and for plugins installed while the process runs.
+    """
+    _opened.pop(name, None)
+
+
+# ------------------------------------------------------------------------------------- targets
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What one element of `context.target` means: a backend, the device type and its provider."""
+
+    backend: str
+    device_type: str
+    provider: str = ""
+
+
+def is_target(text: str) -> bool:
+    """Whether `text` may stand in `context.target`: a device type of the API or a backend here."""
+    name = text.lower().partition(":")[0]
+    return name in _EXTRAS or name in {point.name.lower() for point in _points(GROUP)}
+
+
+def find_target(text: str) -> Target:
+    """The backend that serves a target: a backend's name, a device type, or "type:provider".
+
+    A backend's exact name wins and imports no other. A device type that several installed
+    backends serve is an error that lists them. Raises BackendError.
+    """
+    kind, _, provider = text.lower().partition(":")
+    names = installed()
+    if kind in names and (not provider or provider in _providers(kind)):
+        info = open_backend(kind).info
+        return Target(kind, info.device_types[0], provider)
+    serving: list[Target] = []
+    failed: list[BackendRecord] = []
+    for name in names:
+        found, backend = _resolve(name, look_for_devices=False)
+        if backend is None:
+            failed.append(found)
+        elif kind in backend.info.device_types and (
+            not provider or provider == name or provider in backend.info.providers
+        ):
+            serving.append(Target(name, kind, "" if provider == name else provider))
+    if len(serving) == 1:
+        return serving[0]
+    if serving:
+        choices = ", ".join(
+            f"{kind}:{p}" for t in serving for p in (_providers(t.backend) or (t.backend,))
+        )
+        raise BackendUnavailable(
+            f"target {text!r} is served by several backends "
+            f"({', '.join(t.backend for t in serving)}); choose one of: {choices}",
+            text,
+        )
+    official = _OFFICIAL.get(kind)
+    for broken in failed:
+        if broken.name == official:
+            raise _error(broken)
+    raise _error(_absent(official or kind, kind if official else "", text))
+
+
+def _providers(name: str) -> tuple[str, ...]:
+    backend = _resolve(name, look_for_devices=False)[1]
+    return backend.info.providers if backend is not None else ()
+
+
+# ------------------------------------------------------------------------------------ resolving
+
+
+def _points(prefix: str) -> list[EntryPoint]:
+    """The entry points of every group that is `prefix`, or begins so if it ends in "v"."""
+    if prefix == GROUP:
+        return list(entry_points(group=GROUP))
+    return [point for point in entry_points() if point.group.startswith(prefix)]
+
+
+def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
+    """The one place that decides a backend's state; the backend itself where it can be opened."""
+    points = [point for point in _points(GROUP) if point.name == name]
+    if not points:
+        return _absent(name), None
+    facts: dict[str, Any] = {"name": name, **_owner(points[0])}
+
+    def broken(reason: str, fix: str = "") -> tuple[BackendRecord, None]:
+        return _broken(facts, reason, fix), None
+
+    if name in os.environ.get("ENGINE_DISABLED_BACKENDS", "").replace(" ", "").split(","):
+        return BackendRecord(
+            state=BackendState.DISABLED,
+            reason="ENGINE_DISABLED_BACKENDS names it",
+            fix=f"remove {name!r} from ENGINE_DISABLED_BACKENDS",
+            **facts,
+        ), None
+    if len(points) > 1:
+        owners = ", ".join(sorted(point.dist.name if point.dist else "?" for point in points))
+        return broken(f"several distributions offer it: {owners}", "uninstall all but one")
+    warnings: list[str] = []
+    backend = _opened.get(name)
+    if backend is None:
+        try:
+            plugin = points[0].load()
+        except (Exception, SystemExit) as error:
+            return broken(f"importing {points[0].value!r} failed: {_one_line(error)}")
+        try:
+            backend = Backend(name, plugin, warnings)
+        except Exception as error:
+            return broken(f"{points[0].value!r} is not a backend of this contract: "
+                          f"{_one_line(error)}")  # fmt: skip
+    facts["info"] = backend.info
+    facts["warnings"] = backend.warnings
+    if not look_for_devices:
+        return BackendRecord(state=BackendState.READY, **facts), backend
+    try:
+        devices = backend.devices()
+        found = devices.found
+    except Exception as error:
+        return broken(f"engine_devices raised {_one_line(error)}")
+    facts["devices"] = devices
+    if not found:
+        return BackendRecord(
+            state=BackendState.NO_DEVICE, reason=devices.reason, fix=devices.fix, **facts
+        ), None
+    return BackendRecord(state=BackendState.READY, **facts), backend
+
+
+def crashed(name: str, reason: str) -> BackendRecord:
+    """The record of a backend whose probe, in a process of its own, did not come back."""
+    points = [point for point in _points(GROUP) if point.name == name]
+    return _broken({"name": name, **(_owner(points[0]) if points else {})}, reason)
+
+
+def _broken(facts: dict[str, Any], reason: str, fix: str = "") -> BackendRecord:
+    fix = fix or f"run: engine plugins, and reinstall {facts.get('distribution') or facts['name']}"
+    return BackendRecord(state=BackendState.BROKEN, reason=reason, fix=fix, **facts)
+
+
+def _owner(point: EntryPoint) -> dict[str, str]:
+    dist = point.dist
+    return {"distribution": dist.name, "version": dist.version} if dist else {}
+
+
+def _absent(name: str, device_type: str = "", target: str = "") -> BackendRecord:
+    others = [point for point in _points(_ANY_VERSION) if point.name == name]
+    if others:
+        owner = _owner(others[0])
+        return BackendRecord(
+            name=name,
+            state=BackendState.INCOMPATIBLE,
+            reason=f"it speaks contract {others[0].group!r}, this core {GROUP!r}",
+            fix=f"install a version of {owner.get('distribution', name)} made for this core",
+            distribution=owner.get("distribution", ""),
+            version=owner.get("version", ""),
+        )
+    kind = device_type or next((k for k, v in _OFFICIAL.items() if name in (k, v)), "")
+    asked = f"target {target!r}: " if target and target.lower() != name else ""
+    here = ", ".join(installed()) or "none"
+    fix = (
+        f'run: pip install "inference-engine[{_EXTRAS[kind]}]"'
+        if kind
+        else "install the distribution that offers it, or correct the name"
+    )
+    return BackendRecord(
+        name=name,
+        state=BackendState.NOT_INSTALLED,
+        reason=f"{asked}no installed distribution offers it (installed: {here})",
+        fix=fix,
+    )
+
+
+def _error(found: BackendRecord) -> Exception:
+    if found.state is BackendState.NOT_INSTALLED:
+        return BackendNotInstalled(str(found), found.name, installed())
+    if found.state is BackendState.INCOMPATIBLE:
+        return BackendIncompatible(str(found), found.name)
+    return BackendUnavailable(str(found), found.name)
+
+
+def _unknown_hooks(manager: pluggy.PluginManager) -> list[str]:
+    """Hooks of a plugin that this core does not know: a newer plugin, or a misspelt name."""
+    import difflib
+
+    unknown = []
+    known = [name for name in vars(hookspecs) if name.startswith("engine_")]
+    for name, caller in vars(manager.hook).items():
+        if name.startswith("_") or caller.has_spec():
+            continue
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        unknown.append(f"unknown hook {name!r} is ignored{hint}")
+    return unknown
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

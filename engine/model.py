@@ -1,0 +1,579 @@
+"""Model: one trained model, built for a target and run from any thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import weakref
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+
+from engine.errors import EngineError, InputError, ModelError, ModelStateError
+from engine.tensor import Array, DataType, Description, Format, Tensor, TensorMeta
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from engine.context import Context
+    from engine.plan import ContextPool, Plan, Signature
+    from engine.types import CancelToken, ExecutionContext, Placement, Progress, TensorSpec
+
+__all__ = ["Model", "ModelType"]
+
+
+class ModelType(Enum):
+    """What kind of file a model is, as MindSpore Lite's scripts say it.
+
+    The reader goes by the file's content: an ONNX file is read as such under either name.
+    """
+
+    MINDIR = 0
+    MINDIR_LITE = 4
+
+
+_NOT_BUILT = "the model is not built; call build_from_file first"
+_CLOSED = "the model is closed; build a new one"
+_FORKED = (
+    "this process was forked after the model was built, and runtimes do not survive that; "
+    "build the model in this process, or start processes with 'spawn'"
+)
+
+
+class Model:
+    """One trained model.
+
+    Build it once, run it from any number of threads: each gets an execution context, input
+    tensors and results of its own, and they run in parallel. What predict returns is new memory,
+    and nothing changes it afterwards; memory is reused only where the caller passes `outputs`.
+
+    A context manager: `close()` frees the model when the last running predict has ended.
+    """
+
+    def __init__(self) -> None:
+        self.model_path_ = ""
+        self.provider = ""
+        self.lora_name_map: dict[str, str] = {}
+        self._plan: Plan | None = None
+        self._declared: Signature | None = None
+        self._signature: Signature | None = None
+        self._threads = threading.local()
+        self._why_not = _NOT_BUILT
+        self._building = threading.Lock()
+
+    # --------------------------------------------------------------------------------- building
+
+    def build_from_file(
+        self,
+        model_path: str,
+        model_type: ModelType,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+        dec_num_parallel: int = 0,
+        *,
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Read a model file and compile it for the context's target.
+
+        context: None stands for Context(), the CPU. config_path, config_dict: sections of
+        options; the dict wins. dec_key: for encrypted files. progress(phase, done, total) is
+        called while a backend compiles; cancel.cancel() from another thread stops it.
+
+        Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
+        that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
+        (ModelStateError) for a model that is built already; Cancelled.
+        """
+        from engine.config import Config, check_config, merged, read_config
+        from engine.context import Context
+
+        if not isinstance(model_path, str):
+            raise TypeError(f"model_path must be str, but got {type(model_path)}.")
+        if not isinstance(model_type, ModelType):
+            raise TypeError(f"model_type must be ModelType, but got {type(model_type)}.")
+        if context is None:
+            context = Context()
+        elif not isinstance(context, Context):
+            raise TypeError(f"context must be Context, but got {type(context)}.")
+        if not isinstance(config_path, str):
+            raise TypeError(f"config_path must be str, but got {type(config_path)}.")
+        if not os.path.exists(model_path):
+            raise ModelError(
+                f"build_from_file failed, model_path does not exist! got {model_path!r}", model_path
+            )
+        if config_path and not os.path.exists(config_path):
+            raise ModelError(
+                f"build_from_file failed, config_path does not exist! got {config_path!r}",
+                model_path,
+            )
+        config: Config = read_config(config_path) if config_path else {}
+        if config_dict:
+            check_config(config_dict)
+            config = merged(config, config_dict)
+        if dec_key:
+            _check_decryption(dec_key, dec_mode, dec_num_parallel)
+        self._build(model_path, context, config, progress, cancel)
+
+    def _build(
+        self,
+        model_path: str,
+        context: Context,
+        config: Mapping[str, Mapping[str, str]],
+        progress: Progress | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        from engine.formats import open_source
+        from engine.plan import Signature, build_plan
+
+        with self._building:
+            if self._why_not is not _NOT_BUILT:
+                state = "already built" if self._plan is not None else self._why_not
+                raise ModelStateError(f"build_from_file failed! Error is the model is {state}")
+            try:
+                plan = build_plan(
+                    lambda suffixes: open_source(model_path, suffixes),
+                    context,
+                    config,
+                    progress,
+                    cancel,
+                )
+            except ModelError as error:
+                if str(error).startswith("build_from_file failed"):
+                    raise
+                raise ModelError(
+                    f"build_from_file failed! Error is {error}", error.path or model_path
+                ) from error
+            self._declared = self._signature = Signature(
+                plan.executable.inputs, plan.executable.outputs
+            )
+            self._plan = plan
+            self._why_not = ""
+            self.model_path_ = model_path
+            self.provider = plan.backend.name
+            _watch_forks(self)
+
+    # ---------------------------------------------------------------------------------- running
+
+    def predict(
+        self,
+        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array],
+        outputs: list[Tensor] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> list[Tensor]:
+        """Run the model once; returns one Tensor an output, in the model's order.
+
+        inputs: Tensors or numpy arrays in the model's order, or a dict by input name; dtypes as
+        declared, shapes as declared or last resized. Not modified, not kept.
+        outputs: None, or one Tensor an output to fill and return. Their memory is reused, so
+        results of earlier calls with the same tensors change; a Tensor without data gets new
+        memory.
+        timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded.
+
+        Raises TypeError for elements of another type, RuntimeError and ValueError (InputError)
+        where count, names, dtypes or shapes do not fit, RuntimeError (ModelError) where the
+        model fails on this data, (ModelStateError) before building or after closing.
+        """
+        try:
+            lane = self._threads.lane
+        except AttributeError:
+            lane = self._open_lane()
+        if outputs is not None:
+            return self._fill(lane, inputs, outputs, timeout_s)
+        arrays = lane.take(inputs)
+        try:
+            if timeout_s is None:
+                results = lane.run(lane.context, arrays, None, None)
+            else:
+                results = lane.run(lane.context, arrays, None, self._deadline(timeout_s))
+        except Exception as error:
+            self._failed(error)
+        tensors = []
+        for array, description in zip(results, lane.descriptions):
+            tensor = _new(Tensor)
+            tensor._array = array
+            tensor._description = description
+            tensors.append(tensor)
+        return tensors
+
+    def __call__(self, *arrays: Any, **by_name: Any) -> dict[str, Array]:
+        """Run the model on arrays by input name, or by place; returns its outputs by name.
+
+        >>> outputs = model(x=array)  # doctest: +SKIP
+        """
+        self._require_built()
+        assert self._signature is not None
+        if arrays and by_name:
+            raise TypeError("pass all inputs by place or all by name, not both")
+        results = self.predict(arrays or by_name)
+        return {
+            spec.name: tensor.get_data_to_numpy()
+            for spec, tensor in zip(self._signature.outputs, results, strict=True)
+        }
+
+    def _fill(
+        self, lane: _Lane, inputs: Any, outputs: list[Tensor], timeout_s: float | None
+    ) -> list[Tensor]:
+        """Predict into the caller's tensors."""
+        arrays = lane.arrays
+        if not lane.still_bound(inputs):
+            arrays = lane.take(inputs)
+        buffers = lane.buffers
+        if arrays is not lane.arrays or not _same_buffers(outputs, buffers):
+            buffers = _buffers(outputs)
+            lane.signature.check_buffers(buffers, arrays)
+            lane.bind(arrays, buffers)
+        try:
+            if timeout_s is None:
+                results = lane.run(lane.context, arrays, buffers, None)
+            else:
+                results = lane.run(lane.context, arrays, buffers, self._deadline(timeout_s))
+        except Exception as error:
+            lane.bind([], [])
+            self._failed(error)
+        if results is not buffers:
+            for tensor, result in zip(outputs, results, strict=True):
+                tensor._array = result
+            lane.bind([], [])
+        return outputs
+
+    def _deadline(self, timeout_s: float) -> float:
+        if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool):
+            raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
+        assert self._plan is not None
+        if not self._plan.backend.can("deadlines"):
+            raise ModelStateError(
+                f"timeout_s: backend {self._plan.backend.name!r} cannot stop a running model; "
+                "leave timeout_s out"
+            )
+        return time.monotonic() + timeout_s
+
+    def _failed(self, error: Exception) -> NoReturn:
+        """Raise what a user sees when a backend's predict raised `error`."""
+        if isinstance(error, ModelError):
+            raise ModelError(f"predict failed! {error}", self.model_path_) from error
+        if isinstance(error, EngineError):
+            raise error
+        backend = self._plan.backend.name if self._plan is not None else "?"
+        raise ModelError(
+            f"predict failed! backend {backend!r} raised {type(error).__name__}: {error}",
+            self.model_path_,
+        ) from error
+
+    # ----------------------------------------------------------------------- inputs and outputs
+
+    def get_inputs(self) -> list[Tensor]:
+        """The calling thread's own input tensors: the same objects in every call.
+
+        Give them data with set_data_from_numpy and pass them to predict. Open axes are -1.
+        Empty, with a logged error, before the model is built.
+        """
+        return list(self._lane().inputs) if self._is_built() else []
+
+    def get_outputs(self) -> tuple[TensorMeta, ...]:
+        """Descriptions of the outputs; open axes are -1. Empty before the model is built."""
+        if not self._is_built():
+            return ()
+        assert self._signature is not None
+        return tuple(_meta(spec) for spec in self._signature.outputs)
+
+    def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
+        """Fix the inputs' shapes, for every thread, from its next call on.
+
+        inputs: tensors from get_inputs, in order; they take the new shapes and lose their data.
+        dims: one shape an input, every dim 1 or more.
+        Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
+        RuntimeError (InputError) for shapes that the model does not allow.
+        """
+        _check_resize(inputs, dims)
+        self._require_built()
+        assert self._declared is not None
+        if len(inputs) != len(self._declared.inputs):
+            raise InputError(
+                f"resize failed! Error is model input len:{len(self._declared.inputs)} not equal "
+                f"input len:{len(inputs)}"
+            )
+        self._signature = self._declared.resized(dims)
+        for tensor, shape in zip(inputs, dims, strict=True):
+            tensor._array = None
+            tensor._own_description().shape = tuple(int(dim) for dim in shape)
+        # Every thread makes a new lane at its next call; a running predict keeps its old one.
+        self._threads = threading.local()
+
+    # -------------------------------------------------------------------------------- the model
+
+    @property
+    def placement(self) -> list[Placement]:
+        """For each node: backend, device, provider, and why it runs there."""
+        self._require_built()
+        assert self._plan is not None
+        return self._plan.placement()
+
+    def close(self) -> None:
+        """Free the model once running predicts have ended; twice does nothing."""
+        if self._plan is None:
+            return
+        self._why_not = _CLOSED
+        plan, self._plan = self._plan, None
+        self._threads = threading.local()
+        plan.pool.close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_plan", None) is not None:
+            self.close()
+
+    def __str__(self) -> str:
+        return f"model_path: {self.model_path_}."
+
+    # ---------------------------------------------------------------------------------- threads
+
+    def _lane(self) -> _Lane:
+        lane: _Lane | None = getattr(self._threads, "lane", None)
+        return lane if lane is not None else self._open_lane()
+
+    def _open_lane(self) -> _Lane:
+        """What the calling thread runs in, made at its first call."""
+        # Read in this order: a resize between the two lines leaves a lane that nobody finds.
+        threads = self._threads
+        plan, signature = self._plan, self._signature
+        if plan is None or signature is None:
+            raise ModelStateError(f"predict failed! {self._why_not}")
+        lane = _Lane(plan.predict, plan.pool, signature)
+        threads.lane = lane
+        return lane
+
+    def _is_built(self) -> bool:
+        if self._why_not is _NOT_BUILT:
+            import logging
+
+            logging.getLogger("engine").error(_NOT_BUILT)
+            return False
+        self._require_built()
+        return True
+
+    def _require_built(self) -> None:
+        if self._plan is None:
+            raise ModelStateError(self._why_not)
+
+    def _abandon(self) -> None:
+        """In a forked child: forget the model, and never free what belongs to the parent."""
+        _forget_forever(self._plan, self._threads)
+        self._plan = None
+        self._threads = threading.local()
+        self._building = threading.Lock()
+        self._why_not = _FORKED
+
+
+class _Lane:
+    """What one thread needs to run a model: its context, and what it checked and bound last."""
+
+    __slots__ = (
+        "arrays",
+        "bound",
+        "buffers",
+        "context",
+        "count",
+        "descriptions",
+        "expected",
+        "inputs",
+        "pool",
+        "run",
+        "signature",
+    )
+
+    def __init__(self, run: Any, pool: ContextPool, signature: Signature) -> None:
+        self.run = run
+        self.pool = pool
+        self.signature = signature
+        self.count = len(signature.names)
+        self.expected: list[tuple[Any, Any]] = list(zip(signature.dtypes, signature.shapes))
+        self.inputs = [_tensor(spec) for spec in signature.inputs]
+        self.descriptions = [_description(spec) for spec in signature.outputs]
+        self.bind([], [])
+        self.context: ExecutionContext = pool.take()
+
+    def take(self, inputs: Any) -> list[Array]:
+        """The inputs of one call as checked arrays."""
+        if type(inputs) is list:
+            arrays: list[Array] = []
+            for item, (dtype, shape) in zip(inputs, self.expected):
+                array: Any = item._array if type(item) is Tensor else item
+                if (
+                    type(array) is not np.ndarray
+                    or array.dtype is not dtype
+                    or array.shape != shape
+                    or not array.flags.carray
+                ):
+                    break
+                arrays.append(array)
+            else:
+                if len(inputs) == self.count:
+                    return arrays
+        # Not what came last time, or not fit at all: the whole check, with its errors.
+        arrays = self.signature.arrays(inputs)
+        self.expected = [(array.dtype, array.shape) for array in arrays]
+        return arrays
+
+    def bind(self, arrays: list[Array], buffers: list[Array | None]) -> None:
+        """Note what a caller who gave output buffers had bound; it stays alive until the next.
+
+        The backend gets these very lists again while nothing in them has changed.
+        """
+        self.arrays = arrays
+        self.buffers = buffers
+        self.bound = [(array, array.dtype, array.shape) for array in arrays]
+
+    def still_bound(self, inputs: Any) -> bool:
+        """Whether these inputs are the arrays that were bound last, in the same shapes."""
+        if type(inputs) is not list or len(inputs) != len(self.bound) or not self.buffers:
+            return False
+        for item, (held, dtype, shape) in zip(inputs, self.bound):
+            array = item._array if type(item) is Tensor else item
+            if array is not held or array.shape != shape or array.dtype is not dtype:
+                return False
+        return True
+
+    def __del__(self) -> None:
+        context = getattr(self, "context", None)
+        if context is not None:
+            self.pool.give_back(context)
+
+
+def _same_buffers(outputs: Any, buffers: list[Array | None]) -> bool:
+    if type(outputs) is not list or len(outputs) != len(buffers):
+        return False
+    for tensor, held in zip(outputs, buffers):
+        if type(tensor) is not Tensor or tensor._array is not held:
+            return False
+    return True
+
+
+def _buffers(outputs: Any) -> list[Array | None]:
+    """The memory in the tensors that a caller gave for the outputs."""
+    if not isinstance(outputs, list):
+        raise TypeError(f"outputs must be list, but got {type(outputs)}.")
+    for index, tensor in enumerate(outputs):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"outputs element must be Tensor, but got {type(tensor)} at index {index}."
+            )
+    return [tensor._array for tensor in outputs]
+
+
+_new = object.__new__
+_alive: weakref.WeakSet[Model] = weakref.WeakSet()
+_watching = False
+
+
+def _watch_forks(model: Model) -> None:
+    global _watching
+    _alive.add(model)
+    if not _watching:
+        _watching = True
+        os.register_at_fork(after_in_child=_abandon_all)
+
+
+def _abandon_all() -> None:
+    for model in list(_alive):
+        model._abandon()
+    _alive.clear()
+
+
+def _forget_forever(*values: object) -> None:
+    """Keep these alive until the process ends, past the interpreter's own clean-up.
+
+    A runtime's destructor joins threads that a forked child does not have, and would hang.
+    """
+    from ctypes import py_object, pythonapi
+
+    for value in values:
+        pythonapi.Py_IncRef(py_object(value))
+
+
+def _shape(spec: TensorSpec) -> tuple[int, ...]:
+    return tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape or ())
+
+
+def _data_type(spec: TensorSpec) -> DataType:
+    return DataType.__members__.get(spec.dtype.name, DataType.UNKNOWN)
+
+
+def _description(spec: TensorSpec) -> Description:
+    return Description(spec.name, _data_type(spec), _shape(spec), Format.NCHW)
+
+
+def _tensor(spec: TensorSpec) -> Tensor:
+    tensor = Tensor()
+    tensor._description = _description(spec)
+    return tensor
+
+
+def _meta(spec: TensorSpec) -> TensorMeta:
+    tensor = _tensor(spec)
+    meta = TensorMeta()
+    meta.name, meta.dtype, meta.shape = tensor.name, tensor.dtype, tensor.shape
+    meta.format = tensor.format
+    meta.element_num, meta.data_size = tensor.element_num, tensor.data_size
+    return meta
+
+
+def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:
+    if not isinstance(dec_key, bytes):
+        raise TypeError(f"dec_key must be bytes, but got {type(dec_key)}.")
+    if not isinstance(dec_mode, str):
+        raise TypeError(f"dec_mode must be str, but got {type(dec_mode)}.")
+    if not isinstance(dec_num_parallel, int):
+        raise TypeError(f"dec_num_parallel must be int, but got {type(dec_num_parallel)}.")
+    if not dec_mode:
+        raise ValueError("dec_mode must not be empty string!")
+    raise ModelError(
+        "build_from_file failed! Error is dec_key was given, but only MindIR files can be "
+        "encrypted, and this version reads ONNX; leave dec_key out"
+    )
+
+
+def _check_resize(inputs: object, dims: object) -> None:
+    if not isinstance(inputs, list | tuple):
+        raise TypeError(f"inputs must be list or tuple of Lite Tensor, but got {type(inputs)}.")
+    for index, tensor in enumerate(inputs):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(
+                f"inputs element must be Tensor, but got {type(tensor)} at index {index}."
+            )
+    if not isinstance(dims, list | tuple):
+        raise TypeError(f"dims must be list or tuple of shape, but got {type(dims)}.")
+    for i, shape in enumerate(dims):
+        if not isinstance(shape, list | tuple):
+            raise TypeError(
+                f"dims element must be list or tuple of int, but got {type(shape)} at index {i}."
+            )
+        for j, dim in enumerate(shape):
+            if not isinstance(dim, int | np.integer):
+                raise TypeError(
+                    f"dims element's element must be int, but got {type(dim)} at {i}th dims "
+                    f"element's {j}th element."
+                )
+    if len(inputs) != len(dims):
+        raise ValueError(
+            "inputs' size does not match dims' size, but got "
+            f"inputs: {len(inputs)} and dims: {len(dims)}."
+        )

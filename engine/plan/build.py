@@ -1,0 +1,221 @@
+"""From a model and a list of targets to something that runs.
+
+A plan has one segment today: the whole model, compiled by the first target that can be had.
+Models cut at collectives, and nodes that fall to the next target, become further segments here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from engine.backends import Backend, find_target, open_backend
+from engine.errors import BackendError, InputError, ModelError
+from engine.threads import preferred_cores, threads_per_worker, usable_cpus
+from engine.types import (
+    CancelToken,
+    CompileOptions,
+    Device,
+    Executable,
+    ModelSource,
+    Placement,
+    Progress,
+    Threads,
+    ValueKind,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from engine.backends import Target
+    from engine.context import Context
+    from engine.plan.contexts import ContextPool
+
+Predict = Callable[..., Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model ready to run.
+
+    predict: the backend's own function (context, inputs, outputs, deadline_s) -> values.
+    pool: lends it contexts. why: how this target came to be chosen.
+    """
+
+    backend: Backend
+    source: ModelSource
+    executable: Executable
+    predict: Predict
+    pool: ContextPool
+    why: str
+
+    def placement(self) -> list[Placement]:
+        """Where each node runs, and why."""
+        return [
+            replace(each, reason=f"{each.reason}; {self.why}" if each.reason else self.why)
+            for each in self.executable.placement()
+        ]
+
+
+def build_plan(
+    open_source: Callable[[Mapping[str, str]], ModelSource],
+    context: Context,
+    config: Mapping[str, Mapping[str, str]],
+    progress: Progress | None = None,
+    cancel: CancelToken | None = None,
+) -> Plan:
+    """Compile a model for the first of the context's targets that can be had.
+
+    open_source: gives the validated model, told which file suffixes the backend reads itself.
+    A later target is tried only because the user listed it; the plan then says so. Raises
+    BackendError with the reasons of all targets, ModelError, or Cancelled.
+    """
+    targets, why = _targets(context)
+    passed_over: list[str] = []
+    for place, text in enumerate(targets):
+        last = place == len(targets) - 1
+        try:
+            target = find_target(text)
+            backend = open_backend(target.backend)
+        except BackendError as error:
+            if last and not passed_over:
+                raise
+            passed_over.append(f"{text!r} passed over: {error}")
+            if last:
+                raise type(error)("; ".join(passed_over), error.name) from error
+            continue
+        source = open_source(backend.info.suffixes)
+        options = _options(target, context, config, progress, cancel)
+        try:
+            plan = _compile(backend, source, options)
+        except (BackendError, ModelError) as error:
+            if last:
+                raise
+            passed_over.append(f"{text!r} passed over: {error}")
+            continue
+        reason = "; ".join([why, *passed_over])
+        if passed_over:
+            _log(f"target {text!r} is used: {reason}")
+        return replace(plan, why=reason)
+    raise AssertionError("a context has at least one target")
+
+
+def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> Plan:
+    from engine.plan.contexts import ContextPool
+
+    loaded = backend.load(source, options)
+    try:
+        if loaded.unsupported:
+            raise _unsupported(backend, source, loaded.unsupported)
+        executable = backend.compile(loaded, options)
+    finally:
+        loaded.close()
+    try:
+        for spec in (*executable.inputs, *executable.outputs):
+            if spec.kind is not ValueKind.TENSOR:
+                raise ModelError(
+                    f"{source.name}: {spec.name!r} is a {spec.kind}; this version runs models "
+                    "whose inputs and outputs are tensors",
+                    source.name,
+                )
+    except ModelError:
+        executable.close()
+        raise
+    return Plan(backend, source, executable, backend.predict, ContextPool(executable), "")
+
+
+def _unsupported(backend: Backend, source: ModelSource, nodes: Mapping[int, str]) -> ModelError:
+    graph = source.graph
+    lines = []
+    for index, reason in list(nodes.items())[:5]:
+        node = graph.nodes[index] if graph is not None else None
+        called = f"{node.op_type} {node.name!r}" if node is not None else f"node {index}"
+        lines.append(f"{called}: {reason}")
+    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
+    return ModelError(
+        f"{source.name}: backend {backend.name!r} cannot run {'; '.join(lines)}{more}; "
+        "list a further target that can, for example ['" + backend.name + "', 'cpu']",
+        source.name,
+    )
+
+
+def _targets(context: Context) -> tuple[Sequence[str], str]:
+    """The targets to try, and why these: the context's, unless ENGINE_TARGET overrides them."""
+    override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
+    override = [part for part in override if part]
+    if not override:
+        return context.target, f"target {context.target}"
+    if override != context.target:
+        _say_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
+    return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}"
+
+
+def _options(
+    target: Target,
+    context: Context,
+    config: Mapping[str, Mapping[str, str]],
+    progress: Progress | None,
+    cancel: CancelToken | None,
+) -> CompileOptions:
+    settings = getattr(context, target.device_type, None)
+    options = {
+        **config.get(f"{target.device_type}_context", {}),
+        **config.get(f"{target.backend}_context", {}),
+    }
+    provider = target.provider or getattr(settings, "provider", "") or options.get("provider", "")
+    options.pop("provider", None)
+    device_id = getattr(settings, "device_id", None)
+    if device_id is None:
+        device_id = _device_id(options.pop("device_id", "0"))
+    return CompileOptions(
+        device=Device(target.device_type, device_id),
+        provider=provider,
+        precision=getattr(settings, "precision_mode", ""),
+        threads=_threads(context),
+        options=options,
+        config=config,
+        rank=getattr(settings, "rank_id", 0),
+        world_size=getattr(settings, "group_size", 1),
+        progress=progress,
+        cancel=cancel,
+    )
+
+
+def _device_id(text: str) -> int:
+    if not text.isdecimal():
+        raise ValueError(f"device_id must be a non-negative int, but got {text!r}")
+    return int(text)
+
+
+def _threads(context: Context) -> Threads:
+    cpu = context.cpu
+    intra_op = cpu.thread_num or threads_per_worker()
+    cores = tuple(cpu.thread_affinity_core_list)
+    if cores and cpu.thread_num and len(cores) != cpu.thread_num:
+        raise InputError(
+            f"cpu_thread_affinity_core_list names {len(cores)} cores for {cpu.thread_num} threads; "
+            "give one core a thread, or leave thread_num at 0"
+        )
+    if not cores:
+        cores = preferred_cores(cpu.thread_affinity_mode, min(intra_op, usable_cpus()))
+    return Threads(
+        intra_op=len(cores) or intra_op,
+        inter_op=cpu.inter_op_parallel_num or 1,
+        cores=cores,
+    )
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        _log(text)
+
+
+def _log(text: str) -> None:
+    import logging
+
+    logging.getLogger("engine").warning(text)

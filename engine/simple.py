@@ -1,0 +1,50 @@
+"""The short way: one call from a file to a model that runs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from engine.context import Context
+from engine.model import Model, ModelType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from engine.types import CancelToken, Progress
+
+__all__ = ["load"]
+
+
+def load(
+    path: str | os.PathLike[str],
+    target: str | Sequence[str] = "cpu",
+    *,
+    threads: int = 0,
+    device_id: int = 0,
+    config: dict[str, dict[str, str]] | None = None,
+    progress: Progress | None = None,
+    cancel: CancelToken | None = None,
+) -> Model:
+    """Build a model from a file and return it.
+
+    target: a device type or backend, or several to fall back through in order.
+    threads: host threads inside one operator; 0 fits them to the machine.
+    device_id: which GPU or NPU. config: sections of options, as Model.build_from_file takes them.
+    progress, cancel: for backends whose compiling takes long.
+    Raises what Model.build_from_file raises. Use the model in a `with` block to free it.
+    """
+    context = Context()
+    context.target = [target] if isinstance(target, str) else list(target)
+    context.cpu.thread_num = threads
+    context.gpu.device_id = context.ascend.device_id = device_id
+    model = Model()
+    model.build_from_file(
+        os.fspath(path),
+        ModelType.MINDIR,
+        context,
+        config_dict=config,
+        progress=progress,
+        cancel=cancel,
+    )
+    return model

@@ -1,0 +1,311 @@
+"""One thread's execution context: how arrays reach the session and results come back.
+
+Three ways, the fastest that fits (bench/overhead.py):
+
+* staged: small tensors of known shapes are copied into buffers that are bound once, and results
+  copied out. A prebound run costs half of `InferenceSession.run`, a small copy next to nothing.
+* fed: everything else goes through `run`, which copies neither inputs nor outputs.
+* bound: where the caller gives output buffers, these and the inputs are bound as they are, and
+  stay bound while the same arrays come again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import is_
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from engine.errors import DeadlineExceeded, EngineError, InputError, ModelError
+from engine.types import DType, TensorSpec, Values
+from engine_cpu.deadline import Deadline
+
+Array = np.ndarray[Any, Any]
+
+# Below this many bytes of inputs and outputs together, copying costs less than `run` adds.
+STAGED_BYTES = 16 * 1024
+
+
+class Layout:
+    """What the contexts of one session have in common: names, and what can be bound."""
+
+    def __init__(self, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]) -> None:
+        self.inputs = inputs
+        self.outputs = outputs
+        self.input_names = [spec.name for spec in inputs]
+        self.output_names = [spec.name for spec in outputs]
+        # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
+        # without an error, where the graph's output is the graph's input itself.
+        self.is_static = all(
+            isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,)
+        )
+        self.is_bindable = not set(self.input_names) & set(self.output_names) and all(
+            spec.dtype is not DType.STRING for spec in (*inputs, *outputs)
+        )
+
+    def output_shapes(self, inputs: Sequence[Array]) -> list[tuple[int, ...]] | None:
+        """The outputs' shapes, where the declared dims tell them all from the inputs'."""
+        sizes = {
+            dim: size
+            for array, spec in zip(inputs, self.inputs, strict=True)
+            for size, dim in zip(array.shape, spec.shape or (), strict=False)
+            if isinstance(dim, str)
+        }
+        shapes = []
+        for spec in self.outputs:
+            if spec.shape is None:
+                return None
+            dims = [sizes.get(dim) if isinstance(dim, str) else dim for dim in spec.shape]
+            if None in dims:
+                return None
+            shapes.append(tuple(dim for dim in dims if dim is not None))
+        return shapes
+
+
+class CpuContext:
+    """Runs a session for one thread at a time."""
+
+    def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
+        self._session = session
+        self._layout = layout
+        self._staged: _Staged | None = None
+        self._bound: _Bound | None = None
+        self._may_stage = layout.is_bindable
+        self._last_shapes: list[tuple[int, ...]] | None = None
+
+    def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
+        """See engine_predict."""
+        given: list[Array] = outputs
+        try:
+            if outputs is None:
+                staged = self._staged
+                if staged is not None and deadline_s is None:
+                    results = staged.run(inputs)
+                    if results is not None:
+                        return results
+                return self._feed(inputs, deadline_s)
+            bound = self._bound
+            if bound is None or bound.inputs is not inputs or bound.outputs is not outputs:
+                bound = self._bind(inputs, outputs)
+                if bound is None:
+                    return self._feed_into(inputs, outputs, deadline_s)
+            if deadline_s is None:
+                bound.run(bound.binding, None)
+            else:
+                with _stopping(deadline_s) as deadline:
+                    bound.run(bound.binding, deadline.options)
+            return given
+        except Exception as error:  # ONNX Runtime's exceptions have no common base
+            self._bound = None
+            raise _translated(error) from error
+
+    def close(self) -> None:
+        """Let go of every array; the session goes with its last context."""
+        self._staged = self._bound = None
+
+    def _feed(self, inputs: Sequence[Array], deadline_s: float | None) -> list[Array]:
+        """Run without copies: ONNX Runtime reads the inputs in place and allocates the outputs."""
+        layout = self._layout
+        feeds = dict(zip(layout.input_names, inputs, strict=True))
+        results: list[Array]
+        if deadline_s is None:
+            results = self._session.run(layout.output_names, feeds)
+        else:
+            with _stopping(deadline_s) as deadline:
+                results = self._session.run(layout.output_names, feeds, deadline.options)
+        if self._may_stage:
+            self._consider_staging(inputs, results)
+        return results
+
+    def _consider_staging(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
+        """Bind buffers for these shapes if they are small and came twice in a row."""
+        shapes = [array.shape for array in inputs]
+        if shapes != self._last_shapes:
+            self._last_shapes = shapes
+            return
+        nbytes = sum(array.nbytes for array in (*inputs, *results))
+        if nbytes > STAGED_BYTES or any(array.size == 0 for array in (*inputs, *results)):
+            return
+        if self._layout.output_shapes(inputs) != [result.shape for result in results]:
+            self._may_stage = False  # the model does not keep to the shapes that it declares
+            return
+        self._staged = _Staged(self._session, self._layout, inputs, results)
+
+    def _bind(self, inputs: list[Array], outputs: list[Array | None]) -> _Bound | None:
+        """Bind these arrays; None where they cannot be bound and results must be copied."""
+        buffers = [buffer for buffer in outputs if buffer is not None]
+        if not self._layout.is_bindable or len(buffers) != len(outputs):
+            return None
+        if self._bound is None:
+            self._bound = _Bound(self._session, self._layout)
+        if not self._bound.holds(inputs, buffers):
+            if _overlap(inputs, buffers):
+                self._bound = None
+                return None
+            self._bound.hold(inputs, buffers)
+        self._bound.inputs, self._bound.outputs = inputs, outputs
+        return self._bound
+
+    def _feed_into(
+        self, inputs: list[Array], outputs: list[Array | None], deadline_s: float | None
+    ) -> list[Array]:
+        """Run without binding and copy each result into the buffer given for it."""
+        results = self._feed(inputs, deadline_s)
+        specs = self._layout.outputs
+        return [
+            result if buffer is None else _copied(spec, result, buffer)
+            for spec, result, buffer in zip(specs, results, outputs, strict=True)
+        ]
+
+
+class _Staged:
+    """Buffers of one set of shapes, bound once; inputs are copied in and results out."""
+
+    def __init__(
+        self,
+        session: ort.InferenceSession,
+        layout: Layout,
+        inputs: Sequence[Array],
+        results: Sequence[Array],
+    ) -> None:
+        self._inputs = [np.empty_like(array, order="C") for array in inputs]
+        self._outputs = [np.empty_like(array, order="C") for array in results]
+        self._shapes = [array.shape for array in inputs]
+        # The core has checked shapes that the model fixes.
+        self._may_vary = not layout.is_static
+        bound = _Bound(session, layout)
+        bound.hold(self._inputs, self._outputs)
+        self._bound = bound
+        self._run = bound.run
+        self._binding = bound.binding
+        self._only_output = self._outputs[0] if len(self._outputs) == 1 else None
+
+    def run(self, inputs: Sequence[Array]) -> list[Array] | None:
+        """The results, in new memory; None where the shapes are others than the buffers'."""
+        if self._may_vary and [array.shape for array in inputs] != self._shapes:
+            return None
+        # Assigning through [...] costs half of np.copyto, a comprehension twice its element.
+        for buffer, array in zip(self._inputs, inputs):
+            buffer[...] = array
+        self._run(self._binding, None)
+        if self._only_output is not None:
+            return [self._only_output.copy()]
+        return [buffer.copy() for buffer in self._outputs]
+
+
+class _Bound:
+    """A binding and the arrays that are bound in it.
+
+    inputs, outputs: the lists last given for them; the core passes the very same list objects
+    again where nothing in them has changed, so that `is` is the whole check.
+    """
+
+    def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
+        self.inputs: list[Array] | None = None
+        self.outputs: list[Array | None] | None = None
+        self._io_binding = session.io_binding()
+        self.run, self.binding = _bound_call(session, self._io_binding)
+        self._layout = layout
+        self._held_inputs: list[Array | None] = [None] * len(layout.inputs)
+        self._shapes: list[tuple[int, ...]] = [()] * len(layout.inputs)
+        self._held_outputs: list[Array | None] = [None] * len(layout.outputs)
+
+    def holds(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        """Whether exactly these arrays, in their present shapes, are bound."""
+        return all(map(is_, inputs, self._held_inputs)) and (
+            all(map(is_, outputs, self._held_outputs))
+            and [array.shape for array in inputs] == self._shapes
+        )
+
+    def hold(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Bind these arrays where others were; they stay alive for as long as they are bound."""
+        for place, array in enumerate(inputs):
+            if array is self._held_inputs[place] and array.shape == self._shapes[place]:
+                continue
+            value = ort.OrtValue.ortvalue_from_numpy(array)
+            self._io_binding.bind_ortvalue_input(self._layout.input_names[place], value)
+            self._held_inputs[place], self._shapes[place] = array, array.shape
+        for place, buffer in enumerate(outputs):
+            if buffer is not self._held_outputs[place]:
+                value = ort.OrtValue.ortvalue_from_numpy(buffer)
+                self._io_binding.bind_ortvalue_output(self._layout.output_names[place], value)
+                self._held_outputs[place] = buffer
+
+
+def _bound_call(session: ort.InferenceSession, binding: ort.IOBinding) -> tuple[Any, Any]:
+    """What runs a binding, and what to pass it.
+
+    The session's own method adds 0.3 us of Python to each run (bench/overhead.py: an eighth of a
+    tiny predict). The compiled objects behind it take the same call; where a version of ONNX
+    Runtime hides them, the public method serves.
+    """
+    compiled = getattr(session, "_sess", None)
+    inner = getattr(binding, "_iobinding", None)
+    if compiled is not None and inner is not None and hasattr(compiled, "run_with_iobinding"):
+        return compiled.run_with_iobinding, inner
+    return session.run_with_iobinding, binding
+
+
+def _translated(error: Exception) -> Exception:
+    """What the core expects for an error of a run."""
+    text = " ".join(str(error).split())
+    if isinstance(error, EngineError):
+        return error
+    if isinstance(error, MemoryError):
+        return ModelError("out of memory while running")
+    if "output OrtValue provided" in text:
+        return InputError(_unfit_buffer(text))
+    return ModelError(f"onnxruntime: {text}")
+
+
+@contextmanager
+def _stopping(deadline_s: float) -> Iterator[Deadline]:
+    """Stop the run inside at its deadline, with the error that says so."""
+    deadline = Deadline(deadline_s)
+    try:
+        with deadline:
+            if deadline.passed:
+                raise DeadlineExceeded("the deadline had passed before the model could run")
+            yield deadline
+    except DeadlineExceeded:
+        raise
+    except Exception as error:
+        if deadline.stopped:
+            raise DeadlineExceeded("the model was stopped at its deadline") from error
+        raise
+
+
+def _overlap(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Whether writing an output could change an input; InputError where outputs collide."""
+    for place, buffer in enumerate(outputs):
+        for other in outputs[:place]:
+            if np.may_share_memory(buffer, other):
+                raise InputError("two outputs were given the same memory; give each its own")
+    return any(np.may_share_memory(a, b) for a in inputs for b in outputs)
+
+
+def _copied(spec: TensorSpec, result: Array, buffer: Array) -> Array:
+    if result.shape != buffer.shape:
+        raise InputError(
+            f"output {spec.name!r}: the result is {result.dtype.name}{list(result.shape)}, but "
+            f"the buffer given for it {buffer.dtype.name}{list(buffer.shape)}",
+            spec.name,
+        )
+    buffer[...] = result
+    return buffer
+
+
+def _unfit_buffer(text: str) -> str:
+    """The error for a bound output of another shape than the result, from ONNX Runtime's words."""
+    found = re.search(r"for output '(.*?)' .*?has shape (\{.*?\}) but .*? is (\{.*?\})", text)
+    if found is None:
+        return f"a given output buffer does not fit the result: {' '.join(text.split())}"
+    given, result = (shape.strip("{}").replace(",", ", ") for shape in found.group(2, 3))
+    return (
+        f"output {found[1]!r}: the result has shape [{result}], but the buffer given for it "
+        f"[{given}]"
+    )
