@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-import time
-import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
+from engine import forks
 from engine.errors import EngineError, InputError, ModelError, ModelStateError
-from engine.tensor import Array, DataType, Description, Format, Tensor, TensorMeta
+from engine.lane import Lane, buffers_of, meta_for, same_buffers
+from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from engine.context import Context
-    from engine.plan import ContextPool, Plan, Signature
-    from engine.types import CancelToken, ExecutionContext, Placement, Progress, TensorSpec
+    from engine.plan import Plan, Signature
+    from engine.types import CancelToken, Placement, Progress
 
 __all__ = ["Model", "ModelType"]
 
@@ -34,6 +34,8 @@ class ModelType(Enum):
     MINDIR = 0
     MINDIR_LITE = 4
 
+
+new = object.__new__
 
 _NOT_BUILT = "the model is not built; call build_from_file first"
 _CLOSED = "the model is closed; build a new one"
@@ -156,7 +158,7 @@ class Model:
             self._why_not = ""
             self.model_path_ = model_path
             self.provider = plan.backend.name
-            _watch_forks(self)
+            forks.watch(self)
 
     # ---------------------------------------------------------------------------------- running
 
@@ -187,16 +189,14 @@ class Model:
         if outputs is not None:
             return self._fill(lane, inputs, outputs, timeout_s)
         arrays = lane.take(inputs)
+        deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
         try:
-            if timeout_s is None:
-                results = lane.run(lane.context, arrays, None, None)
-            else:
-                results = lane.run(lane.context, arrays, None, self._deadline(timeout_s))
+            results = lane.run(lane.context, arrays, None, deadline_s)
         except Exception as error:
-            self._failed(error)
+            self._failed(error, lane)
         tensors = []
         for array, description in zip(results, lane.descriptions):
-            tensor = _new(Tensor)
+            tensor = new(Tensor)
             tensor._array = array
             tensor._description = description
             tensors.append(tensor)
@@ -218,51 +218,37 @@ class Model:
         }
 
     def _fill(
-        self, lane: _Lane, inputs: Any, outputs: list[Tensor], timeout_s: float | None
+        self, lane: Lane, inputs: Any, outputs: list[Tensor], timeout_s: float | None
     ) -> list[Tensor]:
         """Predict into the caller's tensors."""
         arrays = lane.arrays
         if not lane.still_bound(inputs):
             arrays = lane.take(inputs)
         buffers = lane.buffers
-        if arrays is not lane.arrays or not _same_buffers(outputs, buffers):
-            buffers = _buffers(outputs)
+        if arrays is not lane.arrays or not same_buffers(outputs, buffers):
+            buffers = buffers_of(outputs)
             lane.signature.check_buffers(buffers, arrays)
             lane.bind(arrays, buffers)
+        deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
         try:
-            if timeout_s is None:
-                results = lane.run(lane.context, arrays, buffers, None)
-            else:
-                results = lane.run(lane.context, arrays, buffers, self._deadline(timeout_s))
+            results = lane.run(lane.context, arrays, buffers, deadline_s)
         except Exception as error:
             lane.bind([], [])
-            self._failed(error)
-        if results is not buffers:
-            for tensor, result in zip(outputs, results, strict=True):
+            self._failed(error, lane)
+        given: Any = results
+        if given is not buffers:
+            for tensor, result in zip(outputs, given, strict=True):
                 tensor._array = result
             lane.bind([], [])
         return outputs
 
-    def _deadline(self, timeout_s: float) -> float:
-        if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool):
-            raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-        assert self._plan is not None
-        if not self._plan.backend.can("deadlines"):
-            raise ModelStateError(
-                f"timeout_s: backend {self._plan.backend.name!r} cannot stop a running model; "
-                "leave timeout_s out"
-            )
-        return time.monotonic() + timeout_s
-
-    def _failed(self, error: Exception) -> NoReturn:
+    def _failed(self, error: Exception, lane: Lane) -> NoReturn:
         """Raise what a user sees when a backend's predict raised `error`."""
         if isinstance(error, ModelError):
             raise ModelError(f"predict failed! {error}", self.model_path_) from error
         if isinstance(error, EngineError):
             raise error
-        backend = self._plan.backend.name if self._plan is not None else "?"
+        backend = lane.plan.backend.name
         raise ModelError(
             f"predict failed! backend {backend!r} raised {type(error).__name__}: {error}",
             self.model_path_,
@@ -283,7 +269,7 @@ class Model:
         if not self._is_built():
             return ()
         assert self._signature is not None
-        return tuple(_meta(spec) for spec in self._signature.outputs)
+        return tuple(meta_for(spec) for spec in self._signature.outputs)
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Fix the inputs' shapes, for every thread, from its next call on.
@@ -346,18 +332,18 @@ class Model:
 
     # ---------------------------------------------------------------------------------- threads
 
-    def _lane(self) -> _Lane:
-        lane: _Lane | None = getattr(self._threads, "lane", None)
+    def _lane(self) -> Lane:
+        lane: Lane | None = getattr(self._threads, "lane", None)
         return lane if lane is not None else self._open_lane()
 
-    def _open_lane(self) -> _Lane:
+    def _open_lane(self) -> Lane:
         """What the calling thread runs in, made at its first call."""
         # Read in this order: a resize between the two lines leaves a lane that nobody finds.
         threads = self._threads
         plan, signature = self._plan, self._signature
         if plan is None or signature is None:
             raise ModelStateError(f"predict failed! {self._why_not}")
-        lane = _Lane(plan.predict, plan.pool, signature)
+        lane = Lane(plan, signature)
         threads.lane = lane
         return lane
 
@@ -374,166 +360,13 @@ class Model:
         if self._plan is None:
             raise ModelStateError(self._why_not)
 
-    def _abandon(self) -> None:
+    def abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
-        _forget_forever(self._plan, self._threads)
+        forks.never_free(self._plan, self._threads)
         self._plan = None
         self._threads = threading.local()
         self._building = threading.Lock()
         self._why_not = _FORKED
-
-
-class _Lane:
-    """What one thread needs to run a model: its context, and what it checked and bound last."""
-
-    __slots__ = (
-        "arrays",
-        "bound",
-        "buffers",
-        "context",
-        "count",
-        "descriptions",
-        "expected",
-        "inputs",
-        "pool",
-        "run",
-        "signature",
-    )
-
-    def __init__(self, run: Any, pool: ContextPool, signature: Signature) -> None:
-        self.run = run
-        self.pool = pool
-        self.signature = signature
-        self.count = len(signature.names)
-        self.expected: list[tuple[Any, Any]] = list(zip(signature.dtypes, signature.shapes))
-        self.inputs = [_tensor(spec) for spec in signature.inputs]
-        self.descriptions = [_description(spec) for spec in signature.outputs]
-        self.bind([], [])
-        self.context: ExecutionContext = pool.take()
-
-    def take(self, inputs: Any) -> list[Array]:
-        """The inputs of one call as checked arrays."""
-        if type(inputs) is list:
-            arrays: list[Array] = []
-            for item, (dtype, shape) in zip(inputs, self.expected):
-                array: Any = item._array if type(item) is Tensor else item
-                if (
-                    type(array) is not np.ndarray
-                    or array.dtype is not dtype
-                    or array.shape != shape
-                    or not array.flags.carray
-                ):
-                    break
-                arrays.append(array)
-            else:
-                if len(inputs) == self.count:
-                    return arrays
-        # Not what came last time, or not fit at all: the whole check, with its errors.
-        arrays = self.signature.arrays(inputs)
-        self.expected = [(array.dtype, array.shape) for array in arrays]
-        return arrays
-
-    def bind(self, arrays: list[Array], buffers: list[Array | None]) -> None:
-        """Note what a caller who gave output buffers had bound; it stays alive until the next.
-
-        The backend gets these very lists again while nothing in them has changed.
-        """
-        self.arrays = arrays
-        self.buffers = buffers
-        self.bound = [(array, array.dtype, array.shape) for array in arrays]
-
-    def still_bound(self, inputs: Any) -> bool:
-        """Whether these inputs are the arrays that were bound last, in the same shapes."""
-        if type(inputs) is not list or len(inputs) != len(self.bound) or not self.buffers:
-            return False
-        for item, (held, dtype, shape) in zip(inputs, self.bound):
-            array = item._array if type(item) is Tensor else item
-            if array is not held or array.shape != shape or array.dtype is not dtype:
-                return False
-        return True
-
-    def __del__(self) -> None:
-        context = getattr(self, "context", None)
-        if context is not None:
-            self.pool.give_back(context)
-
-
-def _same_buffers(outputs: Any, buffers: list[Array | None]) -> bool:
-    if type(outputs) is not list or len(outputs) != len(buffers):
-        return False
-    for tensor, held in zip(outputs, buffers):
-        if type(tensor) is not Tensor or tensor._array is not held:
-            return False
-    return True
-
-
-def _buffers(outputs: Any) -> list[Array | None]:
-    """The memory in the tensors that a caller gave for the outputs."""
-    if not isinstance(outputs, list):
-        raise TypeError(f"outputs must be list, but got {type(outputs)}.")
-    for index, tensor in enumerate(outputs):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"outputs element must be Tensor, but got {type(tensor)} at index {index}."
-            )
-    return [tensor._array for tensor in outputs]
-
-
-_new = object.__new__
-_alive: weakref.WeakSet[Model] = weakref.WeakSet()
-_watching = False
-
-
-def _watch_forks(model: Model) -> None:
-    global _watching
-    _alive.add(model)
-    if not _watching:
-        _watching = True
-        os.register_at_fork(after_in_child=_abandon_all)
-
-
-def _abandon_all() -> None:
-    for model in list(_alive):
-        model._abandon()
-    _alive.clear()
-
-
-def _forget_forever(*values: object) -> None:
-    """Keep these alive until the process ends, past the interpreter's own clean-up.
-
-    A runtime's destructor joins threads that a forked child does not have, and would hang.
-    """
-    from ctypes import py_object, pythonapi
-
-    for value in values:
-        pythonapi.Py_IncRef(py_object(value))
-
-
-def _shape(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape or ())
-
-
-def _data_type(spec: TensorSpec) -> DataType:
-    return DataType.__members__.get(spec.dtype.name, DataType.UNKNOWN)
-
-
-def _description(spec: TensorSpec) -> Description:
-    return Description(spec.name, _data_type(spec), _shape(spec), Format.NCHW)
-
-
-def _tensor(spec: TensorSpec) -> Tensor:
-    tensor = Tensor()
-    tensor._description = _description(spec)
-    return tensor
-
-
-def _meta(spec: TensorSpec) -> TensorMeta:
-    tensor = _tensor(spec)
-    meta = TensorMeta()
-    meta.name, meta.dtype, meta.shape = tensor.name, tensor.dtype, tensor.shape
-    meta.format = tensor.format
-    meta.element_num, meta.data_size = tensor.element_num, tensor.data_size
-    return meta
 
 
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:

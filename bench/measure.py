@@ -1,0 +1,130 @@
+"""Interleaved measurement: these machines are noisy, so only ratios of neighbours in time count.
+
+A round times the baseline, the baseline again, and each contender, one after the other; a ratio
+is the median over rounds of contender over baseline. The baseline against itself, measured in
+the same way, is the A/A control: where it is not within 1.01, the run is not to be quoted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+CONTROL_LIMIT = 1.01
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table. ratio: median contender / baseline; seconds: median of one call."""
+
+    what: str
+    baseline_s: float
+    seconds: float
+    ratio: float
+    control: float
+    rounds: int
+    at_most: float | None = None
+
+    @property
+    def verdict(self) -> str:
+        if not 1 / CONTROL_LIMIT <= self.control <= CONTROL_LIMIT:
+            return "noisy"
+        if self.at_most is None:
+            return ""
+        return "reached" if self.ratio <= self.at_most else "missed"
+
+
+def compare(
+    baseline: Callable[[], object],
+    contenders: Mapping[str, tuple[Callable[[], object], float | None]],
+    *,
+    rounds: int,
+    calls: int,
+    pause_s: float = 0.0,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Row]:
+    """Time `calls` calls of each, in turn, `rounds` times.
+
+    pause_s: rest before each timing, after one untimed call; longer than idle threads spin.
+    The order of the timings turns from round to round, so that none always follows the same.
+    """
+    functions = [baseline, baseline, *(function for function, _ in contenders.values())]
+    times: list[list[float]] = [[] for _ in functions]
+    for round_ in range(-max(2, rounds // 20), rounds):  # the first ones warm up and do not count
+        for step in range(len(functions)):
+            which = (step + round_) % len(functions)
+            function = functions[which]
+            if pause_s:
+                time.sleep(pause_s)
+                function()
+            begin = time.perf_counter()
+            for _ in range(calls):
+                function()
+            spent = (time.perf_counter() - begin) / calls
+            if round_ >= 0:
+                times[which].append(spent)
+        if progress is not None:
+            progress(max(round_ + 1, 0), rounds)
+    control = _ratio(times[1], times[0])
+    return [
+        Row(what, statistics.median(times[0]), statistics.median(own), _ratio(own, times[0]),
+            control, rounds, at_most)
+        for (what, (_, at_most)), own in zip(contenders.items(), times[2:], strict=True)
+    ]  # fmt: skip
+
+
+def _ratio(own: list[float], base: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(own, base, strict=True))
+
+
+@contextmanager
+def busy_neighbour() -> Iterator[None]:
+    """One other process that keeps a core busy meanwhile."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        time.sleep(0.2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def bar(title: str) -> Callable[[int, int], None] | None:
+    """A progress line on a terminal's stderr; None elsewhere."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        full = 30 * done // total
+        end = "\r\033[K" if done == total else ""
+        sys.stderr.write(f"\r{title:24} [{'#' * full}{'.' * (30 - full)}] {done}/{total}{end}")
+        sys.stderr.flush()
+
+    return show
+
+
+def report(rows: list[Row], as_json: bool) -> None:
+    """Print the rows as a table, or as JSON."""
+    if as_json:
+        print(json.dumps([{**asdict(row), "verdict": row.verdict} for row in rows], indent=2))
+        return
+    print(
+        f"{'what':52} {'baseline':>11} {'this':>11} {'ratio':>6} {'at most':>7} {'A/A':>6} "
+        f"{'rounds':>6}"
+    )
+    for row in rows:
+        limit = "" if row.at_most is None else f"{row.at_most:.2f}"
+        print(
+            f"{row.what:52} {_time(row.baseline_s):>11} {_time(row.seconds):>11} "
+            f"{row.ratio:6.3f} {limit:>7} {row.control:6.3f} {row.rounds:6} {row.verdict}"
+        )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds * 1e6:.2f} us" if seconds < 1e-3 else f"{seconds * 1e3:.2f} ms"

@@ -1,0 +1,192 @@
+"""What this package costs and gains beside plain ONNX Runtime.
+
+    python bench/overhead.py              every table
+    python bench/overhead.py calls        the cost of a call: tiny models
+    python bench/overhead.py models       MobileNetV2 and a 6-layer BERT-like model, idle machine
+    python bench/overhead.py neighbours   the same with one other busy process
+    python bench/overhead.py import       CPU time of `import engine` over `import numpy`
+    python bench/overhead.py build        building a model beside creating a session
+
+The baseline is `InferenceSession(path).run(None, feeds)` with ONNX Runtime's defaults. Ratios
+below 1 are faster than that. Needs the cpu backend and onnx. `--json` for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import models
+import numpy as np
+import onnxruntime as ort
+from measure import Row, bar, busy_neighbour, compare, report
+
+import engine
+
+# Longer than ONNX Runtime's idle threads spin after a run (up to 20 ms): else the baseline's
+# spinning would be timed as its neighbour's.
+PAUSE_S = 0.03
+
+
+def calls(folder: Path, rounds: int) -> list[Row]:
+    rows = []
+    for name, arrays_limit, tensors_limit in (("tiny", 1.0, 0.8), ("many", 1.0, 0.5)):
+        path = models.MODELS[name](folder)
+        raw, feeds = _raw(path)
+        model = engine.load(path)
+        arrays = list(feeds.values())
+        tensors = model.get_inputs()
+        for tensor, array in zip(tensors, arrays, strict=True):
+            tensor.set_data_from_numpy(array.copy())
+        outputs = [
+            engine.Tensor(shape=meta.shape, dtype=meta.dtype) for meta in model.get_outputs()
+        ]
+        for output in outputs:
+            output.get_data_to_numpy()
+        _check(raw, lambda m=model, a=arrays: m.predict(a))
+        _check(raw, lambda m=model, t=tensors, o=outputs: m.predict(t, o))
+        count = len(arrays)
+        rows += compare(
+            raw,
+            {
+                f"predict, arrays, {count} in, {count} out": (
+                    lambda m=model, a=arrays: m.predict(a),
+                    arrays_limit,
+                ),
+                f"predict, own tensors and outputs, {count} in, {count} out": (
+                    lambda m=model, t=tensors, o=outputs: m.predict(t, o),
+                    tensors_limit,
+                ),
+                f"model(name=array), {count} in, {count} out": (
+                    lambda m=model, f=feeds: m(**f),
+                    None,
+                ),
+            },
+            rounds=rounds,
+            calls=200,
+            progress=bar(f"calls, {name}"),
+        )
+        model.close()
+    return rows
+
+
+def big(folder: Path, rounds: int, title: str, at_most: float) -> list[Row]:
+    rows = []
+    for name in ("mobilenet_v2", "bert_like"):
+        path = models.MODELS[name](folder)
+        raw, feeds = _raw(path)
+        model = engine.load(path)
+        arrays = list(feeds.values())
+        run = lambda m=model, a=arrays: m.predict(a)  # noqa: E731 - bound now, for this model
+        _check(raw, run)
+        rows += compare(
+            raw,
+            {f"{name}, {title}": (run, at_most)},
+            rounds=rounds,
+            calls=5,
+            pause_s=PAUSE_S,
+            progress=bar(f"{name}, {title}"),
+        )
+        model.close()
+    return rows
+
+
+def neighbours(folder: Path, rounds: int) -> list[Row]:
+    with busy_neighbour():
+        return big(folder, rounds, "one busy neighbour", 0.7)
+
+
+def importing(_: Path, rounds: int) -> list[Row]:
+    """CPU time of whole processes less that of an empty one, so that only the imports count."""
+    empty = statistics.median(_cpu_s("pass") for _ in range(rounds))
+    ratios, control, base, own = [], [], [], []
+    for _ in range(rounds):
+        a, again, ours = (
+            _cpu_s(code) - empty for code in ("import numpy", "import numpy", "import engine")
+        )
+        ratios.append(ours / a)
+        control.append(again / a)
+        base.append(a)
+        own.append(ours)
+    return [
+        Row("import engine / import numpy, CPU time", statistics.median(base),
+            statistics.median(own), statistics.median(ratios), statistics.median(control),
+            rounds, 1.3)
+    ]  # fmt: skip
+
+
+def building(folder: Path, rounds: int) -> list[Row]:
+    rows = []
+    for name in ("tiny", "mobilenet_v2", "bert_like"):
+        path = models.MODELS[name](folder)
+        rows += compare(
+            lambda p=path: ort.InferenceSession(str(p), providers=["CPUExecutionProvider"]),
+            {f"engine.load({name})": (lambda p=path: engine.load(p).close(), None)},
+            rounds=rounds,
+            calls=1,
+            progress=bar(f"build, {name}"),
+        )
+    return rows
+
+
+TABLES: dict[str, tuple[Callable[[Path, int], list[Row]], int]] = {
+    "calls": (calls, 400),
+    "models": (lambda folder, rounds: big(folder, rounds, "idle machine", 1.02), 200),
+    "neighbours": (neighbours, 200),
+    "import": (importing, 15),
+    "build": (building, 20),
+}
+
+
+def _raw(path: Path) -> tuple[Callable[[], list[np.ndarray]], dict[str, np.ndarray]]:
+    session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    random = np.random.default_rng(0)
+    feeds = {
+        i.name: random.standard_normal(i.shape).astype(np.float32) for i in session.get_inputs()
+    }
+    return lambda: session.run(None, feeds), feeds
+
+
+def _check(raw: Callable[[], list[np.ndarray]], run: Callable[[], list[engine.Tensor]]) -> None:
+    for expected, tensor in zip(raw(), run(), strict=True):
+        np.testing.assert_allclose(tensor.get_data_to_numpy(), expected, rtol=1e-4, atol=1e-4)
+
+
+def _cpu_s(code: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-c", code], check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(TABLES)}")
+    parser.add_argument("--rounds", type=int, help="rounds of each table instead of its own number")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    arguments = parser.parse_args()
+    for name in arguments.tables:
+        if name not in TABLES:
+            parser.error(f"unknown table {name!r}, expected one of: {', '.join(TABLES)}")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in arguments.tables or TABLES:
+            table, rounds = TABLES[name]
+            rows += table(Path(folder), arguments.rounds or rounds)
+    if not arguments.json:
+        load = os.getloadavg()[0]
+        print(f"onnxruntime {ort.__version__}, engine {engine.__version__}, load {load:.1f}")
+    report(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""The command line: `engine run`, `engine inspect`, `engine plugins`.
+
+One module a command; `app` joins them. Nothing here is loaded by `import engine`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+_NEEDED = ("typer", "rich")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status; `engine --help` lists what they mean.
+
+    arguments: what follows the program's name, None for sys.argv's.
+    """
+    try:
+        from engine.cli.app import run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _NEEDED:
+            raise
+        print(
+            f"error: the command line needs {error.name}, which is not installed; "
+            'run: pip install "inference-engine[cli]"',
+            file=sys.stderr,
+        )
+        return 2
+    return run(arguments)

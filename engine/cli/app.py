@@ -1,0 +1,191 @@
+"""The command `engine`: joins the commands, and turns errors into one line and an exit status."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+import engine
+from engine.cli import inspect, plugins
+from engine.cli import run as run_command
+from engine.cli.output import note, plain
+
+app = typer.Typer(
+    name="engine",
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="""[bold]Examples[/bold]
+
+  engine run model.onnx --input image=photo.npy
+
+  engine inspect model.onnx --target cpu
+
+  engine plugins
+
+[bold]Exit status[/bold]
+
+  0  done
+
+  1  the engine refused or failed; one line on standard error says why
+
+  2  wrong usage
+
+  130  interrupted
+
+[bold]Environment[/bold]
+
+  ENGINE_DEBUG=1  show the traceback of an error
+
+  ENGINE_TARGET=cpu  run there, whatever --target says
+
+  NO_COLOR=1  no colours""",
+)
+app.command("run", epilog=run_command.EPILOG)(run_command.run)
+app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
+app.add_typer(plugins.app, name="plugins")
+
+# The base of typer's own errors about usage; typer names only this child of it.
+_UsageError: Any = typer.BadParameter.__mro__[1]
+_INTERRUPTED = 130
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"engine {engine.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _engine(
+    context: typer.Context,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Run a trained model on any hardware, at any scale."""
+    if context.invoked_subcommand is None:
+        help_text = context.get_help()  # rich prints it itself and returns nothing
+        if help_text:
+            print(help_text)
+        raise typer.Exit(2)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status and leaves no traceback for users' errors."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            # Where only ASCII can be printed, a name in another script is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        with _messages_to_stderr():
+            status = _run(arguments)
+        sys.stdout.flush()  # here a reader that went away can still be noticed
+    except BrokenPipeError:
+        return _reader_left()
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        status = typer.main.get_command(app).main(
+            args=None if arguments is None else list(arguments),
+            prog_name="engine",
+            standalone_mode=False,
+        )
+    except BrokenPipeError:
+        raise
+    except SystemExit as ended:
+        if isinstance(ended.__context__, BrokenPipeError):  # typer and rich end the process so
+            raise BrokenPipeError from ended
+        raise
+    except _UsageError as error:
+        return _misused(error)
+    except (KeyboardInterrupt, typer.Abort):
+        return _interrupted()
+    except (engine.EngineError, ValueError, TypeError, OSError, ImportError) as error:
+        return _failed(error)
+    except MemoryError as error:
+        return _failed(error, "out of memory: ")
+    if status == _INTERRUPTED:  # newer typers turn a KeyboardInterrupt into this status
+        return _interrupted()
+    return status if isinstance(status, int) else 0
+
+
+def _failed(error: BaseException, prefix: str = "") -> int:
+    if os.environ.get("ENGINE_DEBUG", "") not in ("", "0"):
+        import traceback
+
+        traceback.print_exception(error)
+    text = " ".join(_said(error).split()) or type(error).__name__
+    note(f"error: {prefix}{plain(text)}")
+    return 1
+
+
+def _said(error: BaseException) -> str:
+    """An error's text; of the operating system's without its number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    return str(error)
+
+
+def _misused(error: Any) -> int:
+    text = error.format_message().strip().rstrip(".")
+    command = error.ctx.command_path if error.ctx is not None else "engine"
+    note(f"error: {plain(text[:1].lower() + text[1:])}")
+    note(f"help: {command} --help")
+    return 2
+
+
+def _interrupted() -> int:
+    note("interrupted")
+    return _INTERRUPTED
+
+
+def _reader_left() -> int:
+    """What reads our output has had enough: not an error, and nothing more may be written."""
+    # Python flushes standard output once more when it ends; that must not fail again.
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+    return 0
+
+
+class _Messages(logging.Handler):
+    """Prints what the engine logs as "warning: ..." on standard error."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"{record.levelname.lower()}: {plain(record.getMessage())}")
+
+
+@contextmanager
+def _messages_to_stderr() -> Iterator[None]:
+    """Show what the engine logs and warns of as one line each, without Python's source lines."""
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: Any = None,
+        line: str | None = None,
+    ) -> None:
+        note(f"warning: {plain(str(message))}")
+
+    log, handler = logging.getLogger("engine"), _Messages()
+    log.addHandler(handler)
+    before, warnings.showwarning = warnings.showwarning, show
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+        log.removeHandler(handler)

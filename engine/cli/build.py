@@ -1,0 +1,138 @@
+"""What the commands that build a model share: their options, and the model built from them."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from engine import Context, Model, ModelType
+from engine.errors import ModelError
+from engine.types import TensorSpec
+
+ModelPath = Annotated[
+    Path, typer.Argument(metavar="MODEL", help="The model's file.", show_default=False)
+]
+Target = Annotated[
+    str,
+    typer.Option(
+        metavar="TARGET",
+        help="Where to run: cpu, gpu, ascend or an installed backend; several, with commas "
+        "between, are tried in that order.",
+    ),
+]
+Config = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="A configuration file.", show_default=False),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="SEC.KEY=VALUE",
+        help="One setting of a section, over the file's. May be repeated.",
+        show_default=False,
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(min=0, metavar="N", help="Host threads; 0 fits them to the machine.")
+]
+DeviceId = Annotated[int, typer.Option(min=0, metavar="N", help="Which GPU or NPU.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A model that is ready to run, what it takes and gives, and how long building took."""
+
+    model: Model
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    seconds: float
+
+
+def build(
+    path: Path,
+    target: str,
+    config: Path | None = None,
+    settings: list[str] | None = None,
+    threads: int = 0,
+    device_id: int = 0,
+) -> Built:
+    """Build the model at `path` for the first of the targets that can be had.
+
+    Raises what Model.build_from_file raises, and typer.BadParameter for options that cannot be
+    understood.
+    """
+    sections = parse_settings(settings or [])
+    context = Context()
+    context.target = parse_targets(target)
+    context.cpu.thread_num = threads
+    context.gpu.device_id = context.ascend.device_id = device_id
+    require_file(path)
+    model = Model()
+    begin = time.perf_counter()
+    model.build_from_file(
+        str(path),
+        ModelType.MINDIR,
+        context,
+        "" if config is None else str(config),
+        sections or None,
+    )
+    seconds = time.perf_counter() - begin
+    signature = model._signature  # the API's own get_inputs() cannot name symbolic axes
+    assert signature is not None  # built just now
+    return Built(model, signature.inputs, signature.outputs, seconds)
+
+
+def require_file(path: Path) -> None:
+    """ModelError unless `path` is a file that can be opened."""
+    if not path.exists():
+        raise ModelError(f"{path}: no such file; give the path of a model", str(path))
+    if not path.is_file():
+        raise ModelError(f"{path}: expected a model's file, got a folder or device", str(path))
+
+
+def parse_targets(text: str) -> list[str]:
+    """ "gpu,cpu" as ["gpu", "cpu"]."""
+    targets = [part.strip() for part in text.split(",")]
+    if not all(targets):
+        raise typer.BadParameter(
+            f"expected targets with commas between, for example gpu,cpu, got {text!r}",
+            param_hint="--target",
+        )
+    return targets
+
+
+def parse_settings(settings: list[str]) -> dict[str, dict[str, str]]:
+    """ "section.key=value" texts as sections; the last one wins where a key comes twice."""
+    sections: dict[str, dict[str, str]] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        # Keys have dots of their own (ge.exec.precision_mode), sections have none.
+        section, dot, key = name.partition(".")
+        if not (equals and dot and section.strip() and key.strip()):
+            raise typer.BadParameter(
+                f"expected SECTION.KEY=VALUE, for example cpu_context.spin=0, got {text!r}",
+                param_hint="--set",
+            )
+        sections.setdefault(section.strip(), {})[key.strip()] = value.strip()
+    return sections
+
+
+def parse_shapes(shapes: list[str]) -> dict[str, tuple[int, ...]]:
+    """ "name=1,3,224,224" texts as shapes by input name; "name=" is a scalar."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in shapes:
+        # The last "=": names may have one, sizes have none.
+        name, equals, dims = text.rpartition("=")
+        parts = [part.strip() for part in dims.split(",")] if dims.strip() else []
+        if not (equals and name and all(part.isdecimal() for part in parts)):
+            raise typer.BadParameter(
+                f"expected NAME=SIZE,SIZE,..., for example image=1,3,224,224, got {text!r}",
+                param_hint="--shape",
+            )
+        found[name] = tuple(int(part) for part in parts)
+    return found

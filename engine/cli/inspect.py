@@ -1,0 +1,280 @@
+"""`engine inspect`: what a model's file says of itself and, with a target, where it would run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from engine.cli.build import ModelPath, build, parse_targets, require_file
+from engine.cli.output import as_json, fields, size, table
+from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
+
+EPILOG = """[bold]Examples[/bold]
+
+  engine inspect model.onnx
+
+  engine inspect model.onnx --nodes
+
+  engine inspect model.onnx --target gpu,cpu
+
+  engine inspect model.onnx --json"""
+
+_DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
+
+
+def inspect(
+    model: ModelPath,
+    target: Annotated[
+        str,
+        typer.Option(
+            metavar="TARGET",
+            help="Also build the model for this target and show where its nodes run: cpu, gpu, "
+            "ascend or an installed backend; several with commas between.",
+            show_default=False,
+        ),
+    ] = "",
+    nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
+    """Show a model's inputs, outputs, operators and parameters.
+
+    The file is read and checked without a runtime; only --target builds the model.
+    """
+    source = _open(model, target)
+    placement: list[Placement] | None = None
+    specs = (source.graph.inputs, source.graph.outputs) if source.graph is not None else None
+    if target:
+        built = build(model, target)
+        with built.model:
+            placement = built.model.placement
+        specs = specs or (built.inputs, built.outputs)
+    if json:
+        as_json(_values(model, source, specs, placement, nodes))
+    else:
+        _print(model, source, specs, placement, nodes)
+
+
+def _open(path: Path, target: str) -> ModelSource:
+    from engine.backends import find_target, open_backend
+    from engine.errors import BackendError
+    from engine.formats import open_source
+
+    require_file(path)
+    suffixes: dict[str, str] = {}
+    for name in parse_targets(target) if target else ():
+        try:
+            suffixes |= open_backend(find_target(name).backend).info.suffixes
+        except BackendError:
+            continue  # building for it will say so, unless a later target serves
+    return open_source(str(path), suffixes)
+
+
+Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
+
+
+def _print(
+    path: Path,
+    source: ModelSource,
+    specs: Specs | None,
+    placement: list[Placement] | None,
+    nodes: bool,
+) -> None:
+    graph = source.graph
+    facts = {"model": str(path), "format": source.format, "file": size(path.stat().st_size)}
+    if graph is not None:
+        facts |= {
+            "IR version": str(graph.ir_version),
+            "opset": ", ".join(
+                f"{domain or _DEFAULT_DOMAIN} {version}" for domain, version in graph.opsets.items()
+            ),
+            "producer": graph.producer,
+            "graph": f"{graph.name or 'unnamed'}, {len(graph.nodes):,} nodes",
+            "parameters": _parameters(graph.parameters),
+        }
+    fields(facts)
+    for title, some in zip(("Inputs", "Outputs"), specs or ((), ()), strict=True):
+        rows = [(spec.name, _type(spec), _shape(spec)) for spec in some]
+        if specs is not None:
+            table(title, ("name", "type", "shape"), rows)
+    if graph is not None:
+        if graph.metadata:
+            table("Metadata", ("key", "value"), list(graph.metadata.items()))
+        table(
+            "Operators",
+            ("operator", "domain", ">count"),
+            [(op, domain, f"{n:,}") for (domain, op), n in _operators(graph)],
+        )
+        external = _external(graph.parameters)
+        if external:
+            table(
+                "External data",
+                ("file", ">parameters", ">size"),
+                [(name, f"{len(some):,}", size(_bytes(some))) for name, some in external.items()],
+            )
+    if placement is not None:
+        _print_placement(placement)
+    if nodes:
+        _print_nodes(graph, placement)
+
+
+def _print_placement(placement: Sequence[Placement]) -> None:
+    groups: Counter[tuple[str, str, str, str]] = Counter(
+        (each.device, each.backend, each.provider, each.reason) for each in placement
+    )
+    table(
+        "Placement",
+        ("device", "backend", "provider", ">nodes", "why"),
+        [
+            (device, backend, provider, f"{count:,}", why)
+            for (device, backend, provider, why), count in groups.items()
+        ],
+    )
+
+
+def _print_nodes(graph: GraphInfo | None, placement: Sequence[Placement] | None) -> None:
+    devices = {each.index: each.device for each in placement or ()}
+    if graph is None:
+        rows = [(each.index, each.op_type, each.node, each.device) for each in placement or ()]
+        table("Nodes", (">", "operator", "name", "device"), rows)
+        return
+    columns = [">", "operator", "name", "inputs", "outputs"]
+    table(
+        "Nodes",
+        [*columns, "device"] if devices else columns,
+        [
+            (
+                node.index,
+                f"{node.domain}.{node.op_type}" if node.domain else node.op_type,
+                node.name,
+                ", ".join(node.inputs),
+                ", ".join(node.outputs),
+                *((devices.get(node.index, ""),) if devices else ()),
+            )
+            for node in graph.nodes
+        ],
+    )
+
+
+def _parameters(parameters: Sequence[ParameterInfo]) -> str:
+    if not parameters:
+        return "none"
+    elements = sum(prod(each.shape) for each in parameters)
+    types = Counter(str(each.dtype) for each in parameters)
+    return (
+        f"{elements:,} in {len(parameters):,} tensors, {size(_bytes(parameters))} "
+        f"({', '.join(types)})"
+    )
+
+
+def _bytes(parameters: Sequence[ParameterInfo]) -> int:
+    return sum(each.nbytes for each in parameters)
+
+
+def _external(parameters: Sequence[ParameterInfo]) -> dict[str, list[ParameterInfo]]:
+    files: dict[str, list[ParameterInfo]] = {}
+    for each in parameters:
+        if each.location:
+            files.setdefault(each.location, []).append(each)
+    return files
+
+
+def _operators(graph: GraphInfo) -> list[tuple[tuple[str, str], int]]:
+    """((domain, operator), count), the most frequent first."""
+    counts = Counter((node.domain or _DEFAULT_DOMAIN, node.op_type) for node in graph.nodes)
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+
+
+def _type(spec: TensorSpec) -> str:
+    return str(spec.dtype) if spec.kind == "tensor" else f"{spec.kind} of {spec.dtype}"
+
+
+def _shape(spec: TensorSpec) -> str:
+    if spec.shape is None:
+        return "[...]"
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in spec.shape)}]"
+
+
+def _values(
+    path: Path,
+    source: ModelSource,
+    specs: Specs | None,
+    placement: list[Placement] | None,
+    nodes: bool,
+) -> dict[str, Any]:
+    """What is shown, as plain values; null where it is not known."""
+    graph = source.graph
+    values: dict[str, Any] = {
+        "model": str(path),
+        "format": source.format,
+        "size_bytes": path.stat().st_size,
+        "inputs": None if specs is None else [_spec(spec) for spec in specs[0]],
+        "outputs": None if specs is None else [_spec(spec) for spec in specs[1]],
+    }
+    if graph is not None:
+        elements: Counter[str] = Counter()
+        for each in graph.parameters:
+            elements[str(each.dtype)] += prod(each.shape)
+        values |= {
+            "graph": graph.name,
+            "ir_version": graph.ir_version,
+            "opsets": {
+                domain or _DEFAULT_DOMAIN: version for domain, version in graph.opsets.items()
+            },
+            "producer": graph.producer,
+            "metadata": dict(graph.metadata),
+            "nodes": len(graph.nodes),
+            "operators": [
+                {"domain": domain, "operator": op, "count": count}
+                for (domain, op), count in _operators(graph)
+            ],
+            "parameters": {
+                "tensors": len(graph.parameters),
+                "elements": elements.total(),
+                "elements_by_dtype": dict(elements),
+                "size_bytes": _bytes(graph.parameters),
+            },
+            "external_data": [
+                {"file": name, "parameters": len(some), "size_bytes": _bytes(some)}
+                for name, some in _external(graph.parameters).items()
+            ],
+        }
+        if nodes:
+            values["node_list"] = [
+                {
+                    "index": node.index,
+                    "name": node.name,
+                    "operator": node.op_type,
+                    "domain": node.domain or _DEFAULT_DOMAIN,
+                    "inputs": list(node.inputs),
+                    "outputs": list(node.outputs),
+                }
+                for node in graph.nodes
+            ]
+    if placement is not None:
+        values["placement"] = [
+            {
+                "index": each.index,
+                "node": each.node,
+                "operator": each.op_type,
+                "backend": each.backend,
+                "device": each.device,
+                "provider": each.provider,
+                "reason": each.reason,
+            }
+            for each in placement
+        ]
+    return values
+
+
+def _spec(spec: TensorSpec) -> dict[str, Any]:
+    return {
+        "name": spec.name,
+        "kind": str(spec.kind),
+        "dtype": str(spec.dtype),
+        "shape": None if spec.shape is None else list(spec.shape),
+    }

@@ -1,0 +1,125 @@
+"""`engine plugins`: which backends are here, in what state, and what would help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from engine.backends import BackendRecord, BackendState, record, records
+from engine.cli.output import as_json, line, plain, size, table
+
+EPILOG = """[bold]Examples[/bold]
+
+  engine plugins
+
+  engine plugins --json
+
+[bold]States[/bold]
+
+  ready  it can be used here
+
+  no device  it works, but finds no device; the reason says why
+
+  broken  it fails to import, or crashed when it was asked for its devices
+
+  incompatible  it was made for another version of this package
+
+  disabled  ENGINE_DISABLED_BACKENDS names it
+
+  not installed  no installed distribution offers it"""
+
+# What this project ships: shown even where it is not installed, with the command that gets it.
+_OURS = ("cpu", "gpu_trt", "ascend_ge")
+
+app = typer.Typer(rich_markup_mode="rich", epilog=EPILOG)
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@app.callback(invoke_without_command=True)
+def plugins(context: typer.Context, json: Json = False) -> None:
+    """List the backends, their state, and what would help.
+
+    Each is looked at in a process of its own, so that one that crashes takes nothing with it.
+    """
+    if context.invoked_subcommand is None:
+        list_backends(json)
+    else:
+        context.obj = json
+
+
+@app.command("list", epilog=EPILOG)
+def list_command(context: typer.Context, json: Json = False) -> None:
+    """List the backends: the same as `engine plugins`."""
+    list_backends(json or bool(context.obj))
+
+
+def list_backends(json: bool) -> None:
+    """Print one entry for each backend that is installed or that this project ships."""
+    found = {each.name: each for each in records(isolated=True)}
+    for name in _OURS:
+        found.setdefault(name, record(name))
+    ordered = sorted(found.values(), key=lambda each: (not _is_here(each), each.name))
+    if json:
+        as_json({"backends": [_values(each) for each in ordered]})
+        return
+    table(
+        "",
+        ("backend", "state", "version", "serves", "devices"),
+        [
+            (
+                each.name,
+                _words(each.state),
+                each.version,
+                ", ".join(each.info.device_types) if each.info else "",
+                tuple(_device(device) for device in _values(each)["devices"]),
+            )
+            for each in ordered
+        ],
+    )
+    for each in ordered:
+        remarks = [("reason", each.reason), ("fix", each.fix)]
+        remarks += [("warning", text) for text in each.warnings]
+        said = [f"  {label}: {plain(text)}" for label, text in remarks if text]
+        if said:
+            line()
+            line(f"{plain(each.name)} ({_words(each.state)}):")
+            for text in said:
+                line(text)
+
+
+def _is_here(each: BackendRecord) -> bool:
+    return each.state is not BackendState.NOT_INSTALLED
+
+
+def _words(state: BackendState) -> str:
+    return state.replace("_", " ")
+
+
+def _device(device: dict[str, Any]) -> str:
+    memory = device["memory_bytes"]
+    parts = [device["device"], device["name"], size(memory) if memory is not None else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _values(each: BackendRecord) -> dict[str, Any]:
+    """A record as plain values."""
+    info, devices = each.info, each.devices
+    return {
+        "name": each.name,
+        "state": str(each.state),
+        "distribution": each.distribution,
+        "version": each.version,
+        "device_types": list(info.device_types) if info else [],
+        "providers": list(info.providers) if info else [],
+        "formats": list(info.formats) if info else [],
+        "capabilities": sorted(str(flag) for flag in info.capabilities) if info else [],
+        "devices": [
+            {"device": str(one.device), "name": one.name, "memory_bytes": one.memory_bytes}
+            for one in (devices.found if devices else ())
+        ],
+        "reason": each.reason,
+        "fix": each.fix,
+        "warnings": list(each.warnings),
+    }

@@ -1,0 +1,105 @@
+"""Model files: what they are, by content, and whether they may go to a runtime.
+
+`open_source` is the one way in: every file is recognised, read and checked here before a backend
+sees it, and a bad one is a ModelError that names the file, what is wrong and what was expected.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine.errors import ModelError
+from engine.formats import kinds
+from engine.formats.files import read_file
+from engine.formats.onnx import read_model
+from engine.types import ModelSource
+
+__all__ = ["open_source", "recognise", "source_from_bytes"]
+
+_NO_SUFFIXES: Mapping[str, str] = {}
+
+
+def recognise(path: str | os.PathLike[str]) -> str:
+    """Name what a file holds, by its content.
+
+    Returns "onnx", "mindir", "encrypted_mindir", or a word for another format: "plan" and "om"
+    (compiled models), "pytorch", "tflite", "zip", "onnx_text" and the like, "unknown".
+    Damaged files are named by what is left of them. Raises ModelError for a missing, empty or
+    unreadable file.
+    """
+    return kinds.kind_of(memoryview(read_file(Path(path))))
+
+
+def open_source(
+    path: str | os.PathLike[str], suffixes: Mapping[str, str] = _NO_SUFFIXES
+) -> ModelSource:
+    """Open a model file for a backend, checked.
+
+    suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
+        {".engine": "plan"}. Such a file is passed on unread, with `graph` None.
+    Returns for an ONNX model its GraphInfo and, up to 64 MiB, the bytes that were checked; larger
+    files are for the runtime to map and must not be changed meanwhile.
+    Raises ModelError.
+    """
+    file = Path(path)
+    content = read_file(file)
+    view = memoryview(content)
+    kind = kinds.kind_of(view)
+    if kind == kinds.ONNX:
+        model = read_model(view, file, str(file))
+        # Data that a link leads out of the folder is found from the path only: see ExternalFiles.
+        data = content if isinstance(content, bytes) and not model.linked_out else None
+        return ModelSource(
+            format=kinds.ONNX,
+            path=file,
+            data=data,
+            folder=file.parent,
+            graph=model.graph,
+        )
+    if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
+        return _open_mindir(file)
+    # By content where the format has a magic number, else by name: compiled forms are opaque.
+    named = (form for suffix, form in suffixes.items() if file.name.lower().endswith(suffix))
+    compiled = kind if kind in suffixes.values() else next(named, None)
+    if compiled is not None:
+        return ModelSource(format=compiled, path=file, folder=file.parent)
+    raise _foreign(kind, str(file), view)
+
+
+def source_from_bytes(data: bytes) -> ModelSource:
+    """Check a model given as bytes. The same rules and errors as `open_source`.
+
+    data: not copied. External data is refused: bytes have no folder to find it in.
+    """
+    if not data:
+        raise ModelError("model bytes: empty; expected a model")
+    view = memoryview(data)
+    kind = kinds.kind_of(view)
+    if kind == kinds.ONNX:
+        return ModelSource(
+            format=kinds.ONNX, data=data, graph=read_model(view, None, "model bytes").graph
+        )
+    if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
+        return _open_mindir(None)
+    raise _foreign(kind, "model bytes", view)
+
+
+def _open_mindir(path: Path | None) -> ModelSource:
+    name = str(path) if path is not None else "model bytes"
+    raise ModelError(
+        f"{name}: a MindIR file; reading MindIR is not in this version yet; export ONNX instead: "
+        f"mindspore.export(net, inputs, file_name='model', file_format='ONNX')",
+        str(path or ""),
+    )
+
+
+def _foreign(kind: str, name: str, view: memoryview) -> ModelError:
+    what, step = kinds.FOREIGN[kind]
+    start = bytes(view[:8]).hex(" ")
+    seen = f" (it starts with {start})" if kind == kinds.UNKNOWN else ""
+    return ModelError(
+        f"{name}: is {what}{seen}; expected an ONNX model; {step}",
+        "" if name == "model bytes" else name,
+    )

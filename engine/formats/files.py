@@ -1,0 +1,75 @@
+"""Opens model files: regular ones only, and small ones read once."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+from engine.errors import ModelError
+
+SMALL_BYTES = 64 << 20
+"""Files up to this size are read whole.
+
+The runtime then gets the very bytes that were checked, whatever happens to the file meanwhile.
+Above it that would double a load's memory, so larger files are mapped for the check and read
+again by the runtime: they must not be changed while they are loaded.
+"""
+
+
+def read_file(path: Path) -> bytes | mmap.mmap:
+    """Read a small file, map a large one.
+
+    Raises ModelError for what is not a readable, regular file with something in it.
+    """
+    name = str(path)
+    try:
+        # Not blocking: opening a pipe would otherwise wait for a writer that never comes.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise ModelError(f"{name}: no such file{_beside(path)}", name) from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ModelError(f"{name!r}: cannot be opened: {reason}", name) from error
+    try:
+        found = os.fstat(descriptor)
+        if stat.S_ISDIR(found.st_mode):
+            raise ModelError(f"{name}: is a folder; {_inside(path)}", name)
+        if not stat.S_ISREG(found.st_mode):
+            raise ModelError(f"{name}: not a regular file; expected a model file", name)
+        if found.st_size > SMALL_BYTES:
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(SMALL_BYTES + 1)
+    except OSError as error:
+        raise ModelError(f"{name}: cannot be read: {error.strerror}", name) from error
+    finally:
+        os.close(descriptor)
+    if not data:
+        raise ModelError(f"{name}: empty file; expected a model", name)
+    if len(data) > SMALL_BYTES:
+        raise ModelError(f"{name}: grew while it was read; load it when it is complete", name)
+    return data
+
+
+def _inside(folder: Path) -> str:
+    """Say what to do about a folder where a file was expected."""
+    if (folder / "saved_model.pb").is_file():
+        return (
+            "a TensorFlow SavedModel; convert it: "
+            "python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"
+        )
+    models = sorted(path.name for path in folder.glob("*.onnx"))
+    if models:
+        return f"expected a model file; there is {models[0]!r} in it"
+    return "expected a model file"
+
+
+def _beside(path: Path) -> str:
+    """Hint at what a missing path may have meant."""
+    parent = path.parent
+    if not parent.is_dir():
+        return f" (nor a folder {str(parent)!r})"
+    others = sorted(other.name for other in parent.glob("*.onnx"))[:3]
+    return f"; in that folder: {', '.join(map(repr, others))}" if others else ""

@@ -1,0 +1,221 @@
+"""ModelProto: the whole of an ONNX file, read into `GraphInfo`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import ModelError
+from engine.formats.onnx import limits, schema
+from engine.formats.onnx.external import ExternalFiles
+from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
+from engine.formats.onnx.reading import Invalid, text
+from engine.formats.onnx.scope import Scope
+from engine.formats.onnx.unfold import FunctionId, check_functions
+from engine.formats.onnx.value import read_name_and_type, read_spec
+from engine.formats.wire import Budget, WireError, fields, signed
+from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
+
+
+class OnnxModel(NamedTuple):
+    """A valid ONNX model. linked_out: see `ExternalFiles`; external: it has external data."""
+
+    graph: GraphInfo
+    external: bool
+    linked_out: bool
+
+
+def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
+    """Read a serialized ModelProto and check everything that can be checked without a runtime.
+
+    view: its bytes, in memory or mapped; they are not copied. path: its file, beside which
+    external data lies; None for bytes. name: what errors call it.
+    Raises ModelError.
+    """
+    where = str(path) if path is not None else ""
+    try:
+        return _read(view, ExternalFiles(path))
+    except Invalid as error:
+        raise ModelError(f"{name}: not a valid ONNX model: {error}", where) from None
+    except WireError as error:
+        place = error.offset(view)
+        raise ModelError(
+            f"{name}: damaged ONNX file: {error}, at byte {place:,} of {len(view):,}; "
+            f"copy or download it again",
+            where,
+        ) from None
+    except UnicodeDecodeError as error:
+        shown = bytes(error.object[:40])
+        raise ModelError(
+            f"{name}: not a valid ONNX model: the name {shown!r} is not UTF-8", where
+        ) from None
+
+
+class _Header:
+    """The fields of a ModelProto beside its graph."""
+
+    def __init__(self) -> None:
+        self.ir_version = 0
+        self.producer = ["", ""]
+        self.opsets: dict[str, int] = {}
+        self.metadata: dict[str, str] = {}
+        self.functions: list[memoryview] = []
+        self.graph: memoryview | None = None
+
+    def read(self, view: memoryview, budget: Budget) -> None:
+        for tag, value in fields(view, budget):
+            if tag == schema.MODEL_GRAPH:
+                # Readers merge a second graph into the first; only the sum would be checked.
+                if self.graph is not None:
+                    raise Invalid("two graphs; expected one")
+                self.graph = value
+            elif tag == schema.MODEL_IR_VERSION:
+                self.ir_version = signed(value)
+            elif tag == schema.MODEL_OPSET_IMPORT:
+                self._read_opset(value, budget)
+            elif tag == schema.MODEL_METADATA_PROPS:
+                key = entry = ""
+                for part, payload in fields(value, budget):
+                    if part == schema.STRING_STRING_ENTRY_KEY:
+                        key = text(payload)
+                    elif part == schema.STRING_STRING_ENTRY_VALUE:
+                        entry = str(payload, "utf-8")
+                self.metadata[key] = entry
+            elif tag == schema.MODEL_FUNCTIONS:
+                self.functions.append(value)
+            elif tag == schema.MODEL_PRODUCER_NAME:
+                self.producer[0] = text(value)
+            elif tag == schema.MODEL_PRODUCER_VERSION:
+                self.producer[1] = text(value)
+
+    def check(self) -> memoryview:
+        if self.graph is None:
+            raise Invalid("no graph in it")
+        if not 1 <= self.ir_version <= limits.IR_VERSION:
+            raise Invalid(
+                f"IR version {self.ir_version}; expected a number from 1 to {limits.IR_VERSION:,}"
+            )
+        if not self.opsets:
+            if self.ir_version >= 3:
+                raise Invalid("no opset_import; expected the versions of the operator sets")
+            self.opsets[""] = 1  # what the first two IR versions mean by saying nothing
+        return self.graph
+
+    def _read_opset(self, view: memoryview, budget: Budget) -> None:
+        domain = ""
+        version = 0
+        for tag, value in fields(view, budget):
+            if tag == schema.OPERATOR_SET_ID_DOMAIN:
+                domain = text(value)
+            elif tag == schema.OPERATOR_SET_ID_VERSION:
+                version = signed(value)
+        if domain == "ai.onnx":
+            domain = ""
+        if not 1 <= version <= limits.OPSET_VERSION:
+            raise Invalid(
+                f"version {version} of operator set {domain!r}; expected a number from 1 to "
+                f"{limits.OPSET_VERSION:,}"
+            )
+        if self.opsets.setdefault(domain, version) != version:
+            raise Invalid(
+                f"versions {self.opsets[domain]} and {version} of operator set {domain!r}; "
+                f"expected one"
+            )
+
+
+def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
+    if len(view) > limits.MODEL_BYTES:
+        raise Invalid(
+            f"{len(view):,} bytes; protobuf's limit is {limits.MODEL_BYTES:,} bytes, larger "
+            f"models keep their weights in external data"
+        )
+    budget = Budget(limits.FIELDS)
+    header = _Header()
+    header.read(view, budget)
+    graph_view = header.check()
+
+    state = State(files, budget)
+    bodies = {_identify(body, budget): body for body in header.functions}
+    if len(bodies) != len(header.functions):
+        raise Invalid("two functions of one domain, name and overload")
+    state.functions = frozenset(bodies)
+    sizes: dict[FunctionId, int] = {}
+    calls: dict[FunctionId, Counter[FunctionId]] = {}
+    for function, body in bodies.items():
+        before = state.nodes
+        _read_function(function, body, state)
+        sizes[function] = state.nodes - before
+        calls[function], state.calls = state.calls, Counter()
+    graph = read_graph(graph_view, state, "graph")
+    check_functions(sizes, calls, state.calls)
+    if not graph.outputs:
+        raise Invalid("the graph has no outputs; expected at least one")
+    info = GraphInfo(
+        name=graph.name,
+        inputs=tuple(
+            _spec(name, kind, f"input {name!r}", graph, budget)
+            for name, kind in graph.inputs
+            if name not in graph.initializers
+        ),
+        outputs=tuple(
+            _spec(name, kind, f"output {name!r}", graph, budget) for name, kind in graph.outputs
+        ),
+        nodes=tuple(graph.nodes),
+        parameters=tuple(
+            ParameterInfo(t.name, t.dtype, t.shape, t.nbytes, t.location)
+            for t in graph.initializers.values()
+        ),
+        opsets=header.opsets,
+        ir_version=header.ir_version,
+        producer=" ".join(part for part in header.producer if part),
+        metadata=header.metadata,
+    )
+    return OnnxModel(info, files.used, files.linked_out)
+
+
+def _spec(
+    name: str, kind: memoryview | None, what: str, graph: Graph, budget: Budget
+) -> TensorSpec:
+    if kind is None and name in graph.initializers:
+        tensor = graph.initializers[name]
+        return TensorSpec(name, tensor.dtype, tensor.shape)
+    if kind is None:
+        # Tools that expose an inner value as an output often leave its type where it was.
+        others = (read_name_and_type(view, budget) for view in graph.value_infos)
+        known = (*graph.inputs, *others)
+        kind = next((found for other, found in known if other == name and found is not None), None)
+    return read_spec(name, kind if kind is not None else memoryview(b""), what, budget)
+
+
+def _identify(view: memoryview, budget: Budget) -> FunctionId:
+    parts = {schema.FUNCTION_DOMAIN: "", schema.FUNCTION_NAME: "", schema.FUNCTION_OVERLOAD: ""}
+    for tag, value in fields(view, budget, parts):
+        parts[tag] = text(value)
+    domain, name, overload = parts.values()
+    if not name:
+        raise Invalid("a function has no name")
+    return domain, name, overload
+
+
+def _read_function(function: FunctionId, view: memoryview, state: State) -> None:
+    domain, name, _ = function
+    where = f"function {f'{domain}.{name}'!r}"
+    scope = Scope()
+    nodes: list[memoryview] = []
+    outputs: list[str] = []
+    defaults: list[memoryview] = []
+    for tag, value in fields(view, state.budget):
+        if tag == schema.FUNCTION_NODE:
+            nodes.append(value)
+        elif tag == schema.FUNCTION_INPUT:
+            scope.names.add(text(value))
+        elif tag == schema.FUNCTION_OUTPUT:
+            outputs.append(text(value))
+        elif tag == schema.FUNCTION_ATTRIBUTE_PROTO:
+            defaults.append(value)
+    read_attributes(defaults, state, scope, NodeInfo(0, name, name, domain, (), ()))
+    read_nodes(nodes, state, scope, where, 0, [])
+    for output in outputs:
+        if output not in scope.names:
+            raise Invalid(f"the {where} promises the output {output!r}, which no node defines")

@@ -1,0 +1,93 @@
+"""Which names a node may read, and what is wrong where it reads another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.formats.onnx.tensor import Tensor
+from engine.types import NodeInfo
+
+
+class Scope:
+    """The names that one graph has defined so far; a subgraph's scope sees its outer ones too.
+
+    constants: small integer tensors by name, kept to judge shapes that are computed from them.
+    """
+
+    __slots__ = ("constants", "names", "outer")
+
+    def __init__(self, outer: Scope | None = None) -> None:
+        self.names: set[str] = set()
+        self.constants: dict[str, Tensor] = {}
+        self.outer = outer
+
+    def sees(self, name: str) -> bool:
+        """Whether `name` is defined here or outside."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return True
+            scope = scope.outer
+        return False
+
+    def constant(self, name: str) -> Tensor | None:
+        """The constant called `name`, where one was kept."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.constants.get(name)
+            scope = scope.outer
+        return None
+
+
+def title(node: NodeInfo) -> str:
+    """What messages call a node."""
+    kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+    return f"node {node.name!r} ({kind})" if node.name else f"node {node.index} ({kind})"
+
+
+def explain_unknown(name: str, reader: NodeInfo, nodes: Sequence[NodeInfo], where: str) -> str:
+    """Say why node `reader` cannot read `name`: nobody defines it, too late, or a cycle.
+
+    nodes: all nodes of the graph, in the file's order.
+    """
+    producers = {output: node for node in nodes for output in node.outputs if output}
+    producer = producers.get(name)
+    if producer is None:
+        return (
+            f"{title(reader)} of the {where} reads {name!r}, which no input, initializer "
+            f"or node before it defines"
+        )
+    cycle = _find_cycle(reader, producers)
+    if cycle:
+        shown = [*cycle[:6], *(["..."] if len(cycle) > 6 else []), cycle[0]]
+        return f"the nodes of the {where} form a cycle: {' -> '.join(shown)}"
+    return (
+        f"{title(reader)} of the {where} reads {name!r} before {title(producer)} defines it; "
+        f"expected nodes in topological order"
+    )
+
+
+def _find_cycle(start: NodeInfo, producers: dict[str, NodeInfo]) -> list[str]:
+    """Names of nodes that wait for each other, found from `start` backwards; [] for none."""
+    path: list[NodeInfo] = [start]
+    ahead = [iter(start.inputs)]
+    on_path = {start.index}
+    done: set[int] = set()
+    while path:
+        for name in ahead[-1]:
+            node = producers.get(name)
+            if node is None or node.index in done:
+                continue
+            if node.index in on_path:
+                first = next(i for i, other in enumerate(path) if other.index == node.index)
+                return [repr(n.name or f"{n.op_type}:{n.index}") for n in reversed(path[first:])]
+            path.append(node)
+            ahead.append(iter(node.inputs))
+            on_path.add(node.index)
+            break
+        else:
+            on_path.discard(path[-1].index)
+            done.add(path.pop().index)
+            ahead.pop()
+    return []

@@ -1,0 +1,173 @@
+"""Reads protobuf's wire format from memory, without a schema and without copying.
+
+A message is a run of fields, each a key (field number and wire type) and a payload. `fields`
+yields them as they come, payloads of known length as slices of the view it was given, so that a
+2 GB file costs no more memory than its keys. Unknown fields are the caller's to ignore; bytes
+that no protobuf writer produces are a `WireError` that knows where in the file they are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterator
+from typing import Any
+
+import numpy as np
+
+VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
+
+# A run of unpacked repeated numbers (fields 1..15, one byte of key), as ONNX's attributes hold
+# them by the million for tree ensembles. The possessive repeat keeps no way back per element.
+_NUMBERS = re.compile(
+    rb"(?:[\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d]...."
+    rb"|[\x08\x10\x18\x20\x28\x30\x38\x40\x48\x50\x58\x60\x68\x70\x78][\x80-\xff]{0,9}[\x00-\x7f])++",
+    re.DOTALL,
+)
+
+
+class WireError(ValueError):
+    """Bytes that are not protobuf: what is wrong, in which view, at which of its offsets."""
+
+    def __init__(self, what: str, view: memoryview, position: int) -> None:
+        super().__init__(what)
+        self.view = view
+        self.position = position
+
+    def offset(self, whole: memoryview) -> int:
+        """The place in `whole`, of which `self.view` is a part."""
+        return self.position + _address(self.view) - _address(whole)
+
+
+class Budget:
+    """How many more fields may be looked at one by one: no file takes minutes to read."""
+
+    __slots__ = ("fields",)
+
+    def __init__(self, fields: int) -> None:
+        self.fields = fields
+
+
+def key(number: int, wire: int) -> int:
+    """The key that stands before field `number` where its payload has wire type `wire`."""
+    return number << 3 | wire
+
+
+def fields(
+    view: memoryview, budget: Budget, wanted: Container[int] | None = None
+) -> Iterator[tuple[int, Any]]:
+    """Yield (key, payload) of each field of the message in `view`, in order.
+
+    view: bytes (format "B"), one dimension. Payloads are ints for wire type 0 (unsigned, 64 bits)
+        and slices of `view` for the others, little endian for the fixed ones.
+    wanted: the keys to yield, of wire type 2 (strings, bytes, messages); None for every field.
+        Runs of numbers are then passed at the speed of a regular expression, outside the budget.
+    Raises WireError on truncation, a length past the end, an overlong varint, field number 0,
+    groups (nothing that this package reads has any) and a spent budget.
+    """
+    position = start = 0
+    end = len(view)
+    left = before = budget.fields
+    runs = _NUMBERS if wanted is not None and end >= 256 else None
+    try:
+        while position < end:
+            start = position
+            left -= 1
+            if left < 0:
+                raise WireError("more fields than any model needs", view, start)
+            tag = view[position]
+            position += 1
+            if tag > 127:
+                tag, position = _varint(view, start)
+                if tag >> 32:
+                    raise WireError("a field key of more than 32 bits", view, start)
+            if tag < 8:
+                raise WireError("field number 0", view, start)
+            wire = tag & 7
+            if wire == 2:
+                length = view[position]
+                position += 1
+                if length > 127:
+                    length, position = _varint(view, position - 1)
+                stop = position + length
+                if stop > end:
+                    rest = end - position
+                    raise WireError(
+                        f"field {tag >> 3} claims {length:,} bytes where {rest:,} are left",
+                        view,
+                        start,
+                    )
+                if wanted is None or tag in wanted:
+                    yield tag, view[position:stop]
+                position = stop
+            elif runs is not None and (run := runs.match(view, start)):
+                position = run.end()
+            elif wire == 0:
+                value = view[position]
+                position += 1
+                if value > 127:
+                    value, position = _varint(view, position - 1)
+                if wanted is None:
+                    yield tag, value
+            elif wire == 5 or wire == 1:
+                stop = position + (4 if wire == 5 else 8)
+                if stop > end:
+                    raise WireError(f"the end comes within field {tag >> 3}", view, start)
+                if wanted is None:
+                    yield tag, view[position:stop]
+                position = stop
+            else:
+                raise WireError(f"field {tag >> 3} has wire type {wire}", view, start)
+    except IndexError:
+        raise WireError("the end comes within a field", view, start) from None
+    budget.fields -= before - left
+
+
+def count_varints(packed: memoryview) -> int:
+    """How many varints a packed field holds. Raises WireError where the last one is cut off."""
+    if len(packed) and packed[-1] > 127:
+        raise WireError("the end comes within a varint", packed, len(packed) - 1)
+    step = 1 << 20  # bounds the temporary arrays
+    return sum(
+        int(np.count_nonzero(np.frombuffer(packed[start : start + step], np.uint8) < 128))
+        for start in range(0, len(packed), step)
+    )
+
+
+def varints(packed: memoryview, budget: Budget) -> Iterator[int]:
+    """Yield the varints of a packed field, unsigned. Raises WireError as `fields` does."""
+    position = 0
+    try:
+        while position < len(packed):
+            budget.fields -= 1
+            if budget.fields < 0:
+                raise WireError("more fields than any model needs", packed, position)
+            value = packed[position]
+            position += 1
+            if value > 127:
+                value, position = _varint(packed, position - 1)
+            yield value
+    except IndexError:
+        raise WireError("the end comes within a varint", packed, len(packed) - 1) from None
+
+
+def signed(value: int) -> int:
+    """The int64 that a varint encodes."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _varint(view: memoryview, start: int) -> tuple[int, int]:
+    value = shift = 0
+    for position in range(start, start + 10):
+        byte = view[position]
+        value |= (byte & 127) << shift
+        if byte < 128:
+            if value >> 64:
+                break
+            return value, position + 1
+        shift += 7
+    raise WireError("a varint of more than 64 bits", view, start)
+
+
+def _address(view: memoryview) -> int:
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address

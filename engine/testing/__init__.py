@@ -1,0 +1,46 @@
+"""What a backend's author tests with: the conformance kit, models, a null backend, fake plugins.
+
+A backend's whole conformance test:
+
+    from engine.testing import BackendConformance
+
+    class TestMine(BackendConformance):
+        backend = "mine"
+
+Needs the extra `testing` (pytest, onnx). Nothing of it is imported before it is asked for, so
+that `engine.testing.null` can be a backend as light as any other.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.testing import models, null, plugins
+    from engine.testing.conformance import BackendConformance
+
+__all__ = ["BackendConformance", "models", "null", "plugins"]
+
+_KIT = (
+    "conformance",
+    "errors",
+    "level",
+    "lifecycle",
+    "manifest",
+    "ownership",
+    "semantics",
+    "threads",
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "BackendConformance":
+        import pytest
+
+        # Before they are imported: then a failed assert of the kit shows its values.
+        pytest.register_assert_rewrite(*(f"{__name__}.{module}" for module in _KIT))
+        return importlib.import_module(f"{__name__}.conformance").BackendConformance
+    if name in __all__:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

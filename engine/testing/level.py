@@ -1,0 +1,182 @@
+"""What all levels of the kit share: a backend on trial, and how answers are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from importlib_metadata import entry_points
+
+from engine.backends import GROUP, Backend, BackendState, open_backend, record
+from engine.formats import open_source
+from engine.types import (
+    Capability,
+    CompileOptions,
+    Executable,
+    ExecutionContext,
+    LoadedModel,
+    ModelSource,
+    ShapeRange,
+    Value,
+    Values,
+)
+
+Array: TypeAlias = npt.NDArray[Any]
+Maker: TypeAlias = Callable[[Path], Path]
+"""A function of `engine.testing.models`, or one like it."""
+
+
+def floats(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """The values as an array of float32."""
+    return np.array(values, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An execution context and what it belongs to."""
+
+    backend: Backend
+    executable: Executable
+    context: ExecutionContext
+
+    def predict(
+        self,
+        *inputs: Value,
+        outputs: Sequence[Value] | None = None,
+        deadline_s: float | None = None,
+    ) -> Values:
+        """One call of engine_predict."""
+        return self.backend.predict(self.context, list(inputs), outputs, deadline_s)
+
+
+class Trial:
+    """A backend on trial: opens what a test asks for as the core would, and closes it afterwards.
+
+    backend: its hooks. device: the first that it finds. folder: where models are written.
+    """
+
+    def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
+        self.backend = backend
+        self.folder = folder
+        self.device = backend.devices().found[0].device
+        self._closing = closing
+
+    def options(self, **changes: Any) -> CompileOptions:
+        """The options that a user without a wish gives, with changes."""
+        return replace(CompileOptions(device=self.device), **changes)
+
+    def source(self, model: Maker | ModelSource) -> ModelSource:
+        """A model as the core hands it to a backend."""
+        return model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
+
+    def load(self, model: Maker | ModelSource, **changes: Any) -> LoadedModel:
+        """The model as the backend reads it."""
+        loaded = self.backend.load(self.source(model), self.options(**changes))
+        self._closing.callback(loaded.close)
+        return loaded
+
+    def compile(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Executable:
+        """An executable of the model; where shapes must be fixed, for those of `inputs`."""
+        source = self.source(model)
+        options = self.options(**{"shapes": self.shapes(source, inputs), **changes})
+        loaded = self.backend.load(source, options)
+        try:
+            executable = self.backend.compile(loaded, options)
+        finally:
+            loaded.close()
+        self._closing.callback(executable.close)
+        return executable
+
+    def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
+        """An executable of the model with one context."""
+        return self.context(self.compile(model, *inputs, **changes))
+
+    def context(self, executable: Executable) -> Running:
+        """One more context of an executable."""
+        context = executable.open_context()
+        self._closing.callback(context.close)
+        return Running(self.backend, executable, context)
+
+    def run(self, model: Maker | ModelSource, *inputs: Array) -> Values:
+        """The model's outputs for these inputs."""
+        return self.open(model, *inputs).predict(*inputs)
+
+    def shapes(self, source: ModelSource, inputs: Sequence[Array]) -> dict[str, ShapeRange]:
+        """What CompileOptions.shapes holds for a backend that must know shapes beforehand."""
+        if self.backend.can(Capability.DYNAMIC_SHAPES) or source.graph is None:
+            return {}
+        return {
+            spec.name: ShapeRange(array.shape, array.shape, array.shape)
+            for spec, array in zip(source.graph.inputs, inputs, strict=False)
+            if not all(isinstance(dim, int) for dim in spec.shape or (None,))
+        }
+
+
+class Level:
+    """The base of every level of the kit; a subclass that names a backend is tested.
+
+    backend: its name, as in its entry point.
+    rtol, atol: how far results in floating point may be from the closed form. A backend that
+        computes in float16 sets 1e-2 and says why.
+    vendor_modules: what importing the plugin must not import, beside the usual runtimes.
+    option: the name of one option that the backend knows; lets the kit misspell it.
+    gaps: what the backend is known not to do: a test's name, with or without its parameters
+        ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
+        so the list cannot outlive the gap.
+    """
+
+    backend: ClassVar[str] = ""
+    rtol: ClassVar[float] = 1e-5
+    atol: ClassVar[float] = 1e-6
+    vendor_modules: ClassVar[tuple[str, ...]] = ()
+    option: ClassVar[str] = ""
+    gaps: ClassVar[Mapping[str, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _expect_gap(self, request: pytest.FixtureRequest) -> None:
+        name = request.node.name
+        reason = self.gaps.get(name) or self.gaps.get(name.partition("[")[0])
+        if reason:
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+    @pytest.fixture
+    def plugin(self) -> Backend:
+        """The backend's hooks, whether or not there is a device."""
+        points = list(entry_points(group=GROUP, name=self.backend))
+        assert len(points) == 1, f"backend {self.backend!r} is installed {len(points)} times"
+        return Backend(self.backend, points[0].load(), [])
+
+    @pytest.fixture
+    def trial(self, tmp_path: Path) -> Iterator[Trial]:
+        """The backend on trial; everything that the test opened is closed after it.
+
+        Skips where there is no device, with the backend's reason.
+        """
+        found = record(self.backend)
+        if found.state is BackendState.NO_DEVICE:
+            pytest.skip(str(found))
+        plugin = open_backend(self.backend)
+        with ExitStack() as closing:
+            yield Trial(plugin, tmp_path, closing)
+
+    def require(self, trial: Trial, capability: Capability) -> None:
+        """Skip the test of a backend that does not announce `capability`."""
+        if not trial.backend.can(capability):
+            pytest.skip(f"backend {self.backend!r} does not announce {str(capability)!r}")
+
+    def assert_close(self, actual: Value, expected: Array) -> None:
+        """Same dtype, same shape, same values; floating point within rtol and atol."""
+        assert isinstance(actual, np.ndarray), f"expected a host array, got {type(actual)}"
+        assert actual.dtype == expected.dtype, f"expected {expected.dtype}, got {actual.dtype}"
+        assert actual.shape == expected.shape, f"expected {expected.shape}, got {actual.shape}"
+        if expected.dtype.kind == "f":
+            rtol = max(self.rtol, 2 * float(np.finfo(expected.dtype).eps))
+            np.testing.assert_allclose(actual, expected, rtol=rtol, atol=self.atol)
+        else:
+            np.testing.assert_array_equal(actual, expected)

@@ -1,0 +1,274 @@
+"""Level 2 of the kit: loading, compiling, opening and closing; what is reported, what leaks."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import locale
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.errors import EngineError
+from engine.testing import models
+from engine.testing.level import Level, Maker, Trial, floats
+from engine.types import MemoryReport
+
+_SECOND_PROCESS = """
+import sys
+import numpy as np
+from engine.backends import open_backend
+from engine.formats import open_source
+from engine.types import CompileOptions, ShapeRange
+backend = open_backend(sys.argv[1])
+source = open_source(sys.argv[2])
+options = CompileOptions(
+    device=backend.devices().found[0].device, shapes={"x": ShapeRange((2, 3), (2, 3), (2, 3))}
+)
+executable = backend.compile(backend.load(source, options), options)
+context = executable.open_context()
+[y] = backend.predict(context, [np.ones((2, 3), np.float32)], None, None)
+assert y.tolist() == [[3, 3, 3], [3, 3, 3]], y
+"""
+
+
+class LifeCycle(Level):
+    """What is opened can be closed, in the core's order, without a trace."""
+
+    def test_closing_twice_does_nothing(self, trial: Trial) -> None:
+        loaded = trial.load(models.scalar)
+        executable = trial.backend.compile(loaded, trial.options())
+        context = executable.open_context()
+        for thing in (loaded, context, executable):
+            thing.close()
+            thing.close()
+
+    def test_the_executable_outlives_the_loaded_model(self, trial: Trial) -> None:
+        running = trial.open(models.scalar)  # closes the loaded model first, as the core does
+        [y] = running.predict(np.array(3, np.float32))
+        self.assert_close(y, np.array(7, np.float32))
+
+    def test_closing_a_context_leaves_the_others(self, trial: Trial) -> None:
+        running = trial.open(models.scalar)
+        other = trial.context(running.executable)
+        other.predict(np.array(1, np.float32))
+        other.context.close()
+        [y] = running.predict(np.array(3, np.float32))
+        self.assert_close(y, np.array(7, np.float32))
+        [y] = trial.context(running.executable).predict(np.array(4, np.float32))
+        self.assert_close(y, np.array(9, np.float32))
+
+    def test_executables_know_nothing_of_each_other(self, trial: Trial) -> None:
+        first = trial.open(models.scalar)
+        x = floats([[1, 2, 3], [4, 5, 6]])
+        second = trial.open(models.no_batch)
+        [y] = first.predict(np.array(3, np.float32))
+        self.assert_close(y, np.array(7, np.float32))
+        first.context.close()
+        first.executable.close()
+        [y] = second.predict(x)
+        self.assert_close(y, x.T + floats([[0], [1], [2]]))
+
+    def test_a_model_is_read_from_its_bytes_where_there_are_any(self, trial: Trial) -> None:
+        source = trial.source(models.scalar)
+        assert source.path is not None
+        data = source.data if source.data is not None else source.path.read_bytes()
+        gone = source.path.with_name("not_there.onnx")
+        for path in (None, gone):
+            [y] = trial.run(replace(source, data=data, path=path), np.array(3, np.float32))
+            self.assert_close(y, np.array(7, np.float32))
+
+    def test_a_model_is_read_from_its_file_where_there_are_no_bytes(self, trial: Trial) -> None:
+        source = trial.source(models.scalar)
+        [y] = trial.run(replace(source, data=None), np.array(3, np.float32))
+        self.assert_close(y, np.array(7, np.float32))
+
+    def test_weights_beside_the_model_are_found(
+        self,
+        trial: Trial,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path_factory: pytest.TempPathFactory,
+    ) -> None:
+        monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        x = np.ones((2, 256), np.float32)
+        [y] = trial.run(models.external, x)
+        self.assert_close(y, x + np.arange(256, dtype=np.float32))
+
+    def test_nothing_is_printed(self, trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:
+        running = trial.open(models.scalar)
+        running.predict(np.array(1, np.float32))
+        running.context.close()
+        running.executable.close()
+        assert tuple(capfd.readouterr()) == ("", ""), "the backend printed something"
+
+    def test_process_wide_settings_stay_as_they_are(self, trial: Trial) -> None:
+        before = _settings()
+        running = trial.open(models.scalar)
+        running.predict(np.array(1, np.float32))
+        running.context.close()
+        running.executable.close()
+        for name, (old, new) in _both(before, _settings()).items():
+            assert new == old, f"the backend changed the process's {name}"
+
+    def test_a_second_process_can_use_the_backend_too(self, trial: Trial) -> None:
+        trial.run(models.scalar, np.array(1, np.float32))
+        child = subprocess.run(
+            [sys.executable, "-P", "-c", _SECOND_PROCESS, self.backend,
+             str(models.affine(trial.folder))],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )  # fmt: skip
+        # It also ended with everything open, as scripts do.
+        assert child.returncode == 0, f"a second process failed:\n{child.stdout}{child.stderr}"
+        assert child.stdout + child.stderr == "", "a second process printed something"
+
+
+def _settings() -> dict[str, object]:
+    """What belongs to the whole process, and so to its owner."""
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGSEGV, signal.SIGABRT, signal.SIGCHLD)
+    return {
+        "environment": dict(os.environ),
+        "working folder": os.getcwd(),
+        "signal handlers": {each.name: signal.getsignal(each) for each in signals},
+        "module search path": list(sys.path),
+        "numpy error handling": np.geterr(),
+        "CPU affinity": os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None,
+        "locale": locale.setlocale(locale.LC_ALL),
+    }
+
+
+def _both(before: dict[str, object], after: dict[str, object]) -> dict[str, tuple[object, object]]:
+    return {name: (before[name], after[name]) for name in before}
+
+
+class Reports(Level):
+    """What an executable says of where it runs and what it holds."""
+
+    @pytest.mark.parametrize("model", [models.affine, models.foldable, models.branch])
+    def test_placement_has_one_entry_for_each_node(self, trial: Trial, model: Maker) -> None:
+        source = trial.source(model)
+        assert source.graph is not None
+        inputs = [
+            np.ones(
+                [dim if isinstance(dim, int) else 3 for dim in spec.shape or ()], spec.dtype.numpy
+            )
+            for spec in source.graph.inputs
+        ]
+        placement = trial.compile(source, *inputs).placement()
+        nodes = source.graph.nodes
+        assert [each.index for each in placement] == list(range(len(nodes)))
+        assert [(each.node, each.op_type) for each in placement] == [
+            (node.name, node.op_type) for node in nodes
+        ]
+
+    def test_placement_names_backend_device_provider_and_reason(self, trial: Trial) -> None:
+        x = np.ones((1, 3), np.float32)
+        for each in trial.compile(models.affine, x).placement():
+            assert each.backend == self.backend
+            assert each.device == str(trial.device), "placement names another device"
+            known = trial.backend.info.providers
+            # "provider:detail" is fine: what a user may ask for, and what the runtime made of it.
+            provider = each.provider.partition(":")[0]
+            assert not known or provider in known, f"provider {provider!r} is not in {known}"
+            assert each.reason, f"node {each.index} has no reason"
+
+    def test_memory_is_reported_in_bytes(self, trial: Trial) -> None:
+        x = np.ones((1, 1024), np.float32)
+        running = trial.open(models.heavy, x)
+        running.predict(x)
+        report = running.executable.memory()
+        assert isinstance(report, MemoryReport)
+        parts = (
+            report.weights_bytes,
+            report.shared_bytes,
+            report.mapped_bytes,
+            report.workspace_bytes,
+        )
+        assert all(type(part) is int and part >= 0 for part in parts), report
+        held = sum(parts[:3])
+        size = 4 * 1024 * 1024
+        # Weights may be packed, kept twice or quantised, but not be a thousandth of themselves.
+        assert held == 0 or size // 8 <= held <= size * 8, (
+            f"{held} bytes are reported for weights of {size} bytes"
+        )
+
+
+class Leaks(Level):
+    """Opening and closing over and over takes nothing that it does not give back."""
+
+    def test_contexts_leave_no_files_threads_or_memory(self, trial: Trial) -> None:
+        x = np.ones((2**15, 3), np.float32)  # 384 KiB in, 384 KiB out
+        executable = trial.compile(models.affine, x)
+
+        def once() -> None:
+            context = executable.open_context()
+            trial.backend.predict(context, [x], None, None)
+            context.close()
+
+        _expect_no_growth(once, times=100)
+
+    def test_executables_leave_no_files_threads_or_memory(self, trial: Trial) -> None:
+        x = np.ones((1, 1024), np.float32)
+        source = trial.source(models.heavy)  # 4 MiB of weights
+        options = trial.options(shapes=trial.shapes(source, [x]))
+
+        def once() -> None:
+            loaded = trial.backend.load(source, options)
+            executable = trial.backend.compile(loaded, options)
+            loaded.close()
+            context = executable.open_context()
+            trial.backend.predict(context, [x], None, None)
+            context.close()
+            executable.close()
+
+        _expect_no_growth(once, times=12)
+
+    def test_refused_models_leave_no_files_threads_or_memory(self, trial: Trial) -> None:
+        source = replace(trial.source(models.heavy), path=models.truncated(trial.folder), data=None)
+
+        def once() -> None:
+            with pytest.raises(EngineError):
+                trial.backend.load(source, trial.options()).close()
+
+        _expect_no_growth(once, times=20)
+
+
+def _expect_no_growth(once: Callable[[], None], times: int) -> None:
+    """Do it `times` times; after a warm-up files, threads and memory must stay where they are."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("counts open files and threads in /proc, which is not there")
+    for _ in range(3):
+        once()
+    before = _held()
+    for _ in range(times):
+        once()
+    files, threads, resident = (after - start for after, start in zip(_held(), before, strict=True))
+    # Two each for what a runtime keeps for itself; a leak would be `times`.
+    assert files <= 2, f"{files} more files are open after {times} times"
+    assert threads <= 2, f"{threads} more threads run after {times} times"
+    assert resident < 16 * 2**20, f"{resident / 2**20:.0f} MiB more are held after {times} times"
+
+
+def _held() -> tuple[int, int, int]:
+    """Open files, threads, resident bytes of this process, with all that is free given back."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's: it keeps freed memory else
+    if trim is not None:
+        trim(0)
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return (
+        len(os.listdir("/proc/self/fd")),
+        len(os.listdir("/proc/self/task")),
+        pages * os.sysconf("SC_PAGE_SIZE"),
+    )

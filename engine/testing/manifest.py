@@ -1,0 +1,174 @@
+"""Level 1 of the kit: what a backend says of itself, and what importing it costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from engine.backends import Backend
+from engine.testing.level import Level
+from engine.types import BackendInfo, Capability, Check, Devices
+
+RUNTIMES = (
+    "acl",
+    "cupy",
+    "jax",
+    "mpi4py",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "pycuda",
+    "tensorflow",
+    "tensorrt",
+    "torch",
+)
+"""What takes long to import, starts threads or touches drivers: never at a plugin's import."""
+
+HOOKS = {
+    Capability.COMPILE_CACHE: ("engine_check_compiled",),
+    Capability.SHARE_WEIGHTS: ("engine_share_weights",),
+    Capability.UPDATE_WEIGHTS: ("engine_update_weights",),
+    Capability.COLLECTIVES: (
+        "engine_communicator",
+        "engine_allreduce",
+        "engine_allgather",
+        "engine_reduce_scatter",
+        "engine_broadcast",
+        "engine_alltoall",
+        "engine_send",
+        "engine_receive",
+    ),
+}
+
+# The child imports numpy and the core first: what is measured is what the plugin adds.
+_IMPORT = """
+import json, sys, time
+start = time.process_time()
+import numpy
+numpy_s = time.process_time() - start
+import engine.backends
+from importlib_metadata import entry_points
+[point] = entry_points(group=engine.backends.GROUP, name=sys.argv[1])
+before = set(sys.modules)
+start = time.process_time()
+point.load()
+plugin_s = time.process_time() - start
+with open(sys.argv[2], "w") as file:
+    json.dump([numpy_s, plugin_s, sorted(set(sys.modules) - before)], file)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Import:
+    """What a fresh process saw while it imported the plugin; CPU times in seconds."""
+
+    numpy_s: float
+    plugin_s: float
+    modules: tuple[str, ...]
+    printed: str
+
+
+class Manifest(Level):
+    """The manifest is true and the import quick, quiet and late; no device is needed for it."""
+
+    _imported: ClassVar[dict[str, Import]] = {}
+
+    @pytest.fixture
+    def imported(self, tmp_path_factory: pytest.TempPathFactory) -> Import:
+        """The import of the plugin in a process of its own, once for each backend."""
+        if self.backend not in self._imported:
+            answer = tmp_path_factory.mktemp("import") / "answer.json"
+            child = subprocess.run(
+                [sys.executable, "-P", "-c", _IMPORT, self.backend, str(answer)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert child.returncode == 0, f"importing the plugin failed:\n{child.stderr}"
+            numpy_s, plugin_s, modules = json.loads(answer.read_text())
+            self._imported[self.backend] = Import(
+                numpy_s, plugin_s, tuple(modules), child.stdout + child.stderr
+            )
+        return self._imported[self.backend]
+
+    def test_the_manifest_says_who_the_backend_is(self, plugin: Backend) -> None:
+        info = plugin.info
+        assert info.name == self.backend, "the manifest's name is not the entry point's"
+        assert info.version, "the manifest has no version"
+        for field in (info.device_types, info.providers, info.formats):
+            assert isinstance(field, tuple), f"expected a tuple of str, got {field!r}"
+            assert all(isinstance(word, str) and word for word in field), field
+            assert len(set(field)) == len(field), f"{field} has one word twice"
+        assert info.device_types, "a backend serves at least one device type"
+        assert all(word == word.lower() for word in info.device_types), info.device_types
+        assert info.formats, "a backend reads at least one format"
+        assert isinstance(info.capabilities, frozenset), info.capabilities
+        for suffix, form in info.suffixes.items():
+            assert suffix.startswith("."), f"suffix {suffix!r} does not start with a dot"
+            assert form in info.formats, f"suffix {suffix!r} names {form!r}, which is no format"
+
+    def test_the_manifest_does_not_change(self, plugin: Backend) -> None:
+        again = plugin.bind("engine_backend")()
+        assert isinstance(again, BackendInfo)
+        assert again == plugin.info, "two calls of engine_backend gave different manifests"
+
+    def test_announced_capabilities_have_their_hooks(self, plugin: Backend) -> None:
+        for capability, hooks in HOOKS.items():
+            if plugin.can(capability):
+                for hook in hooks:
+                    plugin.bind(hook)  # raises where it is not implemented
+
+    def test_no_hook_is_unknown_to_the_core(self, plugin: Backend) -> None:
+        assert plugin.warnings == (), "the core ignores hooks of this backend"
+
+    def test_devices_are_found_or_a_reason_is_given(self, plugin: Backend) -> None:
+        devices = plugin.devices()
+        assert isinstance(devices, Devices)
+        if not devices.found:
+            assert devices.reason, "no device is found, and no reason given"
+            assert devices.fix, "no device is found, and no fix given"
+        names = [info.device for info in devices.found]
+        assert len(set(names)) == len(names), f"one device is found twice: {names}"
+        for info in devices.found:
+            assert info.device.type in plugin.info.device_types, (
+                f"device {info.device} is of no type that the manifest names"
+            )
+            assert info.name, f"device {info.device} has no name"
+            assert info.memory_bytes is None or info.memory_bytes > 2**20, (
+                f"device {info.device} has {info.memory_bytes} bytes of memory"
+            )
+
+    def test_a_failed_check_names_its_fix(self, plugin: Backend) -> None:
+        if not plugin.hook.engine_diagnose.get_hookimpls():
+            pytest.skip("engine_diagnose is not implemented")
+        checks = plugin.diagnose()
+        assert checks, "engine_diagnose checks nothing"
+        for check in checks:
+            assert isinstance(check, Check)
+            assert check.name, "a check has no name"
+            assert check.ok or check.fix, f"check {check.name!r} failed and names no fix"
+
+    def test_importing_the_plugin_prints_nothing(self, imported: Import) -> None:
+        assert imported.printed == "", "importing the plugin printed something"
+
+    def test_importing_the_plugin_imports_no_runtime(self, imported: Import) -> None:
+        heavy = {*RUNTIMES, *self.vendor_modules}
+        found = sorted({name.partition(".")[0] for name in imported.modules} & heavy)
+        assert found == [], f"importing the plugin imported {found}; import them in engine_load"
+
+    def test_importing_the_plugin_is_quick(self, imported: Import) -> None:
+        # CPU time against numpy's in the same process: independent of machine and neighbours.
+        limit_s = 1.5 * max(imported.numpy_s, 0.05)
+        assert imported.plugin_s < limit_s, (
+            f"importing the plugin took {imported.plugin_s:.3f} s of CPU time, "
+            f"numpy {imported.numpy_s:.3f} s"
+        )

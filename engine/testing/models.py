@@ -1,0 +1,401 @@
+"""Small ONNX models with known answers, for a backend's tests and the core's.
+
+Each function writes one model into `folder`, which must exist, and returns its path. All are IR
+version 8, opset 17 unless they say otherwise: every runtime here reads that. The docstrings give
+the closed forms; `x`, `y` are the names in the file. Needs the onnx package (extra `testing`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+from engine.types import Dim, DType
+
+IR_VERSION = 8
+OPSET = 17
+SLOW_STEPS = 32
+SLOW_WIDTH = 256
+
+Shape = Sequence[Dim]
+
+
+def affine(folder: Path) -> Path:
+    """y = 2x + 1, x float32[batch, 3]; nodes "scale" (Mul) and "shift" (Add)."""
+    return _write(
+        folder,
+        "affine",
+        [_value("x", ["batch", 3])],
+        [_value("y", ["batch", 3])],
+        [
+            helper.make_node("Mul", ["x", "two"], ["scaled"], name="scale"),
+            helper.make_node("Add", ["scaled", "one"], ["y"], name="shift"),
+        ],
+        {"two": _floats([2]), "one": _floats([1])},
+    )
+
+
+def scalar(folder: Path) -> Path:
+    """y = 2x + 1 with x and y of rank 0, float32[]."""
+    return _write(
+        folder,
+        "scalar",
+        [_value("x", [])],
+        [_value("y", [])],
+        [
+            helper.make_node("Mul", ["x", "two"], ["scaled"]),
+            helper.make_node("Add", ["scaled", "one"], ["y"]),
+        ],
+        {"two": _floats(2), "one": _floats(1)},
+    )
+
+
+def empty(folder: Path) -> Path:
+    """x float32[0, 3] has no element: y = 2x is float32[0, 3], total = sum over axis 0, 3 zeros."""
+    return _write(
+        folder,
+        "empty",
+        [_value("x", [0, 3])],
+        [_value("y", [0, 3]), _value("total", [3])],
+        [
+            helper.make_node("Add", ["x", "x"], ["y"]),
+            helper.make_node("ReduceSum", ["x", "axes"], ["total"], keepdims=0),
+        ],
+        {"axes": _longs([0])},
+    )
+
+
+def several(folder: Path) -> Path:
+    """Inputs z, a, m and outputs y, b, x, in these orders, all float32[2, 3] but m, float32[3].
+
+    y = z - a, b = a * m, x = z + m.
+    """
+    return _write(
+        folder,
+        "several",
+        [_value("z", [2, 3]), _value("a", [2, 3]), _value("m", [3])],
+        [_value("y", [2, 3]), _value("b", [2, 3]), _value("x", [2, 3])],
+        [
+            helper.make_node("Add", ["z", "m"], ["x"]),
+            helper.make_node("Mul", ["a", "m"], ["b"]),
+            helper.make_node("Sub", ["z", "a"], ["y"]),
+        ],
+    )
+
+
+def shared_dims(folder: Path) -> Path:
+    """y = left @ right; left float32[rows, common], right float32[common, columns]."""
+    return _write(
+        folder,
+        "shared_dims",
+        [_value("left", ["rows", "common"]), _value("right", ["common", "columns"])],
+        [_value("y", ["rows", "columns"])],
+        [helper.make_node("MatMul", ["left", "right"], ["y"])],
+    )
+
+
+def doubled(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
+    """y = x + x with x of `dtype`, shape [n]; float16, float32, float64, int32 or int64."""
+    return _write(
+        folder,
+        f"doubled_{dtype}",
+        [_value("x", ["n"], dtype)],
+        [_value("y", ["n"], dtype)],
+        [helper.make_node("Add", ["x", "x"], ["y"])],
+    )
+
+
+def moved(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
+    """y = transpose(x) with x of any `dtype`, shape [2, 3]: every bit must arrive."""
+    return _write(
+        folder,
+        f"moved_{dtype}",
+        [_value("x", [2, 3], dtype)],
+        [_value("y", [3, 2], dtype)],
+        [helper.make_node("Transpose", ["x"], ["y"], perm=[1, 0])],
+    )
+
+
+def negated(folder: Path) -> Path:
+    """y = not x, x bool[n]."""
+    return _write(
+        folder,
+        "negated",
+        [_value("x", ["n"], DType.BOOL)],
+        [_value("y", ["n"], DType.BOOL)],
+        [helper.make_node("Not", ["x"], ["y"])],
+    )
+
+
+def mixed_dtypes(folder: Path) -> Path:
+    """Output y float32[n] = x as float32, is_big bool[n] = x > 2; x int64[n]."""
+    return _write(
+        folder,
+        "mixed_dtypes",
+        [_value("x", ["n"], DType.INT64)],
+        [_value("y", ["n"]), _value("is_big", ["n"], DType.BOOL)],
+        [
+            helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT),
+            helper.make_node("Greater", ["x", "limit"], ["is_big"]),
+        ],
+        {"limit": _longs([2])},
+    )
+
+
+def identity(folder: Path) -> Path:
+    """y = x, float32[n]: an output that is an input."""
+    return _write(
+        folder,
+        "identity",
+        [_value("x", ["n"])],
+        [_value("y", ["n"])],
+        [helper.make_node("Identity", ["x"], ["y"])],
+    )
+
+
+def twins(folder: Path) -> Path:
+    """first = second = x + 1, float32[n]: two outputs that are one value."""
+    return _write(
+        folder,
+        "twins",
+        [_value("x", ["n"])],
+        [_value("first", ["n"]), _value("second", ["n"])],
+        [
+            helper.make_node("Add", ["x", "one"], ["next"]),
+            helper.make_node("Identity", ["next"], ["first"]),
+            helper.make_node("Identity", ["next"], ["second"]),
+        ],
+        {"one": _floats([1])},
+    )
+
+
+def constant(folder: Path) -> Path:
+    """No input; y = [1, 2, 3], float32[3]."""
+    return _write(
+        folder,
+        "constant",
+        [],
+        [_value("y", [3])],
+        [helper.make_node("Identity", ["fixed"], ["y"])],
+        {"fixed": _floats([1, 2, 3])},
+    )
+
+
+def nonzero(folder: Path) -> Path:
+    """y int64[1, found] = the indices of the elements of x, float32[n], that are not 0."""
+    return _write(
+        folder,
+        "nonzero",
+        [_value("x", ["n"])],
+        [_value("y", [1, "found"], DType.INT64)],
+        [helper.make_node("NonZero", ["x"], ["y"])],
+    )
+
+
+def no_batch(folder: Path) -> Path:
+    """y[i, j] = x[j, i] + i, x float32[2, 3]: no axis is a batch."""
+    return _write(
+        folder,
+        "no_batch",
+        [_value("x", [2, 3])],
+        [_value("y", [3, 2])],
+        [
+            helper.make_node("Transpose", ["x"], ["turned"], perm=[1, 0]),
+            helper.make_node("Add", ["turned", "rows"], ["y"]),
+        ],
+        {"rows": _floats([[0], [1], [2]])},
+    )
+
+
+def foldable(folder: Path) -> Path:
+    """y = 6x, x float32[n]; 4 nodes of which a runtime may fold two and drop one.
+
+    The nodes are "two" (Constant), "six" (Mul of constants), "" (Mul, no name), "unused" (Neg).
+    """
+    return _write(
+        folder,
+        "foldable",
+        [_value("x", ["n"])],
+        [_value("y", ["n"])],
+        [
+            helper.make_node("Constant", [], ["two"], name="two", value_floats=[2.0]),
+            helper.make_node("Mul", ["two", "three"], ["six"], name="six"),
+            helper.make_node("Mul", ["x", "six"], ["y"]),
+            helper.make_node("Neg", ["x"], ["never_read"], name="unused"),
+        ],
+        {"three": _floats([3])},
+    )
+
+
+def branch(folder: Path) -> Path:
+    """y = 2x if flag else x - 1; flag bool[], x float32[n]. One node in the main graph."""
+    branches = {
+        "then_branch": [helper.make_node("Add", ["x", "x"], ["y_then"])],
+        "else_branch": [helper.make_node("Sub", ["x", "one"], ["y_else"])],
+    }
+    graphs = {
+        key: helper.make_graph(nodes, key, [], [_value(nodes[-1].output[0], ["n"])])
+        for key, nodes in branches.items()
+    }
+    return _write(
+        folder,
+        "branch",
+        [_value("flag", [], DType.BOOL), _value("x", ["n"])],
+        [_value("y", ["n"])],
+        [helper.make_node("If", ["flag"], ["y"], name="choose", **graphs)],
+        {"one": _floats([1])},
+    )
+
+
+def external(folder: Path) -> Path:
+    """y = x + [0, 1, 2, ... 255], x float32[n, 256]; the constant is in external.bin."""
+    path = _write(
+        folder,
+        "external",
+        [_value("x", ["n", 256])],
+        [_value("y", ["n", 256])],
+        [helper.make_node("Add", ["x", "ramp"], ["y"])],
+        {"ramp": np.arange(256, dtype=np.float32)},
+    )
+    (folder / "external.bin").unlink(missing_ok=True)  # onnx would write behind what is there
+    onnx.save_model(
+        onnx.load(path),
+        path,
+        save_as_external_data=True,
+        location="external.bin",
+        size_threshold=0,
+    )
+    return path
+
+
+def heavy(folder: Path) -> Path:
+    """y = x @ identity, x float32[n, 1024]: 4 MiB of weights."""
+    return _write(
+        folder,
+        "heavy",
+        [_value("x", ["n", 1024])],
+        [_value("y", ["n", 1024])],
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        {"weight": np.eye(1024, dtype=np.float32)},
+    )
+
+
+def slow(folder: Path) -> Path:
+    """y = relu(x) rolled by SLOW_STEPS along axis 1, x float32[rows, SLOW_WIDTH].
+
+    SLOW_STEPS pairs of MatMul and Relu, each 2 * rows * SLOW_WIDTH ** 2 operations: `rows` sets
+    how long a predict takes, and between two nodes there is always a place to stop.
+    """
+    names = ["x", *(f"step_{step}" for step in range(1, SLOW_STEPS)), "y"]
+    nodes: list[NodeProto] = []
+    for before, after in itertools.pairwise(names):
+        nodes.append(helper.make_node("MatMul", [before, "roll"], [f"{after}_moved"]))
+        nodes.append(helper.make_node("Relu", [f"{after}_moved"], [after]))
+    return _write(
+        folder,
+        "slow",
+        [_value("x", ["rows", SLOW_WIDTH])],
+        [_value("y", ["rows", SLOW_WIDTH])],
+        nodes,
+        {"roll": np.roll(np.eye(SLOW_WIDTH, dtype=np.float32), 1, axis=1)},
+    )
+
+
+def pairs(folder: Path) -> Path:
+    """y float32[m, 2] = x, float32[n], as pairs: fails while it runs if n is odd."""
+    return _write(
+        folder,
+        "pairs",
+        [_value("x", ["n"])],
+        [_value("y", ["m", 2])],
+        [helper.make_node("Reshape", ["x", "shape"], ["y"], name="pair_up")],
+        {"shape": _longs([-1, 2])},
+    )
+
+
+def truncated(folder: Path) -> Path:
+    """The first half of `heavy`'s bytes: no runtime can read it."""
+    path = heavy(folder)
+    whole = path.read_bytes()
+    broken = folder / "truncated.onnx"
+    broken.write_bytes(whole[: len(whole) // 2])
+    return broken
+
+
+def mismatched(folder: Path) -> Path:
+    """Well-formed, but wrong: MatMul of float32[2, 3] by float32[4, 5]. Node "multiply"."""
+    return _write(
+        folder,
+        "mismatched",
+        [_value("x", [2, 3])],
+        [_value("y", [2, 5])],
+        [helper.make_node("MatMul", ["x", "weight"], ["y"], name="multiply")],
+        {"weight": np.ones((4, 5), np.float32)},
+        valid=False,
+    )
+
+
+def unknown_operator(folder: Path) -> Path:
+    """y = Frobnicate(2x), x float32[n]: node 1, "odd_one", is of domain "example.unknown"."""
+    return _write(
+        folder,
+        "unknown_operator",
+        [_value("x", ["n"])],
+        [_value("y", ["n"])],
+        [
+            helper.make_node("Add", ["x", "x"], ["twice"], name="twice"),
+            helper.make_node(
+                "Frobnicate", ["twice"], ["y"], name="odd_one", domain="example.unknown"
+            ),
+        ],
+        domains={"example.unknown": 1},
+    )
+
+
+# ---------------------------------------------------------------------------------------- making
+
+
+def _value(name: str, shape: Shape, dtype: DType = DType.FLOAT32) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype.onnx, list(shape))
+
+
+def _floats(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    return np.array(values, np.float32)
+
+
+def _longs(values: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    return np.array(values, np.int64)
+
+
+def _write(
+    folder: Path,
+    name: str,
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    nodes: Sequence[NodeProto],
+    constants: dict[str, npt.NDArray[Any]] | None = None,
+    *,
+    domains: dict[str, int] | None = None,
+    valid: bool = True,
+) -> Path:
+    initializers = [numpy_helper.from_array(value, key) for key, value in (constants or {}).items()]
+    graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), initializers)
+    opsets = [helper.make_opsetid(key, number) for key, number in (domains or {}).items()]
+    model = helper.make_model(
+        graph,
+        ir_version=IR_VERSION,
+        opset_imports=[helper.make_opsetid("", OPSET), *opsets],
+        producer_name="engine.testing",
+    )
+    if valid:
+        onnx.checker.check_model(model, full_check=True)
+    path = folder / f"{name}.onnx"
+    onnx.save_model(model, path)
+    return path

@@ -1,0 +1,130 @@
+"""The null backend: a whole backend in two short files that needs no device.
+
+Read this one first if you write a backend. A plugin is a module whose functions are hooks; what
+each takes, returns and raises stands in `engine.hookspecs`, and the names of the arguments are
+part of that: an implementation may leave out those it does not need. The package that ships it
+says in its pyproject.toml:
+
+    [project.entry-points."engine.backends.v1"]
+    null = "engine.testing.null"
+
+This module imports nothing heavy, because the core imports it only to ask who it is. What needs
+the runtime (here onnx's reference implementation, slow and exact) is in the module beside it.
+Options, in section [null_context]: `unsupported_ops`, operators it is to refuse, "Relu,Tanh";
+`delay_s`, how long each predict takes at least, in seconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from engine.errors import BackendUnavailable
+from engine.hookspecs import hookimpl
+from engine.types import (
+    BackendInfo,
+    Capability,
+    Check,
+    CompileOptions,
+    Device,
+    DeviceInfo,
+    Devices,
+    Executable,
+    LoadedModel,
+    ModelSource,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from engine.testing.null_runtime import NullContext, NullModel
+
+DEVICE = Device("null", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The backend's options, read: what the module's docstring says of them."""
+
+    unsupported_ops: frozenset[str] = frozenset()
+    delay_s: float = 0.0
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Settings:
+        """Read the user's settings; ValueError for an unknown name or a value that is none."""
+        known = ("unsupported_ops", "delay_s")
+        for key in options:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"did you mean {near[0]!r}? " if near else ""
+                raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(known)}")
+        names = options.get("unsupported_ops", "").replace(" ", "").split(",")
+        text = options.get("delay_s", "0")
+        try:
+            delay_s = float(text)
+        except ValueError:
+            delay_s = math.nan
+        if not 0 <= delay_s < math.inf:
+            raise ValueError(f"option 'delay_s': expected seconds, 0 or more, got {text!r}")
+        return cls(frozenset(name for name in names if name), delay_s)
+
+
+@hookimpl
+def engine_backend() -> BackendInfo:
+    """Say who this is; announce only what is really done."""
+    return BackendInfo(
+        name="null",
+        version="0.1.0",
+        device_types=("null",),
+        providers=("reference",),
+        capabilities=frozenset(
+            {
+                Capability.DYNAMIC_SHAPES,
+                Capability.DEADLINES,
+                Capability.CANCEL_COMPILE,
+                Capability.MIXED_PLACEMENT,
+            }
+        ),
+    )
+
+
+@hookimpl
+def engine_devices() -> Devices:
+    """A missing runtime is an answer with a fix, not an exception."""
+    if find_spec("onnx") is None:
+        return Devices(reason="the onnx package is missing", fix="run: pip install onnx")
+    return Devices(found=(DeviceInfo(DEVICE, "onnx's reference implementation"),))
+
+
+@hookimpl
+def engine_diagnose() -> Sequence[Check]:
+    """Each line of `engine doctor null`, with the fix where something is wrong."""
+    devices = engine_devices()
+    return [Check("onnx can be imported", bool(devices.found), devices.reason, devices.fix)]
+
+
+@hookimpl
+def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
+    """Read a model; this is the first call that may import the runtime."""
+    from engine.testing.null_runtime import load
+
+    return load(source, Settings.parse(options.options))
+
+
+@hookimpl
+def engine_compile(loaded: NullModel, options: CompileOptions) -> Executable:
+    """Compile for the one device that there is."""
+    if options.device != DEVICE:
+        raise BackendUnavailable(f"device {options.device} is not there; found: {DEVICE}", "null")
+    return loaded.compile(options)
+
+
+@hookimpl
+def engine_predict(
+    context: NullContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+) -> Values:
+    """Run once. No checks here: the core has made them."""
+    return context.run(inputs, outputs, deadline_s)

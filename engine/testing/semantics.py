@@ -1,0 +1,155 @@
+"""Level 3 of the kit: predict gives the right answers, whatever the types, shapes and values."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from engine.testing import models
+from engine.testing.level import Array, Level, Trial, floats
+from engine.types import Capability, DType, ShapeRange
+
+NUMBERS = [DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64]
+WHOLE = [
+    DType.INT8, DType.INT16, DType.INT32, DType.INT64,
+    DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64,
+]  # fmt: skip
+
+
+def _numbers(*shape: int) -> Array:
+    return np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
+
+
+class Semantics(Level):
+    """Predict, against closed forms."""
+
+    @pytest.mark.parametrize("batch", [1, 3, 4])
+    def test_predict_matches_the_closed_form(self, trial: Trial, batch: int) -> None:
+        x = _numbers(batch, 3)
+        [y] = trial.run(models.affine, x)
+        self.assert_close(y, 2 * x + 1)
+
+    @pytest.mark.parametrize("dtype", NUMBERS, ids=str)
+    def test_numbers_are_computed_in_their_type(self, trial: Trial, dtype: DType) -> None:
+        x = np.array([0, 1, 3, -7, 1000], dtype.numpy)
+        [y] = trial.run(partial(models.doubled, dtype=dtype), x)
+        self.assert_close(y, x + x)
+
+    @pytest.mark.parametrize("dtype", WHOLE, ids=str)
+    def test_whole_numbers_arrive_to_the_last_bit(self, trial: Trial, dtype: DType) -> None:
+        limits = np.iinfo(dtype.numpy)
+        x = np.array(
+            [[limits.min, limits.max, 0], [limits.max - 1, limits.min + 1, 1]], dtype.numpy
+        )
+        [y] = trial.run(partial(models.moved, dtype=dtype), x)
+        self.assert_close(y, np.ascontiguousarray(x.T))
+
+    def test_text_arrives_as_str(self, trial: Trial) -> None:
+        x = np.array([["", "a", "größer"], ["漢字", "tab\t", "a" * 100]], object)
+        [y] = trial.run(partial(models.moved, dtype=DType.STRING), x)
+        self.assert_close(y, np.ascontiguousarray(x.T))
+        assert isinstance(y, np.ndarray)
+        assert all(type(item) is str for item in y.flat), "expected str in an array of objects"
+
+    def test_booleans_are_booleans(self, trial: Trial) -> None:
+        x = np.array([True, False, True])
+        [y] = trial.run(models.negated, x)
+        self.assert_close(y, np.array([False, True, False]))
+
+    def test_outputs_have_types_of_their_own(self, trial: Trial) -> None:
+        x = np.array([1, 2, 3, 4], np.int64)
+        y, is_big = trial.run(models.mixed_dtypes, x)
+        self.assert_close(y, floats([1, 2, 3, 4]))
+        self.assert_close(is_big, np.array([False, False, True, True]))
+
+    def test_values_that_are_not_finite_stay_so(self, trial: Trial) -> None:
+        x = floats([[np.inf, -np.inf, np.nan]])
+        [y] = trial.run(models.affine, x)
+        self.assert_close(y, x)
+
+    def test_a_scalar_stays_a_scalar(self, trial: Trial) -> None:
+        [y] = trial.run(models.scalar, np.array(3, np.float32))
+        self.assert_close(y, np.array(7, np.float32))
+
+    def test_tensors_without_elements_are_tensors(self, trial: Trial) -> None:
+        x = np.zeros((0, 3), np.float32)
+        y, total = trial.run(models.empty, x)
+        self.assert_close(y, x)
+        self.assert_close(total, np.zeros(3, np.float32))
+
+    def test_a_batch_may_be_empty(self, trial: Trial) -> None:
+        self.require(trial, Capability.DYNAMIC_SHAPES)
+        x = np.zeros((0, 3), np.float32)
+        [y] = trial.run(models.affine, x)
+        self.assert_close(y, x)
+
+    def test_a_model_needs_no_batch(self, trial: Trial) -> None:
+        x = _numbers(2, 3)
+        [y] = trial.run(models.no_batch, x)
+        self.assert_close(y, x.T + floats([[0], [1], [2]]))
+
+    def test_a_model_needs_no_inputs(self, trial: Trial) -> None:
+        [y] = trial.run(models.constant)
+        self.assert_close(y, floats([1, 2, 3]))
+
+    def test_inputs_and_outputs_are_described_in_the_models_order(self, trial: Trial) -> None:
+        executable = trial.compile(models.several)
+        assert [spec.name for spec in executable.inputs] == ["z", "a", "m"]
+        assert [spec.name for spec in executable.outputs] == ["y", "b", "x"]
+        for spec in (*executable.inputs, *executable.outputs):
+            assert spec.dtype is DType.FLOAT32
+            assert spec.shape == ((3,) if spec.name == "m" else (2, 3))
+
+    def test_values_go_in_and_out_in_the_models_order(self, trial: Trial) -> None:
+        z, a, m = _numbers(2, 3), 10 * _numbers(2, 3) + 5, floats([1, 2, 3])
+        y, b, x = trial.run(models.several, z, a, m)
+        self.assert_close(y, z - a)
+        self.assert_close(b, a * m)
+        self.assert_close(x, z + m)
+
+    def test_both_branches_of_a_condition_run(self, trial: Trial) -> None:
+        x = floats([1, 2, 3])
+        running = trial.open(models.branch, np.array(True), x)
+        for flag, expected in [(True, 2 * x), (False, x - 1), (True, 2 * x)]:
+            [y] = running.predict(np.array(flag), x)
+            self.assert_close(y, expected)
+
+    def test_shapes_that_depend_on_the_data_are_exact(self, trial: Trial) -> None:
+        running = trial.open(models.nonzero, np.zeros(4, np.float32))
+        for x in ([0, 1, 0, 2], [0, 0, 0, 0], [1, 1, 1, 1]):
+            [y] = running.predict(floats(x))
+            self.assert_close(y, np.array([[i for i, value in enumerate(x) if value]], np.int64))
+
+    def test_symbolic_dims_take_any_size(self, trial: Trial) -> None:
+        self.require(trial, Capability.DYNAMIC_SHAPES)
+        running = trial.open(models.shared_dims)
+        for rows, common, columns in [(1, 1, 1), (2, 3, 4), (5, 2, 1), (2, 3, 4)]:
+            left, right = _numbers(rows, common), _numbers(common, columns)
+            [y] = running.predict(left, right)
+            self.assert_close(y, left @ right)
+
+    def test_shapes_may_change_from_call_to_call(self, trial: Trial) -> None:
+        self.require(trial, Capability.DYNAMIC_SHAPES)
+        running = trial.open(models.affine)
+        for batch in [*range(1, 40), 1, 1000, 2, 39, 1]:
+            x = _numbers(batch, 3)
+            [y] = running.predict(x)
+            self.assert_close(y, 2 * x + 1)
+
+    def test_a_range_of_shapes_is_compiled_for(self, trial: Trial) -> None:
+        self.require(trial, Capability.DYNAMIC_SHAPES)
+        shapes = {"x": ShapeRange((1, 3), (2, 3), (5, 3))}
+        running = trial.open(models.affine, shapes=shapes)
+        assert running.executable.inputs[0].bounds in ((), ((1, 5), None), ((1, 5), (3, 3)))
+        for batch in (1, 2, 5, 3):
+            x = _numbers(batch, 3)
+            [y] = running.predict(x)
+            self.assert_close(y, 2 * x + 1)
+
+    def test_large_tensors_arrive_whole(self, trial: Trial) -> None:
+        x = np.ones((1_400_000, 3), np.float32)  # 16.8 MB
+        x[-1] = 5
+        [y] = trial.run(models.affine, x)
+        self.assert_close(y, 2 * x + 1)

@@ -1,0 +1,228 @@
+"""Calling pyACL: what its numbers mean, and its return codes as errors.
+
+pyACL's conventions: handles, pointers and sizes are plain ints; a function returns a code (0 is
+success), a value and a code, or, where it makes a small object, that handle alone (0 is failure).
+`done`, `got` and `made` take the three forms and raise, with what was being done, the code's
+name, and what CANN last said of it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+from engine.errors import BackendUnavailable, DeadlineExceeded, EngineError, ModelError
+from engine.types import DType
+
+# aclrtMemcpyKind, aclrtMemMallocPolicy, aclFormat, aclError
+HOST_TO_DEVICE: Final = 1
+DEVICE_TO_HOST: Final = 2
+HUGE_FIRST: Final = 0
+FORMAT_ND: Final = 2
+ALREADY_INITIALIZED: Final = 100002
+SYNC_TIMEOUT: Final = 507046
+
+DTYPES: Final = {
+    0: DType.FLOAT32,
+    1: DType.FLOAT16,
+    2: DType.INT8,
+    3: DType.INT32,
+    4: DType.UINT8,
+    6: DType.INT16,
+    7: DType.UINT16,
+    8: DType.UINT32,
+    9: DType.INT64,
+    10: DType.UINT64,
+    11: DType.FLOAT64,
+    12: DType.BOOL,
+    16: DType.COMPLEX64,
+    17: DType.COMPLEX128,
+    27: DType.BFLOAT16,
+    35: DType.FLOAT8E5M2,
+    36: DType.FLOAT8E4M3FN,
+    37: DType.FLOAT8E8M0,
+}
+"""aclDataType -> the contract's type, for the types whose elements fill whole bytes."""
+
+NUMBERS: Final = {dtype: number for number, dtype in DTYPES.items()}
+
+# The functions that this plugin calls, by module. `runtime.start` checks that they are there, so
+# that a CANN too old, or another package named acl, is said so and not met in mid-flight.
+CALLS: Final = {
+    "": (
+        "init",
+        "finalize",
+        "get_soc_name",
+        "get_recent_err_msg",
+        "create_data_buffer",
+        "destroy_data_buffer",
+        "update_data_buffer",
+        "get_data_buffer_addr",
+        "create_tensor_desc",
+        "destroy_tensor_desc",
+        "get_tensor_desc_num_dims",
+        "get_tensor_desc_dim_v2",
+    ),
+    "rt": (
+        "get_device_count",
+        "set_device",
+        "reset_device",
+        "create_context",
+        "set_context",
+        "destroy_context",
+        "create_stream",
+        "destroy_stream",
+        "synchronize_stream",
+        "synchronize_stream_with_timeout",
+        "malloc",
+        "free",
+        "memcpy",
+    ),
+    "mdl": (
+        "query_size_from_mem",
+        "load_from_mem_with_mem",
+        "unload",
+        "create_desc",
+        "get_desc",
+        "destroy_desc",
+        "get_num_inputs",
+        "get_num_outputs",
+        "get_input_name_by_index",
+        "get_output_name_by_index",
+        "get_input_size_by_index",
+        "get_output_size_by_index",
+        "get_input_dims",
+        "get_output_dims",
+        "get_input_data_type",
+        "get_output_data_type",
+        "get_input_index_by_name",
+        "get_input_dynamic_gear_count",
+        "get_input_dynamic_dims",
+        "set_input_dynamic_dims",
+        "get_cur_output_dims",
+        "create_dataset",
+        "add_dataset_buffer",
+        "destroy_dataset",
+        "set_dataset_tensor_desc",
+        "get_dataset_tensor_desc",
+        "execute",
+        "execute_async",
+    ),
+}
+
+_NAMES = {
+    100000: "ACL_ERROR_INVALID_PARAM",
+    100001: "ACL_ERROR_UNINITIALIZE",
+    100002: "ACL_ERROR_REPEAT_INITIALIZE",
+    100003: "ACL_ERROR_INVALID_FILE",
+    100012: "ACL_ERROR_DESERIALIZE_MODEL",
+    100013: "ACL_ERROR_PARSE_MODEL",
+    107000: "ACL_ERROR_RT_PARAM_INVALID",
+    107001: "ACL_ERROR_RT_INVALID_DEVICEID",
+    107002: "ACL_ERROR_RT_CONTEXT_NULL",
+    107003: "ACL_ERROR_RT_STREAM_CONTEXT",
+    107017: "ACL_ERROR_RT_INVALID_HANDLE",
+    145000: "ACL_ERROR_GE_PARAM_INVALID",
+    145003: "ACL_ERROR_GE_EXEC_MODEL_ID_INVALID",
+    145006: "ACL_ERROR_GE_EXEC_MODEL_DATA_SIZE_INVALID",
+    145012: "ACL_ERROR_GE_DYNAMIC_INPUT_LENGTH_INVALID",
+    145013: "ACL_ERROR_GE_DYNAMIC_BATCH_SIZE_INVALID",
+    145021: "ACL_ERROR_GE_SHAPE_INVALID",
+    200000: "ACL_ERROR_BAD_ALLOC",
+    200001: "ACL_ERROR_API_NOT_SUPPORT",
+    200002: "ACL_ERROR_INVALID_DEVICE",
+    207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
+    207004: "ACL_ERROR_RT_NO_DEVICE",
+    207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
+    207006: "ACL_ERROR_RT_NO_PERMISSION",
+    207008: "ACL_ERROR_RT_NO_STREAM_RESOURCE",
+    207010: "ACL_ERROR_RT_NO_MODEL_RESOURCE",
+    207018: "ACL_ERROR_RT_DEVICE_OOM",
+    245000: "ACL_ERROR_GE_MEMORY_ALLOCATION",
+    245002: "ACL_ERROR_GE_DEVICE_MEMORY_OPERATE_FAILED",
+    300000: "ACL_ERROR_STORAGE_OVER_LIMIT",
+    500000: "ACL_ERROR_INTERNAL_ERROR",
+    500001: "ACL_ERROR_FAILURE",
+    500002: "ACL_ERROR_GE_FAILURE",
+    500003: "ACL_ERROR_RT_FAILURE",
+    500004: "ACL_ERROR_DRV_FAILURE",
+    507008: "ACL_ERROR_RT_SOC_VERSION",
+    507010: "ACL_ERROR_RT_LOST_HEARTBEAT",
+    507011: "ACL_ERROR_RT_MODEL_EXECUTE",
+    507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
+    507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
+    507018: "ACL_ERROR_RT_AICPU_EXCEPTION",
+    507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
+    507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
+    507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
+    507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
+    507901: "ACL_ERROR_RT_SOCKET_CLOSE",
+    545000: "ACL_ERROR_GE_INTERNAL_ERROR",
+    545001: "ACL_ERROR_GE_LOAD_MODEL",
+    545601: "ACL_ERROR_GE_MODEL_EXECUTE_TIMEOUT",
+}
+
+# Codes that say something of the machine and nothing of the model: full, gone, or not allowed.
+_FULL = {200000, 207001, 207005, 207008, 207010, 207018, 245000, 300000}
+_GONE = {
+    100001, 107001, 200001, 200002, 207004, 207006, 500004, 507008, 507010, 507033,
+    507053, 507899, 507901,
+}  # fmt: skip
+
+
+def error(
+    code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError
+) -> EngineError:
+    """What a return code means: an error that says what was being done.
+
+    doing: the step that failed, "load the model". path: the model's name.
+    otherwise: the class for codes that are not about the machine.
+    """
+    name = _NAMES.get(code)
+    text = f"{path}: " if path else ""
+    text += f"could not {doing}: {name or 'CANN returned'} {code}"
+    said = _last_words()
+    if said:
+        text += f"; CANN says: {said}"
+    if code == SYNC_TIMEOUT:
+        return DeadlineExceeded(text)
+    if code in _FULL:
+        return BackendUnavailable(
+            f"{text}; the device is full: close other models or processes (npu-smi info)",
+            "ascend_ge",
+        )
+    if code in _GONE:
+        return BackendUnavailable(f"{text}; run: engine doctor ascend_ge", "ascend_ge")
+    if otherwise is BackendUnavailable:
+        return BackendUnavailable(text, "ascend_ge")
+    return ModelError(text, path) if otherwise is ModelError else otherwise(text)
+
+
+def done(code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError) -> None:
+    """Check the code of a call that gives nothing back."""
+    if code != 0:
+        raise error(code, doing, path, otherwise)
+
+
+def got(
+    answer: tuple[Any, int], doing: str, path: str = "", otherwise: type[EngineError] = ModelError
+) -> Any:
+    """The value of a call that gives (value, code)."""
+    value, code = answer
+    if code != 0:
+        raise error(code, doing, path, otherwise)
+    return value
+
+
+def made(handle: int, doing: str, path: str = "") -> int:
+    """The handle of a call that gives only a handle; 0 means that there was no memory for it."""
+    if handle == 0:
+        raise error(200000, doing, path)
+    return handle
+
+
+def _last_words() -> str:
+    """What CANN last reported in this thread, on one line; reading it clears it."""
+    acl = sys.modules.get("acl")
+    said = acl.get_recent_err_msg() if acl is not None else None
+    return " ".join(said.split()) if isinstance(said, str) else ""

@@ -1,0 +1,452 @@
+"""The emulated module `acl.mdl`: loading models, describing them, running them."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+from acl.rt import _context, _no_context
+from emulated_ascend.device import (
+    GEAR_INPUT,
+    DataBuffer,
+    Dataset,
+    Model,
+    ModelDesc,
+    Stream,
+    TensorDesc,
+)
+from emulated_ascend.machine import (
+    CONTEXT_NULL,
+    DEVICE_OOM,
+    DYNAMIC_ADDR_INVALID,
+    DYNAMIC_LENGTH_INVALID,
+    DYNAMIC_SIZE_INVALID,
+    GE_FAILURE,
+    GE_PARAM_INVALID,
+    INVALID_PARAM,
+    MODEL_DATA_SIZE_INVALID,
+    MODEL_ID_INVALID,
+    OK,
+    STREAM_CONTEXT,
+    Context,
+    api,
+    machine,
+)
+from emulated_ascend.omfile import Om, Value
+
+_INT64 = 9
+
+# ------------------------------------------------------------------------------------- loading
+
+
+@api("mdl.query_size", "value, value, ret")
+def query_size(path: str) -> tuple[int, int, int]:
+    return _sizes(_read_file(path))
+
+
+@api("mdl.query_size_from_mem", "value, value, ret")
+def query_size_from_mem(model: int, size: int) -> tuple[int, int, int]:
+    return _sizes(_read(ctypes.string_at(model, size)))
+
+
+@api("mdl.load_from_file", "value, ret")
+def load_from_file(path: str) -> tuple[int, int]:
+    return _load(_read_file(path), 0, 0, 0, 0)
+
+
+@api("mdl.load_from_mem", "value, ret")
+def load_from_mem(model: int, size: int) -> tuple[int, int]:
+    return _load(_read(ctypes.string_at(model, size)), 0, 0, 0, 0)
+
+
+@api("mdl.load_from_file_with_mem", "value, ret")
+def load_from_file_with_mem(
+    path: str, work: int, work_size: int, weight: int, weight_size: int
+) -> tuple[int, int]:
+    return _load(_read_file(path), work, work_size, weight, weight_size)
+
+
+@api("mdl.load_from_mem_with_mem", "value, ret")
+def load_from_mem_with_mem(
+    model: int, size: int, work: int, work_size: int, weight: int, weight_size: int
+) -> tuple[int, int]:
+    return _load(_read(ctypes.string_at(model, size)), work, work_size, weight, weight_size)
+
+
+@api("mdl.unload", "ret")
+def unload(model_id: int) -> int:
+    model = machine.models.get(model_id)
+    if model is None:
+        return MODEL_ID_INVALID
+    if not machine.current:
+        return _no_context()
+    if model.busy_on is not None:
+        raise machine.fault("a model is unloaded while it runs")
+    del machine.models[model_id]
+    machine.get(model.context, Context).models.discard(model_id)
+    for allocation in model.pinned:
+        allocation.pins -= 1
+    for address in model.owned:
+        machine.memory.free(address)
+    return OK
+
+
+def _read_file(path: str) -> Om | int:
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        machine.say(f"E13001: open file {path} failed: {error.strerror}")
+        return GE_PARAM_INVALID
+    return _read(data)
+
+
+def _read(data: bytes) -> Om | int:
+    try:
+        return Om.read(data)
+    except ValueError as error:
+        machine.say(f"E13018: the model file is invalid: {error}")
+        return MODEL_DATA_SIZE_INVALID
+
+
+def _sizes(om: Om | int) -> tuple[int, int, int]:
+    return (0, 0, om) if isinstance(om, int) else (om.work_size, om.weight_size, OK)
+
+
+def _load(
+    om: Om | int, work: int, work_size: int, weight: int, weight_size: int
+) -> tuple[int, int]:
+    context = _context()
+    if context is None:
+        return 0, _no_context()
+    if isinstance(om, int):
+        return 0, om
+    if om.soc != machine.soc:
+        machine.say(
+            f"E10001: Value {om.soc} for parameter soc_version is invalid. Reason: Model soc "
+            "version is not support in this device."
+        )
+        return 0, GE_FAILURE
+    if (weight and weight_size < om.weight_size) or (work and work_size < om.work_size):
+        machine.say(f"E13025: the weight size of the model is {om.weight_size}, got {weight_size}")
+        return 0, GE_PARAM_INVALID
+    owned = []
+    wanted = [(0 if weight else om.weight_size), (0 if work else om.work_size)]
+    if machine.memory.used_bytes(context.device) + sum(wanted) > machine.memory_bytes:
+        return 0, DEVICE_OOM
+    if wanted[0]:
+        weight = machine.memory.allocate(context.device, om.weight_size)
+        owned.append(weight)
+    if wanted[1]:
+        work = machine.memory.allocate(context.device, om.work_size)
+        owned.append(work)
+    for address in (weight, work):
+        if address and machine.memory.find(address).device != context.device:
+            raise machine.fault(f"memory at {address:#x} is of another device than the model's")
+    if om.weight_size:
+        # As GE does at every load, also of weights that are there already.
+        view = machine.memory.at(weight, om.weight_size)
+        ctypes.memmove(view.ctypes.data, om.blob, om.weight_size)
+    model_id = machine.add_model(
+        Model(om, machine.current, work, weight if om.weight_size else 0, owned)
+    )
+    context.models.add(model_id)
+    return model_id, OK
+
+
+# ---------------------------------------------------------------------------------- describing
+
+
+@api("mdl.create_desc", "handle")
+def create_desc() -> int:
+    return machine.new(ModelDesc())
+
+
+@api("mdl.destroy_desc", "ret")
+def destroy_desc(desc: int) -> int:
+    machine.drop(desc, ModelDesc)
+    return OK
+
+
+@api("mdl.get_desc", "ret")
+def get_desc(desc: int, model_id: int) -> int:
+    found = machine.get(desc, ModelDesc)
+    model = machine.models.get(model_id)
+    if model is None:
+        return MODEL_ID_INVALID
+    found.om, found.model = model.om, model_id
+    return OK
+
+
+@api("mdl.get_desc_from_file", "ret")
+def get_desc_from_file(desc: int, path: str) -> int:
+    om = _read_file(path)
+    if isinstance(om, int):
+        return om
+    found = machine.get(desc, ModelDesc)
+    found.om, found.model = om, 0
+    return OK
+
+
+def _inputs(desc: int) -> list[Value]:
+    om = machine.get(desc, ModelDesc).om
+    if om is None:
+        return []
+    if not om.gears:
+        return list(om.inputs)
+    count = len(om.gears[0])
+    return [*om.inputs, Value(GEAR_INPUT, _INT64, [count], 8 * count)]
+
+
+def _outputs(desc: int) -> list[Value]:
+    om = machine.get(desc, ModelDesc).om
+    return list(om.outputs) if om is not None else []
+
+
+def _pick(values: list[Value], index: int) -> Value | None:
+    return values[index] if 0 <= index < len(values) else None
+
+
+def _dims(value: Value | None) -> tuple[dict[str, Any], int]:
+    if value is None:
+        return {}, INVALID_PARAM
+    return {"name": value.name[:127], "dimCount": len(value.dims), "dims": list(value.dims)}, OK
+
+
+@api("mdl.get_num_inputs", "value")
+def get_num_inputs(desc: int) -> int:
+    return len(_inputs(desc))
+
+
+@api("mdl.get_num_outputs", "value")
+def get_num_outputs(desc: int) -> int:
+    return len(_outputs(desc))
+
+
+@api("mdl.get_input_name_by_index", "value")
+def get_input_name_by_index(desc: int, index: int) -> str:
+    value = _pick(_inputs(desc), index)
+    return value.name if value else ""
+
+
+@api("mdl.get_output_name_by_index", "value")
+def get_output_name_by_index(desc: int, index: int) -> str:
+    value = _pick(_outputs(desc), index)
+    return value.name if value else ""
+
+
+@api("mdl.get_input_index_by_name", "value, ret")
+def get_input_index_by_name(desc: int, name: str) -> tuple[int, int]:
+    names = [value.name for value in _inputs(desc)]
+    return (names.index(name), OK) if name in names else (0, INVALID_PARAM)
+
+
+@api("mdl.get_input_size_by_index", "value")
+def get_input_size_by_index(desc: int, index: int) -> int:
+    value = _pick(_inputs(desc), index)
+    return value.nbytes if value else 0
+
+
+@api("mdl.get_output_size_by_index", "value")
+def get_output_size_by_index(desc: int, index: int) -> int:
+    value = _pick(_outputs(desc), index)
+    return value.nbytes if value else 0
+
+
+@api("mdl.get_input_dims", "value, ret")
+def get_input_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    return _dims(_pick(_inputs(desc), index))
+
+
+@api("mdl.get_output_dims", "value, ret")
+def get_output_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    return _dims(_pick(_outputs(desc), index))
+
+
+@api("mdl.get_input_dims_range", "value, ret")
+def get_input_dims_range(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    value = _pick(_inputs(desc), index)
+    if value is None:
+        return {"rangeCount": 0, "range": []}, INVALID_PARAM
+    return {"rangeCount": len(value.ranges), "range": [list(r) for r in value.ranges]}, OK
+
+
+@api("mdl.get_input_data_type", "value")
+def get_input_data_type(desc: int, index: int) -> int:
+    value = _pick(_inputs(desc), index)
+    return value.dtype if value else -1
+
+
+@api("mdl.get_output_data_type", "value")
+def get_output_data_type(desc: int, index: int) -> int:
+    value = _pick(_outputs(desc), index)
+    return value.dtype if value else -1
+
+
+# --------------------------------------------------------------------------------------- gears
+
+
+@api("mdl.get_input_dynamic_gear_count", "value, ret")
+def get_input_dynamic_gear_count(desc: int, index: int) -> tuple[int, int]:
+    om = machine.get(desc, ModelDesc).om
+    return (len(om.gears), OK) if om is not None else (0, INVALID_PARAM)
+
+
+@api("mdl.get_input_dynamic_dims", "value, ret")
+def get_input_dynamic_dims(
+    desc: int, index: int, gear_count: int
+) -> tuple[list[dict[str, Any]], int]:
+    om = machine.get(desc, ModelDesc).om
+    if om is None or gear_count < len(om.gears):
+        return [], INVALID_PARAM
+    rows = []
+    for gear in om.gears:
+        sizes = iter(gear)
+        dims = [dim if dim >= 0 else next(sizes) for each in om.inputs for dim in each.dims]
+        rows.append({"name": "", "dimCount": len(dims), "dims": dims})
+    return rows, OK
+
+
+@api("mdl.set_input_dynamic_dims", "ret")
+def set_input_dynamic_dims(model_id: int, dataset: int, index: int, dims: dict) -> int:
+    model = machine.models.get(model_id)
+    if model is None:
+        return MODEL_ID_INVALID
+    if not machine.current:
+        return CONTEXT_NULL
+    found = machine.get(dataset, Dataset)
+    sizes = dims["dims"]
+    if not isinstance(sizes, list) or not all(isinstance(each, int) for each in sizes):
+        raise TypeError("the dims of fourth parameter is not list of int")
+    if not 0 <= index < len(found.buffers):
+        return INVALID_PARAM
+    buffer = machine.get(found.buffers[index], DataBuffer)
+    if not buffer.pointer:
+        return INVALID_PARAM
+    om = model.om
+    if not om.gears or index != len(om.inputs):
+        return DYNAMIC_ADDR_INVALID
+    declared = [dim for each in om.inputs for dim in each.dims]
+    if dims["dimCount"] != len(declared) or len(sizes) != len(declared):
+        machine.say(f"E19999: {len(sizes)} dims, the inputs have {len(declared)}")
+        return DYNAMIC_LENGTH_INVALID
+    if any(dim >= 0 and dim != size for dim, size in zip(declared, sizes, strict=True)):
+        machine.say("E19999: Static dims should be same")
+        return DYNAMIC_LENGTH_INVALID
+    gear = [size for dim, size in zip(declared, sizes, strict=True) if dim < 0]
+    if gear not in om.gears:
+        machine.say(f"E10001: {gear} does not match the gear of the model")
+        return DYNAMIC_SIZE_INVALID
+    if buffer.nbytes < 8 * len(gear):
+        return DYNAMIC_LENGTH_INVALID
+    view = machine.memory.at(buffer.pointer, 8 * len(gear))
+    view[:] = memoryview(b"".join(each.to_bytes(8, "little") for each in gear))
+    found.gear = gear
+    model.gear = gear
+    return OK
+
+
+@api("mdl.get_cur_output_dims", "value, ret")
+def get_cur_output_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
+    found = machine.get(desc, ModelDesc)
+    model = machine.models.get(found.model)
+    if model is None:
+        return {}, MODEL_ID_INVALID
+    value = _pick(_outputs(desc), index)
+    if model.om.is_ranged:
+        return {}, 200001
+    if value is None or not model.om.gears or model.gear is None:
+        return _dims(value)
+    dims = model.om.gear_outputs[model.om.gears.index(model.gear)][index]
+    return {"name": value.name[:127], "dimCount": len(dims), "dims": list(dims)}, OK
+
+
+# ------------------------------------------------------------------------------------ datasets
+
+
+@api("mdl.create_dataset", "handle")
+def create_dataset() -> int:
+    return machine.new(Dataset())
+
+
+@api("mdl.destroy_dataset", "ret")
+def destroy_dataset(dataset: int) -> int:
+    found = machine.drop(dataset, Dataset)
+    for desc in found.descs.values():
+        machine.drop(desc, TensorDesc)
+    return OK
+
+
+@api("mdl.add_dataset_buffer", "value, ret")
+def add_dataset_buffer(dataset: int, data_buffer: int) -> tuple[int, int]:
+    found = machine.get(dataset, Dataset)
+    if data_buffer == 0:
+        return dataset, INVALID_PARAM
+    machine.get(data_buffer, DataBuffer)
+    found.buffers.append(data_buffer)
+    return dataset, OK
+
+
+@api("mdl.get_dataset_num_buffers", "value")
+def get_dataset_num_buffers(dataset: int) -> int:
+    return len(machine.get(dataset, Dataset).buffers)
+
+
+@api("mdl.get_dataset_buffer", "handle")
+def get_dataset_buffer(dataset: int, index: int) -> int:
+    buffers = machine.get(dataset, Dataset).buffers
+    return buffers[index] if 0 <= index < len(buffers) else 0
+
+
+@api("mdl.set_dataset_tensor_desc", "value, ret")
+def set_dataset_tensor_desc(dataset: int, desc: int, index: int) -> tuple[int, int]:
+    found = machine.get(dataset, Dataset)
+    if not 0 <= index < len(found.buffers):
+        return dataset, INVALID_PARAM
+    given = machine.get(desc, TensorDesc)
+    old = found.descs.pop(index, 0)
+    if old:
+        machine.drop(old, TensorDesc)
+    found.descs[index] = machine.new(TensorDesc(given.dtype, list(given.dims)))
+    return dataset, OK
+
+
+@api("mdl.get_dataset_tensor_desc", "handle")
+def get_dataset_tensor_desc(dataset: int, index: int) -> int:
+    return machine.get(dataset, Dataset).descs.get(index, 0)
+
+
+# ------------------------------------------------------------------------------------- running
+
+
+@api("mdl.execute_async", "ret")
+def execute_async(model_id: int, inputs: int, outputs: int, stream: int) -> int:
+    return _execute(model_id, inputs, outputs, stream, waits=False)
+
+
+@api("mdl.execute", "ret")
+def execute(model_id: int, inputs: int, outputs: int) -> int:
+    if not machine.current:
+        return _no_context()
+    # On a stream of its own that ends with the call; nobody else gets the GIL meanwhile.
+    own = machine.new(Stream(machine.current))
+    try:
+        code = _execute(model_id, inputs, outputs, own, waits=True)
+        return code or machine.get(own, Stream).wait(None)
+    finally:
+        machine.drop(own, Stream).close()
+
+
+def _execute(model_id: int, inputs: int, outputs: int, stream: int, waits: bool) -> int:
+    if not machine.current:
+        return _no_context()
+    model = machine.models.get(model_id)
+    if model is None:
+        return MODEL_ID_INVALID
+    if machine.get(stream, Stream).context != machine.current:
+        machine.say("EE1001: the stream is not in the current context")
+        return STREAM_CONTEXT
+    code: int = model.execute(
+        machine.get(inputs, Dataset), machine.get(outputs, Dataset), stream, waits
+    )
+    return code

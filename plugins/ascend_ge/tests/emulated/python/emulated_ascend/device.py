@@ -1,0 +1,275 @@
+"""What runs on an emulated device: streams with queued work, and loaded models."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from emulated_ascend.compute import Program, host_dtype
+from emulated_ascend.machine import (
+    DYNAMIC_ADDR_INVALID,
+    GE_PARAM_INVALID,
+    INVALID_PARAM,
+    MODEL_EXECUTE,
+    OK,
+    SYNC_TIMEOUT,
+    machine,
+)
+from emulated_ascend.omfile import FROM_ONNX, Om, Value, nbytes
+
+Array = npt.NDArray[Any]
+GEAR_INPUT = "ascend_mbatch_shape_data"
+SLACK = 64  # bytes by which the vendor lets a static buffer fall short
+
+
+@dataclass(slots=True)
+class DataBuffer:
+    """Memory as a dataset names it."""
+
+    pointer: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class TensorDesc:
+    """A shape, as create_tensor_desc makes it or a run leaves it in a dataset."""
+
+    dtype: int
+    dims: list[int]
+
+
+@dataclass(slots=True)
+class Dataset:
+    """Inputs or outputs: handles of data buffers, and of tensor descriptions where there are."""
+
+    buffers: list[int] = field(default_factory=list)
+    descs: dict[int, int] = field(default_factory=dict)
+    gear: list[int] | None = None
+
+
+@dataclass(slots=True)
+class ModelDesc:
+    """What get_desc fills."""
+
+    om: Om | None = None
+    model: int = 0
+
+
+@dataclass(slots=True)
+class Task:
+    """Work on a stream. finish: makes its results visible, once; returns a code."""
+
+    future: Future[Any]
+    finish: Callable[[Any], int]
+
+
+class Stream:
+    """A queue of work, done one after another by a thread of its own."""
+
+    def __init__(self, context: int) -> None:
+        self.context = context
+        self.tasks: list[Task] = []
+        self._worker: ThreadPoolExecutor | None = None
+
+    def put(self, work: Callable[[], Any], finish: Callable[[Any], int]) -> Task:
+        """Queue work."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, thread_name_prefix="emulated-npu")
+        task = Task(self._worker.submit(work), finish)
+        self.tasks.append(task)
+        return task
+
+    def wait(self, timeout_s: float | None) -> int:
+        """Wait for what is queued and make it visible. Called without the machine's lock."""
+        stop_at = None if timeout_s is None else time.monotonic() + timeout_s
+        code = OK
+        while True:
+            with machine.lock:
+                if not self.tasks:
+                    return code
+                task = self.tasks[0]
+            left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
+            try:
+                result = task.future.result(left)
+            except TimeoutError:
+                machine.say("E4019: synchronizing the stream timed out")
+                return SYNC_TIMEOUT
+            with machine.lock:
+                if self.tasks and self.tasks[0] is task:
+                    del self.tasks[0]
+                    code = task.finish(result) or code
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._worker is not None:
+            self._worker.shutdown()
+
+
+class Model:
+    """One load of an .om on one device."""
+
+    def __init__(self, om: Om, context: int, work: int, weights: int, owned: list[int]) -> None:
+        self.om = om
+        self.context = context
+        self.work = work
+        self.weights = weights
+        self.owned = owned  # memory that the load allocated itself
+        self.gear: list[int] | None = None
+        self.busy_on: int | None = None
+        self.program = Program(om)
+        self.pinned = [
+            machine.memory.find(address) for address in (work, weights) if address
+        ]
+        for each in self.pinned:
+            each.pins += 1
+
+    def execute(self, inputs: Dataset, outputs: Dataset, stream: int, waits: bool) -> int:
+        """Check a run as GE does and queue it. waits: results may be allocated, for `execute`."""
+        if self.busy_on is not None:
+            raise machine.fault(
+                f"one model runs on stream {stream:#x} while it is on {self.busy_on:#x}"
+            )
+        for other in machine.models.values():
+            if other is not self and self.work and other.work == self.work and other.busy_on:
+                raise machine.fault("two models run at once in the same working memory")
+        shapes = self._shapes(inputs)
+        if isinstance(shapes, int):
+            return shapes
+        feeds: dict[str, Array] = {}
+        views: list[tuple[Array, Array]] = []
+        for place, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
+            buffer = machine.get(inputs.buffers[place], DataBuffer)
+            size = nbytes(value.dtype, dims)
+            short = SLACK if not self.om.is_ranged and not self.om.gears else 0
+            if buffer.nbytes + short < size:
+                machine.say(
+                    f"E13025: the input memory size set by the user is invalid: {buffer.nbytes} "
+                    f"bytes for input {value.name}, which needs {size}"
+                )
+                return GE_PARAM_INVALID
+            view = machine.memory.at(buffer.pointer, size) if size else np.empty(0, np.uint8)
+            copy = view.copy()
+            views.append((view, copy))
+            feeds[value.name] = copy.view(host_dtype(self.program.types[value.name])).reshape(dims)
+        for place, value in enumerate(self.om.outputs):
+            buffer = machine.get(outputs.buffers[place], DataBuffer)
+            size = self._static_output(place, value)
+            if buffer.pointer:
+                machine.memory.at(buffer.pointer, buffer.nbytes)
+            elif size and not waits:
+                machine.say("E19999: output addr is null")
+                return DYNAMIC_ADDR_INVALID
+            if size is not None and buffer.pointer and buffer.nbytes + SLACK < size:
+                machine.say(f"E13025: output {value.name} needs {size} bytes")
+                return GE_PARAM_INVALID
+        return self._queue(feeds, views, outputs, stream, waits)
+
+    def _queue(
+        self,
+        feeds: dict[str, Array],
+        views: list[tuple[Array, Array]],
+        outputs: Dataset,
+        stream: int,
+        waits: bool,
+    ) -> int:
+        weights = machine.memory.at(self.weights, self.om.weight_size) if self.weights else None
+        delay_s = machine.delay_s
+        queue = machine.get(stream, Stream)
+        self.busy_on = stream
+
+        def work() -> list[Array] | str:
+            started = time.monotonic()
+            try:
+                constants = weights if weights is not None else np.empty(0, np.uint8)
+                results = self.program.run(feeds, constants)
+            except Exception as error:  # whatever onnxruntime raises is a failed run here
+                return f"E39999: {' '.join(str(error).split())}"
+            time.sleep(max(0.0, delay_s - (time.monotonic() - started)))
+            return results
+
+        def finish(results: list[Array] | str) -> int:
+            self.busy_on = None
+            if any(not np.array_equal(view, copy) for view, copy in views):
+                raise machine.fault("an input changed in device memory while a queued run read it")
+            if isinstance(results, str):
+                machine.say(results)
+                return MODEL_EXECUTE
+            return self._write(results, outputs, waits)
+
+        task = queue.put(work, finish)
+        if not self.om.is_ranged or waits:
+            return OK
+        # GE works out dynamic shapes on the host before it queues: too small a buffer fails here.
+        results = task.future.result()
+        if isinstance(results, str):
+            return OK  # the device fails, which synchronising shows
+        for place, result in enumerate(results):
+            buffer = machine.get(outputs.buffers[place], DataBuffer)
+            if buffer.pointer and result.nbytes > buffer.nbytes:
+                queue.tasks.remove(task)
+                self.busy_on = None
+                machine.say(f"E13025: the output needs {result.nbytes} bytes, got {buffer.nbytes}")
+                return GE_PARAM_INVALID
+        return OK
+
+    def _write(self, results: list[Array], outputs: Dataset, waits: bool) -> int:
+        for place, result in enumerate(results):
+            buffer = machine.get(outputs.buffers[place], DataBuffer)
+            raw = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+            if not buffer.pointer and waits:
+                device = machine.objects[self.context].device
+                buffer.nbytes = max(raw.nbytes, 1)
+                buffer.pointer = machine.memory.allocate(device, buffer.nbytes)
+            if buffer.pointer and raw.nbytes:
+                machine.memory.at(buffer.pointer, raw.nbytes)[:] = raw
+            if self.om.is_ranged:
+                old = outputs.descs.pop(place, 0)
+                machine.objects.pop(old, None)
+                outputs.descs[place] = machine.new(
+                    TensorDesc(FROM_ONNX[self._type(place)], list(result.shape))
+                )
+        return OK
+
+    def _type(self, place: int) -> int:
+        return list(self.program.types.values())[len(self.om.inputs) + place]
+
+    def _shapes(self, inputs: Dataset) -> list[list[int]] | int:
+        """The dims of each input of this run, or the code of what is wrong with them."""
+        wanted = len(self.om.inputs) + bool(self.om.gears)
+        if len(inputs.buffers) < wanted:
+            machine.say(f"E10001: {len(inputs.buffers)} inputs, the model has {wanted}")
+            return INVALID_PARAM
+        if self.om.gears:
+            if inputs.gear is None or self.gear != inputs.gear:
+                machine.say("E19999: the model is dynamic and no gear was set for this dataset")
+                return GE_PARAM_INVALID
+            sizes = iter(inputs.gear)
+            return [[dim if dim >= 0 else next(sizes) for dim in v.dims] for v in self.om.inputs]
+        shapes = []
+        for place, value in enumerate(self.om.inputs):
+            dims = value.dims
+            if -1 in dims:
+                handle = inputs.descs.get(place)
+                dims = machine.get(handle, TensorDesc).dims if handle else dims
+                if len(dims) != len(value.dims) or not all(
+                    low <= dim and (high < 0 or dim <= high)
+                    for dim, (low, high) in zip(dims, value.ranges, strict=True)
+                ):
+                    machine.say(f"E10001: input {place} shape {dims} out of shape range")
+                    return INVALID_PARAM
+            shapes.append(dims)
+        return shapes
+
+    def _static_output(self, place: int, value: Value) -> int | None:
+        """How many bytes an output will have, None where the run decides."""
+        if self.om.gears:
+            gear = self.om.gears.index(self.gear or [])
+            return nbytes(value.dtype, self.om.gear_outputs[gear][place])
+        return None if -1 in value.dims else nbytes(value.dtype, value.dims)
+

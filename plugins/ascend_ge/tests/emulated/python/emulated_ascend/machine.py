@@ -1,0 +1,247 @@
+"""The state of the emulated machine: devices, handles, threads' contexts, planned failures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from emulated_ascend.memory import Memory
+
+OK = 0
+INVALID_PARAM = 100000
+UNINITIALIZED = 100001
+REPEAT_INITIALIZE = 100002
+REPEAT_FINALIZE = 100037
+RT_PARAM_INVALID = 107000
+INVALID_DEVICE = 107001
+CONTEXT_NULL = 107002
+STREAM_CONTEXT = 107003
+GE_PARAM_INVALID = 145000
+MODEL_ID_INVALID = 145003
+MODEL_DATA_SIZE_INVALID = 145006
+DYNAMIC_ADDR_INVALID = 145011
+DYNAMIC_LENGTH_INVALID = 145012
+DYNAMIC_SIZE_INVALID = 145013
+DEVICE_OOM = 207018
+GE_FAILURE = 500002
+MODEL_EXECUTE = 507011
+SYNC_TIMEOUT = 507046
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class EmulatedFault(RuntimeError):
+    """What would crash, hang or be silently wrong on a real machine."""
+
+
+@dataclass(slots=True)
+class Context:
+    """An ACL context. `is_default`: the one that set_device makes, which nobody destroys."""
+
+    device: int
+    is_default: bool = False
+    streams: set[int] = field(default_factory=set)
+    models: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Failure:
+    """A call that is to fail: the `after`-th from now on, `times` times."""
+
+    code: int
+    after: int
+    times: int
+    message: str
+
+
+class Machine:
+    """One machine in one process. Everything is guarded by `lock`, as pyACL is by the GIL."""
+
+    def __init__(self) -> None:
+        config = json.loads(os.environ.get("EMULATED_ASCEND", "{}"))
+        self.devices: int = config.get("devices", 2)
+        self.soc: str | None = config.get("soc", "Ascend910B3")
+        self.memory_bytes: int = config.get("memory_bytes", 1 << 30)
+        self.lock = threading.RLock()
+        self.memory = Memory(self.fault)
+        self.objects: dict[int, Any] = {}
+        self.models: dict[int, Any] = {}
+        self.faults: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.delay_s = 0.0
+        self.is_initialized = False
+        self.is_finalized = False
+        self.open_devices: Counter[int] = Counter()
+        self._defaults: dict[int, int] = {}
+        self._dead: dict[int, str] = {}
+        self._failures: dict[str, list[Failure]] = {}
+        self._local = threading.local()
+        self._next_handle = 0x0E00_0000_0000
+        self._next_model = 1
+
+    # ------------------------------------------------------------------------- for tests
+
+    def fail(self, name: str, code: int, after: int = 0, times: int = 1, message: str = "") -> None:
+        """Have a call fail: `fail("rt.malloc", 207018, after=2)` is the third one from now."""
+        self._failures.setdefault(name, []).append(Failure(code, after, times, message))
+
+    def heal(self) -> None:
+        """Take back all failures that were planned and have not come."""
+        self._failures.clear()
+
+    def slow(self, delay_s: float) -> None:
+        """Have every run of a model take at least so long on the device."""
+        self.delay_s = delay_s
+
+    def live(self) -> dict[str, int]:
+        """How many things are alive, by kind; {} after a clean end."""
+        with self.lock:
+            kinds = Counter(
+                type(each).__name__
+                for each in self.objects.values()
+                if not (isinstance(each, Context) and each.is_default)
+            )
+            kinds["Model"] = len(self.models)
+            kinds["Memory"] = len(self.memory.live())
+        return {kind: count for kind, count in kinds.items() if count}
+
+    # ------------------------------------------------------------------- for the modules
+
+    def fault(self, text: str) -> EmulatedFault:
+        """Record a fault; the caller raises it."""
+        self.faults.append(text)
+        return EmulatedFault(text)
+
+    def say(self, text: str) -> None:
+        """What get_recent_err_msg will tell this thread."""
+        self._local.said = text
+
+    def take_said(self) -> str | None:
+        """Tell it, once."""
+        said = getattr(self._local, "said", None)
+        self._local.said = None
+        return said
+
+    def new(self, thing: Any) -> int:
+        """A handle for a new object."""
+        self._next_handle += 0x40
+        self.objects[self._next_handle] = thing
+        return self._next_handle
+
+    def get(self, handle: int, kind: type[Any]) -> Any:
+        """The object behind a handle of this kind; a fault for any other number."""
+        found = self.objects.get(handle)
+        if isinstance(found, kind):
+            return found
+        if found is not None:
+            was = f"a handle of a {type(found).__name__}"
+        elif handle in self._dead:
+            was = f"a {self._dead[handle]} that was destroyed"
+        else:
+            was = "no handle at all"
+        raise self.fault(f"expected a handle of a {kind.__name__}, got {handle:#x}, {was}")
+
+    def drop(self, handle: int, kind: type[Any]) -> Any:
+        """Destroy the object behind a handle."""
+        found = self.get(handle, kind)
+        del self.objects[handle]
+        self._dead[handle] = kind.__name__
+        return found
+
+    def add_model(self, model: Any) -> int:
+        """A model id for a loaded model."""
+        number = self._next_model
+        self._next_model += 1
+        self.models[number] = model
+        return number
+
+    @property
+    def current(self) -> int:
+        """The calling thread's context, 0 without one or when it was destroyed."""
+        handle: int = getattr(self._local, "context", 0)
+        return handle if handle in self.objects else 0
+
+    @current.setter
+    def current(self, handle: int) -> None:
+        self._local.context = handle
+
+    def default_context(self, device: int) -> int:
+        """The context that set_device makes for a device."""
+        if device not in self._defaults:
+            self._defaults[device] = self.new(Context(device, is_default=True))
+        return self._defaults[device]
+
+    def drop_default_context(self, device: int) -> None:
+        """A device was reset."""
+        handle = self._defaults.pop(device, 0)
+        self.objects.pop(handle, None)
+
+    def planned(self, name: str) -> int:
+        """The code with which this call is to fail, 0 if it is not."""
+        for failure in self._failures.get(name, []):
+            if failure.after > 0:
+                failure.after -= 1
+            elif failure.times > 0:
+                failure.times -= 1
+                if failure.message:
+                    self.say(failure.message)
+                return failure.code
+        return OK
+
+
+machine = Machine()
+
+_KINDS = {"int": int, "str": str, "list": list, "dict": dict, "bytes": bytes}
+
+
+def api(name: str, returns: str, waits: bool = False) -> Callable[[F], F]:
+    """Make a function one of pyACL's: strict arguments, planned failures, one call at a time.
+
+    returns: "ret", "value, ret", "value, value, ret", "handle", "value" or "none".
+    waits: it lets the GIL go while it waits, so it takes the machine's lock by itself.
+    """
+
+    def wrap(function: F) -> F:
+        parameters = inspect.signature(function).parameters
+        kinds = [_KINDS[str(each.annotation)] for each in parameters.values()]
+
+        @functools.wraps(function)
+        def call(*arguments: Any) -> Any:
+            for place, (argument, kind) in enumerate(zip(arguments, kinds, strict=False)):
+                # PyArg_ParseTuple takes ints and str only: no numpy scalar, no None.
+                if not isinstance(argument, kind):
+                    raise TypeError(
+                        f"acl.{name}: argument {place + 1} must be {kind.__name__}, "
+                        f"not {type(argument).__name__}"
+                    )
+            with machine.lock:
+                machine.calls[name] += 1
+                code = machine.planned(name)
+                if code != OK:
+                    return _failed(returns, code)
+                if not waits:
+                    return function(*arguments)
+            return function(*arguments)
+
+        call.emulated_name = name  # type: ignore[attr-defined]
+        call.emulated_returns = returns  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return wrap
+
+
+def _failed(returns: str, code: int) -> Any:
+    if returns == "ret":
+        return code
+    if returns in ("handle", "value"):
+        return 0
+    if returns == "none":
+        return None
+    return (*([0] * returns.count("value")), code)

@@ -1,0 +1,129 @@
+"""A TensorRT engine in memory: the compiled model, shared by every context that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import BackendUnavailable, ModelError
+from engine.types import DType, ShapeRange, TensorSpec
+from engine_gpu_trt import dtypes, messages
+from engine_gpu_trt.cuda import Gpu
+from engine_gpu_trt.profiles import bounded
+
+if TYPE_CHECKING:
+    from engine_gpu_trt.run import Run
+
+
+class Engine:
+    """An ICudaEngine and the runtime it lives in.
+
+    runs: the contexts that are open, by id. They are closed before the engine is.
+    """
+
+    def __init__(self, gpu: Gpu, trt: Any, runtime: Any, engine: Any) -> None:
+        self.gpu = gpu
+        self.trt = trt
+        self.runtime = runtime
+        self.engine = engine
+        self.runs: dict[int, Run] = {}
+        tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
+        is_input = {
+            name: engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in tensors
+        }
+        self.inputs = tuple(name for name in tensors if is_input[name])
+        self.outputs = tuple(name for name in tensors if not is_input[name])
+        # The shapes it was compiled for: one entry a profile, by the engine's input names.
+        self.profiles = [
+            {name: ShapeRange(*map(tuple, self._profile_shape(name, i))) for name in self.inputs}
+            for i in range(engine.num_optimization_profiles)
+        ]
+        self.weights_bytes = max(0, int(engine.get_engine_stat(trt.EngineStat.TOTAL_WEIGHTS_SIZE)))
+
+    def _profile_shape(self, name: str, index: int) -> Sequence[Sequence[int]]:
+        shape = tuple(self.engine.get_tensor_shape(name))
+        if -1 not in shape:
+            return (shape,) * 3
+        found: Sequence[Sequence[int]] = self.engine.get_tensor_profile_shape(name, index)
+        return found
+
+    def close(self) -> None:
+        """Free the contexts that are still open, then the engine, then the runtime."""
+        for run in list(self.runs.values()):
+            run.close()
+        with self.gpu:
+            self.engine = None
+            self.runtime = None
+
+
+def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "") -> Engine:
+    """The engine of a plan's bytes. `name` is what messages call it.
+
+    Raises ModelError for a plan that is damaged or made by another version or for another
+    device, BackendUnavailable where the device is short of memory.
+    """
+    mark = messages.mark()
+    with gpu:
+        try:
+            runtime = trt.Runtime(messages.logger(trt))
+        except (RuntimeError, TypeError) as error:
+            raise BackendUnavailable(
+                f"TensorRT's runtime does not start: {error}; run: engine doctor gpu_trt", "gpu_trt"
+            ) from error
+        engine = runtime.deserialize_cuda_engine(plan)
+        if engine is not None:
+            return Engine(gpu, trt, runtime, engine)
+        heard = messages.since(mark)
+        if heard.out_of_memory:
+            raise BackendUnavailable(
+                f"{gpu.name}: out of memory while loading {name}: "
+                f"{gpu.shortage('room for its weights')}; TensorRT says: {heard}",
+                "gpu_trt",
+            )
+        raise ModelError(
+            f"{name}: TensorRT {trt.__version__} cannot load this engine on {gpu.name}: {heard}; "
+            "an engine runs on the TensorRT version and kind of device that it was compiled with: "
+            "compile the model here",
+            path,
+        )
+
+
+def described(
+    engine: Engine, name: str
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], Mapping[str, str]]:
+    """Inputs, outputs and the model's names of a deserialised engine.
+
+    Raises ModelError naming what goes in or out and cannot.
+    """
+    names = passed_through(engine.inputs, engine.outputs)
+    inputs = []
+    for ours, theirs in names.items():
+        spec = _spec(engine, theirs, ours, name)
+        if engine.engine.is_shape_inference_io(theirs):
+            raise ModelError(
+                f"{name}: input {ours!r} decides a shape, which this backend cannot do yet"
+            )
+        inputs.append(bounded(spec, [profile[theirs] for profile in engine.profiles]))
+    outputs = tuple(_spec(engine, output, output, name) for output in engine.outputs)
+    return tuple(inputs), outputs, names
+
+
+def passed_through(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
+    """The network's input names by the model's.
+
+    TensorRT's parser renames an input that is an output as well, "x", to "__x".
+    """
+    return {
+        name[2:] if name.startswith("__") and name[2:] in outputs else name: name for name in inputs
+    }
+
+
+def _spec(engine: Engine, name: str, called: str, file: str) -> TensorSpec:
+    dtype = engine.engine.get_tensor_dtype(name)
+    try:
+        ours: DType = dtypes.from_tensorrt(engine.trt, dtype)
+    except KeyError:
+        raise ModelError(f"{file}: {called!r} is of TensorRT's type {dtype}, which cannot go in "
+                         "or out") from None  # fmt: skip
+    shape = tuple(engine.engine.get_tensor_shape(name))
+    return TensorSpec(called, ours, tuple(None if dim == -1 else dim for dim in shape))

@@ -1,0 +1,234 @@
+"""Load: from a validated model to TensorRT's network, or from a compiled engine to that."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import BackendUnavailable, ModelError
+from engine.types import CompileOptions, GraphInfo, ModelSource, NodeInfo, TensorSpec
+from engine_gpu_trt import dtypes, messages, vendor
+from engine_gpu_trt.cuda import Gpu, open_gpu
+from engine_gpu_trt.engines import Engine, described, deserialize, passed_through
+from engine_gpu_trt.options import Settings, read_settings
+
+
+class TrtModel:
+    """A model in TensorRT's hands: a parsed network, or an engine that was compiled before.
+
+    inputs, outputs: as the model declares them. unsupported: nodes that TensorRT cannot run.
+    names: input and output names of the network by the model's. Where the parser stopped there
+    is neither a network nor an engine.
+    """
+
+    def __init__(self, source: ModelSource, settings: Settings, gpu: Gpu, trt: Any) -> None:
+        self.source = source
+        self.settings = settings
+        self.gpu = gpu
+        self.trt = trt
+        self.inputs: tuple[TensorSpec, ...] = ()
+        self.outputs: tuple[TensorSpec, ...] = ()
+        self.unsupported: Mapping[int, str] = {}
+        self.names: Mapping[str, str] = {}
+        # Each needs the one before it. The parser keeps weights that the network points to, and
+        # does not keep the network alive itself.
+        self.builder: Any = None
+        self.network: Any = None
+        self.parser: Any = None
+        self.engine: Engine | None = None
+
+    def close(self) -> None:
+        """Free the network; an engine that no executable took is freed too."""
+        with self.gpu:
+            self.parser = None
+            self.network = None
+            self.builder = None
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+
+def load(source: ModelSource, options: CompileOptions) -> TrtModel:
+    """Read a model for `options.device`; raises what engine_load may raise."""
+    settings = read_settings(options)
+    gpu = open_gpu(options.device.id)  # proves a device; only then may TensorRT be touched
+    try:
+        trt = vendor.tensorrt()
+    except vendor.Missing as error:
+        raise BackendUnavailable(
+            f"backend 'gpu_trt' cannot run: {error}; {error.fix}", "gpu_trt"
+        ) from error
+    model = TrtModel(source, settings, gpu, trt)
+    try:
+        if source.format == "plan":
+            _load_plan(model)
+        else:
+            _load_onnx(model)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def _load_plan(model: TrtModel) -> None:
+    source = model.source
+    data = _bytes(source)
+    if not data:
+        raise ModelError(f"{source.name}: it is empty, expected a TensorRT engine", _path(source))
+    model.engine = deserialize(model.gpu, model.trt, data, source.name, _path(source))
+    model.inputs, model.outputs, model.names = described(model.engine, source.name)
+
+
+def _load_onnx(model: TrtModel) -> None:
+    source = model.source
+    graph = source.graph
+    assert graph is not None, "the core reads every ONNX file before a backend does"
+    model.inputs, model.outputs = graph.inputs, graph.outputs
+    refused = {
+        spec.name: reason
+        for role, specs in (("input", graph.inputs), ("output", graph.outputs))
+        for spec in specs
+        if (reason := dtypes.refusal(spec, role))
+    }
+    if refused:
+        model.unsupported = _touching(graph, refused, source)
+        return
+    mark = messages.mark()
+    with model.gpu:
+        model.builder, model.network, model.parser = _parser(model.trt)
+        if not _parse(model.parser, source):
+            model.unsupported = _unsupported(model, graph, messages.since(mark))
+            return
+        names = [model.network.get_input(i).name for i in range(model.network.num_inputs)]
+        deciding = {
+            name: f"input {name!r} decides a shape, and TensorRT would have to be told the range "
+            "of its values, which this backend cannot do yet"
+            for index, name in enumerate(names)
+            if model.network.get_input(index).is_shape_tensor
+        }
+    if deciding:
+        model.unsupported = _touching(graph, deciding, source)
+        return
+    model.names = passed_through(names, [spec.name for spec in graph.outputs])
+
+
+def _parser(trt: Any) -> tuple[Any, Any, Any]:
+    """A builder, an empty network and its parser; all three must be kept while one is used."""
+    log = messages.logger(trt)
+    try:
+        builder = trt.Builder(log)
+    except (RuntimeError, TypeError) as error:
+        raise BackendUnavailable(
+            f"TensorRT does not start: {error}; run: engine doctor gpu_trt", "gpu_trt"
+        ) from error
+    # Types are the model's own: TensorRT 11 knows nothing else, and 10 does the same with this.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    if network is None:
+        raise BackendUnavailable(
+            "TensorRT does not make a network; run: engine doctor gpu_trt", "gpu_trt"
+        )
+    return builder, network, trt.OnnxParser(network, log)
+
+
+def _parse(parser: Any, source: ModelSource) -> bool:
+    if source.data is None:
+        return bool(parser.parse_from_file(str(source.path)))
+    return bool(parser.parse(source.data, _location(source)))
+
+
+def _location(source: ModelSource) -> str | None:
+    """A path in the folder that external data lies in: the parser goes by its folder only."""
+    if source.folder is not None:
+        return str(source.folder / "model.onnx")
+    return str(source.path) if source.path is not None else None
+
+
+# ---------------------------------------------------------------------------- what cannot be run
+
+
+def _touching(graph: GraphInfo, refused: Mapping[str, str], source: ModelSource) -> dict[int, str]:
+    """The nodes that read or write a tensor that TensorRT cannot take, each with the reason."""
+    found: dict[int, str] = {}
+    for node in graph.nodes:
+        for name in (*node.inputs, *node.outputs):
+            if name in refused:
+                found.setdefault(node.index, refused[name])
+    if not found:
+        raise ModelError(f"{source.name}: {next(iter(refused.values()))}", _path(source))
+    return found
+
+
+def _unsupported(model: TrtModel, graph: GraphInfo, heard: messages.Heard) -> dict[int, str]:
+    """Ask TensorRT which nodes it can run, after its parser refused the model.
+
+    Raises ModelError where that is no node's fault. Not asked before: it parses everything
+    again, and finds fault with data-dependent shapes that the parser takes.
+    """
+    source = model.source
+    errors = messages.parser_errors(model.parser)
+    if all(error.node() < 0 for error in errors):
+        text = "; ".join(messages.tidy(error.desc()) for error in errors) or str(heard)
+        raise ModelError(f"{source.name}: TensorRT's parser cannot read it: {text}", _path(source))
+    builder, network, parser = _parser(model.trt)
+    try:
+        parser.supports_model_v2(_bytes(source), _location(source))
+        supported = {
+            index
+            for part in range(parser.num_subgraphs)
+            for index in parser.get_subgraph_nodes(part)
+        }
+        reasons = {
+            error.node(): _reason(error)
+            for error in (*messages.parser_errors(parser), *errors)
+            if error.node() >= 0
+        }
+        return {
+            node.index: reasons.get(node.index) or _without_error(parser, node)
+            for node in graph.nodes
+            if node.index in reasons or node.index not in supported
+        }
+    finally:
+        del parser, network, builder
+
+
+def _reason(error: Any) -> str:
+    text = messages.tidy(error.desc())
+    operator = error.node_operator()
+    if "Plugin not found" in text:
+        return f"TensorRT has no operator {operator!r} and no plugin of that name"
+    if text == "false":
+        return f"TensorRT does not run operator {operator!r}"
+    return f"TensorRT refuses it: {text}"
+
+
+def _without_error(parser: Any, node: NodeInfo) -> str:
+    if not parser.supports_operator(node.op_type):
+        return f"TensorRT has no operator {node.op_type!r}"
+    return "TensorRT leaves it out of what it can run, without an error"
+
+
+# ------------------------------------------------------------------------------------- the bytes
+
+
+def _bytes(source: ModelSource) -> bytes | mmap.mmap:
+    """The model's bytes; those of a file are mapped, not read."""
+    if source.data is not None:
+        return source.data
+    assert source.path is not None, "a source has bytes or a path"
+    return _mapped(source.path)
+
+
+def _mapped(path: Path) -> bytes | mmap.mmap:
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                return b""  # which cannot be mapped
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error}", str(path)) from error
+
+
+def _path(source: ModelSource) -> str:
+    return str(source.path or "")

@@ -1,0 +1,297 @@
+"""ONNX graphs behind the emulated TensorRT: what TensorRT's parser says of them, and results.
+
+The refusals and their texts are what TensorRT's real parser and builder said of such models
+(tensorrt_rtx 1.7.1, whose parser and builder need no device).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from onnx import TensorProto
+from onnx.external_data_helper import load_external_data_for_model
+from onnx.reference import ReferenceEvaluator
+
+OPERATORS = frozenset(
+    json.loads(Path(__file__).with_name("operators.json").read_text())["operators"]
+)
+# DOUBLE becomes FLOAT without a word: that is what the real parser does.
+TYPES = {
+    TensorProto.FLOAT: "FLOAT",
+    TensorProto.DOUBLE: "FLOAT",
+    TensorProto.FLOAT16: "HALF",
+    TensorProto.BFLOAT16: "BF16",
+    TensorProto.INT8: "INT8",
+    TensorProto.INT32: "INT32",
+    TensorProto.INT64: "INT64",
+    TensorProto.BOOL: "BOOL",
+    TensorProto.UINT8: "UINT8",
+    TensorProto.FLOAT8E4M3FN: "FP8",
+}
+_SAID = {"FLOAT": "Float", "HALF": "Half", "BF16": "BFloat16", "INT8": "Int8", "INT32": "Int32",
+         "INT64": "Int64", "BOOL": "Bool", "UINT8": "UInt8", "FP8": "FP8"}  # fmt: skip
+_ELEMENTWISE = {"Add": "SUM", "Sub": "SUB", "Mul": "PROD", "Div": "DIV", "Pow": "POW"}
+_FOR_UINT8 = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"}
+
+
+class InvalidShapes(Exception):
+    """The shapes of the inputs contradict each other somewhere in the graph."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One error of the parser; node is -1 where it is no node's."""
+
+    code: str
+    text: str
+    node: int = -1
+    name: str = ""
+    operator: str = ""
+
+
+class Graph:
+    """A model as the parser has read it: whole, with its weights."""
+
+    def __init__(self, data: bytes, path: str | None = None) -> None:
+        """Raises ValueError with the parser's text where the bytes are no model."""
+        try:
+            self.model = onnx.ModelProto()
+            self.model.ParseFromString(data)
+        except Exception:
+            raise ValueError(
+                "Assertion failed: model->ParseFromCodedStream(&codedInput): "
+                "Failed to parse the ONNX model."
+            ) from None
+        try:
+            load_external_data_for_model(self.model, str(Path(path).parent) if path else "")
+        except Exception:
+            missing = next(t for t in self.model.graph.initializer if t.data_location)
+            raise ValueError(f"Failed to import initializer: {missing.name}") from None
+        graph = self.model.graph
+        constants = {tensor.name for tensor in graph.initializer}
+        self.inputs = [value for value in graph.input if value.name not in constants]
+        self.outputs = list(graph.output)
+
+    # ------------------------------------------------------------------------------- the parser
+
+    def name_of(self, index: int) -> str:
+        """The layer name that TensorRT gives a node."""
+        node = self.model.graph.node[index]
+        return node.name or f"node_of_{node.output[0]}"
+
+    def refusals(self) -> list[Refusal]:
+        """What the parser has against this model: [] where it takes it."""
+        found = [
+            Refusal(
+                "UNSUPPORTED_NODE",
+                "Assertion failed: convertDtype(onnxDtype.elem_type(), &trtDtype) && "
+                '"Failed to convert ONNX date type to TensorRT data type."',
+            )
+            for value in self.inputs
+            if value.type.tensor_type.elem_type not in TYPES
+        ]
+        functions = {(each.domain, each.name) for each in self.model.functions}
+        for index, node in enumerate(self.model.graph.node):
+            bad = _unknown(node, functions)
+            if bad is not None:
+                known = onnx.defs.has(bad.op_type, bad.domain)
+                text = "false" if known else (
+                    'creator && "Plugin not found, are the plugin name, version, and namespace '
+                    'correct?"'
+                )  # fmt: skip
+                code = "UNSUPPORTED_NODE" if known else "INVALID_NODE"
+                found.append(Refusal(code, text, index, bad.name, bad.op_type))
+        if found:
+            return found
+        typed = self._mistyped()
+        return typed or self._misshapen()
+
+    def _mistyped(self) -> list[Refusal]:
+        types = _types(self.model)
+        for index, node in enumerate(self.model.graph.node):
+            said = [_SAID.get(TYPES.get(types.get(name, 0), ""), "") for name in node.input]
+            text = _type_error(node.op_type, self.name_of(index), said)
+            if text:
+                return [Refusal("INVALID_NODE", text, index, node.name, node.op_type)]
+        return []
+
+    def _misshapen(self) -> list[Refusal]:
+        try:
+            self.shapes({})
+        except InvalidShapes as error:
+            place = re.search(r"node name: (\d+)", str(error))
+            if place is None:
+                return [Refusal("INVALID_GRAPH", str(error))]
+            index = int(place[1])
+            node = self.model.graph.node[index]
+            text = f"Invalid Node - {self.name_of(index)}\nITensor::getDimensions: Error Code 4: {error}"
+            return [Refusal("INVALID_NODE", text, index, node.name, node.op_type)]
+        return []
+
+    # ------------------------------------------------------------------------------- the shapes
+
+    def shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+        """The outputs' shapes for these input shapes; -1 where it cannot be known beforehand.
+
+        Raises InvalidShapes where they contradict each other.
+        """
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        for index, node in enumerate(model.graph.node):
+            node.name = str(index)
+        for value in model.graph.input:
+            for dim, size in zip(
+                value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False
+            ):
+                dim.dim_value = size
+        for value in model.graph.output:
+            value.type.tensor_type.ClearField("shape")
+        try:
+            inferred = onnx.shape_inference.infer_shapes(
+                model, check_type=False, strict_mode=True, data_prop=True
+            )
+        except Exception as error:
+            raise InvalidShapes(" ".join(str(error).split())) from None
+        return {
+            value.name: tuple(
+                dim.dim_value if dim.HasField("dim_value") else -1
+                for dim in value.type.tensor_type.shape.dim
+            )
+            for value in inferred.graph.output
+        }
+
+    def decides_shapes(self, name: str) -> bool:
+        """Whether an input is read as a shape (a shape tensor in TensorRT's words)."""
+        places = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
+        return any(
+            node.op_type in places and name in node.input[places[node.op_type] :][:1]
+            for node in self.model.graph.node
+        )
+
+    # ------------------------------------------------------------------------------ the results
+
+    def weights_bytes(self) -> int:
+        return sum(len(t.raw_data) or t.ByteSize() for t in self.model.graph.initializer)
+
+
+class Kernels:
+    """What computes a graph; shared by threads."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._types = {v.name: v.type.tensor_type.elem_type for v in graph.inputs}
+        self._names = [value.name for value in graph.outputs]
+        self._lock = threading.Lock()
+        self._session: ort.InferenceSession | None = None
+        options = ort.SessionOptions()
+        options.intra_op_num_threads = 1
+        options.log_severity_level = 4
+        try:
+            self._session = ort.InferenceSession(
+                graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
+            )
+        except Exception:  # no kernel for these types: slower, and able to do it
+            self._evaluator = ReferenceEvaluator(graph.model)
+
+    def __call__(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        """Outputs in the graph's order; raises whatever the data make impossible."""
+        if self._session is None:
+            with self._lock:
+                return [np.asarray(each) for each in self._evaluator.run(self._names, dict(inputs))]
+        feeds = {name: _value(array, self._types[name]) for name, array in inputs.items()}
+        values = self._session.run_with_ort_values(self._names, feeds)
+        return [_array(value) for value in values]
+
+
+def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
+    if type == TensorProto.DOUBLE:
+        array = array.astype(np.float64)  # the narrowed type's way back
+    if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn"):
+        raw = array.view(np.uint16 if array.dtype.itemsize == 2 else np.uint8)
+        return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, type)
+    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+
+
+def _array(value: ort.OrtValue) -> np.ndarray[Any, Any]:
+    array = value.numpy()
+    return array.astype(np.float32) if array.dtype == np.float64 else array
+
+
+def _unknown(node: onnx.NodeProto, functions: set[tuple[str, str]]) -> onnx.NodeProto | None:
+    """The node itself, or one in its subgraphs, that the parser has no importer for."""
+    known = node.domain in ("", "ai.onnx") and node.op_type in OPERATORS
+    if not known and (node.domain, node.op_type) not in functions:
+        return node
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            found = _unknown(inner, functions)
+            if found is not None:
+                return found
+    return None
+
+
+def _types(model: onnx.ModelProto) -> dict[str, int]:
+    inferred = onnx.shape_inference.infer_shapes(model)
+    graph = inferred.graph
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.value_info, *graph.input):
+        types[value.name] = value.type.tensor_type.elem_type
+    return types
+
+
+def _type_error(operator: str, name: str, said: list[str]) -> str:
+    """TensorRT's text where a layer does not take these types; "" where it does."""
+    known = [each for each in said if each]
+    text = ""
+    if operator in _ELEMENTWISE:
+        layer = f"ElementWiseOperation {_ELEMENTWISE[operator]}"
+        if "Bool" in known:
+            return (
+                f"Assertion failed: Elementwise layer does not support operator "
+                f"{_ELEMENTWISE[operator]} and the given inputs with type BOOL."
+            )
+        if len(set(known)) > 1:
+            text = (
+                f"{layer} must have same input types. But they are of types {known[0]} and "
+                f"{known[1]}."
+            )
+        elif "UInt8" in known:
+            text = (
+                f"{layer} requires inputs with type kFLOAT, kHALF, kBF16, kFP8, or kINT8, kINT32, "
+                "or kINT64. But type is UInt8."
+            )
+    elif operator in ("MatMul", "Gemm") and len(set(known[:2])) > 1:
+        text = (
+            f"IMatrixMultiplyLayer must have same input types. `A` is of type {known[0]} and `B` "
+            f"is of type {known[1]}."
+        )
+    elif operator == "Concat" and len(set(known)) > 1:
+        other = next(each for each in known if each != known[0])
+        text = (
+            f"IConcatenationLayer `inputs` must all be of the same type. "
+            f"inputs[{known.index(other)}] is of type {other} but inputs[0] is of type {known[0]}."
+        )
+    elif operator == "Where" and len(set(known[1:])) > 1:
+        text = (
+            "ISelectLayer must have `thenInput` and `elseInput` of same types but has "
+            f"{known[1]} and {known[2]}."
+        )
+    elif "UInt8" in known and operator not in _FOR_UINT8:
+        text = (
+            "first input has type UInt8 but must have type Float, Half, BFloat16, FP8, E8M0, FP4, "
+            "Int4, Int8, Int64, Int32, or Bool."
+        )
+    if not text:
+        return ""
+    return (
+        f"Invalid Node - {name}\nITensor::getDimensions: Error Code 4: API Usage Error ({name}: "
+        f"{text} In validateTypes at /_src/optimizer/common/nodes/node.cpp:1)"
+    )

@@ -1,0 +1,205 @@
+"""The hardware and the driver: devices, their memory, streams, contexts of threads."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+
+ALIGNMENT = 512
+POISON_NEW, POISON_FREED, POISON_PENDING = 0xCB, 0xDD, 0xCD
+
+
+class Crash(BaseException):
+    """What ends the process, or silently spoils memory, on a real machine.
+
+    Not an Exception: nothing under test may catch it.
+    """
+
+
+class OutOfMemory(Exception):
+    """Device memory is short."""
+
+
+class Device:
+    """One device: its memory and its streams."""
+
+    def __init__(self, id: int, total: int) -> None:
+        self.id = id
+        self.name = f"Emulated GPU {id}"
+        self.total = total
+        self.used = 0
+        self.retained = 0  # how often its primary context is retained
+        self._bases: list[int] = []
+        self._memory: dict[int, np.ndarray | None] = {}
+        self._sizes: dict[int, int] = {}
+        self._freed: dict[int, int] = {}
+        self._next = 0x7E00_0000_0000 + (id << 36)
+        self._lock = threading.Lock()
+
+    def allocate(self, nbytes: int, backed: bool = True) -> int:
+        """The address of new memory; `backed` False only counts it (TensorRT's own)."""
+        with self._lock:
+            if self.used + nbytes > self.total:
+                raise OutOfMemory
+            self.used += nbytes
+            base, size = self._next, -(-nbytes // ALIGNMENT) * ALIGNMENT
+            self._next += size + ALIGNMENT  # never used again: a stale address stays stale
+            self._bases.append(base)
+            self._sizes[base] = nbytes
+            self._memory[base] = np.full(nbytes, POISON_NEW, np.uint8) if backed else None
+            return base
+
+    def free(self, base: int) -> None:
+        with self._lock:
+            if base not in self._sizes:
+                raise Crash(f"free of {base:#x}, which is no live allocation")
+            self.used -= self._sizes[base]
+            self._freed[base] = self._sizes.pop(base)
+            del self._memory[base]
+            self._bases.remove(base)
+
+    def bytes(self, address: int, nbytes: int) -> np.ndarray:
+        """The memory at an address; Crash where that is not wholly inside one allocation."""
+        with self._lock:
+            place = bisect.bisect_right(self._bases, address) - 1
+            base = self._bases[place] if place >= 0 else -1
+            if base < 0 or address >= base + max(self._sizes[base], 1):
+                was_freed = any(b <= address < b + max(n, 1) for b, n in self._freed.items())
+                why = "it was freed" if was_freed else "nothing was ever there"
+                raise Crash(f"illegal address {address:#x} on {self.name}: {why}")
+            start = address - base
+            if start + nbytes > self._sizes[base]:
+                raise Crash(
+                    f"{nbytes} bytes at {address:#x} on {self.name}: only "
+                    f"{self._sizes[base] - start} are left there"
+                )
+            memory = self._memory[base]
+            if memory is None:
+                raise Crash(f"{address:#x} belongs to TensorRT")
+            return memory[start : start + nbytes]
+
+    @property
+    def allocations(self) -> int:
+        return len(self._sizes)
+
+
+class Queue:
+    """A stream: work that waits until somebody waits for it."""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self.handle = next(MACHINE.handles)
+        self._work: deque[Callable[[], None]] = deque()
+        self._running = threading.RLock()
+
+    def put(self, work: Callable[[], None]) -> None:
+        self._work.append(work)
+
+    @property
+    def is_done(self) -> bool:
+        return not self._work
+
+    def run(self) -> None:
+        """Do all that is queued; what is queued meanwhile too."""
+        with self._running:
+            while self._work:
+                self._work.popleft()()
+
+
+class ContextStack(threading.local):
+    """The calling thread's contexts, the current one last."""
+
+    def __init__(self) -> None:
+        self.contexts = _Stack(threading.current_thread().name)
+
+
+class _Stack(list[object]):
+    def __init__(self, thread: str) -> None:
+        super().__init__()
+        self.thread = thread
+
+    def __del__(self) -> None:
+        if self:  # pycuda aborts the process here
+            MACHINE.violation(f"thread {self.thread!r} ended with a CUDA context on its stack")
+
+
+class Machine:
+    """All that is emulated in this process."""
+
+    def __init__(self) -> None:
+        count = int(os.environ.get("ENGINE_EMULATED_DEVICES", "2"))
+        total = int(os.environ.get("ENGINE_EMULATED_MEMORY", str(2**30)))
+        self.handles = itertools.count(0x5EED0000, 0x10)
+        self.devices = [Device(id, total) for id in range(count)]
+        self.initialised = False
+        self.stack = ContextStack()
+        self.streams: dict[int, Queue] = {}
+        self.pinned: dict[int, int] = {}  # address -> bytes
+        self.live: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._faults: list[list[object]] = []
+
+    @property
+    def driver(self) -> str:
+        """on, none or no_device; read anew each time, so that a test may change it."""
+        return os.environ.get("ENGINE_EMULATED_DRIVER", "on")
+
+    @property
+    def current(self) -> Device | None:
+        """The device of the calling thread's current context."""
+        contexts = self.stack.contexts
+        return contexts[-1].device if contexts else None  # type: ignore[attr-defined]
+
+    def violation(self, text: str) -> None:
+        """Remember what cannot be raised where it happens."""
+        self.violations.append(text)
+
+    def is_pinned(self, address: int, nbytes: int) -> bool:
+        return any(b <= address and address + nbytes <= b + n for b, n in self.pinned.items())
+
+    def faulty(self, call: str) -> bool:
+        """Whether a test wants this call to fail now."""
+        for fault in self._faults:
+            if fault[0] == call:
+                fault[1] -= 1  # type: ignore[operator]
+                return fault[1] == -1
+        return False
+
+    @contextmanager
+    def fail(self, call: str, after: int = 0) -> Iterator[None]:
+        """Let the first `call` after `after` good ones fail, as it does for want of memory."""
+        fault: list[object] = [call, after]
+        self._faults.append(fault)
+        try:
+            yield
+        finally:
+            self._faults.remove(fault)
+
+
+def live() -> dict[str, int]:
+    """What is there now and has to be freed, by kind; zeros are left out."""
+    found = Counter(MACHINE.live)
+    found["device allocations"] = sum(device.allocations for device in MACHINE.devices)
+    found["device bytes"] = sum(device.used for device in MACHINE.devices)
+    found["pinned allocations"] = len(MACHINE.pinned)
+    found["streams"] = len(MACHINE.streams)
+    found["primary contexts"] = sum(device.retained for device in MACHINE.devices)
+    found["pushed contexts"] = len(MACHINE.stack.contexts)
+    return {kind: count for kind, count in sorted(found.items()) if count}
+
+
+def violations() -> list[str]:
+    """What was done wrong where no error could be raised; clears the list."""
+    found, MACHINE.violations = MACHINE.violations, []
+    return found
+
+
+MACHINE = Machine()
+fail = MACHINE.fail

@@ -1,0 +1,101 @@
+"""`engine plugins`: every state of a backend, and that a bad one takes nothing with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.testing.plugins import install
+
+NO_DEVICE = """
+from engine.hookspecs import hookimpl
+from engine.types import BackendInfo, Devices
+
+@hookimpl
+def engine_backend():
+    return BackendInfo(name="lonely", version="9", device_types=("npu",))
+
+@hookimpl
+def engine_devices():
+    return Devices(reason="no card in any slot", fix="plug one in")
+
+@hookimpl
+def engine_load(source, options): ...
+
+@hookimpl
+def engine_compile(loaded, options): ...
+
+@hookimpl
+def engine_predict(context, inputs): ...
+"""
+
+
+@pytest.fixture
+def zoo(plugin_folder):
+    """One backend for each state."""
+    install(plugin_folder, "null", "engine.testing.null", version="1.2.3")
+    install(plugin_folder, "lonely", "lonely", source=NO_DEVICE)
+    install(plugin_folder, "torn", "torn", source="import no_such_vendor_library\n")
+    install(plugin_folder, "crash", "crash", source="import os; os.kill(os.getpid(), 11)\n")
+    install(plugin_folder, "later", "later", group="engine.backends.v99", source="")
+    return plugin_folder
+
+
+def test_every_state_is_shown_with_its_reason_and_fix(cli, zoo, monkeypatch):
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "null")
+    done = cli("plugins", "--json")
+    assert done.status == 0
+    found = {each["name"]: each for each in done.json["backends"]}
+    names = ("null", "lonely", "torn", "crash", "later")
+    assert {name: found[name]["state"] for name in names} == {
+        "null": "disabled", "lonely": "no_device", "torn": "broken", "crash": "broken",
+        "later": "incompatible",
+    }  # fmt: skip
+    assert found["lonely"]["reason"] == "no card in any slot"
+    assert found["lonely"]["fix"] == "plug one in"
+    assert found["lonely"]["device_types"] == ["npu"]
+    assert "no_such_vendor_library" in found["torn"]["reason"]
+    assert "SIGSEGV" in found["crash"]["reason"]
+    assert "engine.backends.v99" in found["later"]["reason"]
+    assert all(each["fix"] for each in found.values() if each["state"] != "ready")
+
+
+def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, zoo):
+    done = cli("plugins")
+    assert done.status == 0
+    row = next(text for text in done.out.splitlines() if text.startswith("null"))
+    assert row.split()[:3] == ["null", "ready", "1.2.3"]
+    assert ":0" in row
+    assert "  reason: no card in any slot\n  fix: plug one in\n" in done.out
+
+
+def test_the_cpu_backend_is_ready_here(cli):
+    found = {each["name"]: each for each in cli("plugins", "list", "--json").json["backends"]}
+    assert found["cpu"]["state"] == "ready"
+    assert found["cpu"]["devices"][0]["device"] == "cpu:0"
+
+
+def test_backends_of_this_project_are_shown_where_they_are_not_installed(cli, monkeypatch):
+    from engine import backends
+
+    monkeypatch.setattr(backends, "entry_points", lambda **group: [])
+    done = cli("plugins")
+    assert done.status == 0
+    for name, extra in (("cpu", "cpu"), ("gpu_trt", "gpu-trt"), ("ascend_ge", "ascend-ge")):
+        assert f"{name} (not installed):\n" in done.out
+        assert f'pip install "inference-engine[{extra}]"' in done.out
+
+
+def test_plugins_alone_lists_as_plugins_list_does(cli, zoo):
+    assert cli("plugins").out == cli("plugins", "list").out
+    assert cli("plugins", "--json", "list").json == cli("plugins", "list", "--json").json
+
+
+@pytest.mark.parametrize("width", [60, 120])
+def test_nothing_is_cut_off_at_any_width(cli, zoo, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = cli("plugins")
+    assert "…" not in done.out
+    table = done.out.split("\n\n")[0]
+    assert max(map(len, table.splitlines())) <= width
+    for name in ("ascend_ge", "incompatible", "no_such_vendor_library"):
+        assert name in done.out

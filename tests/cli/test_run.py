@@ -1,0 +1,386 @@
+"""`engine run`: what it prints, and what it does with every kind of input."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.testing import models
+from engine.types import DType
+
+
+def test_prints_each_output_in_the_manner_of_the_tutorial(cli, tmp_path):
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    np.save(tmp_path / "x.npy", x)
+    done = cli("run", models.affine(tmp_path), "--input", tmp_path / "x.npy")
+    assert done.status == 0
+    assert (
+        "tensor name is: y, tensor size is: 24 bytes, tensor elements num is: 6, "
+        "tensor shape is: float32[2, 3]\noutput data is: 1 3 5 7 9 11\n"
+    ) in done.out
+    assert f"input x: float32[2, 3], from {tmp_path / 'x.npy'}" in done.out
+    assert done.err == ""
+
+
+def test_prints_every_output_in_the_models_order(cli, tmp_path):
+    done = cli("run", models.several(tmp_path))
+    names = re.findall(r"tensor name is: (\w+),", done.out)
+    values = re.findall(r"output data is: (.*)", done.out)
+    assert names == ["y", "b", "x"]
+    assert values == ["0 0 0 0 0 0", "1 1 1 1 1 1", "2 2 2 2 2 2"]  # of inputs that are all ones
+
+
+def test_prints_the_first_values_of_a_long_output_and_says_so(cli, tmp_path):
+    np.save(tmp_path / "x.npy", np.arange(8, dtype=np.float32))
+    path = models.identity(tmp_path)
+    done = cli("run", path, "--input", tmp_path / "x.npy", "--values", 3)
+    assert "output data is: 0 1 2 ... (first 3 of 8)" in done.out
+    none = cli("run", path, "--input", tmp_path / "x.npy", "--values", 0)
+    assert "output data is" not in none.out
+    assert "tensor elements num is: 8" in none.out
+
+
+def test_says_that_inputs_were_generated_and_how(cli, tmp_path):
+    path = models.doubled(tmp_path, DType.INT64)
+    done = cli("run", path, "--shape", "x=4")
+    assert "input x: int64[4], generated: all ones" in done.out
+    assert "output data is: 2 2 2 2\n" in done.out
+    zeros = cli("run", path, "--fill", "zeros")
+    assert "input x: int64[1], generated: all zeros" in zeros.out
+    assert "output data is: 0\n" in zeros.out
+
+
+def test_random_inputs_are_within_their_range_and_follow_the_seed(cli, tmp_path):
+    path = models.identity(tmp_path)
+    arguments = ("run", path, "--shape", "x=500", "--fill", "random", "--values", 500, "--json")
+    first, again, other = (cli(*arguments, "--seed", seed).json for seed in (1, 1, 2))
+    values = first["outputs"][0]["first_values"]
+    assert values == again["outputs"][0]["first_values"]
+    assert values != other["outputs"][0]["first_values"]
+    assert len(set(values)) > 400
+    assert all(0 <= value < 1 for value in values)
+    assert "seed 1" in first["inputs"][0]["source"]
+    assert "uniform in [0, 1)" in first["inputs"][0]["source"]
+
+
+def test_random_whole_numbers_and_booleans_are_0_or_1(cli, tmp_path):
+    for path in (models.doubled(tmp_path, DType.INT32), models.negated(tmp_path)):
+        done = cli(
+            "run", path, "--shape", "x=64", "--fill", "random", "--values", "64", "--json"
+        ).json
+        assert {value in (0, 1, 2) for value in done["outputs"][0]["first_values"]} == {True}
+        assert len(set(done["outputs"][0]["first_values"])) == 2
+
+
+def test_equal_symbolic_sizes_are_equal_in_generated_inputs(cli, tmp_path):
+    path = models.shared_dims(tmp_path)
+    done = cli("run", path, "--shape", "left=2,5", "--json").json
+    assert [each["shape"] for each in done["inputs"]] == [[2, 5], [5, 1]]
+    assert done["outputs"][0]["first_values"] == [5.0, 5.0]
+    np.save(tmp_path / "right.npy", np.ones((4, 3), np.float32))
+    done = cli("run", path, "--input", f"right={tmp_path / 'right.npy'}", "--json").json
+    assert [each["shape"] for each in done["inputs"]] == [[1, 4], [4, 3]]
+
+
+def test_a_model_without_inputs_runs(cli, tmp_path):
+    done = cli("run", models.constant(tmp_path))
+    assert done.status == 0
+    assert "output data is: 1 2 3\n" in done.out
+
+
+# -------------------------------------------------------------------------------- input files
+
+
+def test_an_npz_gives_every_input_by_name_and_the_rest_of_it_is_noted(cli, tmp_path):
+    z, a, m = np.full((2, 3), 5, np.float32), np.full((2, 3), 3, np.float32), np.arange(3.0)
+    np.savez(tmp_path / "in.npz", m=m.astype(np.float32), a=a, z=z, label=np.zeros(2))
+    done = cli("run", models.several(tmp_path), "--input", tmp_path / "in.npz", "--json")
+    outputs = {each["name"]: each["first_values"] for each in done.json["outputs"]}
+    assert outputs == {"y": [2] * 6, "b": [0, 3, 6] * 2, "x": [5, 6, 7] * 2}
+    assert done.err == f"note: {tmp_path / 'in.npz'}: not used: 'label'\n"
+
+
+def test_files_without_a_name_go_to_the_inputs_that_have_none_in_order(cli, tmp_path):
+    for name, value in (("one", 1), ("two", 2)):
+        np.save(tmp_path / f"{name}.npy", np.full((2, 3), value, np.float32))
+    np.save(tmp_path / "row.npy", np.full(3, 10, np.float32))
+    done = cli(
+        "run", models.several(tmp_path), "--json",
+        "-i", tmp_path / "two.npy", "-i", f"z={tmp_path / 'one.npy'}", "-i", tmp_path / "row.npy",
+    )  # fmt: skip
+    assert [each["source"] for each in done.json["inputs"]] == [
+        f"from {tmp_path / name}" for name in ("one.npy", "two.npy", "row.npy")
+    ]
+    assert [each["first_values"][0] for each in done.json["outputs"]] == [-1, 20, 11]
+
+
+def test_a_bin_file_fills_the_open_axis_or_the_given_shape(cli, tmp_path):
+    raw = tmp_path / "x.bin"
+    np.arange(12, dtype=np.float32).tofile(raw)
+    done = cli("run", models.affine(tmp_path), "--input", raw, "--values", 12, "--json").json
+    assert done["inputs"][0]["shape"] == [4, 3]
+    assert done["outputs"][0]["first_values"] == [2.0 * i + 1 for i in range(12)]
+    np.arange(6, dtype=np.float32).tofile(raw)
+    path = models.shared_dims(tmp_path)
+    done = cli("run", path, "--input", f"left={raw}", "--shape", "left=2,3", "--json").json
+    assert done["outputs"][0]["first_values"] == [0 + 1 + 2, 3 + 4 + 5]
+
+
+@pytest.mark.parametrize(
+    ("array", "expected"),
+    [
+        (np.ones((2, 3)), "expected float32[batch, 3], got float64[2, 3]; save it as array.astype"),
+        (np.ones((2, 4), np.float32), "expected float32[batch, 3], got float32[2, 4]"),
+        (np.ones(3, np.float32), "expected float32[batch, 3], got float32[3]"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_named_with_its_file(cli, tmp_path, array, expected):
+    np.save(tmp_path / "x.npy", array)
+    done = cli("run", models.affine(tmp_path), "--input", tmp_path / "x.npy")
+    assert done.status == 1
+    assert done.out == ""
+    assert done.err.startswith(f"error: {tmp_path / 'x.npy'}: input 'x': {expected}")
+    assert done.err.count("\n") == 1
+
+
+def _input_file(folder: Path, kind: str) -> str:
+    """An `--input` that cannot be used."""
+    x = folder / "x"
+    if kind == "missing key":
+        np.savez(x.with_suffix(".npz"), other=np.ones(3))
+        return str(x.with_suffix(".npz"))
+    if kind == "named, missing key":
+        np.savez(x.with_suffix(".npz"), other=np.ones(3))
+        return f"x={x.with_suffix('.npz')}"
+    if kind == "not an npy":
+        x.with_suffix(".npy").write_bytes(b"plain text")
+    elif kind == "cut npy":
+        np.save(x.with_suffix(".npy"), np.ones((2, 3), np.float32))
+        whole = x.with_suffix(".npy").read_bytes()
+        x.with_suffix(".npy").write_bytes(whole[:-5])
+    elif kind == "pickle":
+        np.save(x.with_suffix(".npy"), np.array([{}], object), allow_pickle=True)
+    elif kind == "npz called npy":
+        with x.with_suffix(".npy").open("wb") as file:
+            np.savez(file, x=np.ones(3))
+    elif kind == "not an npz":
+        x.with_suffix(".npz").write_bytes(b"PK\x03\x04 and no more")
+        return str(x.with_suffix(".npz"))
+    elif kind == "odd bin":
+        x.with_suffix(".bin").write_bytes(bytes(13))
+        return str(x.with_suffix(".bin"))
+    elif kind == "image":
+        x.with_suffix(".png").write_bytes(b"\x89PNG")
+        return str(x.with_suffix(".png"))
+    elif kind == "unknown name":
+        return "nope=x.npy"
+    elif kind == "folder":
+        x.with_suffix(".npy").mkdir()
+    return str(x.with_suffix(".npy"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("absent", r"x\.npy: no such file"),
+        ("missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
+        ("named, missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
+        ("not an npy", r"x\.npy: not a readable \.npy file: "),
+        ("cut npy", r"x\.npy: not a readable \.npy file: "),
+        ("pickle", r"x\.npy: not a readable \.npy file: "),
+        ("npz called npy", r"expected one array \(\.npy\), got an archive"),
+        ("not an npz", r"x\.npz: not a readable \.npz file: "),
+        ("odd bin", r"expected a multiple of 12 bytes, got 13 bytes"),
+        ("image", r"x\.png: expected a \.npy, \.npz or \.bin file, got '\.png'"),
+        ("unknown name", r"the model has no input 'nope'; it has: 'x'"),
+        ("folder", r"x\.npy: is a directory"),
+    ],
+)
+def test_an_input_file_that_cannot_be_used_is_one_line_of_error(cli, tmp_path, kind, expected):
+    done = cli("run", models.affine(tmp_path), "--input", _input_file(tmp_path, kind))
+    assert done.status == 1
+    assert done.out == ""
+    assert re.match(rf"error: .*{expected}", done.err)
+    assert done.err.count("\n") == 1
+
+
+def test_an_input_given_twice_or_too_often_is_refused(cli, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
+    path = models.affine(tmp_path)
+    twice = cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", f"x={tmp_path / 'x.npy'}")
+    assert (twice.status, "input 'x' is given twice" in twice.err) == (1, True)
+    more = cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", tmp_path / "x.npy")
+    assert (more.status, "no input is left for it" in more.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "status", "expected"),
+    [
+        ("x=2,4", 1, "expected float32[batch, 3], got float32[2, 4]"),
+        ("nope=2,3", 1, "the model has no input 'nope'; it has: 'x'"),
+        ("x=2,-3", 2, "expected NAME=SIZE,SIZE,..."),
+        ("2,3", 2, "expected NAME=SIZE,SIZE,..."),
+    ],
+)
+def test_a_shape_that_cannot_be_had_is_refused(cli, tmp_path, shape, status, expected):
+    done = cli("run", models.affine(tmp_path), "--shape", shape)
+    assert done.status == status
+    assert expected in done.err
+
+
+def test_a_shape_that_a_file_contradicts_is_refused(cli, tmp_path):
+    np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
+    np.savez(tmp_path / "x.npz", x=np.ones((1, 3), np.float32))
+    for name in ("x.npy", "x.npz"):
+        done = cli("run", models.affine(tmp_path), "-i", tmp_path / name, "--shape", "x=2,3")
+        assert done.status == 1
+        assert "--shape says [2, 3], got float32[1, 3]" in done.err
+
+
+def test_a_shape_of_a_terabyte_is_an_error_and_not_a_crash(cli, tmp_path):
+    done = cli("run", models.affine(tmp_path), "--shape", "x=1000000000000000,3")
+    assert (done.status, done.out) == (1, "")
+    assert re.match(r"error: (out of memory: unable|.*allocate|.*too big)", done.err, re.IGNORECASE)
+
+
+# -------------------------------------------------------------------------------- output files
+
+
+def test_outputs_are_written_as_npz_by_name(cli, tmp_path):
+    out = tmp_path / "out.npz"
+    done = cli("run", models.several(tmp_path), "--output", out)
+    assert f"outputs written to {out}" in done.out
+    with np.load(out) as written:
+        assert sorted(written.files) == ["b", "x", "y"]
+        np.testing.assert_array_equal(written["x"], np.full((2, 3), 2, np.float32))
+        assert written["x"].dtype == np.float32
+
+
+def test_a_single_output_is_written_as_npy(cli, tmp_path):
+    done = cli("run", models.affine(tmp_path), "-o", tmp_path / "y.npy", "--json")
+    assert done.json["output_file"] == str(tmp_path / "y.npy")
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((1, 3), 3, np.float32))
+
+
+def test_what_was_written_can_be_read_as_input(cli, tmp_path):
+    cli("run", models.affine(tmp_path), "-o", tmp_path / "y.npy")
+    done = cli("run", models.affine(tmp_path), "-i", tmp_path / "y.npy", "--json").json
+    assert done["outputs"][0]["first_values"] == [7, 7, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "expected"),
+    [
+        ("out.npy", 2, "the model has 3 outputs, and .npy holds one"),
+        ("out.txt", 2, "expected a file name ending in .npz or .npy, got"),
+        ("absent/out.npz", 1, "absent/out.npz: no such file or directory"),
+    ],
+)
+def test_outputs_that_cannot_be_written_are_refused(cli, tmp_path, name, status, expected):
+    done = cli("run", models.several(tmp_path), "--output", tmp_path / name)
+    assert done.status == status
+    assert expected in done.err
+    assert done.out == ""
+    assert not list(tmp_path.rglob("*out*"))
+
+
+# ------------------------------------------------------------------------ building and running
+
+
+def test_json_holds_what_the_text_says(cli, tmp_path):
+    done = cli("run", models.mixed_dtypes(tmp_path), "--shape", "x=2", "--json").json
+    assert done["outputs"] == [
+        {"name": "y", "dtype": "float32", "shape": [2], "size_bytes": 8, "elements": 2,
+         "first_values": [1.0, 1.0]},
+        {"name": "is_big", "dtype": "bool", "shape": [2], "size_bytes": 2, "elements": 2,
+         "first_values": [False, False]},
+    ]  # fmt: skip
+    assert done["backend"] == "cpu"
+    assert done["devices"][0]["device"] == "cpu:0"
+    assert sum(each["nodes"] for each in done["devices"]) == 2
+    assert 0 < done["predict_s"] < 60
+    assert 0 < done["build_s"] < 60
+
+
+def test_json_stays_json_where_a_value_is_not_finite(cli, tmp_path):
+    np.save(tmp_path / "x.npy", np.array([np.nan, np.inf, -np.inf, 1], np.float32))
+    done = cli("run", models.identity(tmp_path), "-i", tmp_path / "x.npy", "--json").json
+    assert done["outputs"][0]["first_values"] == ["nan", "inf", "-inf", 1.0]
+
+
+@pytest.mark.parametrize("dtype", [DType.STRING, DType.FLOAT16, DType.FLOAT64, DType.UINT8])
+def test_every_kind_of_element_is_read_printed_and_written(cli, tmp_path, dtype):
+    out = tmp_path / "y.npy"
+    done = cli("run", models.moved(tmp_path, dtype), "--json", "--output", out)
+    assert done.status == 0, done.err
+    one = "1" if dtype is DType.STRING else 1
+    assert done.json["outputs"][0]["first_values"] == [one] * 6
+    assert np.load(out).tolist() == [[one] * 2] * 3
+
+
+def test_control_characters_in_names_do_not_reach_the_terminal(cli, tmp_path):
+    import onnx
+
+    path = models.identity(tmp_path)
+    model = onnx.load(path)
+    model.graph.node[0].output[0] = model.graph.output[0].name = "y\x1b[31m"
+    onnx.save(model, path)
+    for arguments in (("run", path), ("inspect", path, "--nodes")):
+        done = cli(*arguments)
+        assert done.status == 0, done.err
+        assert "\x1b" not in done.out
+        assert r"y\x1b[31m" in done.out
+
+
+def test_a_run_that_takes_too_long_is_stopped(cli, tmp_path):
+    path = models.slow(tmp_path)
+    done = cli("run", path, "--shape", "x=20000,256", "--timeout", 0.05)
+    assert done.status == 1
+    assert re.match(r"error: .*(deadline|time)", done.err)
+    assert done.out == ""
+    usage = cli("run", path, "--timeout", 0)
+    assert (usage.status, "above 0, got 0" in usage.err) == (2, True)
+
+
+def test_a_target_that_is_not_there_is_refused_with_the_reason(cli, tmp_path):
+    done = cli("run", models.affine(tmp_path), "--target", "tpu")
+    assert done.status == 1
+    assert "got tpu" in done.err
+    assert "installed: " in done.err
+    empty = cli("run", models.affine(tmp_path), "--target", "cpu,")
+    assert (empty.status, "targets with commas between" in empty.err) == (2, True)
+
+
+def test_a_later_target_is_used_where_the_first_cannot_be_had(cli, tmp_path, monkeypatch):
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "gpu_trt")
+    done = cli("run", models.affine(tmp_path), "--target", "gpu,cpu", "--json")
+    assert done.json["backend"] == "cpu"
+    assert re.search(r"warning: .*'gpu' passed over", done.err)
+
+
+def test_settings_reach_the_backend_and_win_over_the_file(cli, tmp_path):
+    path = models.affine(tmp_path)
+    config = tmp_path / "config.ini"
+    config.write_text("[cpu_context]\nno_such_key = 1\n")
+    bad = cli("run", path, "--config", config)
+    assert (bad.status, "no_such_key" in bad.err) == (1, True)
+    bad = cli("run", path, "--set", "cpu_context.other_key=1")
+    assert (bad.status, "other_key" in bad.err) == (1, True)
+    absent = cli("run", path, "--config", tmp_path / "absent.ini")
+    assert (absent.status, "config_path does not exist" in absent.err) == (1, True)
+    usage = cli("run", path, "--set", "other_key=1")
+    assert (usage.status, "expected SECTION.KEY=VALUE" in usage.err) == (2, True)
+
+
+def test_the_digits_model_runs_on_its_test_images(cli, digits):
+    done = cli(
+        "run", digits / "digits.onnx", "-i", digits / "test_images.npz", "--values", 360, "--json"
+    )
+    outputs = {each["name"]: each for each in done.json["outputs"]}
+    with np.load(digits / "test_images.npz") as held_back:
+        labels = held_back["label"]
+    assert outputs["probabilities"]["size_bytes"] == len(labels) * 10 * 4
+    assert np.mean(np.array(outputs["label"]["first_values"]) == labels) > 0.97

@@ -1,0 +1,197 @@
+"""Backends with one fault each: the proof that the conformance kit catches it.
+
+Each is the null backend behind `Faulty`, with one method changed. `@caught_by` says which tests
+of the kit must fail, and what the failure says, so that none fails for another reason. The entry
+point of a faulty backend is "faulty:<name>".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.types import (
+    BackendInfo,
+    Check,
+    CompileOptions,
+    Devices,
+    MemoryReport,
+    ModelSource,
+    Placement,
+    Values,
+)
+
+CONTROL = "test_predict_matches_the_closed_form"
+QUIET = "test_the_manifest_does_not_change"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What a faulty backend is called, and how the kit is to catch it.
+
+    tests: every one of these must fail (for a parametrised one: with any parameter).
+    says: a piece of each failure's text. control: a test that must pass all the same.
+    target: its entry point. source: the text of its module, if that is written for it.
+    """
+
+    name: str
+    tests: tuple[str, ...]
+    says: str
+    control: str = CONTROL
+    target: str = ""
+    source: str | None = None
+
+
+FAULTS: dict[str, Fault] = {}
+_plugins: dict[str, Faulty] = {}
+_Class = TypeVar("_Class", bound="type[Faulty]")
+
+
+def caught_by(*tests: str, says: str, control: str = CONTROL) -> Callable[[_Class], _Class]:
+    """Register a class of faulty backend under its name in snake case."""
+
+    def register(cls: _Class) -> _Class:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        FAULTS[name] = Fault(name, tests, says, control, f"faulty:{name}")
+        _plugins[name] = cls(name)
+        return cls
+
+    return register
+
+
+def __getattr__(name: str) -> Any:
+    if name in _plugins:
+        return _plugins[name]
+    raise AttributeError(name)
+
+
+@dataclass(eq=False)
+class Context:
+    """A context of the null backend, and whatever the fault wants to remember in it."""
+
+    executable: Executable
+    inner: Any
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def close(self) -> None:
+        self.executable.backend.close_context(self)
+
+
+@dataclass(eq=False)
+class Executable:
+    """An executable of the null backend, whose methods are the faulty backend's to change."""
+
+    backend: Faulty
+    inner: Any
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> Any:
+        return self.backend.describe(self.inner.inputs)
+
+    @property
+    def outputs(self) -> Any:
+        return self.backend.describe(self.inner.outputs)
+
+    def open_context(self) -> Context:
+        return self.backend.open_context(self)
+
+    def placement(self) -> Sequence[Placement]:
+        return self.backend.place(self.inner.placement())
+
+    def memory(self) -> MemoryReport:
+        return self.backend.report(self.inner.memory())
+
+    def close(self) -> None:
+        self.backend.close_executable(self)
+
+
+class Faulty:
+    """The null backend under another name, as methods that a subclass puts its fault into."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    # What the core calls.
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        return self.manifest()
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        return self.devices()
+
+    @hookimpl
+    def engine_diagnose(self) -> Sequence[Check]:
+        return self.diagnose()
+
+    @hookimpl
+    def engine_load(self, source: ModelSource, options: CompileOptions) -> Any:
+        return self.load(source, options)
+
+    @hookimpl
+    def engine_compile(self, loaded: Any, options: CompileOptions) -> Executable:
+        return self.compile(loaded, options)
+
+    @hookimpl
+    def engine_predict(
+        self, context: Context, inputs: Values, outputs: Values | None, deadline_s: float | None
+    ) -> Values:
+        return self.predict(context, inputs, outputs, deadline_s)
+
+    # What a fault changes.
+
+    def manifest(self) -> BackendInfo:
+        return replace(null.engine_backend(), name=self.name)
+
+    def devices(self) -> Devices:
+        return null.engine_devices()
+
+    def diagnose(self) -> Sequence[Check]:
+        return null.engine_diagnose()
+
+    def load(self, source: ModelSource, options: CompileOptions) -> Any:
+        return null.engine_load(source, options)
+
+    def compile(self, loaded: Any, options: CompileOptions) -> Executable:
+        return Executable(self, null.engine_compile(loaded, options))
+
+    def describe(self, specs: Any) -> Any:
+        return specs
+
+    def open_context(self, executable: Executable) -> Context:
+        return Context(executable, executable.inner.open_context())
+
+    def close_context(self, context: Context) -> None:
+        context.inner.close()
+
+    def close_executable(self, executable: Executable) -> None:
+        executable.inner.close()
+
+    def place(self, placement: Sequence[Placement]) -> Sequence[Placement]:
+        return [replace(each, backend=self.name) for each in placement]
+
+    def report(self, memory: MemoryReport) -> MemoryReport:
+        return memory
+
+    def predict(
+        self, context: Context, inputs: Values, outputs: Values | None, deadline_s: float | None
+    ) -> Values:
+        """Run, change the answer, and put it where the caller wants it."""
+        return null.engine_predict(context.inner, inputs, outputs, deadline_s)
+
+
+@caught_by(says="")
+class Faultless(Faulty):
+    """No fault: the whole kit passes, so what fails elsewhere is the fault and not `Faulty`."""
+
+
+# Each registers its faults.
+from faulty import answers, life, ownership, refusals, workers  # noqa: E402
+
+__all__ = ["FAULTS", "Fault", "Faulty", "answers", "life", "ownership", "refusals", "workers"]

@@ -1,0 +1,191 @@
+"""Faults of predict's answers: types, shapes, order, values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ModelError
+from faulty import QUIET, Context, Faulty, caught_by
+
+
+class Changes(Faulty):
+    """Runs without buffers and changes what comes out; gives it to buffers as it should."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        results = self.change(context, inputs, super().predict(context, inputs, None, deadline_s))
+        for index, buffer in enumerate(outputs or ()):
+            if buffer is not None and buffer.shape == np.shape(results[index]):
+                np.copyto(buffer, results[index])
+                results[index] = buffer
+        return results
+
+    def change(self, context: Context, inputs: Any, results: list[Any]) -> list[Any]:
+        raise NotImplementedError
+
+
+@caught_by("test_predict_matches_the_closed_form", says="Not equal to tolerance", control=QUIET)
+class IsSlightlyOff(Changes):
+    def change(self, context, inputs, results):
+        return [y * np.float32(1.001) if y.dtype == np.float32 else y for y in results]
+
+
+@caught_by(
+    "test_numbers_are_computed_in_their_type",
+    "test_predict_matches_the_closed_form",
+    says="expected float32, got float64",
+    control=QUIET,
+)
+class ComputesInDouble(Changes):
+    def change(self, context, inputs, results):
+        return [y.astype(np.float64) if y.dtype == np.float32 else y for y in results]
+
+
+@caught_by("test_numbers_are_computed_in_their_type", says="Not equal to tolerance")
+class LosesPrecisionInDouble(Changes):
+    def change(self, context, inputs, results):
+        return [y * (1 + 1e-4) if y.dtype == np.float64 else y for y in results]
+
+
+@caught_by("test_whole_numbers_arrive_to_the_last_bit", says="Arrays are not equal")
+class TakesIntegersForDoubles(Changes):
+    def change(self, context, inputs, results):
+        with np.errstate(invalid="ignore"):
+            return [
+                y.astype(np.float64).astype(y.dtype) if y.dtype.kind in "iu" else y for y in results
+            ]
+
+
+@caught_by("test_text_arrives_as_str", says="Arrays are not equal")
+class GivesBytesForText(Changes):
+    def change(self, context, inputs, results):
+        encode = np.frompyfunc(str.encode, 1, 1)
+        return [encode(y) if y.dtype == object else y for y in results]
+
+
+@caught_by(
+    "test_booleans_are_booleans",
+    "test_outputs_have_types_of_their_own",
+    says="expected bool, got uint8",
+)
+class GivesBytesForBooleans(Changes):
+    def change(self, context, inputs, results):
+        return [y.view(np.uint8) if y.dtype == bool else y for y in results]
+
+
+@caught_by("test_values_that_are_not_finite_stay_so", says="Not equal to tolerance")
+class CleansValues(Changes):
+    def change(self, context, inputs, results):
+        return [np.nan_to_num(y) if y.dtype == np.float32 else y for y in results]
+
+
+@caught_by("test_a_scalar_stays_a_scalar", says="expected (), got (1,)")
+class GivesScalarsAnAxis(Changes):
+    def change(self, context, inputs, results):
+        return [np.atleast_1d(y) for y in results]
+
+
+@caught_by(
+    "test_tensors_without_elements_are_tensors", "test_a_batch_may_be_empty", says="null pointer"
+)
+class CannotTakeNothing(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        if any(x.size == 0 for x in inputs):
+            raise ModelError("null pointer for an input of 0 bytes")
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_a_model_needs_no_batch", says="expected (3, 2), got (6, 1)")
+class RunsRowByRow(Faulty):
+    """Takes axis 0 for a batch and runs one row at a time."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        rows = {len(x) for x in inputs if x.ndim}
+        if len(rows) != 1 or rows == {0} or any(not x.ndim for x in inputs):
+            return super().predict(context, inputs, outputs, deadline_s)
+        parts = [
+            super(RunsRowByRow, self).predict(
+                context, [x[row : row + 1] for x in inputs], None, deadline_s
+            )
+            for row in range(rows.pop())
+        ]
+        return [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+
+@caught_by("test_a_model_needs_no_inputs", says="nothing to bind")
+class NeedsAnInput(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        if not inputs:
+            raise ModelError("there is nothing to bind")
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_inputs_and_outputs_are_described_in_the_models_order", says="['a', 'm', 'z']")
+class DescribesInAlphabeticalOrder(Faulty):
+    def describe(self, specs):
+        return tuple(sorted(specs, key=lambda spec: spec.name))
+
+
+@caught_by(
+    "test_values_go_in_and_out_in_the_models_order",
+    "test_results_have_the_models_names",
+    says="Not equal to tolerance",
+)
+class GivesOutputsInAlphabeticalOrder(Changes):
+    def change(self, context, inputs, results):
+        names = [spec.name for spec in context.inner._executable.outputs]
+        return [y for _, y in sorted(zip(names, results, strict=True), key=lambda pair: pair[0])]
+
+
+@caught_by("test_both_branches_of_a_condition_run", says="Not equal to tolerance")
+class RemembersTheCondition(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        inputs = [
+            context.notes.setdefault(index, x.copy()) if x.dtype == bool and x.ndim == 0 else x
+            for index, x in enumerate(inputs)
+        ]
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_shapes_that_depend_on_the_data_are_exact", says="expected (1, 2), got (1, 4)")
+class PadsToTheWorstCase(Changes):
+    def change(self, context, inputs, results):
+        if [y.dtype for y in results] != [np.int64] or results[0].ndim != 2:
+            return results
+        padded = np.zeros((1, inputs[0].size), np.int64)
+        padded[:, : results[0].shape[1]] = results[0]
+        return [padded]
+
+
+@caught_by(
+    "test_symbolic_dims_take_any_size",
+    "test_shapes_may_change_from_call_to_call",
+    says="expected (",
+)
+class KeepsTheFirstShape(Changes):
+    def change(self, context, inputs, results):
+        shapes = context.notes.setdefault("shapes", [y.shape for y in results])
+        return [np.resize(y, shape) for y, shape in zip(results, shapes, strict=True)]
+
+
+@caught_by("test_a_range_of_shapes_is_compiled_for", says="is compiled for 2 rows")
+class CompilesForTheUsualShape(Faulty):
+    def compile(self, loaded, options):
+        executable = super().compile(loaded, options)
+        executable.notes["shapes"] = options.shapes
+        return executable
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        for name, wanted in context.executable.notes["shapes"].items():
+            if inputs[0].shape != wanted.usual:
+                raise ModelError(f"input {name!r} is compiled for {wanted.usual[0]} rows")
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_large_tensors_arrive_whole", says="Not equal to tolerance")
+class CopiesAtMostAMegabyte(Changes):
+    def change(self, context, inputs, results):
+        for y in results:
+            y.reshape(-1)[2**18 :] = 0
+        return results

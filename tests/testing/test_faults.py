@@ -1,0 +1,91 @@
+"""Every test of the kit is proven: by a backend with one fault that it catches."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+from faulty import FAULTS, Fault
+
+from engine.testing import BackendConformance, plugins
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+KIT = {name for name in dir(BackendConformance) if name.startswith("test_")}
+# The kit's tests of itself; tests/testing/test_kit.py has them.
+OF_ITSELF = {"test_gaps_name_tests_of_the_kit"}
+
+CLASSES = """
+import faulty
+from engine.testing import BackendConformance
+
+for name in faulty.FAULTS:
+    globals()[f"Test_{name}"] = type(
+        f"Test_{name}", (BackendConformance,), {"backend": name, "option": "delay_s"}
+    )
+"""
+
+Outcomes = dict[tuple[str, str], list[str | None]]
+"""By backend and test: for each parameter the text of its failure, or None where it passed."""
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """One run of pytest over the tests that are to catch each fault, and its control."""
+    folder = tmp_path_factory.mktemp("faulty")
+    module = folder / "faulty_kit.py"
+    module.write_text(CLASSES)
+    chosen = []
+    for fault in FAULTS.values():
+        plugins.install(folder, fault.name, fault.target, source=fault.source)
+        tests = (*fault.tests, fault.control)
+        chosen += [f"{module}::Test_{fault.name}::{test}" for test in tests]
+    report = folder / "report.xml"
+    search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+         "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
+         *dict.fromkeys(chosen), f"{module}::Test_faultless"],
+        env={**os.environ, "PYTHONPATH": search, "FAULTY_FOLDER": str(folder)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )  # fmt: skip
+    assert child.returncode == 1, child.stdout[-4000:] + child.stderr[-4000:]
+    found: Outcomes = defaultdict(list)
+    for case in ElementTree.parse(report).iter("testcase"):
+        backend = case.attrib["classname"].rpartition("Test_")[2]
+        test = case.attrib["name"].partition("[")[0]
+        bad = [child for child in case if child.tag in ("failure", "error", "skipped")]
+        texts = [f"{child.attrib.get('message', '')}\n{child.text or ''}" for child in bad]
+        found[backend, test].append("\n".join(texts) or None)
+    return found
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
+def test_the_kit_catches_the_fault_and_says_so(fault: Fault, outcomes: Outcomes) -> None:
+    for test in fault.tests:
+        texts = [text for text in outcomes[fault.name, test] if text is not None]
+        assert texts, f"{test} passed in spite of the fault"
+        assert any(fault.says in text for text in texts), f"{test} failed otherwise: {texts[0]}"
+    control = outcomes[fault.name, fault.control]
+    assert control, f"{fault.control} did not run"
+    assert control == [None] * len(control), f"the fault breaks {fault.control} too: {control}"
+
+
+def test_a_backend_without_a_fault_passes_all_of_it(outcomes: Outcomes) -> None:
+    ran = {test for backend, test in outcomes if backend == "faultless"}
+    assert ran == KIT
+    failed = {test: outcomes["faultless", test] for test in ran if any(outcomes["faultless", test])}
+    assert failed == {}
+
+
+def test_every_test_of_the_kit_has_caught_a_fault() -> None:
+    proven = {test for fault in FAULTS.values() for test in fault.tests}
+    assert proven <= KIT, "a fault names a test that is not of the kit"
+    assert KIT - proven - OF_ITSELF == set()

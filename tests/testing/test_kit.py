@@ -1,0 +1,176 @@
+"""The kit's own manners: gaps, skips, and backends that are not there."""
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+
+from engine.testing import plugins
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+CLASSES = """
+from engine.testing import BackendConformance
+
+class TestKnownGap(BackendConformance):
+    backend = "names_another_device"
+    gaps = {"test_placement_names_backend_device_provider_and_reason": "it lives next door"}
+
+class TestKnownGapOfOneParameter(BackendConformance):
+    backend = "takes_integers_for_doubles"
+    gaps = {"test_whole_numbers_arrive_to_the_last_bit[int64]": "doubles have 53 bits"}
+
+class TestGapThatIsNone(BackendConformance):
+    backend = "faultless"
+    gaps = {"test_a_scalar_stays_a_scalar": "it once did not"}
+
+class TestGapThatNamesNothing(BackendConformance):
+    backend = "faultless"
+    gaps = {"test_a_scaler_stays_a_scaler": "misspelt"}
+
+class TestModest(BackendConformance):
+    backend = "modest"
+
+class TestWithoutDevice(BackendConformance):
+    backend = "without_device"
+
+class TestAbsent(BackendConformance):
+    backend = "absent"
+"""
+
+MODEST = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name="modest", capabilities=frozenset())
+"""
+
+WITHOUT_DEVICE = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+from engine.types import Devices
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name="without_device")
+
+@hookimpl
+def engine_devices():
+    return Devices(reason="the probe is not plugged in", fix="plug it in")
+"""
+
+CHOSEN = [
+    ("KnownGap", "test_placement_names_backend_device_provider_and_reason"),
+    ("KnownGapOfOneParameter", "test_whole_numbers_arrive_to_the_last_bit"),
+    ("GapThatIsNone", "test_a_scalar_stays_a_scalar"),
+    ("GapThatIsNone", "test_gaps_name_tests_of_the_kit"),
+    ("GapThatNamesNothing", "test_gaps_name_tests_of_the_kit"),
+    ("Modest", "test_a_predict_stops_at_its_deadline"),
+    ("Modest", "test_symbolic_dims_take_any_size"),
+    ("Modest", "test_a_misspelt_option_is_told_the_right_one"),
+    ("Modest", "test_predict_matches_the_closed_form"),
+    ("WithoutDevice", "test_a_scalar_stays_a_scalar"),
+    ("WithoutDevice", "test_the_manifest_says_who_the_backend_is"),
+    ("WithoutDevice", "test_devices_are_found_or_a_reason_is_given"),
+    ("Absent", "test_a_scalar_stays_a_scalar"),
+    ("Absent", "test_the_manifest_says_who_the_backend_is"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+    """How each test ended ("passed", "failed", "skipped", "xfailed") and what it said."""
+    folder = tmp_path_factory.mktemp("kit")
+    module = folder / "kit.py"
+    module.write_text(CLASSES)
+    for name in ("names_another_device", "takes_integers_for_doubles", "faultless"):
+        plugins.install(folder, name, f"faulty:{name}")
+    plugins.install(folder, "modest", "modest_plugin", source=MODEST)
+    plugins.install(folder, "without_device", "without_device_plugin", source=WITHOUT_DEVICE)
+    report = folder / "report.xml"
+    search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
+    child = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
+         "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
+         *(f"{module}::Test{name}::{test}" for name, test in CHOSEN)],
+        env={**os.environ, "PYTHONPATH": search},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert child.returncode == 1, child.stdout[-4000:] + child.stderr[-4000:]
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        name = f"{case.attrib['classname'].rpartition('Test')[2]}.{case.attrib['name']}"
+        ending, said = "passed", ""
+        for child in case:
+            said = f"{child.attrib.get('message', '')} {child.text or ''}"
+            if child.tag == "skipped":
+                ending = "xfailed" if child.attrib["type"] == "pytest.xfail" else "skipped"
+            else:
+                ending = "failed"
+        found[name] = ending, said
+    return found
+
+
+def test_a_gap_is_expected_to_fail(outcomes) -> None:
+    name = "KnownGap.test_placement_names_backend_device_provider_and_reason"
+    assert outcomes[name][0] == "xfailed"
+    assert "it lives next door" in outcomes[name][1]
+
+
+def test_a_gap_of_one_parameter_leaves_the_others(outcomes) -> None:
+    name = "KnownGapOfOneParameter.test_whole_numbers_arrive_to_the_last_bit"
+    assert outcomes[f"{name}[int64]"][0] == "xfailed"
+    assert outcomes[f"{name}[int32]"][0] == "passed"
+    assert outcomes[f"{name}[uint64]"][0] == "failed"  # the same fault, and not named
+
+
+def test_a_gap_that_is_closed_fails_until_it_is_removed(outcomes) -> None:
+    assert outcomes["GapThatIsNone.test_a_scalar_stays_a_scalar"][0] == "failed"
+    assert outcomes["GapThatIsNone.test_gaps_name_tests_of_the_kit"][0] == "passed"
+
+
+def test_a_gap_must_name_a_test(outcomes) -> None:
+    ending, said = outcomes["GapThatNamesNothing.test_gaps_name_tests_of_the_kit"]
+    assert ending == "failed"
+    assert "test_a_scaler_stays_a_scaler" in said
+
+
+def test_what_is_not_announced_is_skipped_with_the_reason(outcomes) -> None:
+    for test, reason in [
+        ("test_a_predict_stops_at_its_deadline", "does not announce 'deadlines'"),
+        ("test_symbolic_dims_take_any_size", "does not announce 'dynamic_shapes'"),
+        ("test_a_misspelt_option_is_told_the_right_one", "set `option`"),
+    ]:
+        ending, said = outcomes[f"Modest.{test}"]
+        assert ending == "skipped"
+        assert reason in said
+    assert outcomes["Modest.test_predict_matches_the_closed_form[3]"][0] == "passed"
+
+
+def test_without_a_device_only_the_manifest_is_tested(outcomes) -> None:
+    ending, said = outcomes["WithoutDevice.test_a_scalar_stays_a_scalar"]
+    assert ending == "skipped"
+    assert "the probe is not plugged in; plug it in" in said
+    assert outcomes["WithoutDevice.test_the_manifest_says_who_the_backend_is"][0] == "passed"
+    assert outcomes["WithoutDevice.test_devices_are_found_or_a_reason_is_given"][0] == "passed"
+
+
+def test_a_backend_that_is_not_installed_fails(outcomes) -> None:
+    for test in ("test_a_scalar_stays_a_scalar", "test_the_manifest_says_who_the_backend_is"):
+        ending, said = outcomes[f"Absent.{test}"]
+        assert ending == "failed"
+        assert "'absent'" in said
