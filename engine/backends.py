@@ -212,6 +212,8 @@ def find_target(text: str) -> Target:
     backends serve is an error that lists them. Raises BackendError.
     """
     kind, _, provider = text.lower().partition(":")
+    if kind in _opened and not provider:  # a scan of what is installed costs milliseconds
+        return Target(kind, _opened[kind].info.device_types[0])
     names = installed()
     if kind in names and (not provider or provider in _providers(kind)):
         info = open_backend(kind).info

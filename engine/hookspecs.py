@@ -123,8 +123,9 @@ def engine_predict(
         `outputs` given, the very same list object as in the last call means the same arrays in
         the same shapes, so what was bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
-        output's dtype and shape), or None to have that one allocated. Memory is reused only
-        where a buffer is given: everything else returned is new and belongs to the caller.
+        output's dtype and shape as far as it is known; no two overlap, but one may overlap an
+        input), or None to have that one allocated. Memory is reused only where a buffer is
+        given: everything else returned is new and belongs to the caller.
     deadline_s: a moment of time.monotonic(), or None.
     Returns one value per `executable.outputs`, in order; given buffers are returned themselves
         (`outputs` itself, if every one was given).

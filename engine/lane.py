@@ -49,21 +49,22 @@ class Lane:
 
     def take(self, inputs: Any) -> list[Array]:
         """The inputs of one call as checked arrays."""
-        if type(inputs) is list:
-            arrays: list[Array] = []
-            for item, (dtype, shape) in zip(inputs, self.expected):
-                array: Any = item._array if type(item) is Tensor else item
-                if (
-                    type(array) is not np.ndarray
-                    or array.dtype is not dtype
-                    or array.shape != shape
-                    or not array.flags.carray
-                ):
-                    break
-                arrays.append(array)
-            else:
-                if len(inputs) == self.count:
-                    return arrays
+        if type(inputs) is not list:
+            inputs = self.signature.ordered(inputs)
+        arrays: list[Array] = []
+        for item, (dtype, shape) in zip(inputs, self.expected):
+            array: Any = item._array if type(item) is Tensor else item
+            if (
+                type(array) is not np.ndarray
+                or array.dtype is not dtype
+                or array.shape != shape
+                or not array.flags.carray
+            ):
+                break
+            arrays.append(array)
+        else:
+            if len(inputs) == self.count:
+                return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
         arrays = self.signature.arrays(inputs)
         self.expected = [(array.dtype, array.shape) for array in arrays]

@@ -207,15 +207,10 @@ class Model:
 
         >>> outputs = model(x=array)  # doctest: +SKIP
         """
-        self._require_built()
-        assert self._signature is not None
         if arrays and by_name:
             raise TypeError("pass all inputs by place or all by name, not both")
         results = self.predict(arrays or by_name)
-        return {
-            spec.name: tensor.get_data_to_numpy()
-            for spec, tensor in zip(self._signature.outputs, results, strict=True)
-        }
+        return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
     def _fill(
         self, lane: Lane, inputs: Any, outputs: list[Tensor], timeout_s: float | None

@@ -22,6 +22,7 @@ app = typer.Typer(
     name="engine",
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    add_completion=False,  # its two options would be cut off where the terminal is narrow
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""[bold]Examples[/bold]
 

@@ -115,7 +115,7 @@ def parse_settings(settings: list[str]) -> dict[str, dict[str, str]]:
         section, dot, key = name.partition(".")
         if not (equals and dot and section.strip() and key.strip()):
             raise typer.BadParameter(
-                f"expected SECTION.KEY=VALUE, for example cpu_context.spin=0, got {text!r}",
+                f"expected SECTION.KEY=VALUE, for example cpu_context.spin_us=0, got {text!r}",
                 param_hint="--set",
             )
         sections.setdefault(section.strip(), {})[key.strip()] = value.strip()

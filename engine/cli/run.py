@@ -39,7 +39,7 @@ EPILOG = """[bold]Examples[/bold]
 
   engine run model.onnx --fill random --seed 7 --target gpu,cpu
 
-  engine run model.onnx --set cpu_context.spin=0 --json"""
+  engine run model.onnx --set cpu_context.spin_us=0 --json"""
 
 
 def run(
@@ -59,7 +59,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="NAME=SIZES",
-            help="The shape of a generated or .bin input, as image=1,3,224,224. May be repeated.",
+            help="The shape of a generated or .bin input, as x=1,3,8,8. May be repeated.",
             show_default=False,
         ),
     ] = None,

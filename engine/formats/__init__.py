@@ -100,6 +100,6 @@ def _foreign(kind: str, name: str, view: memoryview) -> ModelError:
     start = bytes(view[:8]).hex(" ")
     seen = f" (it starts with {start})" if kind == kinds.UNKNOWN else ""
     return ModelError(
-        f"{name}: is {what}{seen}; expected an ONNX model; {step}",
+        f"{name}: is {what}{seen}; expected a binary ONNX model; {step}",
         "" if name == "model bytes" else name,
     )

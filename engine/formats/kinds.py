@@ -2,7 +2,7 @@
 
 Most formats start with a magic number. ONNX has none: it is a bare protobuf message, so it is
 known by its structure, field by field, before magic numbers are looked for (four bytes of an
-ONNX file's producer name stand where a flatbuffer has its magic number).
+ONNX file's producer name can stand where a flatbuffer has its magic number).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ FOREIGN = {
     "onnx_tensor": ("an ONNX tensor, not a model", "give the model that it belongs to"),
     "onnx_text": ("ONNX in text form", _TEXT),
     "onnx_json": ("ONNX as JSON", _TEXT),
-    "json": ("a JSON file", "expected an ONNX model"),
+    "json": ("a JSON file", "export the model to ONNX"),
     "xml": ("an XML or HTML page, perhaps an error page that was saved", "download it again"),
     "lfs": ("a Git LFS pointer, not the file itself", "run: git lfs pull"),
     "zip": ("a zip archive", "unpack it and give the model file in it"),
     "gzip": ("a gzip file", "unpack it: gunzip FILE"),
-    "numpy": ("a numpy array", "expected an ONNX model"),
+    "numpy": ("a numpy array", "export the model to ONNX"),
     "protobuf": ("a protobuf message, but not of ONNX", "export the model to ONNX"),
-    "text": ("a text file", "expected an ONNX model"),
+    "text": ("a text file", "export the model to ONNX"),
     UNKNOWN: ("no ONNX model, and no other format known here", "export the model to ONNX"),
 }
 
@@ -77,6 +77,10 @@ _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # a long that torch.save once
 def kind_of(view: memoryview) -> str:
     """Name what `view` holds: "onnx", "mindir", "encrypted_mindir" or a key of FOREIGN."""
     head = bytes(view[:4096])
+    # onnxruntime takes a model with this mark for its own format, whatever else it is: what was
+    # checked as ONNX would be read as something else.
+    if head[4:8] == b"ORTM":
+        return "ort"
     by_structure, complete = _protobuf_kind(view)
     if complete and by_structure in (ONNX, MINDIR):
         return by_structure

@@ -197,7 +197,7 @@ def _threads(context: Context) -> Threads:
             f"cpu_thread_affinity_core_list names {len(cores)} cores for {cpu.thread_num} threads; "
             "give one core a thread, or leave thread_num at 0"
         )
-    if not cores:
+    if not cores and cpu.thread_affinity_mode:
         cores = preferred_cores(cpu.thread_affinity_mode, min(intra_op, usable_cpus()))
     return Threads(
         intra_op=len(cores) or intra_op,

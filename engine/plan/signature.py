@@ -38,6 +38,8 @@ class Signature:
         InputError for a wrong count or name.
         """
         if isinstance(inputs, Mapping):
+            if len(inputs) == len(self.names) and all(map(inputs.__contains__, self.names)):
+                return [inputs[name] for name in self.names]
             for name in inputs:
                 if name not in self.names:
                     raise InputError(
@@ -48,7 +50,7 @@ class Signature:
                     raise InputError(
                         f"input {name!r} is missing; the model has: {_listed(self.names)}", name
                     )
-            return [inputs[name] for name in self.names]
+            raise AssertionError("one of the loops above raises")
         if not isinstance(inputs, list | tuple):
             raise TypeError(
                 f"inputs must be list or tuple, but got {type(inputs)}. Or a dict by input name"
@@ -125,6 +127,10 @@ class Signature:
                     f"output {spec.name!r}: the buffer must be writeable and C-contiguous",
                     spec.name,
                 )
+        given = [buffer for buffer in buffers if buffer is not None]
+        for place, buffer in enumerate(given):
+            if any(np.may_share_memory(buffer, other) for other in given[:place]):
+                raise InputError("two outputs were given the same memory; give each its own")
 
     def resized(self, dims: Sequence[Sequence[int]]) -> Signature:
         """The signature with every input's shape fixed; InputError where the model forbids it."""

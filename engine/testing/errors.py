@@ -86,20 +86,11 @@ def _refuse(
         device=device or trial.device, options=options or {}, shapes=_ones(trial, source)
     )
     with pytest.raises(error) as caught:
-        _build(trial, source, settings)
+        trial.build(source, settings).close()
     message = str(caught.value)
     assert naming in message, f"{naming!r} is not in the message: {message}"
     assert "\n" not in message.strip(), f"the message has several lines: {message}"
     return message
-
-
-def _build(trial: Trial, source: ModelSource, options: CompileOptions) -> None:
-    loaded = trial.backend.load(source, options)
-    try:
-        executable = trial.backend.compile(loaded, options)
-    finally:
-        loaded.close()
-    executable.close()
 
 
 def _ones(trial: Trial, source: ModelSource) -> dict[str, object]:

@@ -85,13 +85,17 @@ class Trial:
         """An executable of the model; where shapes must be fixed, for those of `inputs`."""
         source = self.source(model)
         options = self.options(**{"shapes": self.shapes(source, inputs), **changes})
-        loaded = self.backend.load(source, options)
-        try:
-            executable = self.backend.compile(loaded, options)
-        finally:
-            loaded.close()
+        executable = self.build(source, options)
         self._closing.callback(executable.close)
         return executable
+
+    def build(self, source: ModelSource, options: CompileOptions) -> Executable:
+        """Load and compile, and let go of the loaded model; the caller closes the executable."""
+        loaded = self.backend.load(source, options)
+        try:
+            return self.backend.compile(loaded, options)
+        finally:
+            loaded.close()
 
     def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
         """An executable of the model with one context."""

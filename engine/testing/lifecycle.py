@@ -224,9 +224,7 @@ class Leaks(Level):
         options = trial.options(shapes=trial.shapes(source, [x]))
 
         def once() -> None:
-            loaded = trial.backend.load(source, options)
-            executable = trial.backend.compile(loaded, options)
-            loaded.close()
+            executable = trial.build(source, options)
             context = executable.open_context()
             trial.backend.predict(context, [x], None, None)
             context.close()
@@ -236,10 +234,11 @@ class Leaks(Level):
 
     def test_refused_models_leave_no_files_threads_or_memory(self, trial: Trial) -> None:
         source = replace(trial.source(models.heavy), path=models.truncated(trial.folder), data=None)
+        options = trial.options(shapes=trial.shapes(source, [np.ones((1, 1024), np.float32)]))
 
         def once() -> None:
             with pytest.raises(EngineError):
-                trial.backend.load(source, trial.options()).close()
+                trial.build(source, options).close()
 
         _expect_no_growth(once, times=20)
 

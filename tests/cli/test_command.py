@@ -51,7 +51,7 @@ def test_help_explains_the_exit_statuses(shell):
     [
         (["nope"], "no such command 'nope'"),
         (["run"], "missing argument 'MODEL'"),
-        (["run", "m.onnx", "--nope"], "no such option: --nope"),
+        (["run", "m.onnx", "--nope"], "no such option"),
         (["run", "m.onnx", "--fill", "twos"], "'twos' is not one of"),
         (["run", "m.onnx", "--seed", "x"], "'--seed'"),
         (["run", "m.onnx", "--values", "-1"], "'--values'"),

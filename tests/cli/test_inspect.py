@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
@@ -131,4 +130,4 @@ def test_symbolic_names_stay_and_unknown_shapes_are_shown(cli, tmp_path):
     model.graph.output[0].type.tensor_type.ClearField("shape")
     onnx.save(model, path)
     assert cli("inspect", path, "--json").json["outputs"][0]["shape"] is None
-    assert np.any(["[...]" in text for text in cli("inspect", path).out.splitlines()])
+    assert re.search(r"y\s+float32\s+\[\.\.\.\]", cli("inspect", path).out)

@@ -49,7 +49,12 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
          *dict.fromkeys(chosen), f"{module}::Test_faultless"],
-        env={**os.environ, "PYTHONPATH": search, "FAULTY_FOLDER": str(folder)},
+        env={
+            **os.environ,
+            "PYTHONPATH": search,
+            "FAULTY_FOLDER": str(folder),
+            "OPENBLAS_NUM_THREADS": "1",  # numpy's threads only get into each other's way here
+        },
         cwd=folder,
         capture_output=True,
         text=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 MODEL_BYTES = (1 << 31) - 1  # protobuf's own; larger models keep their weights in external data
-FIELDS = 30_000_000  # looked at one by one; some ten seconds of reading
+FIELDS = 10_000_000  # looked at one by one; some seconds of reading
 NODES = 1_000_000  # of all graphs and functions together
 RANK = 64  # numpy's
 NAME_BYTES = 65_536

@@ -43,7 +43,8 @@ class Scope:
 def title(node: NodeInfo) -> str:
     """What messages call a node."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-    return f"node {node.name!r} ({kind})" if node.name else f"node {node.index} ({kind})"
+    called = f"node {node.name!r}" if node.name else f"node {node.index}"
+    return f"{called} ({kind})" if kind else called
 
 
 def explain_unknown(name: str, reader: NodeInfo, nodes: Sequence[NodeInfo], where: str) -> str:

@@ -1,8 +1,8 @@
 """What a few bytes of a model would unfold into when a runtime loads it.
 
 Two ways that can be seen in the file alone: constants computed from a constant shape, and
-functions that call functions. What only shape inference can see (a tensor joined with itself
-again and again) is bounded by the runtime's own settings; `docs` of a backend say which.
+functions that call functions. What takes shape inference to see (a tensor joined with itself
+again and again) is for the backend to bound, with its runtime's own settings.
 """
 
 from __future__ import annotations

@@ -13,7 +13,10 @@ _MEMBERS = {
     schema.TYPE_OPTIONAL_TYPE: ValueKind.OPTIONAL,
     schema.TYPE_MAP_TYPE: ValueKind.MAP,
 }
-_OTHERS = {schema.TYPE_SPARSE_TENSOR_TYPE: "sparse tensor", schema.TYPE_OPAQUE_TYPE: "opaque value"}
+_OTHERS = {
+    schema.TYPE_SPARSE_TENSOR_TYPE: "a sparse tensor",
+    schema.TYPE_OPAQUE_TYPE: "an opaque value",
+}
 _INNER = {
     schema.TYPE_SEQUENCE_TYPE: schema.TYPE_SEQUENCE_ELEM_TYPE,
     schema.TYPE_OPTIONAL_TYPE: schema.TYPE_OPTIONAL_ELEM_TYPE,
@@ -84,7 +87,7 @@ def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryvie
     for tag, value in fields(view, budget):
         if tag in _OTHERS:
             raise Invalid(
-                f"{what} is a {_OTHERS[tag]}; expected a tensor, sequence, optional or map"
+                f"{what} is {_OTHERS[tag]}; expected a tensor, sequence, optional or map"
             )
         if tag in _MEMBERS:
             if found is not None:
@@ -102,7 +105,7 @@ def _inner(tag: int, body: memoryview, what: str, budget: Budget) -> memoryview:
             raise Invalid(f"{what} has two types")
         found = value
     if found is None:
-        raise Invalid(f"{what} is a {_MEMBERS[tag]} of no type; expected the type of its elements")
+        raise Invalid(f"{what} is of type {_MEMBERS[tag]} but does not say of what")
     return found
 
 

@@ -26,6 +26,9 @@ from engine_cpu.deadline import Deadline
 
 Array = np.ndarray[Any, Any]
 
+# ONNX Runtime's words where a result has another shape than the buffer bound for it.
+_BUFFER_REFUSED = "output OrtValue provided"
+
 # Below this many bytes of inputs and outputs together, copying costs less than `run` adds.
 STAGED_BYTES = 16 * 1024
 
@@ -84,7 +87,11 @@ class CpuContext:
             if outputs is None:
                 staged = self._staged
                 if staged is not None and deadline_s is None:
-                    results = staged.run(inputs)
+                    try:
+                        results = staged.run(inputs)
+                    except Exception as error:
+                        self._unstage(error)
+                        results = None
                     if results is not None:
                         return results
                 return self._feed(inputs, deadline_s)
@@ -134,6 +141,12 @@ class CpuContext:
             self._may_stage = False  # the model does not keep to the shapes that it declares
             return
         self._staged = _Staged(self._session, self._layout, inputs, results)
+
+    def _unstage(self, error: Exception) -> None:
+        """A staged run failed: run fed, which raises the same unless staging is to blame."""
+        self._staged = self._last_shapes = None
+        if _BUFFER_REFUSED in str(error):
+            self._may_stage = False  # the model does not keep to the shapes that it declares
 
     def _bind(self, inputs: list[Array], outputs: list[Array | None]) -> _Bound | None:
         """Bind these arrays; None where they cannot be bound and results must be copied."""
@@ -257,7 +270,7 @@ def _translated(error: Exception) -> Exception:
         return error
     if isinstance(error, MemoryError):
         return ModelError("out of memory while running")
-    if "output OrtValue provided" in text:
+    if _BUFFER_REFUSED in text:
         return InputError(_unfit_buffer(text))
     return ModelError(f"onnxruntime: {text}")
 
@@ -280,11 +293,7 @@ def _stopping(deadline_s: float) -> Iterator[Deadline]:
 
 
 def _overlap(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Whether writing an output could change an input; InputError where outputs collide."""
-    for place, buffer in enumerate(outputs):
-        for other in outputs[:place]:
-            if np.may_share_memory(buffer, other):
-                raise InputError("two outputs were given the same memory; give each its own")
+    """Whether writing an output could change an input."""
     return any(np.may_share_memory(a, b) for a in inputs for b in outputs)
 
 

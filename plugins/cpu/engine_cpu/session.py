@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import onnxruntime as ort
 
-from engine.errors import ModelError
+from engine.errors import BackendUnavailable, ModelError
 from engine.types import (
     CompileOptions,
     GraphInfo,
@@ -93,6 +93,11 @@ def compile_model(source: ModelSource, options: CompileOptions) -> CpuExecutable
     """A session for `source`; ModelError names what ONNX Runtime refused."""
     if options.cancel is not None:
         options.cancel.check()
+    if options.device.id != 0:
+        raise BackendUnavailable(
+            f"device {str(options.device)!r} is not there: the host is the one device 'cpu:0'",
+            "cpu",
+        )
     settings = session_options(options)
     if source.data is not None and source.folder is not None:
         settings.add_session_config_entry(_FOLDER, str(source.folder))

@@ -17,6 +17,7 @@ from emulated_ascend.device import (
     TensorDesc,
 )
 from emulated_ascend.machine import (
+    API_NOT_SUPPORT,
     CONTEXT_NULL,
     DEVICE_OOM,
     DYNAMIC_ADDR_INVALID,
@@ -25,6 +26,7 @@ from emulated_ascend.machine import (
     GE_FAILURE,
     GE_PARAM_INVALID,
     INVALID_PARAM,
+    MODEL_CONTEXT,
     MODEL_DATA_SIZE_INVALID,
     MODEL_ID_INVALID,
     OK,
@@ -354,7 +356,7 @@ def get_cur_output_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
         return {}, MODEL_ID_INVALID
     value = _pick(_outputs(desc), index)
     if model.om.is_ranged:
-        return {}, 200001
+        return {}, API_NOT_SUPPORT
     if value is None or not model.om.gears or model.gear is None:
         return _dims(value)
     dims = model.om.gear_outputs[model.om.gears.index(model.gear)][index]
@@ -446,6 +448,9 @@ def _execute(model_id: int, inputs: int, outputs: int, stream: int, waits: bool)
     if machine.get(stream, Stream).context != machine.current:
         machine.say("EE1001: the stream is not in the current context")
         return STREAM_CONTEXT
+    if model.context != machine.current:
+        machine.say("EE1001: the model is not in the current context")
+        return MODEL_CONTEXT
     code: int = model.execute(
         machine.get(inputs, Dataset), machine.get(outputs, Dataset), stream, waits
     )

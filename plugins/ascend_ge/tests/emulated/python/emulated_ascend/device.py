@@ -21,6 +21,7 @@ from emulated_ascend.machine import (
     SYNC_TIMEOUT,
     machine,
 )
+from emulated_ascend.memory import Allocation
 from emulated_ascend.omfile import FROM_ONNX, Om, Value, nbytes
 
 Array = npt.NDArray[Any]
@@ -143,6 +144,7 @@ class Model:
             return shapes
         feeds: dict[str, Array] = {}
         views: list[tuple[Array, Array]] = []
+        used: list[Allocation] = []
         for place, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
             buffer = machine.get(inputs.buffers[place], DataBuffer)
             size = nbytes(value.dtype, dims)
@@ -154,6 +156,8 @@ class Model:
                 )
                 return GE_PARAM_INVALID
             view = machine.memory.at(buffer.pointer, size) if size else np.empty(0, np.uint8)
+            if size:
+                used.append(machine.memory.find(buffer.pointer))
             copy = view.copy()
             views.append((view, copy))
             feeds[value.name] = copy.view(host_dtype(self.program.types[value.name])).reshape(dims)
@@ -161,19 +165,20 @@ class Model:
             buffer = machine.get(outputs.buffers[place], DataBuffer)
             size = self._static_output(place, value)
             if buffer.pointer:
-                machine.memory.at(buffer.pointer, buffer.nbytes)
+                used.append(machine.memory.find(buffer.pointer, buffer.nbytes))
             elif size and not waits:
                 machine.say("E19999: output addr is null")
                 return DYNAMIC_ADDR_INVALID
             if size is not None and buffer.pointer and buffer.nbytes + SLACK < size:
                 machine.say(f"E13025: output {value.name} needs {size} bytes")
                 return GE_PARAM_INVALID
-        return self._queue(feeds, views, outputs, stream, waits)
+        return self._queue(feeds, views, used, outputs, stream, waits)
 
     def _queue(
         self,
         feeds: dict[str, Array],
         views: list[tuple[Array, Array]],
+        used: list[Allocation],
         outputs: Dataset,
         stream: int,
         waits: bool,
@@ -182,6 +187,8 @@ class Model:
         delay_s = machine.delay_s
         queue = machine.get(stream, Stream)
         self.busy_on = stream
+        for allocation in used:
+            allocation.pins += 1
 
         def work() -> list[Array] | str:
             started = time.monotonic()
@@ -193,8 +200,13 @@ class Model:
             time.sleep(max(0.0, delay_s - (time.monotonic() - started)))
             return results
 
-        def finish(results: list[Array] | str) -> int:
+        def release() -> None:
             self.busy_on = None
+            for allocation in used:
+                allocation.pins -= 1
+
+        def finish(results: list[Array] | str) -> int:
+            release()
             if any(not np.array_equal(view, copy) for view, copy in views):
                 raise machine.fault("an input changed in device memory while a queued run read it")
             if isinstance(results, str):
@@ -213,7 +225,7 @@ class Model:
             buffer = machine.get(outputs.buffers[place], DataBuffer)
             if buffer.pointer and result.nbytes > buffer.nbytes:
                 queue.tasks.remove(task)
-                self.busy_on = None
+                release()
                 machine.say(f"E13025: the output needs {result.nbytes} bytes, got {buffer.nbytes}")
                 return GE_PARAM_INVALID
         return OK

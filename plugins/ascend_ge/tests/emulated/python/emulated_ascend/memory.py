@@ -19,7 +19,7 @@ _FRESH = 0xCD
 
 @dataclass(slots=True)
 class Allocation:
-    """A piece of device memory. `pins`: loaded models that read it, which nobody may free under."""
+    """A piece of device memory. `pins`: loaded models and queued runs that use it."""
 
     base: int
     data: Bytes
@@ -59,7 +59,7 @@ class Memory:
         if found is None:
             raise self._fault(f"free of {address:#x}, which is not allocated now")
         if found.pins:
-            raise self._fault(f"free of {address:#x}, which a loaded model still uses")
+            raise self._fault(f"free of {address:#x}, which a loaded model or a queued run still uses")
         del self._live[address]
         self._bases.remove(address)
 

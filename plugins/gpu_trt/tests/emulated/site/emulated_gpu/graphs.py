@@ -133,7 +133,10 @@ class Graph:
                 return [Refusal("INVALID_GRAPH", str(error))]
             index = int(place[1])
             node = self.model.graph.node[index]
-            text = f"Invalid Node - {self.name_of(index)}\nITensor::getDimensions: Error Code 4: {error}"
+            text = (
+                f"Invalid Node - {self.name_of(index)}\n"
+                f"ITensor::getDimensions: Error Code 4: API Usage Error ({error})"
+            )
             return [Refusal("INVALID_NODE", text, index, node.name, node.op_type)]
         return []
 

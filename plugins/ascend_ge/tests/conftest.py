@@ -1,0 +1,103 @@
+"""The emulated Ascend machine as a fixture, and the marker for real ones."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine import backends
+from engine.types import CompileOptions, Device
+from engine_ascend_ge import engine_devices, runtime
+
+EMULATED = Path(__file__).parent / "emulated"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip device tests, with the reason, where there is no NPU."""
+    marked = [item for item in items if item.get_closest_marker("device") is not None]
+    if not marked:
+        return
+    found = engine_devices()
+    if not found.found:
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason=f"no Ascend device: {found.reason}"))
+
+
+def forget_modules() -> None:
+    """The next import of acl finds what is on the path then, in its first state."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("acl", "emulated_ascend"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`acl` and `atc` are found, here and in processes that a test starts; nothing is imported."""
+    opp = tmp_path / "cann" / "opp"
+    (opp / "built-in/op_impl/ai_core/tbe/kernel/ascend910b").mkdir(parents=True)
+    python = str(EMULATED / "python")
+    monkeypatch.syspath_prepend(python)
+    for name, value in (
+        ("PATH", f"{EMULATED / 'bin'}{os.pathsep}{os.environ['PATH']}"),
+        ("PYTHONPATH", f"{python}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(":")),
+        ("EMULATED_PYTHON", sys.executable),
+        ("ASCEND_HOME_PATH", str(tmp_path / "cann")),
+        ("ASCEND_OPP_PATH", str(opp)),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("EMULATED_ATC", raising=False)
+    monkeypatch.delenv("EMULATED_ASCEND", raising=False)
+
+
+@pytest.fixture
+def machine(emulated_path: None) -> Iterator[Any]:
+    """An emulated machine with two Ascend 910B3; the test fails if it leaves anything behind."""
+    runtime.stop()
+    forget_modules()
+    backends.forget("ascend_ge")
+    machine = importlib.import_module("emulated_ascend").machine
+    importlib.import_module("acl")
+    try:
+        yield machine
+        gc.collect()
+        machine.heal()
+        left = machine.live()
+        runtime.stop()
+        assert not machine.faults, machine.faults
+        assert not left, f"left behind: {left}"
+        assert not machine.live(), f"left behind at the end: {machine.live()}"
+    finally:
+        runtime.stop()
+        forget_modules()
+        backends.forget("ascend_ge")
+
+
+@pytest.fixture
+def options() -> Callable[..., CompileOptions]:
+    """CompileOptions for the first device; keywords are fields, `set` the user's options."""
+
+    def make(**fields: Any) -> CompileOptions:
+        settings = fields.pop("set", {})
+        return CompileOptions(
+            **{"device": Device("ascend", 0), "options": settings, **fields}
+        )
+
+    return make
+
+
+@pytest.fixture
+def floats() -> Callable[..., np.ndarray[Any, Any]]:
+    """float32 values 0, 1, 2, ... in a shape."""
+
+    def make(*shape: int) -> np.ndarray[Any, Any]:
+        return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    return make

@@ -1,0 +1,99 @@
+"""The user's settings reach ONNX Runtime, and wrong ones are refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+import engine
+from engine import Context, Model, ModelType
+from engine.testing import models
+from engine.types import CompileOptions, Device, Threads
+from engine_cpu.options import SPIN_US, session_options
+
+
+def options(threads: Threads = Threads(), **settings: str) -> ort.SessionOptions:  # noqa: B008
+    return session_options(CompileOptions(device=Device("cpu"), threads=threads, options=settings))
+
+
+def entry(found: ort.SessionOptions, key: str) -> str:
+    return found.get_session_config_entry(key)
+
+
+def test_threads_and_order_of_execution_reach_the_session() -> None:
+    found = options(Threads(intra_op=3, inter_op=2))
+    assert (found.intra_op_num_threads, found.inter_op_num_threads) == (3, 2)
+    assert found.execution_mode == ort.ExecutionMode.ORT_PARALLEL
+    assert options().execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+
+
+def test_idle_threads_spin_shortly_by_default_and_as_told() -> None:
+    key = "session.intra_op.spin_duration_us"
+    assert entry(options(), key) == str(SPIN_US)
+    assert entry(options(spin_us="500"), key) == "500"
+    assert entry(options(spin_us="0"), "session.intra_op.allow_spinning") == "0"
+    with pytest.raises(RuntimeError):  # ONNX Runtime's own choice: no entry is made
+        entry(options(spin_us="-1"), key)
+
+
+def test_affinity_pins_all_threads_but_the_callers_own() -> None:
+    found = options(Threads(intra_op=2, cores=(1, 0)))
+    assert entry(found, "session.intra_op_thread_affinities") == "1"
+
+
+def test_graph_optimisation_and_raw_entries_reach_the_session() -> None:
+    found = options(graph_optimization="basic", **{"session.disable_prepacking": "1"})
+    assert found.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    assert entry(found, "session.disable_prepacking") == "1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"graph_optimisation": "all"}, "no key 'graph_optimisation'; did you mean 'graph_optimiz"),
+        ({"graph_optimization": "most"}, r"graph_optimization must be in \['none', 'basic'"),
+        ({"spin_us": "soon"}, "spin_us must be -1 .* or 0..1000000 us, but got 'soon'"),
+        ({"spin_us": "-2"}, "spin_us must be"),
+        ({"memory_arena": "yes"}, r"memory_arena must be in \['on', 'off'\], but got 'yes'"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(settings: dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        options(**settings)
+
+
+def test_a_core_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    context = Context()
+    context.cpu.thread_affinity_core_list = [0, 100000]
+    with pytest.raises(ValueError, match="core 100000 is outside"):
+        Model().build_from_file(str(models.affine(tmp_path)), ModelType.MINDIR, context)
+
+
+def test_as_many_cores_as_threads_are_wanted(tmp_path: Path) -> None:
+    context = Context()
+    context.cpu.thread_num = 2
+    context.cpu.thread_affinity_core_list = [0]
+    with pytest.raises(ValueError, match="names 1 cores for 2 threads"):
+        Model().build_from_file(str(models.affine(tmp_path)), ModelType.MINDIR, context)
+
+
+def test_options_of_a_config_file_apply(tmp_path: Path, load: Any) -> None:
+    with pytest.raises(ValueError, match="spin_us"):
+        load(models.affine, spin_us="x")
+    assert load(models.affine, spin_us="0", memory_arena="off", deterministic="on")
+
+
+def test_half_precision_is_a_wish_that_placement_answers(tmp_path: Path) -> None:
+    context = Context()
+    context.cpu.precision_mode = "preferred_fp16"
+    model = Model()
+    model.build_from_file(str(models.affine(tmp_path)), ModelType.MINDIR, context)
+    assert all("in fp32" in place.reason for place in model.placement)
+
+
+def test_an_unknown_operator_is_named(tmp_path: Path) -> None:
+    with pytest.raises(engine.ModelError, match=r"operator .* is unknown to onnxruntime"):
+        engine.load(models.unknown_operator(tmp_path))

@@ -1,0 +1,258 @@
+"""How arrays reach ONNX Runtime and come back: staged, fed or bound, the results are the same."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import tracemalloc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+import engine
+from engine import Tensor
+from engine.testing import models
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def write(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def floats(name: str, shape: list[int | str] | None) -> Any:
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+
+
+def test_the_third_call_of_one_shape_equals_the_first(load: Any) -> None:
+    model = load(models.affine)
+    for step in range(5):  # fed, fed, then staged
+        np.testing.assert_array_equal(model.predict([X + step])[0], 2 * (X + step) + 1)
+    assert model._threads.lane.context._staged is not None
+
+
+def test_staged_results_are_new_memory_each_time(load: Any) -> None:
+    model = load(models.affine)
+    results = [model.predict([X + step])[0].get_data_to_numpy() for step in range(6)]
+    for step, result in enumerate(results):
+        np.testing.assert_array_equal(result, 2 * (X + step) + 1)
+        result[:] = -1
+
+
+def test_big_tensors_are_neither_staged_nor_copied(load: Any) -> None:
+    model = load(models.affine)
+    x = np.ones((1_000_000, 3), np.float32)
+    model.predict([x])
+    tracemalloc.start()
+    for _ in range(4):
+        model.predict([x])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert model._threads.lane.context._staged is None
+    assert peak < x.nbytes / 10  # outputs are ONNX Runtime's own memory, and nothing else is made
+
+
+def test_bound_buffers_of_changing_shapes_are_rebound(load: Any) -> None:
+    model = load(models.affine)
+    for rows in (2, 2, 5, 2, 1):
+        x = np.full((rows, 3), rows, np.float32)
+        out = Tensor(np.zeros((rows, 3), np.float32))
+        model.predict([x], [out])
+        np.testing.assert_array_equal(out, 2 * x + 1)
+
+
+def test_an_input_given_as_output_too_gives_the_right_result(load: Any) -> None:
+    model = load(models.affine)
+    x = X.copy()
+    for _ in range(3):
+        before = x.copy()
+        model.predict([x], [Tensor(x)])
+        np.testing.assert_array_equal(x, 2 * before + 1)
+
+
+def test_outputs_that_share_memory_are_refused(load: Any) -> None:
+    model = load(models.several)
+    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.ones(3, "f")
+    shared = np.zeros((3, 3), "f")
+    outputs = [Tensor(shared[:2]), Tensor(shared[1:]), Tensor()]
+    with pytest.raises(engine.InputError, match="given the same memory"):
+        model.predict([z, a, m], outputs)
+    outputs = [Tensor(shared[:2]), Tensor(shared[1:]), Tensor(np.zeros((2, 3), "f"))]
+    with pytest.raises(engine.InputError, match="given the same memory"):
+        model.predict([z, a, m], outputs)
+
+
+def test_a_given_buffer_of_an_output_that_is_an_input_is_filled(tmp_path: Path) -> None:
+    # ONNX Runtime itself leaves such a bound output untouched.
+    path = write(
+        tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [floats("x", ["n"])],
+        [floats("y", ["n"]), floats("x", ["n"])],
+    )  # fmt: skip
+    model = engine.load(path)
+    x = np.array([-1, 2], np.float32)
+    outputs = [Tensor(np.zeros(2, "f")), Tensor(np.zeros(2, "f"))]
+    for _ in range(3):
+        model.predict([x], outputs)
+        assert [o.get_data_to_numpy().tolist() for o in outputs] == [[0, 2], [-1, 2]]
+        assert not np.shares_memory(model.predict([x])[1].get_data_to_numpy(), x)
+
+
+def test_partly_given_outputs_are_filled_and_the_rest_allocated(load: Any) -> None:
+    model = load(models.several)
+    z, a, m = np.full((2, 3), 5, "f"), np.ones((2, 3), "f"), np.full(3, 2, "f")
+    buffer = np.zeros((2, 3), "f")
+    for _ in range(3):
+        outputs = [Tensor(), Tensor(buffer), Tensor()]
+        model.predict([z, a, m], outputs)
+        assert [o.get_data_to_numpy()[0, 0] for o in outputs] == [4, 2, 7]
+        assert outputs[1].get_data_to_numpy() is buffer
+
+
+def test_a_buffer_that_does_not_fit_a_data_dependent_result_is_an_input_error(load: Any) -> None:
+    model = load(models.nonzero)
+    x = np.array([0, 1, 0, 2], np.float32)
+    [expected] = model.predict([x])
+    too_big = Tensor(np.zeros((expected.shape[0], 9), np.int64))
+    for _ in range(2):
+        with pytest.raises(engine.InputError, match=r"the result has shape \[1, 2\].*\[1, 9\]"):
+            model.predict([x], [too_big])
+    fits = Tensor(np.zeros((1, 2), np.int64))
+    model.predict([x], [fits])
+    assert fits.get_data_to_numpy().tolist() == [[1, 3]]
+
+
+def test_shapes_that_the_declaration_gets_wrong_still_run(tmp_path: Path) -> None:
+    # The file says that y has n elements, but it has as many as x has nonzero ones.
+    nodes = [
+        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BOOL),
+        helper.make_node("Compress", ["x", "b"], ["y"]),
+    ]
+    path = write(tmp_path, nodes, [floats("x", ["n"])], [floats("y", ["n"])])
+    model = engine.load(path)
+    for values in ([1, 2], [1, 2], [1, 2], [0, 2], [1, 0], [1, 3], [0, 0]):
+        x = np.array(values, np.float32)
+        assert model.predict([x])[0].get_data_to_numpy().tolist() == [v for v in values if v]
+
+
+def test_arrays_of_calls_without_outputs_are_not_kept(load: Any) -> None:
+    model = load(models.affine)
+    for rows in (2, 2, 2, 100_000):
+        x = np.ones((rows, 3), np.float32)
+        model.predict([x])
+        reference = weakref.ref(x)
+        del x
+        gc.collect()
+        assert reference() is None, rows
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_model_that_fails_on_its_data_says_why_and_stays_usable(
+    tmp_path: Path, bound: bool
+) -> None:
+    index = helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"])]
+    path = write(tmp_path, nodes, [floats("x", [3]), index], [floats("y", ["n"])])
+    model = engine.load(path)
+    x, good = np.arange(3, dtype=np.float32), np.array([2, 0])
+    for _ in range(4):
+        outputs = [Tensor(np.zeros(2, "f"))] if bound else None
+        assert model.predict([x, good], outputs)[0].get_data_to_numpy().tolist() == [2, 0]
+        with pytest.raises(
+            engine.ModelError, match=r"predict failed! onnxruntime: .*Gather.*out of"
+        ):
+            model.predict([x, np.array([5, 0])], outputs)
+
+
+def test_a_run_out_of_memory_is_an_error(tmp_path: Path) -> None:
+    shape = helper.make_tensor_value_info("s", TensorProto.INT64, [2])
+    nodes = [helper.make_node("ConstantOfShape", ["s"], ["y"])]
+    model = engine.load(write(tmp_path, nodes, [shape], [floats("y", None)]))
+    with pytest.raises(engine.ModelError, match="predict failed!"):
+        model.predict([np.array([2**30, 2**30])])
+    assert model.predict([np.array([2, 2])])[0].shape == [2, 2]
+
+
+def test_nothing_is_printed_on_stderr_for_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    test_a_model_that_fails_on_its_data_says_why_and_stays_usable(tmp_path, True)
+    assert capfd.readouterr() == ("", "")
+
+
+# ------------------------------------------------------------------------------------ deadlines
+
+
+def lasting(model: engine.Model) -> tuple[list[np.ndarray], float]:
+    """Inputs for the slow model that keep it busy for a good while, and how long, in seconds."""
+    rows, needed_s = 32, 0.0
+    while needed_s < 0.3:
+        rows *= 2
+        inputs = [np.ones((rows, model.get_inputs()[0].shape[1]), np.float32)]
+        begin = time.monotonic()
+        model.predict(inputs)
+        needed_s = time.monotonic() - begin
+    return inputs, needed_s
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
+    load: Any, bound: bool
+) -> None:
+    model = load(models.slow)
+    inputs, needed_s = lasting(model)
+    [full] = model.predict(inputs)
+    outputs = [Tensor(np.zeros(full.shape, np.float32))] if bound else None
+    begin = time.monotonic()
+    with pytest.raises(engine.DeadlineExceeded, match="stopped at its deadline"):
+        model.predict(inputs, outputs, timeout_s=needed_s / 10)
+    assert time.monotonic() - begin < needed_s * 0.8
+    with pytest.raises(TimeoutError):
+        model.predict(inputs, outputs, timeout_s=1e-9)
+    [again] = model.predict(inputs, outputs, timeout_s=1000)
+    np.testing.assert_array_equal(again, full)
+
+
+def test_one_deadline_does_not_stop_another_threads_run(load: Any) -> None:
+    model = load(models.slow)
+    inputs, needed_s = lasting(model)
+    [expected] = model.predict(inputs)
+    results: list[Tensor] = []
+    other = threading.Thread(target=lambda: results.extend(model.predict(inputs, timeout_s=1000)))
+    other.start()
+    with pytest.raises(engine.DeadlineExceeded):
+        model.predict(inputs, timeout_s=needed_s / 10)
+    other.join()
+    np.testing.assert_array_equal(results[0], expected)
+
+
+# --------------------------------------------------------------------------------------- threads
+
+
+def test_threads_run_one_model_in_parallel_with_right_results(load: Any) -> None:
+    model = load(models.affine)
+    wrong: list[object] = []
+
+    def work(index: int) -> None:
+        outputs = [Tensor()]
+        for step in range(300):
+            x = np.full((1 + index % 3, 3), index * 1000 + step, np.float32)
+            outputs = [Tensor()] if step % 50 == 0 or step % 2 else outputs
+            y = model.predict([x], outputs if step % 2 else None)[0].get_data_to_numpy()
+            if not (y == 2 * x + 1).all():
+                wrong.append((index, step))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []

@@ -1,0 +1,326 @@
+"""The emulated compiler: optimisation profiles, configuration, builder, plans."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import zlib
+from typing import Any
+
+from emulated_gpu.graphs import InvalidShapes
+from emulated_gpu.machine import MACHINE, OutOfMemory
+
+from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
+from ._network import INetworkDefinition, ITensor, original
+
+MAGIC = b"emulated TensorRT plan\n"
+_BUILD = "IBuilder::buildSerializedNetwork"
+BuilderFlag = ENUMS["BuilderFlag"]
+
+
+class IProgressMonitor(Callback):
+    def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+        raise NotImplementedError("Tried to call pure virtual function")
+
+    def step_complete(self, phase_name: str, step: int) -> bool:
+        raise NotImplementedError("Tried to call pure virtual function")
+
+    def phase_finish(self, phase_name: str) -> None:
+        raise NotImplementedError("Tried to call pure virtual function")
+
+
+class IOptimizationProfile(Null):
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, builder: Builder) -> IOptimizationProfile:
+        profile = cls.__new__(cls)
+        profile._make(builder._logger)
+        profile._shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
+        return profile
+
+    def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
+        self._enter()
+        shapes = tuple(tuple(int(dim) for dim in dims) for dims in (min, opt, max))
+        for which, dims in zip(("min", "opt", "max"), shapes, strict=True):
+            if any(dim < 0 for dim in dims):
+                self._error("IOptimizationProfile::setDimensions", 3, "Parameter check failed")
+                raise RuntimeError(f"Shape provided for {which} is inconsistent with other shapes.")
+        self._shapes[input] = shapes
+
+    def get_shape(self, input: str) -> list[Dims]:
+        self._enter()
+        return [Dims(dims) for dims in self._shapes.get(input, ())]
+
+    def __bool__(self) -> bool:
+        for name, (low, opt, high) in self._shapes.items():
+            rising = len(low) == len(opt) == len(high) and all(
+                a <= b <= c for a, b, c in zip(low, opt, high, strict=True)
+            )
+            if not rising:
+                self._error(
+                    "IOptimizationProfile::isValid",
+                    4,
+                    f"Invalid optimization profiles for input tensors {name}, please ensure that "
+                    "the optimization profiles satisfy MIN<=OPT<=MAX.",
+                )
+                return False
+        return True
+
+
+class IBuilderConfig(Null):
+    _counted = "builder configs"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, builder: Builder) -> IBuilderConfig:
+        config = cls.__new__(cls)
+        config._make(builder._logger)
+        config._builder = builder
+        config._flags = {BuilderFlag.TF32}
+        config._pools: dict[Any, int] = {}
+        config._profiles: list[IOptimizationProfile] = []
+        config._monitor: IProgressMonitor | None = None
+        config._level = 3
+        return config
+
+    def set_flag(self, flag: Any) -> None:
+        self._enter()
+        self._flags.add(BuilderFlag(flag))
+
+    def clear_flag(self, flag: Any) -> None:
+        self._enter()
+        self._flags.discard(BuilderFlag(flag))
+
+    def get_flag(self, flag: Any) -> bool:
+        self._enter()
+        return flag in self._flags
+
+    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
+        self._enter()
+        self._pools[pool] = int(pool_size)
+
+    def get_memory_pool_limit(self, pool: Any) -> int:
+        return self._pools.get(pool, self._enter().total)
+
+    def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
+        self._enter()
+        if not profile:
+            self._error(
+                "IBuilderConfig::addOptimizationProfile",
+                3,
+                "Parameter check failed, condition: profile->isValid().",
+            )
+            return -1
+        self._profiles.append(profile)
+        return len(self._profiles) - 1
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        self._enter()
+        return len(self._profiles)
+
+    @property
+    def builder_optimization_level(self) -> int:
+        self._enter()
+        return self._level
+
+    @builder_optimization_level.setter
+    def builder_optimization_level(self, level: int) -> None:
+        self._enter()
+        if level < 0:
+            self._error("IBuilderConfig::setBuilderOptimizationLevel", 3, "Parameter check failed")
+        else:
+            self._level = min(level, 5)
+
+    @property
+    def progress_monitor(self) -> IProgressMonitor | None:
+        self._enter()
+        return self._monitor
+
+    @progress_monitor.setter
+    def progress_monitor(self, monitor: IProgressMonitor) -> None:
+        self._enter()
+        if not isinstance(monitor, IProgressMonitor):
+            raise TypeError("incompatible function arguments")
+        self._monitor = monitor
+
+
+class Builder(Null):
+    _counted = "builders"
+
+    def __init__(self, logger: ILogger) -> None:
+        self._make(logger)
+
+    def create_network(self, flags: int = 0) -> INetworkDefinition | None:
+        self._enter()
+        if flags >= 1 << (max(ENUMS["NetworkDefinitionCreationFlag"]) + 1):
+            self._error("IBuilder::createNetworkV2", 3, "Parameter check failed: unknown flags")
+            return None
+        return INetworkDefinition._of(self, self._logger, flags)
+
+    def create_builder_config(self) -> IBuilderConfig:
+        self._enter()
+        return IBuilderConfig._of(self)
+
+    def create_optimization_profile(self) -> IOptimizationProfile:
+        self._enter()
+        return IOptimizationProfile._of(self)
+
+    def build_serialized_network(
+        self, network: INetworkDefinition, config: IBuilderConfig
+    ) -> IHostMemory | None:
+        device = self._enter()
+        graph = network._graph
+        if graph is None:
+            self._error(_BUILD, 4, "Network must have at least one output.")
+            return None
+        profiles = _check_profiles(self, network, config)
+        if profiles is None or not _report(self, config):
+            return None
+        needed = graph.weights_bytes() + activation_bytes(network, profiles)
+        try:
+            if MACHINE.faulty("build"):
+                raise OutOfMemory
+            device.free(device.allocate(needed, backed=False))
+        except OutOfMemory:
+            self._error(_BUILD, 2, f"Requested size was {needed} bytes.", "OutOfMemory")
+            return None
+        return IHostMemory(_plan(network, config, profiles, needed))
+
+
+def _check_profiles(
+    builder: Builder, network: INetworkDefinition, config: IBuilderConfig
+) -> list[dict[str, Any]] | None:
+    """The shapes of every profile by input; None, with a logged error, where they do not fit."""
+    graph = network._graph
+    assert graph is not None
+
+    def refuse(text: str, kind: str = "API Usage Error") -> None:
+        builder._error(_BUILD, 4, text, kind)
+
+    dynamic = [each for each in network._inputs if -1 in each.shape or each.is_shape_tensor]
+    if dynamic and not config._profiles:
+        return refuse(
+            "Network has dynamic or shape inputs, but no optimization profile has been defined."
+        )
+    result = []
+    for place, profile in enumerate(config._profiles or [None]):
+        shapes: dict[str, Any] = {}
+        for tensor in network._inputs:
+            name, dims = tensor.name, tuple(tensor.shape)
+            given = profile._shapes.get(name) if profile is not None else None
+            if given is None and -1 in dims:
+                return refuse(
+                    f"Dynamic input tensor {name} is missing dimensions in profile {place}."
+                )
+            given = given or (dims,) * 3
+            if len(given[0]) != len(dims):
+                return refuse(
+                    f"Dynamic-shaped input tensor {name} has {len(dims)} dimensions but profile "
+                    f"{place} has {len(given[0])} dimensions."
+                )
+            for axis, dim in enumerate(dims):
+                low, opt, high = (each[axis] for each in given)
+                if dim not in (-1, low) or (dim != -1 and not low == opt == high):
+                    return refuse(
+                        f"Dimension mismatch for tensor {name} and profile {place}. At dimension "
+                        f"axis {axis}, profile has min={low}, opt={opt}, max={high} but tensor has "
+                        f"{dim}."
+                    )
+            shapes[name] = given
+        try:
+            graph.shapes({original(name): given[1] for name, given in shapes.items()})
+        except InvalidShapes as error:
+            return refuse(
+                f"kOPT values for profile {place} violate shape constraints: {error}",
+                "Internal Error",
+            )
+        result.append(shapes)
+    return result
+
+
+def activation_bytes(network: INetworkDefinition, profiles: list[dict[str, Any]]) -> int:
+    """What a context holds: room for the largest inputs once more, as a stand-in."""
+    most = 0
+    for profile in profiles:
+        total = 0
+        for tensor in network._inputs:
+            size = 8
+            for dim in profile[tensor.name][2]:
+                size *= max(dim, 1)
+            total += size
+        most = max(most, total)
+    return most
+
+
+def _report(builder: Builder, config: IBuilderConfig) -> bool:
+    """Go through the phases of a build, telling the monitor from another thread, as happens."""
+    monitor = config._monitor
+    if monitor is None:
+        return True
+    go_on: list[bool] = []
+
+    def tell() -> None:
+        def call(name: str, *arguments: Any) -> Any:
+            try:
+                return getattr(monitor, name)(*arguments)
+            except Exception as error:
+                sys.stderr.write(f"[ERROR] Exception caught in {name}(): {error}\n")
+                return False
+
+        call("phase_start", "Building engine", None, 2)
+        for number, (phase, steps) in enumerate((("Preparing graph", 2), ("Timing tactics", 4))):
+            call("phase_start", phase, "Building engine", steps)
+            for step in range(steps):
+                if not call("step_complete", phase, step):
+                    go_on.append(False)
+                    break
+            call("phase_finish", phase)
+            if go_on or not call("step_complete", "Building engine", number):
+                go_on.append(False)
+                break
+        call("phase_finish", "Building engine")
+
+    thread = threading.Thread(target=tell, name="emulated TensorRT builder")
+    thread.start()
+    thread.join()
+    if go_on:
+        builder._error(_BUILD, 7, "Build canceled by user", "BuildCanceled")
+        return False
+    return True
+
+
+def _plan(
+    network: INetworkDefinition,
+    config: IBuilderConfig,
+    profiles: list[dict[str, Any]],
+    needed: int,
+) -> bytes:
+    graph = network._graph
+    assert graph is not None
+
+    def tensor(each: ITensor) -> dict[str, Any]:
+        return {"name": each.name, "dtype": each.dtype.name, "shape": tuple(each.shape)}
+
+    weights = graph.weights_bytes()
+    header = json.dumps(
+        {
+            "version": VERSION,
+            "capability": "9.0",
+            "inputs": [
+                {**tensor(each), "decides": each.is_shape_tensor} for each in network._inputs
+            ],
+            "outputs": [tensor(each) for each in network._outputs],
+            "profiles": profiles,
+            "weights_bytes": weights,
+            "activation_bytes": needed - weights,
+            "tf32": BuilderFlag.TF32 in config._flags,
+        }
+    ).encode()
+    body = len(header).to_bytes(8, "little") + header + graph.model.SerializeToString()
+    return MAGIC + zlib.crc32(body).to_bytes(4, "little") + body

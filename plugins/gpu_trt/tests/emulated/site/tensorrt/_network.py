@@ -1,0 +1,244 @@
+"""The emulated parser: networks, and what it has against a model."""
+
+from __future__ import annotations
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+from emulated_gpu.graphs import OPERATORS, TYPES, Graph, Refusal
+from emulated_gpu.machine import Crash
+
+from ._base import ENUMS, Dims, ILogger, Null
+
+DataType, ErrorCode = ENUMS["DataType"], ENUMS["ErrorCode"]
+
+
+class ITensor:
+    """An input or output of a network."""
+
+    def __init__(self, name: str, dtype: Any, shape: tuple[int, ...], decides: bool = False,
+                 symbols: tuple[str | None, ...] = ()) -> None:  # fmt: skip
+        self.name = name
+        self.dtype = dtype
+        self.shape = Dims(shape)
+        self.is_shape_tensor = decides
+        self._symbols = symbols
+
+    def get_dimension_name(self, index: int) -> str | None:
+        return self._symbols[index] if self._symbols else None
+
+
+class INetworkDefinition(Null):
+    _counted = "networks"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, builder: object, logger: ILogger | None, flags: int) -> INetworkDefinition:
+        network = cls.__new__(cls)
+        network._make(logger)
+        network._builder = builder  # as the real one keeps it
+        network._parser: Any = None
+        network._graph: Graph | None = None
+        network._flags = flags
+        network._inputs: list[ITensor] = []
+        network._outputs: list[ITensor] = []
+        return network
+
+    @property
+    def num_inputs(self) -> int:
+        self._enter()
+        return len(self._inputs)
+
+    @property
+    def num_outputs(self) -> int:
+        self._enter()
+        return len(self._outputs)
+
+    @property
+    def num_layers(self) -> int:
+        self._enter()
+        return len(self._graph.model.graph.node) if self._graph is not None else 0
+
+    def get_input(self, index: int) -> ITensor:
+        self._enter()
+        return self._inputs[index]
+
+    def get_output(self, index: int) -> ITensor:
+        self._enter()
+        return self._outputs[index]
+
+
+class ParserError:
+    def __init__(self, refusal: Refusal, parser: OnnxParser) -> None:
+        self._refusal = refusal
+        self._parser = weakref.ref(parser)
+
+    def _of(self) -> Refusal:
+        if self._parser() is None:
+            raise Crash("a ParserError is read after its parser is gone")
+        return self._refusal
+
+    def code(self) -> Any:
+        return ErrorCode[self._of().code]
+
+    def desc(self) -> str:
+        return self._of().text
+
+    def file(self) -> str:
+        return "emulated.cpp"
+
+    def func(self) -> str:
+        return "emulated"
+
+    def line(self) -> int:
+        return 1
+
+    def node(self) -> int:
+        return self._of().node
+
+    def node_name(self) -> str:
+        return self._of().name
+
+    def node_operator(self) -> str:
+        return self._of().operator
+
+
+class OnnxParser(Null):
+    _counted = "parsers"
+
+    def __init__(self, network: INetworkDefinition, logger: ILogger) -> None:
+        if not isinstance(network, INetworkDefinition):
+            raise TypeError("__init__(): incompatible constructor arguments")
+        self._make(logger)
+        # The network keeps the parser, not the other way round: so it is with the real ones.
+        self._network = weakref.ref(network)
+        network._parser = self
+        self._refusals: list[Refusal] = []
+        self._parts: list[list[int]] = []
+        self._all = False
+
+    def _target(self) -> INetworkDefinition:
+        self._enter()
+        network = self._network()
+        if network is None:
+            raise Crash("segmentation fault: the parser's network is gone")
+        return network
+
+    def parse(self, model: Any, path: str | None = None) -> bool:
+        network = self._target()
+        if network._graph is not None:
+            self._log(ILogger.ERROR, "ModelImporter.cpp:1170: Parse was called with a non-empty "
+                                     "network definition")  # fmt: skip
+            return False
+        graph = self._read(bytes(model), path)
+        if graph is not None:
+            self._refusals += graph.refusals()
+        for refusal in self._refusals:
+            self._log(ILogger.ERROR, f"ModelImporter.cpp:151: ERROR: {refusal.text}")
+        if graph is None or self._refusals:
+            return False
+        network._graph = graph
+        network._inputs, network._outputs = _tensors(graph)
+        return True
+
+    def parse_from_file(self, model: str) -> bool:
+        self._target()
+        try:
+            data = Path(model).read_bytes()
+        except OSError:
+            self._refusals.append(
+                Refusal("MODEL_DESERIALIZE_FAILED", f"Failed to open file: {model}")
+            )
+            return False
+        return self.parse(data, model)
+
+    def _read(self, data: bytes, path: str | None) -> Graph | None:
+        try:
+            return Graph(data, path)
+        except ValueError as error:
+            self._refusals.append(Refusal("MODEL_DESERIALIZE_FAILED", str(error)))
+            return None
+
+    @property
+    def num_errors(self) -> int:
+        self._enter()
+        return len(self._refusals)
+
+    def get_error(self, index: int) -> ParserError:
+        self._enter()
+        return ParserError(self._refusals[index], self)
+
+    def clear_errors(self) -> None:
+        self._enter()
+        self._refusals.clear()
+
+    def supports_model_v2(self, model: Any, path: str | None = None) -> bool:
+        self._target()
+        graph = self._read(bytes(model), path)
+        if graph is None:
+            return False
+        self._refusals += graph.refusals()
+        wrong = {refusal.node for refusal in self._refusals}
+        self._parts = []
+        begins = True
+        for index in range(len(graph.model.graph.node)):
+            if index in wrong:
+                begins = True
+                continue
+            if begins:
+                self._parts.append([])
+                begins = False
+            self._parts[-1].append(index)
+        self._all = not wrong
+        return self._all
+
+    @property
+    def num_subgraphs(self) -> int:
+        self._enter()
+        return len(self._parts)
+
+    def get_subgraph_nodes(self, index: int) -> list[int]:
+        self._enter()
+        return list(self._parts[index])
+
+    def is_subgraph_supported(self, index: int) -> bool:
+        self._enter()
+        return self._all
+
+    def supports_operator(self, op_name: str) -> bool:
+        self._enter()
+        return op_name in OPERATORS
+
+
+def _tensors(graph: Graph) -> tuple[list[ITensor], list[ITensor]]:
+    outputs = {value.name for value in graph.outputs}
+    inputs = []
+    for value in graph.inputs:
+        dims = value.type.tensor_type.shape.dim
+        # An input that is an output as well is renamed, and an unknown rank becomes a scalar.
+        inputs.append(
+            ITensor(
+                ("__" if value.name in outputs else "") + value.name,
+                DataType[TYPES[value.type.tensor_type.elem_type]],
+                tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims),
+                graph.decides_shapes(value.name),
+                tuple(dim.dim_param or None for dim in dims),
+            )
+        )
+    shapes = graph.shapes({})
+    return inputs, [
+        ITensor(
+            value.name,
+            DataType[TYPES[value.type.tensor_type.elem_type]],
+            shapes[value.name],
+        )
+        for value in graph.outputs
+    ]
+
+
+def original(name: str) -> str:
+    """The ONNX name of an input that was renamed because it is an output as well."""
+    return name.removeprefix("__")

@@ -1,0 +1,395 @@
+"""The emulated runtime: engines and execution contexts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from emulated_gpu.graphs import Graph, InvalidShapes, Kernels
+from emulated_gpu.machine import MACHINE, Crash, OutOfMemory, Queue
+
+from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
+from ._builder import MAGIC
+from ._network import original
+
+DataType, TensorIOMode = ENUMS["DataType"], ENUMS["TensorIOMode"]
+TensorLocation, EngineStat = ENUMS["TensorLocation"], ENUMS["EngineStat"]
+STATIC = ENUMS["ExecutionContextAllocationStrategy"]["STATIC"]
+_NUMPY = {
+    "FLOAT": np.float32, "HALF": np.float16, "BF16": ml_dtypes.bfloat16, "INT8": np.int8,
+    "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8,
+    "FP8": ml_dtypes.float8_e4m3fn,
+}  # fmt: skip
+_ADDRESS_ALIGNMENT = 256
+
+
+class IOutputAllocator(Callback):
+    """Its methods are the user's; the real one has none of its own either."""
+
+
+class Runtime(Null):
+    _counted = "runtimes"
+
+    def __init__(self, logger: ILogger) -> None:
+        self._make(logger)
+
+    def deserialize_cuda_engine(self, serialized_engine: Any) -> ICudaEngine | None:
+        device = self._enter()
+        data = bytes(serialized_engine)
+        where = "IRuntime::deserializeCudaEngine"
+        if not data:
+            self._error(where, 3, "Cannot deserialize with an empty memory buffer.")
+            return None
+        body = data[len(MAGIC) + 4 :]
+        sound = data.startswith(MAGIC) and (
+            zlib.crc32(body).to_bytes(4, "little") == data[len(MAGIC) : len(MAGIC) + 4]
+        )
+        if not sound:
+            self._error(
+                where, 1, "Serialization assertion header.magicTag == kEXPECTED_MAGIC_TAG failed."
+                "Trying to load an engine created with incompatible serialization version.",
+                "Serialization",
+            )  # fmt: skip
+            return None
+        length = int.from_bytes(body[:8], "little")
+        header = json.loads(body[8 : 8 + length])
+        if header["version"] != VERSION:
+            self._error(
+                where, 1, f"Serialization assertion stdVersionRead == serializationVersion failed."
+                f"Version tag does not match: the engine is of {header['version']}, this is "
+                f"{VERSION}.", "Serialization",
+            )  # fmt: skip
+            return None
+        try:
+            if MACHINE.faulty("deserialize"):
+                raise OutOfMemory
+            weights = device.allocate(header["weights_bytes"], backed=False)
+        except OutOfMemory:
+            self._error(
+                where, 2, f"Requested size was {header['weights_bytes']} bytes.", "OutOfMemory"
+            )
+            return None
+        return ICudaEngine._of(self, header, data, weights, Graph(body[8 + length :]))
+
+
+class ICudaEngine(Null):
+    _counted = "engines"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(
+        cls, runtime: Runtime, header: dict[str, Any], plan: bytes, weights: int, graph: Graph
+    ) -> ICudaEngine:
+        engine = cls.__new__(cls)
+        engine._make(runtime._logger)
+        engine._runtime = runtime  # as the real one keeps it
+        engine._header = header
+        engine._plan = plan
+        engine._weights = weights
+        engine._graph = graph
+        engine._kernels = Kernels(graph)
+        engine._tensors = {each["name"]: each for each in header["inputs"] + header["outputs"]}
+        engine._inputs = [each["name"] for each in header["inputs"]]
+        engine._outputs = [each["name"] for each in header["outputs"]]
+        return engine
+
+    def _destroy(self) -> None:
+        assert self._device is not None
+        self._device.free(self._weights)
+
+    @property
+    def num_io_tensors(self) -> int:
+        self._enter()
+        return len(self._tensors)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        self._enter()
+        return len(self._header["profiles"])
+
+    @property
+    def device_memory_size_v2(self) -> int:
+        self._enter()
+        return int(self._header["activation_bytes"])
+
+    def get_tensor_name(self, index: int) -> str:
+        self._enter()
+        return list(self._tensors)[index]
+
+    def get_tensor_mode(self, name: str) -> Any:
+        self._enter()
+        if name not in self._tensors:
+            return TensorIOMode.NONE
+        return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, name: str) -> Any:
+        self._enter()
+        return DataType[self._tensors[name]["dtype"]]
+
+    def get_tensor_shape(self, name: str) -> Dims:
+        self._enter()
+        return Dims(self._tensors[name]["shape"])
+
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
+        self._enter()
+        return [Dims(dims) for dims in self._header["profiles"][profile_index][name]]
+
+    def get_tensor_location(self, name: str) -> Any:
+        return TensorLocation.HOST if self.is_shape_inference_io(name) else TensorLocation.DEVICE
+
+    def is_shape_inference_io(self, name: str) -> bool:
+        self._enter()
+        return bool(self._tensors[name].get("decides"))
+
+    def get_engine_stat(self, stat: Any = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
+        self._enter()
+        return int(self._header["weights_bytes"])
+
+    def serialize(self) -> IHostMemory:
+        self._enter()
+        return IHostMemory(self._plan)
+
+    def create_execution_context(self, strategy: Any = STATIC) -> IExecutionContext | None:
+        device = self._enter()
+        size = self._header["activation_bytes"]
+        try:
+            if MACHINE.faulty("create_execution_context"):
+                raise OutOfMemory
+            memory = device.allocate(size, backed=False)
+        except OutOfMemory:
+            self._error("ICudaEngine::createExecutionContext", 2,
+                        f"Requested size was {size} bytes.", "OutOfMemory")  # fmt: skip
+            return None
+        return IExecutionContext._of(self, memory)
+
+
+class IExecutionContext(Null):
+    _counted = "execution contexts"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, engine: ICudaEngine, memory: int) -> IExecutionContext:
+        context = cls.__new__(cls)
+        context._make(engine._logger)
+        context._engine = engine  # as the real one keeps it
+        context._memory = memory
+        context._profile = 0
+        context._shapes: dict[str, tuple[int, ...]] = {
+            name: tuple(shape)
+            for name in engine._inputs
+            if -1 not in (shape := engine._tensors[name]["shape"])
+        }
+        context._addresses: dict[str, int] = {}
+        context._allocators: dict[str, Any] = {}
+        context._in_use = threading.Lock()
+        context._queued_by: int | None = None  # the thread whose work is not done yet
+        return context
+
+    def _destroy(self) -> None:
+        assert self._device is not None
+        if self._queued_by is not None:
+            MACHINE.violation("an IExecutionContext was destroyed while it ran")
+        self._device.free(self._memory)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One thread at a time, from the first call until what it queued is done."""
+        self._enter()
+        if not self._in_use.acquire(blocking=False):
+            raise Crash("an IExecutionContext is used by two threads at once")
+        try:
+            if self._queued_by not in (None, threading.get_ident()):
+                raise Crash("an IExecutionContext is used by a thread while another's work runs")
+            yield
+        finally:
+            self._in_use.release()
+
+    @property
+    def engine(self) -> ICudaEngine:
+        self._enter()
+        return self._engine
+
+    @property
+    def active_optimization_profile(self) -> int:
+        self._enter()
+        return self._profile
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        with self._alone():
+            if not 0 <= profile_index < len(self._engine._header["profiles"]):
+                self._error("IExecutionContext::setOptimizationProfileAsync", 3,
+                            "Parameter check failed")  # fmt: skip
+                return False
+            self._profile = profile_index
+            self._shapes = {
+                name: shape
+                for name, shape in self._shapes.items()
+                if -1 not in self._engine._tensors[name]["shape"]
+            }
+            return True
+
+    def set_input_shape(self, name: str, shape: Any) -> bool:
+        with self._alone():
+            where = "IExecutionContext::setInputShape"
+            if name not in self._engine._inputs:
+                self._error(where, 3, f"Parameter check failed: {name} is no input.")
+                return False
+            dims = tuple(int(dim) for dim in shape)
+            profile = self._engine._header["profiles"][self._profile]
+            low, _, high = profile[name]
+            if len(dims) != len(low) or not all(
+                a <= dim <= b for a, dim, b in zip(low, dims, high, strict=True)
+            ):
+                self._error(
+                    where, 3, f"Parameter check failed. Set dimension {list(dims)} for tensor "
+                    f"{name} does not satisfy any optimization profiles. Valid range for profile "
+                    f"{self._profile}: {list(low)}..{list(high)}.",
+                )  # fmt: skip
+                return False
+            self._shapes[name] = dims
+            return True
+
+    def infer_shapes(self) -> list[str]:
+        with self._alone():
+            missing = [name for name in self._engine._inputs if name not in self._shapes]
+            if not missing and self._outputs() is None:
+                raise RuntimeError("infer_shapes error code: -1")
+            return missing
+
+    def _outputs(self) -> dict[str, tuple[int, ...]] | None:
+        try:
+            return self._engine._graph.shapes({original(n): s for n, s in self._shapes.items()})
+        except InvalidShapes as error:
+            self._error("IExecutionContext::inferShapes", 7, str(error), "Internal Error")
+            return None
+
+    def get_tensor_shape(self, name: str) -> Dims:
+        with self._alone():
+            if name in self._engine._inputs:
+                return Dims(self._shapes.get(name, self._engine._tensors[name]["shape"]))
+            complete = all(each in self._shapes for each in self._engine._inputs)
+            outputs = self._outputs() if complete else None
+            return Dims(outputs[name] if outputs else self._engine._tensors[name]["shape"])
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        with self._alone():
+            if name not in self._engine._tensors or memory % _ADDRESS_ALIGNMENT or not memory:
+                self._error("IExecutionContext::setTensorAddress", 3, "Parameter check failed")
+                return False
+            self._addresses[name] = memory
+            return True
+
+    def get_tensor_address(self, name: str) -> int:
+        with self._alone():
+            return self._addresses.get(name, 0)
+
+    def set_output_allocator(self, name: str, output_allocator: IOutputAllocator) -> bool:
+        with self._alone():
+            if name not in self._engine._outputs:
+                return False
+            self._allocators[name] = output_allocator
+            return True
+
+    # ------------------------------------------------------------------------------------- running
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        with self._alone():
+            queue = MACHINE.streams.get(stream_handle)
+            if queue is None:
+                raise Crash(f"stream {stream_handle:#x} does not exist (or is the default stream)")
+            ready = self._check()
+            if ready is None:
+                return False
+            if MACHINE.faulty("execute"):
+                self._error("IExecutionContext::enqueueV3", 2, "Requested size was 4096 bytes.",
+                            "OutOfMemory")  # fmt: skip
+                return False
+            if any(-1 in shape for shape in ready.values()):
+                return self._run_growing(queue, ready)
+            shapes, addresses = dict(self._shapes), dict(self._addresses)
+            self._queued_by = threading.get_ident()
+            queue.put(lambda: self._compute(shapes, addresses, ready))
+            return True
+
+    def _check(self) -> dict[str, tuple[int, ...]] | None:
+        """The outputs' shapes; None, with a logged error, where something is not set."""
+        where = "IExecutionContext::enqueueV3"
+        for name in self._engine._tensors:
+            kind = "input" if name in self._engine._inputs else "output"
+            if not self._addresses.get(name) and self._allocators.get(name) is None:
+                self._error(
+                    where, 3, f"Parameter check failed. Neither address or allocator is set for "
+                    f"{kind} tensor {name}. Call set{kind.title()}TensorAddress, setTensorAddress "
+                    "or setOutputAllocator before enqueue/execute.",
+                )  # fmt: skip
+                return None
+        missing = [name for name in self._engine._inputs if name not in self._shapes]
+        if missing:
+            self._error(where, 3, f"Parameter check failed. Input shapes of {missing} are not set.")
+            return None
+        shapes = self._outputs()
+        if shapes is None:
+            return None
+        for name, shape in shapes.items():
+            if -1 in shape and self._allocators.get(name) is None:
+                self._error(where, 3, f"Parameter check failed. Output {name} depends on the data "
+                                      "and has no allocator.")  # fmt: skip
+                return None
+        return shapes
+
+    def _inputs(
+        self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]
+    ) -> dict[str, np.ndarray[Any, Any]]:
+        assert self._device is not None
+        found = {}
+        for name, shape in shapes.items():
+            dtype = np.dtype(_NUMPY[self._engine._tensors[name]["dtype"]])
+            nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            memory = self._device.bytes(addresses[name], nbytes).copy()
+            found[original(name)] = memory.view(dtype).reshape(shape)
+        return found
+
+    def _compute(
+        self,
+        shapes: dict[str, tuple[int, ...]],
+        addresses: dict[str, int],
+        outputs: dict[str, tuple[int, ...]],
+    ) -> None:
+        assert self._device is not None
+        results = self._engine._kernels(self._inputs(shapes, addresses))
+        for name, result in zip(self._engine._outputs, results, strict=True):
+            if result.shape != outputs[name]:
+                raise Crash(f"{name} is {result.shape}, but was inferred to be {outputs[name]}")
+            flat = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+            self._device.bytes(addresses[name], flat.nbytes)[:] = flat
+        self._queued_by = None
+
+    def _run_growing(self, queue: Queue, outputs: dict[str, tuple[int, ...]]) -> bool:
+        """Run now: the shapes of some outputs come out of the data; their memory is asked for."""
+        assert self._device is not None
+        queue.run()
+        results = self._engine._kernels(self._inputs(self._shapes, self._addresses))
+        for name, result in zip(self._engine._outputs, results, strict=True):
+            flat = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+            address = self._addresses.get(name, 0)
+            if -1 in outputs[name]:
+                address = self._allocators[name].reallocate_output_async(
+                    name, address, flat.nbytes, _ADDRESS_ALIGNMENT, queue.handle
+                )
+                if not address:
+                    text = f"Requested size was {flat.nbytes} bytes."
+                    self._error("IExecutionContext::enqueueV3", 2, text, "OutOfMemory")
+                    return False
+                self._allocators[name].notify_shape(name, Dims(result.shape))
+            self._device.bytes(address, flat.nbytes)[:] = flat
+        return True
