@@ -37,7 +37,8 @@ _ANY_VERSION = "engine.backends.v"
 
 # The extra that installs the backend of each device type the API names.
 _EXTRAS = {"cpu": "cpu", "gpu": "gpu-trt", "ascend": "ascend-ge"}
-_OFFICIAL = {"cpu": "cpu", "gpu": "gpu_trt", "ascend": "ascend_ge"}
+OFFICIAL = {"cpu": "cpu", "gpu": "gpu_trt", "ascend": "ascend_ge"}
+"""This project's own backends, by the device type that each serves."""
 
 
 class BackendState(StrEnum):
@@ -66,7 +67,8 @@ class BackendRecord:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        text = f"backend {self.name!r} is {self.state.replace('_', ' ')}"
+        verb = "has" if self.state is BackendState.NO_DEVICE else "is"
+        text = f"backend {self.name!r} {verb} {self.state.replace('_', ' ')}"
         if self.reason:
             text += f": {self.reason}"
         return f"{text}; {self.fix}" if self.fix else text
@@ -239,7 +241,7 @@ def find_target(text: str) -> Target:
             f"({', '.join(t.backend for t in serving)}); choose one of: {choices}",
             text,
         )
-    official = _OFFICIAL.get(kind)
+    official = OFFICIAL.get(kind)
     for broken in failed:
         if broken.name == official:
             raise _error(broken)
@@ -338,7 +340,7 @@ def _absent(name: str, device_type: str = "", target: str = "") -> BackendRecord
             distribution=owner.get("distribution", ""),
             version=owner.get("version", ""),
         )
-    kind = device_type or next((k for k, v in _OFFICIAL.items() if name in (k, v)), "")
+    kind = device_type or next((k for k, v in OFFICIAL.items() if name in (k, v)), "")
     asked = f"target {target!r}: " if target and target.lower() != name else ""
     here = ", ".join(installed()) or "none"
     fix = (

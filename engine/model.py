@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.plan import Plan, Signature
-    from engine.types import CancelToken, Placement, Progress
+    from engine.types import CancelToken, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
 
@@ -290,6 +290,20 @@ class Model:
         self._threads = threading.local()
 
     # -------------------------------------------------------------------------------- the model
+
+    @property
+    def input_specs(self) -> tuple[TensorSpec, ...]:
+        """The inputs as the model declares them or as last resized, symbolic names included."""
+        self._require_built()
+        assert self._signature is not None
+        return self._signature.inputs
+
+    @property
+    def output_specs(self) -> tuple[TensorSpec, ...]:
+        """The outputs, likewise."""
+        self._require_built()
+        assert self._signature is not None
+        return self._signature.outputs
 
     @property
     def placement(self) -> list[Placement]:

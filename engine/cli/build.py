@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
 
 from engine import Context, Model, ModelType
 from engine.errors import ModelError
-from engine.types import TensorSpec
+from engine.types import Progress, TensorSpec
 
 ModelPath = Annotated[
     Path, typer.Argument(metavar="MODEL", help="The model's file.", show_default=False)
@@ -74,17 +80,39 @@ def build(
     require_file(path)
     model = Model()
     begin = time.perf_counter()
-    model.build_from_file(
-        str(path),
-        ModelType.MINDIR,
-        context,
-        "" if config is None else str(config),
-        sections or None,
-    )
+    with compile_progress() as progress:
+        model.build_from_file(
+            str(path),
+            ModelType.MINDIR,
+            context,
+            "" if config is None else str(config),
+            sections or None,
+            progress=progress,
+        )
     seconds = time.perf_counter() - begin
-    signature = model._signature  # the API's own get_inputs() cannot name symbolic axes
-    assert signature is not None  # built just now
-    return Built(model, signature.inputs, signature.outputs, seconds)
+    return Built(model, model.input_specs, model.output_specs, seconds)
+
+
+@contextmanager
+def compile_progress() -> Iterator[Progress]:
+    """Show the phases of a compile on stderr while it lasts, where that is a terminal."""
+    bars = Bars(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    tasks: dict[str, TaskID] = {}
+
+    def show(phase: str, done: int, total: int | None) -> None:
+        if phase not in tasks:
+            tasks[phase] = bars.add_task(phase, total=total)
+        bars.update(tasks[phase], completed=done, total=total)
+
+    with bars:
+        yield show
 
 
 def require_file(path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.backends import BackendRecord, BackendState, record, records
+from engine.backends import OFFICIAL, BackendRecord, BackendState, record, records
 from engine.cli.output import as_json, line, plain, size, table
 
 EPILOG = """[bold]Examples[/bold]
@@ -28,9 +28,6 @@ EPILOG = """[bold]Examples[/bold]
   disabled  ENGINE_DISABLED_BACKENDS names it
 
   not installed  no installed distribution offers it"""
-
-# What this project ships: shown even where it is not installed, with the command that gets it.
-_OURS = ("cpu", "gpu_trt", "ascend_ge")
 
 app = typer.Typer(rich_markup_mode="rich", epilog=EPILOG)
 
@@ -58,7 +55,7 @@ def list_command(context: typer.Context, json: Json = False) -> None:
 def list_backends(json: bool) -> None:
     """Print one entry for each backend that is installed or that this project ships."""
     found = {each.name: each for each in records(isolated=True)}
-    for name in _OURS:
+    for name in OFFICIAL.values():
         found.setdefault(name, record(name))
     ordered = sorted(found.values(), key=lambda each: (not _is_here(each), each.name))
     if json:

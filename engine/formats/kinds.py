@@ -20,7 +20,7 @@ UNKNOWN = "unknown"
 _ONNX_KEYS = frozenset(value for name, value in vars(schema).items() if name.startswith("MODEL_"))
 _TORCH = "export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
 _TFLITE = "convert it: python -m tf2onnx.convert --tflite FILE --output model.onnx"
-_TF = "convert it: python -m tf2onnx.convert --graphdef FILE --output model.onnx"
+_TF = "convert it: python -m tf2onnx.convert, with --graphdef FILE or --saved-model FOLDER"
 _TEXT = "store it in binary: onnx.save(onnx.load(FILE), 'model.onnx')"
 _BUILT = "this target does not read it; build from the ONNX model that it was made of"
 
@@ -33,9 +33,12 @@ FOREIGN = {
     "tflite": ("a TensorFlow Lite model", _TFLITE),
     "tensorflow": ("a TensorFlow graph", _TF),
     "keras": ("a Keras model", "export it: model.export('model.onnx', format='onnx')"),
-    "hdf5": ("an HDF5 file, probably a Keras model", "export it to ONNX with Keras or tf2onnx"),
+    "hdf5": ("an HDF5 file, probably a Keras model", "export the model with Keras or tf2onnx"),
     "pytorch": ("a PyTorch file", _TORCH),
-    "pickle": ("a Python pickle, probably of PyTorch or scikit-learn", "export it to ONNX"),
+    "pickle": (
+        "a Python pickle, probably of PyTorch or scikit-learn",
+        "export the model from there",
+    ),
     "safetensors": ("weights in safetensors format, without a graph", _TORCH),
     "gguf": ("a GGUF model for llama.cpp", "get or export the ONNX form of the model"),
     "coreml": ("a Core ML model", "export ONNX from the framework that it was trained in"),
@@ -44,15 +47,15 @@ FOREIGN = {
     "onnx_tensor": ("an ONNX tensor, not a model", "give the model that it belongs to"),
     "onnx_text": ("ONNX in text form", _TEXT),
     "onnx_json": ("ONNX as JSON", _TEXT),
-    "json": ("a JSON file", "export the model to ONNX"),
+    "json": ("a JSON file", "give the model file itself"),
     "xml": ("an XML or HTML page, perhaps an error page that was saved", "download it again"),
     "lfs": ("a Git LFS pointer, not the file itself", "run: git lfs pull"),
     "zip": ("a zip archive", "unpack it and give the model file in it"),
     "gzip": ("a gzip file", "unpack it: gunzip FILE"),
-    "numpy": ("a numpy array", "export the model to ONNX"),
-    "protobuf": ("a protobuf message, but not of ONNX", "export the model to ONNX"),
-    "text": ("a text file", "export the model to ONNX"),
-    UNKNOWN: ("no ONNX model, and no other format known here", "export the model to ONNX"),
+    "numpy": ("a numpy array", "give the model file itself"),
+    "protobuf": ("a protobuf message, but not of ONNX", "export the model from its framework"),
+    "text": ("a text file", "give the model file itself"),
+    UNKNOWN: ("of no format known here", "check that it is the right file and complete"),
 }
 
 _STARTS = (

@@ -38,6 +38,13 @@ class WireError(ValueError):
         return self.position + _address(self.view) - _address(whole)
 
 
+class TooManyFields(WireError):
+    """The budget is spent. The bytes may be fine; nothing reasonable has so many."""
+
+    def __init__(self, view: memoryview, position: int) -> None:
+        super().__init__("more fields than any model needs", view, position)
+
+
 class Budget:
     """How many more fields may be looked at one by one: no file takes minutes to read."""
 
@@ -73,7 +80,7 @@ def fields(
             start = position
             left -= 1
             if left < 0:
-                raise WireError("more fields than any model needs", view, start)
+                raise TooManyFields(view, start)
             tag = view[position]
             position += 1
             if tag > 127:
@@ -140,7 +147,7 @@ def varints(packed: memoryview, budget: Budget) -> Iterator[int]:
         while position < len(packed):
             budget.fields -= 1
             if budget.fields < 0:
-                raise WireError("more fields than any model needs", packed, position)
+                raise TooManyFields(packed, position)
             value = packed[position]
             position += 1
             if value > 127:

@@ -55,7 +55,7 @@ class Errors(Level):
         there = {info.device for info in trial.backend.devices().found}
         absent = Device(trial.device.type, max(device.id for device in there) + 57)
         source = trial.source(models.scalar)
-        _refuse(trial, source, BackendUnavailable, naming="57", device=absent)
+        _refuse(trial, source, BackendUnavailable, naming=str(absent.id), device=absent)
 
     def test_a_model_that_fails_while_it_runs_is_a_model_error(self, trial: Trial) -> None:
         odd = floats([1, 2, 3])

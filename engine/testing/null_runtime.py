@@ -175,11 +175,13 @@ class NullContext:
             ) from error
         finally:
             _stop_at.reset(token)
-        buffers = outputs if outputs is not None else [None] * len(executable.outputs)
-        return [
+        if outputs is None:
+            return [_own(*each) for each in zip(results, executable.outputs, strict=True)]
+        filled = [
             _own(result, spec) if buffer is None else _fill(buffer, result, spec)
-            for result, spec, buffer in zip(results, executable.outputs, buffers, strict=True)
+            for result, spec, buffer in zip(results, executable.outputs, outputs, strict=True)
         ]
+        return filled if any(buffer is None for buffer in outputs) else outputs
 
     def close(self) -> None:
         """Nothing but the reference goes."""

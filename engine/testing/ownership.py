@@ -115,8 +115,38 @@ class Buffers(Level):
             assert all(a is b for a, b in zip(results, buffers, strict=True)), (
                 "the given buffers were not returned themselves"
             )
+            assert results is buffers, "all buffers were given, but their list was not returned"
             for buffer, expected in zip(buffers, (value - 2, 4, value + 2), strict=True):
                 self.assert_close(buffer, np.full((2, 3), expected, np.float32))
+
+    def test_the_same_lists_are_read_anew(self, trial: Trial) -> None:
+        x, buffer = _row(0), np.zeros((1, 3), np.float32)
+        running = trial.open(models.affine, x)
+        inputs, outputs = [x], [buffer]
+        for start in range(5):
+            x[:] = _row(start)
+            trial.backend.predict(running.context, inputs, outputs, None)
+            self.assert_close(buffer, 2 * _row(start) + 1)
+
+    def test_other_lists_are_bound_anew(self, trial: Trial) -> None:
+        kept_x, kept_y = _row(100), np.zeros((1, 3), np.float32)
+        kept_inputs, kept_outputs = [kept_x], [kept_y]
+        running = trial.open(models.affine, kept_x)
+        for start in range(20):
+            # Lists and arrays that are freed at once: the next may lie where these lay.
+            x, y = _row(start), np.zeros((1, 3), np.float32)
+            trial.backend.predict(running.context, [x], [y], None)
+            self.assert_close(y, 2 * x + 1)
+            # Kept ones in between, of which now the one and now the other changes.
+            for inputs, outputs in (
+                (kept_inputs, [y]),
+                (kept_inputs, kept_outputs),
+                ([x], kept_outputs),
+                (kept_inputs, kept_outputs),
+            ):
+                outputs[0].fill(-1)
+                trial.backend.predict(running.context, inputs, outputs, None)
+                self.assert_close(outputs[0], 2 * inputs[0] + 1)
 
     @pytest.mark.parametrize("given", [0, 1, 2])
     def test_some_buffers_may_be_left_out(self, trial: Trial, given: int) -> None:

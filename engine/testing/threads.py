@@ -206,6 +206,25 @@ class UsersView(Level):
             self.assert_close(outputs["b"], a * m)
             self.assert_close(outputs["x"], z + m)
 
+    def test_preallocated_outputs_are_filled_again_and_again(self, trial: Trial) -> None:
+        x, y = np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32)
+        other_x, other_y = _grid(7), np.zeros((3, 2), np.float32)
+        rows = floats([[0], [1], [2]])
+        tensors = [engine.Tensor(x)], [engine.Tensor(y)]
+        others = [engine.Tensor(other_x)], [engine.Tensor(other_y)]
+        with _build(trial, models.no_batch(trial.folder)) as model:
+            for value in range(4):
+                x[:] = value
+                model.predict(*tensors)
+                self.assert_close(y, x.T + rows)
+                model.predict(*others)
+                self.assert_close(other_y, other_x.T + rows)
+                self.assert_close(y, x.T + rows)
+                for step in range(3):
+                    x[:] = 10 * value + step
+                    model.predict(*tensors)
+                    self.assert_close(y, x.T + rows)
+
     @pytest.mark.parametrize("layout", ["plain", "strided", "reversed", "fortran", "transposed"])
     def test_arrays_of_any_layout_are_read(self, trial: Trial, layout: str) -> None:
         x = np.arange(6, dtype=np.float32).reshape(2, 3)

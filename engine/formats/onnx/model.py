@@ -14,7 +14,7 @@ from engine.formats.onnx.reading import Invalid, text
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.unfold import FunctionId, check_functions
 from engine.formats.onnx.value import read_name_and_type, read_spec
-from engine.formats.wire import Budget, WireError, fields, signed
+from engine.formats.wire import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
 
@@ -36,7 +36,7 @@ def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
     where = str(path) if path is not None else ""
     try:
         return _read(view, ExternalFiles(path))
-    except Invalid as error:
+    except (Invalid, TooManyFields) as error:
         raise ModelError(f"{name}: not a valid ONNX model: {error}", where) from None
     except WireError as error:
         place = error.offset(view)

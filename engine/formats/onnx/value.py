@@ -86,9 +86,7 @@ def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryvie
     found: tuple[int, memoryview] | None = None
     for tag, value in fields(view, budget):
         if tag in _OTHERS:
-            raise Invalid(
-                f"{what} is {_OTHERS[tag]}; expected a tensor, sequence, optional or map"
-            )
+            raise Invalid(f"{what} is {_OTHERS[tag]}; expected a tensor, sequence, optional or map")
         if tag in _MEMBERS:
             if found is not None:
                 raise Invalid(f"{what} has two types")

@@ -118,7 +118,7 @@ def compiled(
             how = f"exit status {code}" if code else "it wrote no .om file"
             raise ModelError(
                 f"{source.name}: ATC could not compile it for {soc_version} ({how}); "
-                f"its last lines:\n  {output}",
+                f"its last lines: {output}",
                 source.name,
             )
         yield found
@@ -207,7 +207,7 @@ def run(
                 if now >= stop_at:
                     raise ModelError(
                         f"{name}: ATC did not finish within {timeout_s:g} s; raise option "
-                        f"'compile_timeout_s'; its last lines:\n  {output.tail()}",
+                        f"'compile_timeout_s'; its last lines: {output.tail()}",
                         name,
                     )
                 if progress is not None:
@@ -254,7 +254,7 @@ class _Output:
     def tail(self) -> str:
         """The last few lines, without the dots that ATC prints while it waits."""
         lines = [line for line in (*self._lines, self._rest.strip()) if line.strip(".")]
-        return "\n  ".join(lines[-LINES_SHOWN:]) or "(it printed nothing)"
+        return " | ".join(lines[-LINES_SHOWN:]) or "(it printed nothing)"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -42,15 +42,20 @@ class Buffer:
         self._update(self.pointer, nbytes)
 
     def leave_to_cann(self) -> None:
-        """Have CANN allocate the next result; `collect` says where it is."""
+        """Have CANN allocate the next result, which is ours to free then."""
         self._free()
         self._update(0, 0)
 
     def collect(self) -> int:
-        """Take over what CANN allocated for a result; returns its address, 0 if there is none."""
+        """The address of a result, also of one that CANN allocated; 0 if it allocated nothing."""
         if not self.pointer:
             self.pointer = self._acl.get_data_buffer_addr(self.handle)
         return self.pointer
+
+    def drop_result(self) -> None:
+        """Free what CANN allocated for a result, whether or not anyone looked at it."""
+        self.collect()
+        self.leave_to_cann()
 
     def close(self) -> None:
         """Free the memory and the data buffer; the dataset that names it is gone by then."""

@@ -65,7 +65,7 @@ def of_om(found: om.Description) -> Layout:
                 column = columns[first + place]
                 bounds.append((min(column), max(column)))
             else:
-                low, high = port.bounds[place] if port.bounds else (1, None)
+                low, high = port.bounds[place] if port.bounds else (0, None)
                 bounds.append((low, high) if high is not None else None)
         first += len(port.dims)
         ins.append(Input(_spec(port.name, port.dtype, _shape(port), bounds), port))

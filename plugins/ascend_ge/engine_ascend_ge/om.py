@@ -65,7 +65,7 @@ class Port:
     """An input or output of a loaded model, as CANN describes it.
 
     dims: -1 where it is open. nbytes: of the largest value; 0 where that is not known.
-    bounds: of each axis, (1, None) where there is no highest; () where it is not known.
+    bounds: of each axis, (lowest, None) where there is no highest; () where it is not known.
     """
 
     index: int

@@ -134,12 +134,12 @@ class AscendContext:
             self._choose_gear(inputs)
         self._send(inputs)
         unknown = self._make_room(inputs) if layout.is_ranged else []
-        self._execute(bool(unknown), deadline_s)
         try:
+            self._execute(bool(unknown), deadline_s)
             return self._fetch(outputs)
         finally:
             for buffer in unknown:
-                buffer.leave_to_cann()  # frees what CANN had allocated
+                buffer.drop_result()
 
     def close(self) -> None:
         """Give everything back; twice does nothing, and so does the first in a forked process."""
@@ -244,15 +244,8 @@ class AscendContext:
         assert port is not None
         if self._told.get(port.index) == shape:
             return
-        name = each.spec.name
-        if 0 in shape:
-            raise InputError(
-                f"input {name!r}: dim {shape.index(0)} is 0, but a size that is open is at least "
-                "1 on Ascend devices",
-                name,
-            )
         acl = self._acl
-        doing = f"set the shape of input {name!r} to {list(shape)}"
+        doing = f"set the shape of input {each.spec.name!r} to {list(shape)}"
         desc = made(
             acl.create_tensor_desc(NUMBERS[port.dtype], list(shape), FORMAT_ND), doing, self._name
         )
@@ -322,17 +315,19 @@ class AscendContext:
 
     def _fetch(self, outputs: Values | None) -> Values:
         """Copy the results to the host, into the buffers that were given or into new ones."""
-        results: list[Value] = []
-        for place, out in enumerate(self._layout.outs):
-            shape = self._shape(place, out)
-            given = outputs[place] if outputs is not None else None
-            array = np.empty(shape, out.spec.dtype.numpy) if given is None else _array(given)
-            if array.shape != shape:
+        layout = self._layout
+        shapes = [self._shape(place, out) for place, out in enumerate(layout.outs)]
+        given = outputs if outputs is not None else [None] * len(shapes)
+        for out, shape, buffer in zip(layout.outs, shapes, given, strict=True):
+            if buffer is not None and _array(buffer).shape != shape:
                 raise InputError(
                     f"output {out.spec.name!r}: expected a buffer of shape {list(shape)}, "
-                    f"got {list(array.shape)}",
+                    f"got {list(_array(buffer).shape)}",
                     out.spec.name,
                 )
+        results: list[Value] = []
+        for out, shape, buffer in zip(layout.outs, shapes, given, strict=True):
+            array = np.empty(shape, out.spec.dtype.numpy) if buffer is None else _array(buffer)
             if array.nbytes:
                 done(
                     self._acl.rt.memcpy(
@@ -346,7 +341,8 @@ class AscendContext:
                     self._name,
                 )
             results.append(array)
-        return results
+        is_all_given = outputs is not None and all(buffer is not None for buffer in given)
+        return outputs if outputs is not None and is_all_given else results
 
     def _shape(self, place: int, out: Output) -> tuple[int, ...]:
         """The shape of a result of the run that just ended."""

@@ -19,7 +19,7 @@ from engine.types import ShapeRange, TensorSpec
 Axis: TypeAlias = "int | tuple[int, int | None]"
 """A fixed size, or its lowest and highest; None where there is no highest."""
 
-OPEN: Axis = (1, None)
+OPEN: Axis = (0, None)  # what -1 means to ATC; an open size may be 0
 FEWEST_GEARS, MOST_GEARS = 2, 100  # ATC's limits
 
 
@@ -143,7 +143,7 @@ def _axis(item: str, part: str) -> Axis:
     if ends:
         lowest = int(ends[1])
         highest = None if ends[2] == "-1" else int(ends[2])
-        if highest is None or 1 <= lowest <= highest:
+        if highest is None or lowest <= highest:
             return lowest if lowest == highest else (lowest, highest)
     raise ValueError(
         f"option 'input_shape': expected a size above 0, a range 'lowest~highest' or -1, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib
 import os
@@ -58,9 +59,9 @@ def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def machine(emulated_path: None) -> Iterator[Any]:
+def machine(emulated_path: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """An emulated machine with two Ascend 910B3; the test fails if it leaves anything behind."""
-    runtime.stop()
+    monkeypatch.setattr(runtime, "_process", runtime._Process())
     forget_modules()
     backends.forget("ascend_ge")
     machine = importlib.import_module("emulated_ascend").machine
@@ -75,7 +76,7 @@ def machine(emulated_path: None) -> Iterator[Any]:
         assert not left, f"left behind: {left}"
         assert not machine.live(), f"left behind at the end: {machine.live()}"
     finally:
-        runtime.stop()
+        atexit.unregister(runtime.stop)  # of a machine that is no more
         forget_modules()
         backends.forget("ascend_ge")
 

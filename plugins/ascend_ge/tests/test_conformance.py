@@ -13,7 +13,8 @@ class TestAscendGe(BackendConformance):
     backend = "ascend_ge"
     vendor_modules = ("acl", "ge")
     option = "soc_version"
+    gaps = {"test_text_arrives_as_str": "Ascend devices have no strings"}  # noqa: RUF012
 
     @pytest.fixture(autouse=True)
     def _emulated(self, machine: Any) -> None:
-        pass
+        machine.devices = 1

@@ -10,6 +10,7 @@ import onnxruntime as ort
 from engine.errors import BackendUnavailable, ModelError
 from engine.types import (
     CompileOptions,
+    DType,
     GraphInfo,
     MemoryReport,
     ModelSource,
@@ -20,6 +21,12 @@ from engine_cpu.options import session_options
 from engine_cpu.run import CpuContext, Layout
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
+# onnxruntime computes with more types than its Python interface takes and gives arrays of.
+_ARRAYS = frozenset(
+    {DType.BOOL, DType.STRING, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64}
+    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+    | {DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
+)
 _PROVIDERS = ["CPUExecutionProvider"]
 
 
@@ -98,6 +105,14 @@ def compile_model(source: ModelSource, options: CompileOptions) -> CpuExecutable
             f"device {str(options.device)!r} is not there: the host is the one device 'cpu:0'",
             "cpu",
         )
+    graph = _graph(source)
+    for spec in (*graph.inputs, *graph.outputs):
+        if spec.dtype not in _ARRAYS:
+            raise ModelError(
+                f"{source.name}: {spec.name!r} is {spec}, which onnxruntime's Python interface "
+                "cannot pass; export the model with a Cast to float32 there",
+                source.name,
+            )
     settings = session_options(options)
     if source.data is not None and source.folder is not None:
         settings.add_session_config_entry(_FOLDER, str(source.folder))

@@ -9,6 +9,7 @@ This file is the backend's hooks; what they do lies beside it:
     options.py     the user's settings
     dtypes.py      element types
     network.py     load: a parsed network, or a compiled engine
+    precision.py   preferred_fp16: the model rewritten
     profiles.py    the shapes to compile for
     build.py       compile: from network to engine
     engines.py     an engine in memory

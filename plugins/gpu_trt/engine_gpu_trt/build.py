@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
-from engine.types import CompileOptions, Placement, ShapeRange
+from engine.types import CompileOptions, Placement
 from engine_gpu_trt import messages
 from engine_gpu_trt.engines import Engine, deserialize
 from engine_gpu_trt.executable import TrtExecutable
@@ -60,7 +60,7 @@ def _build(model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]
                     "gpu_trt",
                 )
             raise ModelError(
-                f"{name}: TensorRT {trt.__version__} cannot compile it: {heard}",
+                f"{name}: TensorRT {trt.__version__} cannot compile it{_shapes(profiles)}: {heard}",
                 str(model.source.path or ""),
             )
         return deserialize(gpu, trt, plan, name)
@@ -95,15 +95,21 @@ def _add_profile(model: TrtModel, config: Any, profile: Profile, mark: int) -> A
 
 
 def _profile_error(model: TrtModel, profile: Profile, why: str) -> ModelError:
-    shapes = "; ".join(f"{name!r}: {_text(ranges)}" for name, ranges in profile.items())
     return ModelError(
-        f"{model.source.name}: TensorRT does not take the shapes {shapes}: {why}",
+        f"{model.source.name}: TensorRT does not take the model{_shapes([profile])}: {why}",
         str(model.source.path or ""),
     )
 
 
-def _text(ranges: ShapeRange) -> str:
-    return f"{list(ranges.lowest)}..{list(ranges.highest)}"
+def _shapes(profiles: Sequence[Profile]) -> str:
+    """The shapes that were asked for, for an error: they may be the reason."""
+    texts = [
+        f"{name!r} {list(each.lowest)}..{list(each.highest)}, usually {list(each.usual)}"
+        for profile in profiles
+        for name, each in profile.items()
+        if each.lowest != each.highest
+    ]
+    return f" for the shapes {'; '.join(texts)}" if texts else ""
 
 
 @cache
@@ -160,7 +166,7 @@ def _refused(model: TrtModel) -> ModelError:
 def _placement(model: TrtModel, options: CompileOptions) -> tuple[Placement, ...]:
     graph = model.source.graph
     assert graph is not None
-    reason = f"TensorRT {model.trt.__version__} compiled it into the engine"
+    reason = f"TensorRT {model.trt.__version__} compiled it into the engine{model.how}"
     return tuple(
         Placement(
             node.index,

@@ -56,8 +56,8 @@ class Engine:
             self.runtime = None
 
 
-def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "") -> Engine:
-    """The engine of a plan's bytes. `name` is what messages call it.
+def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: str = "") -> Engine:
+    """The engine of a plan's bytes. name: what messages call it. hint: what may be the reason.
 
     Raises ModelError for a plan that is damaged or made by another version or for another
     device, BackendUnavailable where the device is short of memory.
@@ -81,9 +81,8 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "") -> Eng
                 "gpu_trt",
             )
         raise ModelError(
-            f"{name}: TensorRT {trt.__version__} cannot load this engine on {gpu.name}: {heard}; "
-            "an engine runs on the TensorRT version and kind of device that it was compiled with: "
-            "compile the model here",
+            f"{name}: TensorRT {trt.__version__} cannot load this engine on {gpu.name}: {heard}"
+            f"{hint}",
             path,
         )
 

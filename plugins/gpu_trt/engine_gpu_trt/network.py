@@ -9,18 +9,23 @@ from typing import Any
 
 from engine.errors import BackendUnavailable, ModelError
 from engine.types import CompileOptions, GraphInfo, ModelSource, NodeInfo, TensorSpec
-from engine_gpu_trt import dtypes, messages, vendor
+from engine_gpu_trt import dtypes, messages, precision, vendor
 from engine_gpu_trt.cuda import Gpu, open_gpu
 from engine_gpu_trt.engines import Engine, described, deserialize, passed_through
 from engine_gpu_trt.options import Settings, read_settings
+
+_FOREIGN = (
+    "; an engine runs on the TensorRT version and the kind of device that it was compiled with: "
+    "compile the model here"
+)
 
 
 class TrtModel:
     """A model in TensorRT's hands: a parsed network, or an engine that was compiled before.
 
     inputs, outputs: as the model declares them. unsupported: nodes that TensorRT cannot run.
-    names: input and output names of the network by the model's. Where the parser stopped there
-    is neither a network nor an engine.
+    names: the network's input names by the model's. how: what was done to it, for the placement.
+    Where the parser stopped there is neither a network nor an engine.
     """
 
     def __init__(self, source: ModelSource, settings: Settings, gpu: Gpu, trt: Any) -> None:
@@ -32,6 +37,7 @@ class TrtModel:
         self.outputs: tuple[TensorSpec, ...] = ()
         self.unsupported: Mapping[int, str] = {}
         self.names: Mapping[str, str] = {}
+        self.how = ""
         # Each needs the one before it. The parser keeps weights that the network points to, and
         # does not keep the network alive itself.
         self.builder: Any = None
@@ -77,7 +83,7 @@ def _load_plan(model: TrtModel) -> None:
     data = _bytes(source)
     if not data:
         raise ModelError(f"{source.name}: it is empty, expected a TensorRT engine", _path(source))
-    model.engine = deserialize(model.gpu, model.trt, data, source.name, _path(source))
+    model.engine = deserialize(model.gpu, model.trt, data, source.name, _path(source), _FOREIGN)
     model.inputs, model.outputs, model.names = described(model.engine, source.name)
 
 
@@ -95,12 +101,16 @@ def _load_onnx(model: TrtModel) -> None:
     if refused:
         model.unsupported = _touching(graph, refused, source)
         return
-    mark = messages.mark()
+    if model.settings.fp16 and _parse_float16(model):
+        model.how = " in float16 where that is sound (preferred_fp16)"
+    else:
+        mark = messages.mark()
+        with model.gpu:
+            model.builder, model.network, model.parser = _parser(model.trt)
+            if not _parse(model.parser, source):
+                model.unsupported = _unsupported(model, graph, messages.since(mark))
+                return
     with model.gpu:
-        model.builder, model.network, model.parser = _parser(model.trt)
-        if not _parse(model.parser, source):
-            model.unsupported = _unsupported(model, graph, messages.since(mark))
-            return
         names = [model.network.get_input(i).name for i in range(model.network.num_inputs)]
         deciding = {
             name: f"input {name!r} decides a shape, and TensorRT would have to be told the range "
@@ -112,6 +122,18 @@ def _load_onnx(model: TrtModel) -> None:
         model.unsupported = _touching(graph, deciding, source)
         return
     model.names = passed_through(names, [spec.name for spec in graph.outputs])
+
+
+def _parse_float16(model: TrtModel) -> bool:
+    """Have TensorRT read the model rewritten to float16; False where it does not take that."""
+    data = precision.to_float16(model.source)
+    with model.gpu:
+        model.builder, model.network, model.parser = _parser(model.trt)
+        if model.parser.parse(data):
+            return True
+        model.how = " in float32: TensorRT refuses it in float16"
+        model.parser = model.network = model.builder = None
+        return False
 
 
 def _parser(trt: Any) -> tuple[Any, Any, Any]:

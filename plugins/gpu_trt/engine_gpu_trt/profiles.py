@@ -1,8 +1,8 @@
 """Which shapes a model is compiled for: TensorRT's optimisation profiles.
 
 For an open (symbolic or unknown) dim the first of these counts: `dynamic_dims` of the
-configuration, the ranges that came with the compile, another input that has the same symbol, and
-last the default ranges (`batch_range` for axis 0, `dim_range` for the others).
+configuration, the ranges that came with the compile, and last the default ranges (`batch_range`
+for axis 0, `dim_range` for the others). Axes of one symbol get one range.
 """
 
 from __future__ import annotations
@@ -30,24 +30,54 @@ def shape_profiles(
     profiles: list[Profile] = []
     for ranges in settings.ranges or ({},):
         known = {spec.name: _axes(spec, given, settings, ranges) for spec in inputs}
-        symbols: dict[str, Range] = {}
-        for spec in inputs:
-            for dim, axis in zip(spec.shape or (), known[spec.name], strict=True):
-                if isinstance(dim, str) and axis is not None:
-                    symbols.setdefault(dim, axis)
+        symbols = _symbols(inputs, known, settings)
         profile = {}
         for spec in inputs:
-            axes = []
-            for place, (dim, axis) in enumerate(
-                zip(spec.shape or (), known[spec.name], strict=True)
-            ):
-                default = settings.batch_range if place == 0 else settings.dim_range
-                shared = symbols.get(dim) if isinstance(dim, str) else None
-                axes.append(axis or shared or default)
+            axes = [
+                symbols[dim] if isinstance(dim, str) else axis or _default(settings, place)
+                for place, (dim, axis) in enumerate(_pairs(spec, known))
+            ]
             columns = [tuple(axis[end] for axis in axes) for end in range(3)]
             profile[spec.name] = ShapeRange(columns[0], columns[1], columns[2])
         profiles.append(profile)
     return profiles
+
+
+def _pairs(
+    spec: TensorSpec, known: Mapping[str, list[Range | None]]
+) -> list[tuple[int | str | None, Range | None]]:
+    return list(zip(spec.shape or (), known[spec.name], strict=True))
+
+
+def _default(settings: Settings, place: int) -> Range:
+    return settings.batch_range if place == 0 else settings.dim_range
+
+
+def _symbols(
+    inputs: Sequence[TensorSpec], known: Mapping[str, list[Range | None]], settings: Settings
+) -> dict[str, Range]:
+    """The range of each symbol: what all of its axes allow, else the default of the first.
+
+    TensorRT wants axes that must be equal to have equal ranges.
+    """
+    symbols: dict[str, Range] = {}
+    defaults: dict[str, Range] = {}
+    for spec in inputs:
+        for place, (dim, axis) in enumerate(_pairs(spec, known)):
+            if not isinstance(dim, str):
+                continue
+            defaults.setdefault(dim, _default(settings, place))
+            if axis is None:
+                continue
+            before = symbols.get(dim, axis)
+            lowest, highest = max(before[0], axis[0]), min(before[2], axis[2])
+            if lowest > highest:
+                raise ValueError(
+                    f"input {spec.name!r}: {dim!r} is {axis[0]} to {axis[2]}, but {before[0]} to "
+                    f"{before[2]} in another input; equal names are equal sizes"
+                )
+            symbols[dim] = (lowest, min(max(before[1], lowest), highest), highest)
+    return defaults | symbols
 
 
 def bounded(spec: TensorSpec, ranges: Sequence[ShapeRange]) -> TensorSpec:

@@ -122,6 +122,56 @@ class IgnoresGivenBuffers(Faulty):
         return super().predict(context, inputs, None, deadline_s)
 
 
+@caught_by("test_given_buffers_are_filled_and_returned", says="their list was not returned")
+class ReturnsAListOfItsOwn(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        return list(super().predict(context, inputs, outputs, deadline_s))
+
+
+@caught_by(
+    "test_the_same_lists_are_read_anew",
+    "test_preallocated_outputs_are_filled_again_and_again",
+    says="Not equal to tolerance",
+)
+class CopiesInputsWhenItBindsThem(Faulty):
+    """Takes "the same list" for "the same contents"."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if outputs is not None:
+            bound, copies = context.notes.get("bound", (None, None))
+            if bound is not inputs:
+                copies = [x.copy() for x in inputs]
+                context.notes["bound"] = inputs, copies
+            inputs = copies
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_other_lists_are_bound_anew", says="Not equal to tolerance")
+class KnowsListsByTheirAddress(Faulty):
+    """Keeps what it bound but not the lists, so that another list may come at their address."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if outputs is None:
+            return super().predict(context, inputs, outputs, deadline_s)
+        address = id(inputs), id(outputs)
+        bound = context.notes.setdefault(address, (list(inputs), list(outputs)))
+        super().predict(context, *bound, deadline_s)
+        return outputs
+
+
+@caught_by("test_other_lists_are_bound_anew", says="Not equal to tolerance")
+class LooksOnlyAtTheInputsList(Faulty):
+    """Binds inputs and outputs together, and looks at one of the lists to see what changed."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if outputs is None:
+            return super().predict(context, inputs, outputs, deadline_s)
+        if context.notes.get("inputs") is not inputs:
+            context.notes["inputs"], context.notes["outputs"] = inputs, outputs
+        super().predict(context, inputs, context.notes["outputs"], deadline_s)
+        return outputs
+
+
 @caught_by("test_given_buffers_are_filled_and_returned", says="not returned themselves")
 class ReturnsCopiesOfGivenBuffers(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
@@ -133,7 +183,7 @@ class ReturnsCopiesOfGivenBuffers(Faulty):
 class FillsBuffersOnlyOnce(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
         if outputs is not None and context.notes.get("filled") == [id(each) for each in outputs]:
-            return list(outputs)
+            return outputs
         context.notes["filled"] = [id(each) for each in outputs or ()] or None
         return super().predict(context, inputs, outputs, deadline_s)
 

@@ -55,7 +55,7 @@ FLAGS = {
     "status_check", "tiling_schedule_optimize", "virtual_type", "weight",
 }  # fmt: skip
 OUTPUT_TYPES = {"FP32": 1, "FP16": 10, "UINT8": 2, "INT8": 3, "INT32": 6, "INT64": 7}
-OPEN = (1, -1)
+OPEN = (0, -1)  # -1, which GE reads as 0 or more
 
 
 class Refused(Exception):
@@ -196,7 +196,8 @@ def parse_gears(text: str, count: int) -> list[list[int]]:
 def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
     """Read the model, fix its shapes, split off its weights."""
     try:
-        model = onnx.load(flags["model"])  # with its external data, from beside the model
+        model = onnx.load(flags["model"], load_external_data=False)
+        _read_external(model, Path(flags["model"]).resolve().parent)
         onnx.checker.check_model(model)
     except Exception as error:
         raise Refused(
@@ -256,6 +257,18 @@ def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
     except Exception as error:
         raise Refused(f"E19010: {' '.join(str(error).split())[:300]}") from error
     return om
+
+
+def _read_external(model: ModelProto, folder: Path) -> None:
+    """Take in external data from beside the model, as GE's parser does: without onnx's checks."""
+    for constant in model.graph.initializer:
+        if constant.data_location != TensorProto.EXTERNAL:
+            continue
+        place = {entry.key: entry.value for entry in constant.external_data}
+        data = (folder / place["location"]).read_bytes()[int(place.get("offset", 0)) :]
+        constant.raw_data = data[: int(place.get("length", len(data)))]
+        constant.ClearField("external_data")
+        constant.data_location = TensorProto.DEFAULT
 
 
 def _is_half(flags: dict[str, str]) -> bool:

@@ -200,13 +200,10 @@ class Model:
             time.sleep(max(0.0, delay_s - (time.monotonic() - started)))
             return results
 
-        def release() -> None:
+        def finish(results: list[Array] | str) -> int:
             self.busy_on = None
             for allocation in used:
                 allocation.pins -= 1
-
-        def finish(results: list[Array] | str) -> int:
-            release()
             if any(not np.array_equal(view, copy) for view, copy in views):
                 raise machine.fault("an input changed in device memory while a queued run read it")
             if isinstance(results, str):
@@ -214,20 +211,7 @@ class Model:
                 return MODEL_EXECUTE
             return self._write(results, outputs, waits)
 
-        task = queue.put(work, finish)
-        if not self.om.is_ranged or waits:
-            return OK
-        # GE works out dynamic shapes on the host before it queues: too small a buffer fails here.
-        results = task.future.result()
-        if isinstance(results, str):
-            return OK  # the device fails, which synchronising shows
-        for place, result in enumerate(results):
-            buffer = machine.get(outputs.buffers[place], DataBuffer)
-            if buffer.pointer and result.nbytes > buffer.nbytes:
-                queue.tasks.remove(task)
-                release()
-                machine.say(f"E13025: the output needs {result.nbytes} bytes, got {buffer.nbytes}")
-                return GE_PARAM_INVALID
+        queue.put(work, finish)
         return OK
 
     def _write(self, results: list[Array], outputs: Dataset, waits: bool) -> int:
@@ -238,6 +222,10 @@ class Model:
                 device = machine.objects[self.context].device
                 buffer.nbytes = max(raw.nbytes, 1)
                 buffer.pointer = machine.memory.allocate(device, buffer.nbytes)
+            if buffer.pointer and raw.nbytes > buffer.nbytes + (0 if self.om.is_ranged else SLACK):
+                # GE says so before it queues; here the run has to show how large the result is.
+                machine.say(f"E13025: output {place} needs {raw.nbytes} bytes")
+                return GE_PARAM_INVALID
             if buffer.pointer and raw.nbytes:
                 machine.memory.at(buffer.pointer, raw.nbytes)[:] = raw
             if self.om.is_ranged:

@@ -12,7 +12,7 @@ there:
 Tests use `live()`, `violations()`, `fail()` and the environment variables
 
     ENGINE_EMULATED_DRIVER     on (default) | none: libcuda.so.1 is missing | no_device
-    ENGINE_EMULATED_DEVICES    how many devices there are (default 2)
+    ENGINE_EMULATED_DEVICES    how many devices there are (default 1)
     ENGINE_EMULATED_MEMORY     bytes of memory of each (default 1 GiB)
     ENGINE_EMULATED_TENSORRT   version of the emulated TensorRT (default: the newest table)
 """

@@ -134,7 +134,7 @@ class Machine:
     """All that is emulated in this process."""
 
     def __init__(self) -> None:
-        count = int(os.environ.get("ENGINE_EMULATED_DEVICES", "2"))
+        count = int(os.environ.get("ENGINE_EMULATED_DEVICES", "1"))
         total = int(os.environ.get("ENGINE_EMULATED_MEMORY", str(2**30)))
         self.handles = itertools.count(0x5EED0000, 0x10)
         self.devices = [Device(id, total) for id in range(count)]

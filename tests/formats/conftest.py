@@ -1,0 +1,93 @@
+"""The onnx package's own reading of a model, as the same values: a second implementation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import onnx
+import pytest
+from onnx import TensorProto, TypeProto
+
+from engine.types import DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec, ValueKind
+
+
+def _name_of(number: int) -> str:
+    name = TensorProto.DataType.Name(number)
+    if name == "STRING":
+        return "string"
+    return onnx.helper.tensor_dtype_to_np_dtype(number).name
+
+
+def _bits(number: int) -> int:
+    return {"4": 4, "2": 2, "6": 6}.get(
+        next((w for w in ("4E2", "6E", "INT4", "INT2") if w in TensorProto.DataType.Name(number)), "")
+        .removeprefix("INT")[:1],
+        onnx.helper.tensor_dtype_to_np_dtype(number).itemsize * 8,
+    )
+
+
+def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
+    kind, current = None, value.type
+    while True:
+        which = current.WhichOneof("value")
+        kind = kind or ValueKind(which.removesuffix("_type"))
+        if which == "tensor_type":
+            break
+        body = getattr(current, which)
+        current = body.value_type if which == "map_type" else body.elem_type
+    tensor: TypeProto.Tensor = current.tensor_type
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(
+            (dim.dim_value if dim.dim_value != -1 else None)
+            if dim.HasField("dim_value")
+            else dim.dim_param or None
+            for dim in tensor.shape.dim
+        )
+    return TensorSpec(value.name, DType(_name_of(tensor.elem_type)), shape, kind)
+
+
+def _parameter(tensor: TensorProto, dims: list[int]) -> ParameterInfo:
+    nbytes = (
+        sum(map(len, tensor.string_data))
+        if tensor.data_type == TensorProto.STRING
+        else (math.prod(dims) * _bits(tensor.data_type) + 7) // 8
+    )
+    external = {entry.key: entry.value for entry in tensor.external_data}
+    inside = tensor.data_location == TensorProto.DEFAULT
+    return ParameterInfo(
+        tensor.name,
+        DType(_name_of(tensor.data_type)),
+        tuple(dims),
+        nbytes,
+        "" if inside else external["location"],
+    )
+
+
+def _read(model: onnx.ModelProto) -> GraphInfo:
+    graph = model.graph
+    parameters = [
+        *(_parameter(tensor, list(tensor.dims)) for tensor in graph.initializer),
+        *(_parameter(sparse.values, list(sparse.dims)) for sparse in graph.sparse_initializer),
+    ]
+    constants = {parameter.name for parameter in parameters}
+    return GraphInfo(
+        name=graph.name,
+        inputs=tuple(_spec(value) for value in graph.input if value.name not in constants),
+        outputs=tuple(_spec(value) for value in graph.output),
+        nodes=tuple(
+            NodeInfo(i, n.name, n.op_type, n.domain, tuple(n.input), tuple(n.output))
+            for i, n in enumerate(graph.node)
+        ),
+        parameters=tuple(parameters),
+        opsets={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
+        ir_version=model.ir_version,
+        producer=" ".join(p for p in (model.producer_name, model.producer_version) if p),
+        metadata={entry.key: entry.value for entry in model.metadata_props},
+    )
+
+
+@pytest.fixture(scope="session")
+def read_with_onnx() -> Callable[[onnx.ModelProto], GraphInfo]:
+    return _read

@@ -1,0 +1,121 @@
+"""What the documents say is so: code runs, links lead somewhere, tables are whole."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from inspect import signature
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine import hookspecs
+from engine.types import Capability
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = sorted(
+    path
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("**/README.md")]
+    if not {".tox", ".venv", "node_modules"} & set(path.parts)
+)
+HOOKS = [name for name in vars(hookspecs) if name.startswith("engine_")]
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    found = re.findall(rf"^( *)```{language}\n(.*?)^ *```", path.read_text(), re.S | re.M)
+    return [re.sub(rf"^{indent}", "", text, flags=re.M) for indent, text in found]
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "examples/digits/README.md"])
+def test_the_python_of_a_document_runs_and_prints_what_it_says(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
+    monkeypatch.chdir(ROOT)
+    namespace: dict[str, object] = {}
+    code = "\n".join(blocks(ROOT / name, "python"))
+    assert code
+    exec(compile(code, name, "exec"), namespace)
+    printed = capsys.readouterr().out
+    for said in re.findall(r"print\(.*\) +# (.+)", code):
+        for part in said.split("..."):
+            assert part.strip() in printed
+
+
+def test_the_backend_guide_shows_the_null_backend_as_it_is() -> None:
+    sources = [
+        " ".join(path.read_text().split()) for path in (ROOT / "engine/testing").glob("null*.py")
+    ]
+    shown = [b for b in blocks(ROOT / "docs/write_a_backend.md", "python") if "@hookimpl" in b]
+    assert len(shown) >= 4
+    for block in shown:
+        assert any(" ".join(block.split()) in source for source in sources), block
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_each_hook_is_documented_with_its_exact_arguments(hook: str) -> None:
+    arguments = ", ".join(signature(getattr(hookspecs, hook)).parameters)
+    shown = f"`{arguments}`" if arguments else ""
+    guide = (ROOT / "docs/write_a_backend.md").read_text()
+    assert re.search(rf"^\| `{hook}` \| {re.escape(shown)} ?\|", guide, re.M)
+    assert getattr(hookspecs, hook).__doc__
+
+
+def test_each_capability_that_needs_a_hook_is_one_of_the_contracts() -> None:
+    guide = (ROOT / "docs/write_a_backend.md").read_text()
+    named = set(re.findall(r"capability `(\w+)`", guide))
+    assert named <= {str(capability) for capability in Capability}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
+        if "://" in target:
+            continue
+        name, _, heading = target.partition("#")
+        file = (path.parent / name).resolve() if name else path
+        assert file.exists(), target
+        if heading:
+            titles = re.findall(r"^#+ (.+)$", file.read_text(), re.M)
+            anchors = [re.sub(r"[^\w -]", "", t.lower()).replace(" ", "-") for t in titles]
+            assert heading in anchors, target
+
+
+def test_the_readmes_commands_exist() -> None:
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
+    for name in ("README.md", "docs/quickstart.md", "examples/digits/README.md"):
+        for line in re.findall(r"^\$ (engine .+)$", (ROOT / name).read_text(), re.M):
+            words = shlex.split(line)
+            command = [sys.executable, "-m", "engine.cli", *words[1:]]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+            assert done.returncode == 0, f"{line}\n{done.stderr}"
+
+
+def test_what_is_exported_is_exactly_what_the_package_says() -> None:
+    public = {
+        name
+        for name, value in vars(engine).items()
+        if not name.startswith("_") and not isinstance(value, type(engine))
+    }
+    assert set(engine.__all__) == public | {"__version__"}
+    assert len(engine.__all__) == len(set(engine.__all__))
+
+
+def test_every_error_is_in_the_tree_that_errors_py_draws() -> None:
+    from engine import errors
+
+    drawn = re.findall(r"[├└]── (\w+)", errors.__doc__ or "")
+    classes = [n for n, v in vars(errors).items() if isinstance(v, type) and n != "EngineError"]
+    assert sorted(drawn) == sorted(classes)
+    assert set(classes) <= set(engine.__all__)
+
+
+def test_versions_move_together() -> None:
+    files = [ROOT / "pyproject.toml", *ROOT.glob("plugins/*/pyproject.toml")]
+    versions = {re.search(r'^version = "(.+)"', f.read_text(), re.M)[1] for f in files}  # type: ignore[index]
+    assert versions == {engine.__version__}
+    for file in files[1:]:
+        assert f"inference-engine=={engine.__version__}" in file.read_text()
