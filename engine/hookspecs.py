@@ -11,7 +11,11 @@ and one answer. An implementation may take fewer arguments than its spec, by the
 The core calls hooks with everything checked: names, counts, dtypes, shapes and contiguity of
 inputs, existence and bounds of model files. Vendor exceptions are translated once, here, into
 `engine.errors` with `raise ... from`; any other exception that leaves a hook is reported to the
-user as a fault of the backend.
+user as a fault of the backend. Messages are one line. A backend leaves alone what belongs to the
+process: environment variables, signal handlers, the working folder, stdout and stderr.
+
+Any thread may call any hook, and several at once; only an execution context, a communicator and
+a loaded model are used by one thread at a time.
 
 Importing the plugin must be quick and quiet: no vendor library is imported, no device touched,
 nothing printed before `engine_devices`, `engine_diagnose`, `engine_load` or `engine_compile`.

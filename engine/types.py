@@ -438,6 +438,8 @@ class CompileOptions:
     device: where to. provider: one of the backend's providers, "" for its default.
     precision: the API's precision_mode for the device type, e.g. "enforce_fp32".
     shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
+        A backend without DYNAMIC_SHAPES needs one with lowest = highest for every input that
+        has symbolic dims, and says so in a ModelError where there is none.
     options: the user's settings for this backend: section [<device type>_context] of the
         configuration, overridden by [<backend>_context]. Keys and values are strings; an
         unknown key is a ValueError naming it and the nearest known one.
@@ -467,7 +469,11 @@ class CompileOptions:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one node runs. `node` is its name in the file, if it has one, `index` its place."""
+    """Where one node runs, and why.
+
+    node: its name in the file, "" if it has none; index: its place there. device: as
+    `str(Device)`. provider: one of `BackendInfo.providers`, or that with ":" and a detail.
+    """
 
     index: int
     node: str

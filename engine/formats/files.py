@@ -41,14 +41,14 @@ def read_file(path: Path) -> bytes | mmap.mmap:
         if found.st_size > SMALL_BYTES:
             return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(SMALL_BYTES + 1)
+            data = file.read(found.st_size + 1)
     except OSError as error:
         raise ModelError(f"{name}: cannot be read: {error.strerror}", name) from error
     finally:
         os.close(descriptor)
     if not data:
         raise ModelError(f"{name}: empty file; expected a model", name)
-    if len(data) > SMALL_BYTES:
+    if len(data) > found.st_size:
         raise ModelError(f"{name}: grew while it was read; load it when it is complete", name)
     return data
 

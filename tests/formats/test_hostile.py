@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -148,9 +150,7 @@ MESSAGES = {
     "deep_type_of_inner_value": "a type is nested more than 32 deep",
     "deep_type_in_attribute": "a type is nested more than 32 deep",
     "function_calls_itself": r"functions call themselves: 'f\.f0' -> 'f\.f0'",
-    "functions_call_each_other": r"functions call themselves: 'f\.f. -> 'f\.f.' -> 'f\.f.'".replace(
-        "f. ->", "f.' ->", 1
-    ),
+    "functions_call_each_other": r"functions call themselves: 'f\.f.' -> 'f\.f.' -> 'f\.f.'",
     "functions_double": "inline to more than 65,536 nodes, written as 121",
     "functions_chain": "nests more than 100 calls deep",
     "function_twice": "two functions of one domain, name and overload",
@@ -176,16 +176,10 @@ def test_a_hostile_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
         formats.open_source(path)
     assert str(path) in str(caught.value)
     assert caught.value.path == str(path)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_its_bytes_are_refused_as_well(name: str, tmp_path: Path) -> None:
-    path = CASES[name](tmp_path)
-    if not path.is_file():
-        pytest.skip("the case is not in the bytes")
-    with pytest.raises(ModelError, match="^model bytes: ") as caught:
-        formats.source_from_bytes(path.read_bytes())
-    assert caught.value.path == ""
+    if path.is_file():
+        with pytest.raises(ModelError, match="^model bytes: ") as caught:
+            formats.source_from_bytes(path.read_bytes())
+        assert caught.value.path == ""
 
 
 # Two cases are large files themselves; what the others take must not depend on what they claim.
@@ -239,16 +233,13 @@ def test_a_file_that_grows_while_it_is_read_is_refused(
 ) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(hostile.valid())
-    monkeypatch.setattr("engine.formats.files.SMALL_BYTES", len(hostile.valid()))
-    formats.open_source(path)
-    real = os_fdopen = __import__("os").fdopen
+    real = os.fdopen
 
-    def grow(*args: object, **kwargs: object) -> object:
+    def grow(*args: Any, **kwargs: Any) -> object:
         with path.open("ab") as file:
             file.write(b"more")
-        return os_fdopen(*args, **kwargs)
+        return real(*args, **kwargs)
 
-    assert real is os_fdopen
     monkeypatch.setattr("os.fdopen", grow)
     with pytest.raises(ModelError, match="grew while it was read"):
         formats.open_source(path)

@@ -150,8 +150,8 @@ class AscendContext:
         if not runtime.is_started():
             closing.pop_all()
             return
-        done(self._acl.rt.set_context(self._context), "use the context", self._name)
         with closing:
+            done(self._acl.rt.set_context(self._context), "use the context", self._name)
             if self._is_running:
                 self._wait(None)
 

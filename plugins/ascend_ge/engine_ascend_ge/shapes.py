@@ -164,7 +164,8 @@ def parse_gears(text: str) -> list[tuple[int, ...]]:
                     f"option 'dynamic_dims': expected sizes above 0 as '[1],[2],[4]', '[1~4],[8]' "
                     f"or '1;2;4', got {item.strip()!r} in {text!r}"
                 )
-            choices.append(range(int(ends[1]), int(ends[2] or ends[1]) + 1))
+            first, last = int(ends[1]), int(ends[2] or ends[1])
+            choices.append(range(first, min(last, first + MOST_GEARS) + 1))  # one too many shows
         gears += itertools.islice(itertools.product(*choices), MOST_GEARS + 1)
         if len(gears) > MOST_GEARS:
             break  # the caller refuses it; the rest could be long

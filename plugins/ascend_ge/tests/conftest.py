@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 from engine import backends
+from engine.formats import open_source
 from engine.types import CompileOptions, Device
 from engine_ascend_ge import engine_devices, runtime
 
@@ -100,5 +102,63 @@ def floats() -> Callable[..., np.ndarray[Any, Any]]:
 
     def make(*shape: int) -> np.ndarray[Any, Any]:
         return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+
+    return make
+
+
+@pytest.fixture
+def backend(machine: Any) -> backends.Backend:
+    """The backend, with an emulated device."""
+    return backends.open_backend("ascend_ge")
+
+
+@pytest.fixture
+def build(
+    backend: backends.Backend, options: Callable[..., CompileOptions]
+) -> Iterator[Callable[..., Any]]:
+    """build(path, **fields of CompileOptions) -> executable, closed when the test ends."""
+    with ExitStack() as stack:
+
+        def make(path: Path, **fields: Any) -> Any:
+            wish = options(**fields)
+            loaded = backend.load(open_source(str(path), backend.info.suffixes), wish)
+            try:
+                executable = backend.compile(loaded, wish)
+            finally:
+                loaded.close()
+            stack.callback(executable.close)
+            return executable
+
+        yield make
+
+
+@pytest.fixture
+def predict(backend: backends.Backend) -> Callable[..., list[Any]]:
+    """predict(context, *inputs, outputs=None, deadline_s=None) -> results."""
+
+    def run(context: Any, *inputs: Any, outputs: Any = None, deadline_s: Any = None) -> list[Any]:
+        return list(backend.predict(context, list(inputs), outputs, deadline_s))
+
+    return run
+
+
+@pytest.fixture
+def make_om(machine: Any) -> Callable[..., Path]:
+    """make_om(model, **ATC's flags) -> an .om file beside the model; quicker than a process."""
+    compiler = importlib.import_module("emulated_ascend.compiler")
+
+    def make(model: Path, **flags: str) -> Path:
+        path = model.with_suffix(".om")
+        given = {
+            "framework": "5",
+            "model": str(model),
+            "output": str(model.with_suffix("")),
+            "soc_version": "Ascend910B3",
+            "precision_mode_v2": "origin",
+            **flags,
+        }
+        compiler.check(given)
+        path.write_bytes(compiler.compile_model(given).write())
+        return path
 
     return make

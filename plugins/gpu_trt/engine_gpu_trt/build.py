@@ -135,7 +135,8 @@ def _monitor(trt: Any) -> Any:
             return self.error is None and not (self._cancel is not None and self._cancel.cancelled)
 
         def phase_finish(self, phase_name: str) -> None:
-            self._report(phase_name, self._totals.pop(phase_name, 0))
+            self._report(phase_name, self._totals.get(phase_name, 0))
+            self._totals.pop(phase_name, None)
 
         def _report(self, phase: str, done: int) -> None:
             if self._progress is None or self.error is not None:

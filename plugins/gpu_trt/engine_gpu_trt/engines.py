@@ -96,14 +96,15 @@ def described(
     """
     names = passed_through(engine.inputs, engine.outputs)
     inputs = []
-    for ours, theirs in names.items():
-        spec = _spec(engine, theirs, ours, name)
-        if engine.engine.is_shape_inference_io(theirs):
-            raise ModelError(
-                f"{name}: input {ours!r} decides a shape, which this backend cannot do yet"
-            )
-        inputs.append(bounded(spec, [profile[theirs] for profile in engine.profiles]))
-    outputs = tuple(_spec(engine, output, output, name) for output in engine.outputs)
+    with engine.gpu:
+        for ours, theirs in names.items():
+            spec = _spec(engine, theirs, ours, name)
+            if engine.engine.is_shape_inference_io(theirs):
+                raise ModelError(
+                    f"{name}: input {ours!r} decides a shape, which this backend cannot do yet"
+                )
+            inputs.append(bounded(spec, [profile[theirs] for profile in engine.profiles]))
+        outputs = tuple(_spec(engine, output, output, name) for output in engine.outputs)
     return tuple(inputs), outputs, names
 
 

@@ -10,10 +10,19 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import helper, numpy_helper
+
+from engine.backends import open_backend
+from engine.testing.level import Trial
+from engine.types import DType
 
 EMULATED = Path(__file__).parent / "emulated" / "site"
 
@@ -34,17 +43,92 @@ def _emulated_modules() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+def _nothing_left() -> Iterator[None]:
     """Fail a test that leaves something on the emulated device, or did what pycuda forbids."""
-    from emulated_gpu import live, violations
+    before = _live()
+    yield
+    from emulated_gpu import violations
+
+    after = _live()
+    assert violations() == []
+    assert after == before, "left on the emulated device"
+
+
+def _live() -> dict[str, int]:
+    from emulated_gpu import live
 
     gc.collect()
-    violations()
-    before = live()
-    yield
-    gc.collect()
-    assert violations() == []
-    after = live()
-    for kind in ("primary contexts",):  # retained once a device, for the life of the process
-        before.pop(kind, None), after.pop(kind, None)
-    assert after == before, "left on the emulated device"
+    # A device's primary context is retained once, for the life of the process.
+    return {kind: count for kind, count in live().items() if kind != "primary contexts"}
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Iterator[Trial]:
+    """The backend, opened; what a test opens through it is closed afterwards."""
+    with ExitStack() as closing:
+        yield Trial(open_backend("gpu_trt"), tmp_path, closing)
+
+
+@pytest.fixture
+def second_device() -> Iterator[int]:
+    """The number of a second emulated device, there for this test."""
+    from emulated_gpu import MACHINE
+
+    if not _second:  # one for all tests: the plugin retains its primary context
+        from emulated_gpu.machine import Device
+
+        _second.append(Device(len(MACHINE.devices), 2**30))
+    MACHINE.devices.extend(_second)
+    yield _second[0].id
+    MACHINE.devices.remove(_second[0])
+
+
+_second: list[Any] = []
+
+
+Value = tuple[str, Sequence[int | str] | None] | tuple[str, Sequence[int | str] | None, DType]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Callable[[Path], Path]]:
+    """Makes a maker of models, as `engine.testing.models` has them, from nodes and values.
+
+    model([("Relu", ["x"], ["y"], {...attributes})], [("x", ["n", 3])], [("y", ["n", 3])])
+    """
+
+    def make(
+        nodes: Sequence[Any],
+        inputs: Sequence[Value],
+        outputs: Sequence[Value],
+        constants: Mapping[str, Any] | None = None,
+        opset: int = 19,
+    ) -> Callable[[Path], Path]:
+        made = [
+            helper.make_node(op, given, gives, **(rest[0] if rest else {}))
+            for op, given, gives, *rest in nodes
+        ]
+        graph = helper.make_graph(
+            made,
+            "test",
+            [_value(*value) for value in inputs],
+            [_value(*value) for value in outputs],
+            [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
+        )
+        proto = helper.make_model(
+            graph, ir_version=9, opset_imports=[helper.make_opsetid("", opset)]
+        )
+
+        def write(folder: Path) -> Path:
+            path = folder / f"model{len(list(folder.glob('*.onnx')))}.onnx"
+            onnx.save_model(proto, path)
+            return path
+
+        return write
+
+    return make
+
+
+def _value(
+    name: str, shape: Sequence[int | str] | None, dtype: DType = DType.FLOAT32
+) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, dtype.onnx, shape)

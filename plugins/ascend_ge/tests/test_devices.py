@@ -1,0 +1,170 @@
+"""What is found on a machine, and what is said where something is missing. Emulated."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine.errors import BackendUnavailable, ModelStateError
+from engine.types import Device
+from engine_ascend_ge import devices, diagnose, engine_devices, engine_diagnose, runtime
+
+
+@pytest.fixture
+def without_cann(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME", "ASCEND_OPP_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(devices, "set_env_script", lambda: None)
+
+
+@pytest.fixture
+def module_acl(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_cann: None
+) -> Any:
+    """Puts a module `acl` with this source on the path."""
+    monkeypatch.setattr(runtime, "_process", runtime._Process())
+
+    def put(source: str) -> None:
+        (tmp_path / "acl.py").write_text(source)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(__import__("sys").modules, "acl", raising=False)
+
+    return put
+
+
+def test_every_device_is_named_with_its_soc(machine: Any) -> None:
+    found = engine_devices().found
+    assert [each.device for each in found] == [Device("ascend", 0), Device("ascend", 1)]
+    assert {each.name for each in found} == {"Ascend910B3"}
+
+
+def test_looking_for_devices_opens_none(machine: Any) -> None:
+    engine_devices()
+    assert machine.live() == {}
+    assert machine.calls["rt.set_device"] == 0
+
+
+def test_a_machine_with_cann_and_no_npu_says_so(machine: Any) -> None:
+    machine.devices = 0
+    found = engine_devices()
+    assert found.found == ()
+    assert "no Ascend device" in found.reason
+    assert "npu-smi" in found.fix
+
+
+def test_hidden_devices_are_named_as_the_reason(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.devices = 0
+    monkeypatch.setenv("ASCEND_RT_VISIBLE_DEVICES", "9")
+    assert "ASCEND_RT_VISIBLE_DEVICES='9'" in engine_devices().reason
+
+
+def test_a_driver_that_refuses_is_the_reason(machine: Any) -> None:
+    machine.fail("init", 500004, message="EE9999: drv error")
+    found = engine_devices()
+    assert "initialise ACL: ACL_ERROR_DRV_FAILURE 500004" in found.reason
+    assert "drv error" in found.reason
+    assert "npu-smi" in found.fix
+
+
+def test_devices_that_cannot_be_counted_are_the_reason(machine: Any) -> None:
+    machine.fail("rt.get_device_count", 507899)
+    assert "count the Ascend devices" in engine_devices().reason
+
+
+def test_acl_started_by_someone_else_is_used_and_not_ended(machine: Any) -> None:
+    machine.is_initialized = True
+    assert engine_devices().found
+    runtime.stop()
+    assert machine.is_initialized, "finalised what another library had initialised"
+    machine.is_initialized = False
+
+
+def test_an_environment_that_is_not_set_is_told_apart_from_no_cann(
+    without_cann: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = Path("/usr/local/Ascend/ascend-toolkit/set_env.sh")
+    monkeypatch.setattr(devices, "set_env_script", lambda: script)
+    found = engine_devices()
+    assert "environment is not set" in found.reason
+    assert found.fix == f"run: source {script}"
+
+
+def test_a_library_that_is_missing_is_named(module_acl: Any) -> None:
+    module_acl("raise ImportError('libascendcl.so: cannot open shared object file')")
+    assert "libascendcl.so" in engine_devices().reason
+
+
+def test_another_package_named_acl_is_not_taken_for_cann(module_acl: Any) -> None:
+    module_acl("def list_users(): ...")
+    assert "not CANN's pyACL" in engine_devices().reason
+
+
+def test_a_device_that_is_not_there_is_refused_by_number(machine: Any) -> None:
+    with pytest.raises(BackendUnavailable, match=r"ascend:7 is not there; found: ascend:0, asc"):
+        runtime.use_device(7)
+
+
+def test_a_forked_process_may_not_start_again(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime.use_device(0)
+    parent = os.getpid()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: parent + 1)
+        with pytest.raises(ModelStateError, match="spawn"):
+            runtime.start()
+        before = sum(machine.calls.values())
+        runtime.stop()
+        assert sum(machine.calls.values()) == before, "a forked process used the parent's handles"
+
+
+# ----------------------------------------------------------------------------------- diagnosis
+
+
+def test_a_whole_machine_passes_every_check(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "davinci0").touch()
+    (tmp_path / "version.info").write_text("Version=24.1.rc2\n")
+    (tmp_path / "cann" / "version.cfg").write_text("toolkit_running_version=[8.2.RC1]\n")
+    monkeypatch.setattr(diagnose, "DEVICE_NODES", tmp_path)
+    monkeypatch.setattr(diagnose, "DRIVER", tmp_path / "version.info")
+    checks = list(engine_diagnose())
+    assert [check.name for check in checks if not check.ok] == []
+    details = {check.name: check.detail for check in checks}
+    assert "24.1.rc2" in details["Ascend driver"]
+    assert "8.2.RC1" in details["CANN toolkit"]
+    assert details["SoC name"] == "Ascend910B3"
+    assert details["kernels package"].endswith("ascend910b")
+    assert details["atc"].endswith("/atc")
+
+
+def test_a_bare_machine_fails_in_the_order_of_mending(
+    without_cann: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    checks = list(engine_diagnose())
+    assert [check.name for check in checks] == [
+        "Ascend driver",
+        "CANN toolkit",
+        "set_env.sh sourced",
+        "module acl (pyACL)",
+        "Ascend devices",
+        "SoC name",
+        "atc",
+        "kernels package",
+    ]
+    assert not any(check.ok for check in checks)
+    assert all(check.fix for check in checks)
+
+
+def test_kernels_of_another_soc_are_not_enough(machine: Any) -> None:
+    machine.soc = "Ascend310P3"
+    [kernels] = [check for check in engine_diagnose() if check.name == "kernels package"]
+    assert not kernels.ok
+    assert "Ascend310P3" in kernels.detail

@@ -1,0 +1,98 @@
+"""What users set, in ATC's terms."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from engine.types import CompileOptions
+from engine_ascend_ge import options as module
+from engine_ascend_ge.options import read
+
+Make = Callable[..., CompileOptions]
+
+
+def test_without_a_wish_the_model_keeps_its_own_types(options: Make) -> None:
+    assert read(options()).flags["precision_mode_v2"] == "origin"
+
+
+@pytest.mark.parametrize(
+    ("wish", "flag"),
+    [
+        ("enforce_fp32", "force_fp32"),
+        ("preferred_fp32", "allow_fp32_to_fp16"),
+        ("enforce_fp16", "force_fp16"),
+        ("enforce_origin", "must_keep_origin_dtype"),
+        ("preferred_optimal", "allow_mix_precision"),
+    ],
+)
+def test_the_apis_precision_modes_are_acls(options: Make, wish: str, flag: str) -> None:
+    flags = read(options(precision=wish)).flags
+    assert flags["precision_mode"] == flag
+    assert "precision_mode_v2" not in flags, "ATC refuses both at once"
+
+
+def test_the_configuration_may_name_atcs_own_mode(options: Make) -> None:
+    flags = read(options(precision="enforce_fp32", set={"precision_mode": "mixed_bfloat16"})).flags
+    assert flags["precision_mode_v2"] == "mixed_bfloat16"
+    assert "precision_mode" not in flags
+
+
+def test_options_of_atc_are_passed_under_its_names(options: Make) -> None:
+    given = {
+        "op_select_impl_mode": "high_precision",
+        "output_type": "FP16",
+        "deterministic": "1",
+        "fusion_switch_config_file_path": "/x/fusion.cfg",
+    }
+    flags = read(options(set=given)).flags
+    assert flags["op_select_implmode"] == "high_precision"
+    assert flags["output_type"] == "FP16"
+    assert flags["deterministic"] == "1"
+    assert flags["fusion_switch_file"] == "/x/fusion.cfg"
+    assert flags["input_format"] == "ND"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"soc_verison": "x"}, r"unknown option 'soc_verison'; did you mean 'soc_version'\?"),
+        ({"precision_mode": "fp8"}, "option 'precision_mode': expected one of 'enforce_fp32'"),
+        ({"deterministic": "yes"}, "option 'deterministic': expected one of '0', '1', got 'yes'"),
+        ({"compile_timeout_s": "soon"}, "option 'compile_timeout_s': expected seconds above 0"),
+        ({"compile_timeout_s": "0"}, "option 'compile_timeout_s': expected seconds above 0"),
+        ({"rank_table_file": "r.json"}, "option 'rank_table_file' is not supported by backend"),
+    ],
+)
+def test_what_does_not_fit_is_a_value_error(
+    options: Make, given: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        read(options(set=given))
+
+
+def test_a_section_that_would_be_ignored_is_refused(options: Make) -> None:
+    with pytest.raises(ValueError, match=r"section \[acl_build_options\] is not supported"):
+        read(options(config={"acl_build_options": {"ge.externalWeight": "1"}}))
+
+
+def test_an_option_that_only_tunes_elsewhere_is_said_to_have_no_effect(
+    options: Make, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_said", set[str]())
+    with caplog.at_level(logging.WARNING, "engine.ascend_ge"):
+        read(options(set={"plugin_custom_ops": "All"}))
+        read(options(set={"plugin_custom_ops": "All"}))
+    assert [record.getMessage() for record in caplog.records] == [
+        "option 'plugin_custom_ops' has no effect in backend 'ascend_ge'"
+    ]
+
+
+def test_every_option_is_in_the_readme(request: pytest.FixtureRequest) -> None:
+    readme = (request.path.parents[1] / "README.md").read_text()
+    known: set[Any] = {*module._OWN, *module._PASSED}
+    missing = sorted(name for name in known if f"`{name}`" not in readme)
+    assert missing == []

@@ -1,0 +1,284 @@
+"""Compiling: settings reach the builder, progress and cancel, and what goes wrong half-way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import BackendUnavailable, Cancelled, ModelError
+from engine.testing import models
+from engine.testing.level import Trial
+from engine.types import CancelToken, Device, ShapeRange
+
+Make = Callable[..., Any]
+
+
+@contextmanager
+def seen(name: str, method: str) -> Iterator[list[tuple[Any, ...]]]:
+    """The calls of one method of an emulated class, with the object first."""
+    import tensorrt
+
+    cls = getattr(tensorrt, name)
+    real = getattr(cls, method)
+    calls: list[tuple[Any, ...]] = []
+
+    def spy(self: Any, *arguments: Any) -> Any:
+        calls.append((self, *arguments))
+        return real(self, *arguments)
+
+    setattr(cls, method, spy)
+    try:
+        yield calls
+    finally:
+        setattr(cls, method, real)
+
+
+def test_networks_are_strongly_typed_in_both_versions(trial: Trial) -> None:
+    import tensorrt as trt
+
+    with seen("Builder", "create_network") as calls:
+        trial.compile(models.affine)
+    assert [flags for _, flags in calls] == [
+        1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+    ]
+    calls.clear()
+
+
+@pytest.mark.parametrize(("options", "cleared"), [({}, True), ({"tf32": "on"}, False)])
+def test_float32_means_float32_unless_tf32_is_asked_for(
+    trial: Trial, options: dict[str, str], cleared: bool
+) -> None:
+    import tensorrt as trt
+
+    with seen("IBuilderConfig", "clear_flag") as calls:
+        trial.compile(models.affine, options=options)
+    assert [flag for _, flag in calls] == ([trt.BuilderFlag.TF32] if cleared else [])
+    calls.clear()
+
+
+def test_the_workspace_limit_and_the_level_reach_the_builder(trial: Trial) -> None:
+    import tensorrt as trt
+
+    levels = []
+    with (
+        seen("IBuilderConfig", "set_memory_pool_limit") as limits,
+        seen("Builder", "build_serialized_network") as builds,
+    ):
+        real = trt.Builder.build_serialized_network
+
+        def spy(self: Any, network: Any, config: Any) -> Any:
+            levels.append(config.builder_optimization_level)
+            return real(self, network, config)
+
+        trt.Builder.build_serialized_network = spy  # type: ignore[method-assign]
+        trial.compile(
+            models.affine, options={"workspace_bytes": "64MiB", "optimization_level": "1"}
+        )
+    assert [limit[1:] for limit in limits] == [(trt.MemoryPoolType.WORKSPACE, 2**26)]
+    assert levels == [1]
+    limits.clear(), builds.clear()
+
+
+def test_inputs_get_the_bounds_they_were_compiled_for(trial: Trial) -> None:
+    [x] = trial.compile(models.affine).inputs
+    assert (x.shape, x.bounds) == (("batch", 3), ((1, 32), None))
+    shapes = {"x": ShapeRange((2, 3), (4, 3), (8, 3))}
+    [x] = trial.compile(models.affine, shapes=shapes).inputs
+    assert (x.shape, x.bounds) == (("batch", 3), ((2, 8), None))
+    [x] = trial.compile(models.affine, options={"batch_range": "3~3~3"}).inputs
+    assert (x.shape, x.bounds) == ((3, 3), ())
+
+
+def test_outputs_are_as_declared(trial: Trial) -> None:
+    [y] = trial.compile(models.affine).outputs
+    assert (y.name, y.shape, y.bounds) == ("y", ("batch", 3), ())
+
+
+# ---------------------------------------------------------------------------- progress and cancel
+
+
+def test_progress_is_told_phase_by_phase(trial: Trial) -> None:
+    told: list[tuple[str, int, int | None]] = []
+    trial.compile(models.affine, progress=lambda *step: told.append(step))
+    phases = list(dict.fromkeys(phase for phase, _, _ in told))
+    assert len(phases) > 1
+    for phase in phases:
+        done = [step for name, step, _ in told if name == phase]
+        [total] = {total for name, _, total in told if name == phase}
+        assert done[0] == 0
+        assert done == sorted(done)
+        assert done[-1] == total
+
+
+def test_cancelling_stops_the_build_and_leaves_nothing(trial: Trial) -> None:
+    token = CancelToken()
+    told: list[int] = []
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        told.append(done)
+        if len(told) == 3:
+            token.cancel()
+
+    with pytest.raises(Cancelled, match=r"affine\.onnx"):
+        trial.compile(models.affine, progress=progress, cancel=token)
+    assert len(told) < 8, "it went on after it was cancelled"
+
+
+def test_a_token_that_is_cancelled_before_stops_at_once(trial: Trial) -> None:
+    token = CancelToken()
+    token.cancel()
+    told: list[Any] = []
+    with pytest.raises(Cancelled):
+        trial.compile(models.affine, cancel=token, progress=lambda *step: told.append(step))
+    assert told == []
+
+
+def test_an_error_in_the_progress_callback_comes_back(
+    trial: Trial, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Odd(Exception):
+        pass
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        if done == 1:
+            raise Odd("from the callback")
+
+    with pytest.raises(Odd, match="from the callback"):
+        trial.compile(models.affine, progress=progress)
+    assert tuple(capfd.readouterr()) == ("", "")  # TensorRT prints what it catches itself
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+def test_too_little_memory_to_build_is_said(trial: Trial) -> None:
+    from emulated_gpu import fail
+
+    with fail("build"), pytest.raises(BackendUnavailable) as caught:
+        trial.compile(models.heavy)
+    message = str(caught.value)
+    assert message.startswith("gpu:0: out of memory while compiling")
+    assert "heavy.onnx" in message
+    assert "set workspace_bytes" in message
+
+
+def test_too_little_memory_for_the_weights_is_said(trial: Trial) -> None:
+    from emulated_gpu import fail
+
+    with fail("deserialize"), pytest.raises(BackendUnavailable, match="out of memory while load"):
+        trial.compile(models.heavy)
+
+
+def test_a_model_larger_than_the_device_is_said(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from emulated_gpu import MACHINE
+
+    monkeypatch.setattr(MACHINE.devices[0], "total", 2**20)
+    with pytest.raises(BackendUnavailable, match=f"1048576 of {2**20} bytes are free"):
+        trial.compile(models.heavy)  # 4 MiB of weights
+
+
+def test_shapes_that_the_model_cannot_have_are_named(trial: Trial) -> None:
+    wanted = r"for the shapes 'x' \[1\]\.\.\[5\], usually \[3\].*kOPT values for profile 0 violate"
+    with pytest.raises(ModelError, match=wanted):
+        trial.compile(models.pairs, options={"batch_range": "1~3~5"})
+
+
+def test_a_device_that_is_not_there_is_named(trial: Trial) -> None:
+    with pytest.raises(
+        BackendUnavailable, match=r"device 'gpu:9' is not there: the driver shows 1"
+    ):
+        trial.compile(models.affine, device=Device("gpu", 9))
+
+
+def test_a_second_device_is_used(trial: Trial, second_device: int) -> None:
+    from emulated_gpu import MACHINE
+
+    running = trial.open(models.heavy, device=Device("gpu", second_device))
+    running.predict(np.ones((1, 1024), np.float32))
+    assert MACHINE.devices[0].used == 0
+    assert MACHINE.devices[second_device].used > 2**22
+    assert {each.device for each in running.executable.placement()} == {f"gpu:{second_device}"}
+
+
+# --------------------------------------------------------------------------------------- float16
+
+
+def test_float16_halves_the_weights_and_keeps_inputs_and_outputs(trial: Trial) -> None:
+    x = np.random.default_rng(0).standard_normal((4, 1024)).astype(np.float32)
+    full = trial.compile(models.heavy)
+    half = trial.open(models.heavy, precision="preferred_fp16")
+    assert half.executable.memory().weights_bytes * 2 == full.memory().weights_bytes
+    [y] = half.predict(x)
+    assert y.dtype == np.float32
+    np.testing.assert_allclose(y, x, rtol=2**-10)
+    assert "float16" in half.executable.placement()[0].reason
+
+
+def test_float16_leaves_out_what_it_would_spoil(trial: Trial, model: Make) -> None:
+    x = np.float32([[1, 2], [3, 4]])
+    big = np.float32([[1e6, 0], [0, 1e6]])  # more than float16 can hold
+    maker = model(
+        [("MatMul", ["x", "w"], ["a"]), ("MatMul", ["a", "big"], ["b"]), ("Exp", ["x"], ["e"])],
+        [("x", [2, 2])],
+        [("b", [2, 2]), ("e", [2, 2]), ("a", [2, 2])],
+        {"w": np.eye(2, dtype=np.float32), "big": big},
+    )
+    b, e, a = trial.open(maker, precision="preferred_fp16").predict(x)
+    np.testing.assert_array_equal(a, x)
+    np.testing.assert_array_equal(b, x * np.float32(1e6))
+    np.testing.assert_allclose(e, np.exp(x), rtol=1e-6)
+
+
+def test_float16_falls_back_where_tensorrt_refuses_it(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorrt as trt
+
+    real = trt.OnnxParser.parse
+    refusals = iter([True, False])
+
+    def parse(self: Any, model: Any, path: Any = None) -> bool:
+        return False if next(refusals) else real(self, model, path)
+
+    monkeypatch.setattr(trt.OnnxParser, "parse", parse)
+    running = trial.open(models.affine, precision="preferred_fp16")
+    x = np.float32([[0.1, 0.2, 0.3]])
+    [y] = running.predict(x)
+    np.testing.assert_array_equal(y, 2 * x + 1)
+    reason = running.executable.placement()[0].reason
+    assert "in float32: TensorRT refuses it in float16" in reason
+
+
+def test_float16_keeps_the_weights_of_external_files(trial: Trial) -> None:
+    x = np.ones((2, 256), np.float32)
+    [y] = trial.open(models.external, precision="preferred_fp16").predict(x)
+    np.testing.assert_array_equal(y, x + np.arange(256, dtype=np.float32))
+
+
+def test_builds_in_several_threads_do_not_mix_up_their_errors(trial: Trial) -> None:
+    failures: dict[int, str] = {}
+    barrier = threading.Barrier(4)
+    source = trial.source(models.pairs)
+
+    def build(number: int) -> None:
+        barrier.wait()
+        dims = {"batch_range": f"1~{2 * number + 1}~{2 * number + 5}"}
+        try:
+            trial.build(source, trial.options(options=dims))
+        except ModelError as error:
+            failures[number] = str(error)
+
+    threads = [threading.Thread(target=build, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(4):
+        assert failures[number].count("kOPT values") == 1

@@ -1,0 +1,250 @@
+"""Damaged models of every sort end in GraphInfo or ModelError, in bounded memory.
+
+And where a damaged model is still taken, it says the same as the onnx package reads from it:
+nothing is checked in one reading and used in another.
+"""
+
+from __future__ import annotations
+
+import random
+import tracemalloc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from google.protobuf.message import DecodeError
+from onnx import TensorProto, helper, numpy_helper
+
+from engine import formats
+from engine.errors import ModelError
+from engine.formats.wire import BYTES, Budget, WireError, fields
+from engine.testing import hostile
+from engine.testing.hostile import encode
+from engine.types import GraphInfo
+
+Reader = Callable[[onnx.ModelProto], GraphInfo]
+LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"
+
+
+def rich_model() -> bytes:
+    """A model with a little of everything that the reader knows."""
+
+    def value(name: str, dtype: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+        return helper.make_tensor_value_info(name, dtype, ["n", 3])
+
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
+    branch = helper.make_graph(
+        [helper.make_node("Add", ["x", "v"], ["z"])],
+        "branch",
+        [],
+        [value("z")],
+        [numpy_helper.from_array(np.ones((1, 3), np.float32), "v")],
+    )
+    tensor = helper.make_tensor_type_proto(TensorProto.INT64, ["n", None, 4])
+    graph = helper.make_graph(
+        [
+            helper.make_node("f", ["x"], ["a"], domain="f", name="call"),
+            helper.make_node("If", ["c"], ["b"], then_branch=branch, else_branch=branch),
+            helper.make_node("ConstantOfShape", ["s"], ["k"]),
+            helper.make_node("Constant", [], ["d"], value=helper.make_tensor("", 1, [2], [1, 2])),
+            helper.make_node("Sum", ["a", "b", "k", "w", "d"], ["y"], name="sum", alpha=[1.5, 2.5]),
+        ],
+        "rich",
+        [
+            value("x"),
+            value("c", TensorProto.BOOL),
+            helper.make_value_info("q", helper.make_sequence_type_proto(tensor)),
+            helper.make_value_info("o", helper.make_optional_type_proto(tensor)),
+        ],
+        [value("y")],
+        [
+            helper.make_tensor("s", TensorProto.INT64, [2], [2, 3]),
+            numpy_helper.from_array(np.zeros((2, 3), np.float16), "w"),
+            helper.make_tensor("t", TensorProto.STRING, [2], [b"one", b"two"]),
+            helper.make_tensor("i", TensorProto.INT4, [3], [1, 2, 3]),
+        ],
+        value_info=[value("a")],
+        sparse_initializer=[
+            helper.make_sparse_tensor(
+                numpy_helper.from_array(np.ones(2, np.float32), "p"),
+                numpy_helper.from_array(np.array([1, 5])),
+                [2, 3],
+            )
+        ],
+    )
+    body = helper.make_function(
+        "f", "f", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets
+    )
+    model = helper.make_model(
+        graph, opset_imports=opsets, ir_version=10, functions=[body], producer_name="fuzz"
+    )
+    helper.set_model_props(model, {"key": "value", "other": ""})
+    return bytes(model.SerializeToString())
+
+
+SEEDS = {
+    "small": hostile.valid(),
+    "rich": rich_model(),
+    "squeezenet": (LIGHT / "light_squeezenet.onnx").read_bytes(),
+}
+
+
+def lengths_in(data: bytes) -> list[int]:
+    """Offsets of the length of each string and message in a message, nested ones included."""
+
+    def walk(view: memoryview, start: int, depth: int) -> list[int] | None:
+        """The offsets within `view`, which starts at `start`; None if it is no message."""
+        mine: list[int] = []
+        end = start
+        try:
+            for tag, payload in fields(view, Budget(100_000)):
+                end += len(encode.varint(tag))
+                if not isinstance(payload, memoryview):
+                    end += len(encode.varint(payload))
+                    continue
+                if tag & 7 == BYTES:
+                    mine.append(end)
+                    end += len(encode.varint(len(payload)))
+                    mine += walk(payload, end, depth + 1) or [] if depth < 8 else []
+                end += len(payload)
+        except WireError:
+            return None
+        return mine
+
+    return walk(memoryview(data), 0, 0) or []
+
+
+def damage(data: bytes, generator: random.Random, lengths: list[int]) -> bytes:
+    """One way of the many in which a file can be wrong."""
+    what = generator.randrange(7)
+    at = generator.randrange(len(data))
+    body = bytearray(data)
+    if what == 0:
+        return data[:at]
+    if what == 1:
+        for _ in range(generator.choice((1, 1, 1, 2, 8))):
+            body[generator.randrange(len(body))] ^= 1 << generator.randrange(8)
+    elif what == 2:
+        for _ in range(generator.choice((1, 2, 16))):
+            body[generator.randrange(len(body))] = generator.randrange(256)
+    elif what == 3 and lengths:
+        where = generator.choice(lengths)
+        bigger = generator.choice((1, 127, 1 << 14, (1 << 31) - 1, 1 << 31, (1 << 63) - 1))
+        body[where : where + 1] = encode.varint(bigger)
+    elif what == 4:
+        body[at:at] = generator.randbytes(generator.randrange(1, 20))
+    elif what == 5:
+        other = generator.randrange(len(data))
+        size = generator.randrange(1, 60)
+        body[at : at + size] = data[other : other + size]
+    else:
+        del body[at : at + generator.randrange(1, 40)]
+    return bytes(body)
+
+
+def outcomes(name: str, count: int, seed: int) -> Iterator[tuple[bytes, GraphInfo | None]]:
+    """Damage a model `count` times; yield each with what was read of it, None if refused."""
+    data = SEEDS[name]
+    lengths = lengths_in(data)
+    assert len(lengths) > 5
+    generator = random.Random(seed)
+    for _ in range(count):
+        damaged = damage(data, generator, lengths)
+        try:
+            yield damaged, formats.source_from_bytes(damaged).graph if damaged else None
+        except ModelError as error:
+            assert str(error).startswith("model bytes: ")  # noqa: PT017
+            yield damaged, None
+
+
+def check_against_onnx(name: str, count: int, seed: int, read_with_onnx: Reader) -> tuple[int, int]:
+    taken = refused = 0
+    for damaged, graph in outcomes(name, count, seed):
+        if graph is None:
+            refused += 1
+            continue
+        taken += 1
+        try:
+            model = onnx.ModelProto.FromString(damaged)
+        except DecodeError:
+            continue  # damage in a part that is not read here: documentation, annotations
+        assert graph == read_with_onnx(model)
+    return taken, refused
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_a_damaged_model_is_refused_or_read_as_with_onnx(name: str, read_with_onnx: Reader) -> None:
+    count = 800 if name == "squeezenet" else 6000
+    taken, refused = check_against_onnx(name, count, 1, read_with_onnx)
+    # Both happen, or the damage is of no use.
+    assert taken > count // 50
+    assert refused > count // 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 6))
+@pytest.mark.parametrize("name", SEEDS)
+def test_many_damaged_models_are_refused_or_read_as_with_onnx(
+    name: str, seed: int, read_with_onnx: Reader
+) -> None:
+    check_against_onnx(name, 20_000 if name == "squeezenet" else 100_000, seed, read_with_onnx)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_damage_cannot_make_reading_take_memory(name: str) -> None:
+    tracemalloc.start()
+    try:
+        for damaged, _ in outcomes(name, 60 if name == "squeezenet" else 250, 7):
+            peak = tracemalloc.get_traced_memory()[1]
+            assert peak < 100 * len(SEEDS[name]) + 1_000_000, damaged
+            tracemalloc.reset_peak()
+    finally:
+        tracemalloc.stop()
+
+
+def test_random_bytes_are_refused() -> None:
+    generator = random.Random(3)
+    for _ in range(500):
+        data = generator.randbytes(generator.randrange(1, 400))
+        with pytest.raises(ModelError):
+            formats.source_from_bytes(data)
+
+
+def test_random_bytes_in_the_place_of_each_part_are_refused_or_read(read_with_onnx: Reader) -> None:
+    generator = random.Random(4)
+    for _ in range(500):
+        noise = generator.randbytes(generator.randrange(1, 60))
+        place = generator.choice((1, 5, 11, 12, 13, 15))  # the parts of a graph
+        graph = encode.graph(
+            [encode.node("Neg", ["x"], ["y"])], [encode.value("x")], [encode.value("y")]
+        )
+        data = encode.model(graph + encode.field(place, noise))
+        try:
+            found = formats.source_from_bytes(data).graph
+        except ModelError:
+            continue
+        try:
+            model = onnx.ModelProto.FromString(data)
+        except DecodeError:
+            continue
+        assert found == read_with_onnx(model)
+
+
+def test_every_cut_of_a_rich_model_is_refused() -> None:
+    data = SEEDS["rich"]
+    assert formats.source_from_bytes(data).graph is not None
+    cuts = [end for end in range(1, len(data)) if _is_taken(data[:end])]
+    # Only the functions, metadata and opsets stand behind the graph; without the last of them
+    # the file is whole again, so a cut between two may be a valid model.
+    assert all(end > len(data) * 0.8 for end in cuts)
+    assert len(cuts) < 6
+
+
+def _is_taken(data: bytes) -> bool:
+    try:
+        formats.source_from_bytes(data)
+    except ModelError:
+        return False
+    return True
