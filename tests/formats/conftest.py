@@ -72,20 +72,35 @@ def _read(model: onnx.ModelProto) -> GraphInfo:
         *(_parameter(sparse.values, list(sparse.dims)) for sparse in graph.sparse_initializer),
     ]
     constants = {parameter.name for parameter in parameters}
+    opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import}
     return GraphInfo(
         name=graph.name,
         inputs=tuple(_spec(value) for value in graph.input if value.name not in constants),
-        outputs=tuple(_spec(value) for value in graph.output),
+        outputs=tuple(_output(value, graph, parameters) for value in graph.output),
         nodes=tuple(
             NodeInfo(i, n.name, n.op_type, n.domain, tuple(n.input), tuple(n.output))
             for i, n in enumerate(graph.node)
         ),
         parameters=tuple(parameters),
-        opsets={"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.opset_import},
+        # Before version 3 of the representation there was one operator set.
+        opsets=opsets or ({"": 1} if model.ir_version < 3 else {}),
         ir_version=model.ir_version,
         producer=" ".join(p for p in (model.producer_name, model.producer_version) if p),
         metadata={entry.key: entry.value for entry in model.metadata_props},
     )
+
+
+def _output(
+    value: onnx.ValueInfoProto, graph: onnx.GraphProto, parameters: list[ParameterInfo]
+) -> TensorSpec:
+    """An output may leave its type to what else has its name."""
+    if value.HasField("type"):
+        return _spec(value)
+    for parameter in parameters:
+        if parameter.name == value.name:
+            return TensorSpec(value.name, parameter.dtype, parameter.shape)
+    others = [*graph.input, *graph.value_info]
+    return _spec(next(o for o in others if o.name == value.name and o.HasField("type")))
 
 
 @pytest.fixture(scope="session")

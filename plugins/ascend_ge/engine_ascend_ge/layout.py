@@ -140,9 +140,11 @@ def settled(declared: Sequence[Dim] | None, actual: tuple[int, ...]) -> tuple[in
 
 def resolved(declared: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
     """A shape with the sizes of its symbols; None where a size stays unknown."""
-    shape = tuple(sizes.get(dim) if isinstance(dim, str) else dim for dim in declared or (None,))
+    if declared is None:
+        return None
+    shape = tuple(sizes.get(dim) if isinstance(dim, str) else dim for dim in declared)
     known = tuple(dim for dim in shape if dim is not None)
-    return known if declared is not None and len(known) == len(declared) else None
+    return known if len(known) == len(shape) else None
 
 
 def _spec(

@@ -112,12 +112,15 @@ def resolve(
                 for dim in spec.shape
             )
     gears = _gears(dynamic_dims, shapes, list(parse_input_shape(input_shape)))
-    is_static = all(isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,))
+    is_static = all(
+        spec.shape is not None and all(isinstance(dim, int) for dim in spec.shape)
+        for spec in inputs
+    )
     if gears or not is_static:
         _check_names(shapes, path)
     if gears:
         shapes = _bounded(shapes, gears)
-    return Shapes(shapes, gears, is_given=bool(inputs) and not is_static)
+    return Shapes(shapes, gears, is_given=not is_static)
 
 
 def parse_input_shape(text: str) -> dict[str, tuple[Axis, ...]]:

@@ -73,6 +73,7 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is not None:
             return Engine(gpu, trt, runtime, engine)
+        del runtime  # here, and not with the error's traceback, where no context is current
         heard = messages.since(mark)
         if heard.out_of_memory:
             raise BackendUnavailable(

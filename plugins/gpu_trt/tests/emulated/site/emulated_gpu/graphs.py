@@ -6,7 +6,9 @@ The refusals and their texts are what TensorRT's real parser and builder said of
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -14,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -39,6 +42,10 @@ TYPES = {
 }
 _SAID = {"FLOAT": "Float", "HALF": "Half", "BF16": "BFloat16", "INT8": "Int8", "INT32": "Int32",
          "INT64": "Int64", "BOOL": "Bool", "UINT8": "UInt8", "FP8": "FP8"}  # fmt: skip
+_NOT_NUMPYS = {
+    TensorProto.BFLOAT16: ml_dtypes.bfloat16,
+    TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
+}
 _ELEMENTWISE = {"Add": "SUM", "Sub": "SUB", "Mul": "PROD", "Div": "DIV", "Pow": "POW"}
 _FOR_UINT8 = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"}
 
@@ -156,21 +163,22 @@ class Graph:
                 value.type.tensor_type.shape.dim, inputs.get(value.name, ()), strict=False
             ):
                 dim.dim_value = size
-        for value in model.graph.output:
-            value.type.tensor_type.ClearField("shape")
+        fixed = {value.name for value in (*model.graph.input, *model.graph.initializer)}
+        computed = [value for value in model.graph.output if value.name not in fixed]
+        del model.graph.output[:]
+        for value in computed:
+            value.type.tensor_type.ClearField("shape")  # as declared is not as computed
+            model.graph.output.append(value)
         try:
             inferred = onnx.shape_inference.infer_shapes(
                 model, check_type=False, strict_mode=True, data_prop=True
             )
         except Exception as error:
             raise InvalidShapes(" ".join(str(error).split())) from None
-        return {
-            value.name: tuple(
-                dim.dim_value if dim.HasField("dim_value") else -1
-                for dim in value.type.tensor_type.shape.dim
-            )
-            for value in inferred.graph.output
-        }
+        known = {value.name: _dims(value) for value in inferred.graph.output}
+        known |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+        known |= {value.name: _dims(value) for value in model.graph.input}
+        return {value.name: known[value.name] for value in self.outputs}
 
     def decides_shapes(self, name: str) -> bool:
         """Whether an input is read as a shape (a shape tensor in TensorRT's words)."""
@@ -214,6 +222,11 @@ class Kernels:
         return [_array(value) for value in values]
 
 
+def _dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    dims = value.type.tensor_type.shape.dim
+    return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
+
+
 def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
     if type == TensorProto.DOUBLE:
         array = array.astype(np.float64)  # the narrowed type's way back
@@ -224,6 +237,12 @@ def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
 
 
 def _array(value: ort.OrtValue) -> np.ndarray[Any, Any]:
+    dtype = _NOT_NUMPYS.get(value.element_type())
+    if dtype is not None:
+        shape = tuple(value.shape())
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        raw = ctypes.string_at(value.data_ptr(), nbytes)
+        return np.frombuffer(raw, dtype).reshape(shape)
     array = value.numpy()
     return array.astype(np.float32) if array.dtype == np.float64 else array
 

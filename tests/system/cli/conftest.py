@@ -81,4 +81,4 @@ def shell(tmp_path: Path) -> Run:
 @pytest.fixture(scope="session")
 def digits() -> Path:
     """The folder of the digits example."""
-    return Path(__file__).parents[2] / "examples" / "digits"
+    return Path(__file__).parents[3] / "examples" / "digits"

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 
 import engine
 
-FOLDER = Path(__file__).parents[2] / "examples" / "digits"
+FOLDER = Path(__file__).parents[3] / "examples" / "digits"
 ACCURACY = 0.9861  # stated in README.md
 
 

@@ -1,0 +1,322 @@
+"""Compiling with ATC: its command line, its end, and everything that can go wrong. Emulated."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import BackendUnavailable, Cancelled, ModelError
+from engine.testing import models
+from engine.types import CancelToken
+from engine_ascend_ge import atc
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder for temporary files, which must be empty in the end."""
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    return folder
+
+
+@pytest.fixture
+def misbehave(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Have the emulated atc do as EMULATED_ATC says."""
+
+    def wish(**behaviour: object) -> None:
+        monkeypatch.setenv("EMULATED_ATC", json.dumps(behaviour))
+
+    return wish
+
+
+@pytest.fixture
+def spy(tmp_path: Path) -> Callable[[], dict[str, str]]:
+    """Puts a command before atc that notes the arguments; returns the last ones by name."""
+    note = tmp_path / "arguments.json"
+    script = tmp_path / "spy"
+    script.write_text(
+        f"#!{sys.executable}\nimport json, os, sys\n"
+        f"json.dump([sys.argv[1:], os.getcwd(), dict(os.environ)], open({str(note)!r}, 'w'))\n"
+        "os.execvp('atc', ['atc', *sys.argv[1:]])\n"
+    )
+    script.chmod(0o755)
+
+    def read() -> dict[str, str]:
+        arguments, folder, environment = json.loads(note.read_text())
+        named = dict(each.removeprefix("--").split("=", 1) for each in arguments)
+        return {**named, "(cwd)": folder, "(level)": environment["ASCEND_GLOBAL_LOG_LEVEL"]}
+
+    read.command = str(script)  # type: ignore[attr-defined]
+    return read
+
+
+def is_running(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
+
+
+# --------------------------------------------------------------------------------- command line
+
+
+def test_the_command_says_what_the_user_did_not(
+    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path
+) -> None:
+    path = models.affine(tmp_path)
+    build(path, set={"atc": spy.command})
+    said = spy()
+    folder = said.pop("(cwd)")
+    assert Path(folder).parent == temporary, "ATC leaves files where it runs"
+    assert not Path(folder).exists()
+    assert said.pop("model") in (str(path), f"{folder}/model.onnx")
+    assert said == {
+        "framework": "5",
+        "output": f"{folder}/compiled",
+        "soc_version": "Ascend910B3",
+        "input_shape": "x:-1,3",
+        "precision_mode_v2": "origin",
+        "input_format": "ND",
+        "external_weight": "0",
+        "(level)": "3",
+    }
+
+
+def test_options_reach_the_command(
+    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path
+) -> None:
+    given = {
+        "atc": spy.command,
+        "input_shape": "x:[-1,3]",
+        "dynamic_dims": "[1],[2],[4]",
+        "op_select_impl_mode": "high_precision",
+    }
+    build(models.affine(tmp_path), set=given, precision="enforce_fp16")
+    said = spy()
+    assert said["input_shape"] == "x:-1,3"
+    assert said["dynamic_dims"] == "1;2;4"
+    assert said["precision_mode"] == "force_fp16"
+    assert "precision_mode_v2" not in said
+    assert said["op_select_implmode"] == "high_precision"
+
+
+def test_a_chosen_soc_is_compiled_for_and_refused_by_another_device(
+    machine: Any, build: Build, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"load the compiled model.*soc_version is invalid"):
+        build(models.affine(tmp_path), set={"soc_version": "Ascend310P3"})
+
+
+def test_a_device_that_does_not_say_its_soc_needs_the_option(
+    machine: Any, build: Build, tmp_path: Path
+) -> None:
+    machine.soc = None
+    with pytest.raises(BackendUnavailable, match="set option soc_version"):
+        build(models.affine(tmp_path))
+
+
+def test_python_minus_m_ge_pyatc_is_used_where_there_is_no_atc(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    with pytest.raises(BackendUnavailable, match="ATC is not there"):
+        atc.find_compiler("")
+    (tmp_path / "ge").mkdir()
+    (tmp_path / "ge" / "__init__.py").touch()
+    (tmp_path / "ge" / "pyatc.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert atc.find_compiler("") == [sys.executable, "-m", "ge.pyatc"]
+
+
+def test_atc_in_canns_own_folder_is_found(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
+    command = Path(os.environ["ASCEND_HOME_PATH"]) / "bin" / "atc"
+    command.parent.mkdir()
+    command.touch(mode=0o755)
+    assert atc.find_compiler("") == [str(command)]
+
+
+def test_a_command_that_is_not_there_is_named(machine: Any) -> None:
+    with pytest.raises(BackendUnavailable, match="no command 'attic'"):
+        atc.find_compiler("attic --fast")
+
+
+# ---------------------------------------------------------------------------------------- paths
+
+
+@pytest.mark.parametrize("folder", ["plain", "with space", "plus+at@é"])
+def test_models_in_any_folder_compile_with_their_weights_beside_them(
+    build: Build, predict: Any, tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    executable = build(models.external(tmp_path / folder))
+    x = np.zeros((1, 256), np.float32)
+    [y] = predict(executable.open_context(), x)
+    np.testing.assert_array_equal(y, np.arange(256, dtype=np.float32)[None])
+
+
+def test_a_large_model_without_bytes_is_read_from_its_file(
+    machine: Any, build: Build, spy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.heavy(tmp_path)  # 4 MiB
+    monkeypatch.setattr("engine.formats._BYTES_KEPT", 0, raising=False)
+    from engine_ascend_ge.atc import place_model
+
+    from engine.types import ModelSource
+
+    assert place_model(ModelSource(format="onnx", path=path), tmp_path) == path
+
+
+def test_a_temporary_folder_that_atc_refuses_is_named(
+    build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / "a b"
+    odd.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(odd))
+    with pytest.raises(BackendUnavailable, match="set TMPDIR"):
+        build(models.affine(tmp_path))
+    assert list(odd.iterdir()) == []
+
+
+# ------------------------------------------------------------------------------------- failures
+
+
+def test_atcs_last_lines_are_in_the_error(
+    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    misbehave(fail="E40010: the operator Frobnicate is not supported")
+    with pytest.raises(ModelError, match=r"affine\.onnx: ATC .* \(exit status 255\).*E40010.*Fro"):
+        build(models.affine(tmp_path))
+    assert list(temporary.iterdir()) == []
+
+
+def test_only_the_last_lines_are_shown(
+    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    misbehave(fail="\n".join(f"line {number}" for number in range(1000)))
+    with pytest.raises(ModelError) as caught:
+        build(models.affine(tmp_path))
+    assert "line 999" in str(caught.value)
+    assert "line 900" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_crash_is_an_error(
+    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    misbehave(crash=True)
+    with pytest.raises(ModelError, match="exit status"):
+        build(models.affine(tmp_path))
+    assert list(temporary.iterdir()) == []
+
+
+def test_success_without_a_file_is_an_error(
+    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    misbehave(no_output=True)
+    with pytest.raises(ModelError, match=r"it wrote no \.om file"):
+        build(models.affine(tmp_path))
+
+
+def test_a_command_that_cannot_start_is_unavailable(
+    build: Build, tmp_path: Path, temporary: Path
+) -> None:
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"\x7fELF nothing")
+    broken.chmod(0o755)
+    with pytest.raises(BackendUnavailable, match="ATC cannot be started"):
+        build(models.affine(tmp_path), set={"atc": str(broken)})
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_compile_ends_at_its_time_limit_with_all_its_processes(
+    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    worker = tmp_path / "worker.pid"
+    misbehave(sleep_s=60, worker=str(worker))
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"did not finish within 1\.5 s; raise option 'compile_"):
+        build(models.affine(tmp_path), set={"compile_timeout_s": "1.5"})
+    assert time.monotonic() - start < 15
+    assert not is_running(int(worker.read_text()))
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_cancelled_compile_ends_with_all_its_processes(
+    machine: Any, build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+) -> None:
+    worker = tmp_path / "worker.pid"
+    misbehave(sleep_s=60, worker=str(worker))
+    token = CancelToken()
+
+    def cancel_when_it_works() -> None:
+        while not worker.is_file() or not worker.read_text():
+            time.sleep(0.02)
+        token.cancel()
+
+    watcher = threading.Thread(target=cancel_when_it_works)
+    watcher.start()
+    with pytest.raises(Cancelled):
+        build(models.affine(tmp_path), cancel=token)
+    watcher.join()
+    assert not is_running(int(worker.read_text()))
+    assert list(temporary.iterdir()) == []
+    assert machine.live() == {}
+
+
+def test_a_worker_that_outlives_atc_does_not_hold_the_compile(
+    build: Build, misbehave: Any, tmp_path: Path
+) -> None:
+    worker = tmp_path / "worker.pid"
+    misbehave(worker=str(worker))
+    start = time.monotonic()
+    build(models.affine(tmp_path))
+    assert time.monotonic() - start < 30
+    assert not is_running(int(worker.read_text()))
+
+
+# ------------------------------------------------------------------------------------- progress
+
+
+def test_progress_names_the_phases(build: Build, misbehave: Any, tmp_path: Path) -> None:
+    misbehave(sleep_s=0.5)
+    phases: list[str] = []
+
+    def note(phase: str, done: int, total: int | None) -> None:
+        if phase not in phases:
+            phases.append(phase)
+
+    build(models.affine(tmp_path), progress=note)
+    assert phases[0] == "prepare"
+    assert "compile with ATC" in phases
+    assert phases[-1] == "load"
+
+
+def test_compiled_models_do_not_need_their_folder(
+    build: Build, predict: Any, tmp_path: Path, temporary: Path
+) -> None:
+    executable = build(models.affine(tmp_path))
+    assert list(temporary.iterdir()) == []
+    shutil.rmtree(temporary)
+    x = np.ones((2, 3), np.float32)
+    for _ in range(2):  # the second context is another load
+        [y] = predict(executable.open_context(), x)
+        np.testing.assert_array_equal(y, 2 * x + 1)
