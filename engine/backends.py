@@ -217,35 +217,35 @@ def find_target(text: str) -> Target:
     if kind in _opened and not provider:  # a scan of what is installed costs milliseconds
         return Target(kind, _opened[kind].info.device_types[0])
     names = installed()
-    if kind in names and (not provider or provider in _providers(kind)):
-        info = open_backend(kind).info
-        return Target(kind, info.device_types[0], provider)
-    serving: list[Target] = []
-    failed: list[BackendRecord] = []
+    if kind in names and provider in ("", *_providers(kind)):
+        return Target(kind, open_backend(kind).info.device_types[0], provider)
+    serving: list[Backend] = []
+    broken: dict[str, BackendRecord] = {}
     for name in names:
         found, backend = _resolve(name, look_for_devices=False)
         if backend is None:
-            failed.append(found)
-        elif kind in backend.info.device_types and (
-            not provider or provider == name or provider in backend.info.providers
-        ):
-            serving.append(Target(name, kind, "" if provider == name else provider))
-    if len(serving) == 1:
-        return serving[0]
+            broken[name] = found
+        elif kind in (name, *backend.info.device_types):
+            serving.append(backend)
+    fitting = [b for b in serving if provider in ("", b.name, *b.info.providers)]
+    if len(fitting) == 1:
+        name = fitting[0].name
+        device_type = kind if kind != name else fitting[0].info.device_types[0]
+        return Target(name, device_type, "" if provider == name else provider)
     if serving:
         choices = ", ".join(
-            f"{kind}:{p}" for t in serving for p in (_providers(t.backend) or (t.backend,))
+            f"{kind}:{choice}" for b in serving for choice in (b.info.providers or (b.name,))
         )
-        raise BackendUnavailable(
-            f"target {text!r} is served by several backends "
-            f"({', '.join(t.backend for t in serving)}); choose one of: {choices}",
-            text,
+        problem = (
+            f"is served by several backends ({', '.join(b.name for b in fitting)})"
+            if fitting
+            else f"names a provider {provider!r} that is not there"
         )
-    official = OFFICIAL.get(kind)
-    for broken in failed:
-        if broken.name == official:
-            raise _error(broken)
-    raise _error(_absent(official or kind, kind if official else "", text))
+        raise BackendUnavailable(f"target {text!r} {problem}; choose one of: {choices}", text)
+    official = OFFICIAL.get(kind, kind)
+    if official in broken:
+        raise _error(broken[official])
+    raise _error(_absent(official, kind if kind in OFFICIAL else "", text))
 
 
 def _providers(name: str) -> tuple[str, ...]:

@@ -232,6 +232,16 @@ def test_a_type_that_two_backends_serve_needs_a_provider(plugin_folder: Path) ->
     assert backends.find_target("abacus:beads").backend == "beads"
 
 
+def test_a_provider_that_is_not_there_is_an_error_that_lists_those_that_are(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "beads", providers=("wood", "glass"))
+    for text in ("abacus:1", "beads:1"):
+        with pytest.raises(engine.BackendUnavailable, match=r"provider '1'.*:wood, .*:glass"):
+            backends.find_target(text)
+    assert backends.find_target("beads:glass") == backends.Target("beads", "abacus", "glass")
+
+
 def test_a_broken_backend_does_not_hide_another_of_the_same_type(plugin_folder: Path) -> None:
     plugin(plugin_folder, "bad", before="1 / 0\n")
     plugin(plugin_folder, "beads")
@@ -276,6 +286,14 @@ def test_engine_target_overrides_the_script_and_says_so(
             assert all("ENGINE_TARGET=null" in place.reason for place in model.placement)
     said = "ENGINE_TARGET=null overrides the target ['gpu']"
     assert [record.message for record in caplog.records].count(said) == 1
+
+
+def test_a_wrong_engine_target_is_named_as_the_cause(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_TARGET", "tpu")
+    with pytest.raises(engine.BackendNotInstalled, match=r"ENGINE_TARGET=tpu instead.*'null'"):
+        engine.load(models.affine(tmp_path), target=null_backend)
 
 
 # --------------------------------------------------------------------------------------- import

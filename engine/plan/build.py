@@ -80,7 +80,9 @@ def build_plan(
             backend = open_backend(target.backend)
         except BackendError as error:
             if last and not passed_over:
-                raise
+                if targets is context.target:
+                    raise
+                raise type(error)(f"{why}: {error}", error.name) from error
             passed_over.append(f"{text!r} passed over: {error}")
             if last:
                 raise type(error)("; ".join(passed_over), error.name) from error

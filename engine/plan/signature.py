@@ -197,9 +197,9 @@ def _array(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
                 spec.name,
             )
         item = item._array
-    elif isinstance(item, np.generic):
-        item = np.asarray(item)
-    elif not isinstance(item, np.ndarray):
+    elif isinstance(item, np.ndarray | np.generic):
+        item = np.asarray(item)  # a scalar, or a subclass such as memmap: the plain array of it
+    else:
         raise TypeError(
             f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
             f"got {type(item)}"

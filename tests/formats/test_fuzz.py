@@ -116,9 +116,37 @@ def lengths_in(data: bytes) -> list[int]:
     return walk(memoryview(data), 0, 0) or []
 
 
+def regrow(view: memoryview, generator: random.Random, rate: float, depth: int = 0) -> bytes:
+    """Write a message again, with right lengths but some fields dropped, doubled or changed."""
+    out = b""
+    try:
+        parts = list(fields(view, Budget(100_000)))
+    except WireError:
+        return bytes(view)
+    for tag, payload in parts:
+        chance = generator.random()
+        if chance < rate:
+            continue
+        if isinstance(payload, int):
+            values = (0, 1, 2, 9, 64, (1 << 31) - 1, 1 << 32, (1 << 64) - 1)
+            number = generator.choice(values) if chance < 3 * rate else payload
+            field = encode.varint(tag) + encode.varint(number)
+        elif tag & 7 != BYTES:
+            field = encode.varint(tag) + bytes(payload)
+        else:
+            inner = bytes(payload)
+            if depth < 8:
+                inner = regrow(payload, generator, rate, depth + 1)
+            if chance < 2 * rate:
+                inner = generator.choice((b"", b"x", b"y", b"\xff", inner * 2, inner[:-1]))
+            field = encode.varint(tag) + encode.varint(len(inner)) + inner
+        out += field * (2 if chance > 1 - rate else 1)
+    return out
+
+
 def damage(data: bytes, generator: random.Random, lengths: list[int]) -> bytes:
     """One way of the many in which a file can be wrong."""
-    what = generator.randrange(7)
+    what = generator.randrange(12)
     at = generator.randrange(len(data))
     body = bytearray(data)
     if what == 0:
@@ -139,8 +167,11 @@ def damage(data: bytes, generator: random.Random, lengths: list[int]) -> bytes:
         other = generator.randrange(len(data))
         size = generator.randrange(1, 60)
         body[at : at + size] = data[other : other + size]
-    else:
+    elif what == 6:
         del body[at : at + generator.randrange(1, 40)]
+    else:
+        rate = generator.choice((0.3, 1.0, 3.0)) / max(len(lengths), 20)
+        return regrow(memoryview(data), generator, rate)
     return bytes(body)
 
 

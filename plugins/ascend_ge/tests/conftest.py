@@ -89,9 +89,7 @@ def options() -> Callable[..., CompileOptions]:
 
     def make(**fields: Any) -> CompileOptions:
         settings = fields.pop("set", {})
-        return CompileOptions(
-            **{"device": Device("ascend", 0), "options": settings, **fields}
-        )
+        return CompileOptions(**{"device": Device("ascend", 0), "options": settings, **fields})
 
     return make
 

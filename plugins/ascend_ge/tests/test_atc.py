@@ -18,7 +18,7 @@ import pytest
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
 from engine.testing import models
-from engine.types import CancelToken
+from engine.types import CancelToken, ModelSource
 from engine_ascend_ge import atc
 
 Build = Callable[..., Any]
@@ -65,12 +65,22 @@ def spy(tmp_path: Path) -> Callable[[], dict[str, str]]:
     return read
 
 
-def is_running(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
+def left(temporary: Path) -> list[str]:
+    """What a compile left there; other libraries may have files of theirs."""
+    return [path.name for path in temporary.iterdir() if path.name.startswith("engine")]
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a process ends soon: it takes a moment from its signal to its end."""
+    for _ in range(100):
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return True
+        if stat.rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.02)
+    return False
 
 
 # --------------------------------------------------------------------------------- command line
@@ -173,16 +183,16 @@ def test_models_in_any_folder_compile_with_their_weights_beside_them(
     np.testing.assert_array_equal(y, np.arange(256, dtype=np.float32)[None])
 
 
-def test_a_large_model_without_bytes_is_read_from_its_file(
-    machine: Any, build: Build, spy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = models.heavy(tmp_path)  # 4 MiB
-    monkeypatch.setattr("engine.formats._BYTES_KEPT", 0, raising=False)
-    from engine_ascend_ge.atc import place_model
-
-    from engine.types import ModelSource
-
-    assert place_model(ModelSource(format="onnx", path=path), tmp_path) == path
+def test_a_model_without_bytes_is_read_where_it_is_if_atc_takes_the_path(tmp_path: Path) -> None:
+    work, odd = tmp_path / "work", tmp_path / "a b"
+    work.mkdir()
+    odd.mkdir()
+    path = models.affine(tmp_path)
+    assert atc.place_model(ModelSource(format="onnx", path=path), work) == path
+    other = models.affine(odd)
+    placed = atc.place_model(ModelSource(format="onnx", path=other), work)
+    assert placed.parent == work
+    assert placed.read_bytes() == other.read_bytes()
 
 
 def test_a_temporary_folder_that_atc_refuses_is_named(
@@ -205,7 +215,7 @@ def test_atcs_last_lines_are_in_the_error(
     misbehave(fail="E40010: the operator Frobnicate is not supported")
     with pytest.raises(ModelError, match=r"affine\.onnx: ATC .* \(exit status 255\).*E40010.*Fro"):
         build(models.affine(tmp_path))
-    assert list(temporary.iterdir()) == []
+    assert left(temporary) == []
 
 
 def test_only_the_last_lines_are_shown(
@@ -219,13 +229,11 @@ def test_only_the_last_lines_are_shown(
     assert len(str(caught.value)) < 1000
 
 
-def test_a_crash_is_an_error(
-    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
-) -> None:
+def test_a_crash_is_an_error(build: Build, misbehave: Any, tmp_path: Path, temporary: Path) -> None:
     misbehave(crash=True)
     with pytest.raises(ModelError, match="exit status"):
         build(models.affine(tmp_path))
-    assert list(temporary.iterdir()) == []
+    assert left(temporary) == []
 
 
 def test_success_without_a_file_is_an_error(
@@ -244,7 +252,7 @@ def test_a_command_that_cannot_start_is_unavailable(
     broken.chmod(0o755)
     with pytest.raises(BackendUnavailable, match="ATC cannot be started"):
         build(models.affine(tmp_path), set={"atc": str(broken)})
-    assert list(temporary.iterdir()) == []
+    assert left(temporary) == []
 
 
 def test_a_compile_ends_at_its_time_limit_with_all_its_processes(
@@ -256,8 +264,8 @@ def test_a_compile_ends_at_its_time_limit_with_all_its_processes(
     with pytest.raises(ModelError, match=r"did not finish within 1\.5 s; raise option 'compile_"):
         build(models.affine(tmp_path), set={"compile_timeout_s": "1.5"})
     assert time.monotonic() - start < 15
-    assert not is_running(int(worker.read_text()))
-    assert list(temporary.iterdir()) == []
+    assert has_ended(int(worker.read_text()))
+    assert left(temporary) == []
 
 
 def test_a_cancelled_compile_ends_with_all_its_processes(
@@ -277,8 +285,8 @@ def test_a_cancelled_compile_ends_with_all_its_processes(
     with pytest.raises(Cancelled):
         build(models.affine(tmp_path), cancel=token)
     watcher.join()
-    assert not is_running(int(worker.read_text()))
-    assert list(temporary.iterdir()) == []
+    assert has_ended(int(worker.read_text()))
+    assert left(temporary) == []
     assert machine.live() == {}
 
 
@@ -290,7 +298,7 @@ def test_a_worker_that_outlives_atc_does_not_hold_the_compile(
     start = time.monotonic()
     build(models.affine(tmp_path))
     assert time.monotonic() - start < 30
-    assert not is_running(int(worker.read_text()))
+    assert has_ended(int(worker.read_text()))
 
 
 # ------------------------------------------------------------------------------------- progress
@@ -314,7 +322,7 @@ def test_compiled_models_do_not_need_their_folder(
     build: Build, predict: Any, tmp_path: Path, temporary: Path
 ) -> None:
     executable = build(models.affine(tmp_path))
-    assert list(temporary.iterdir()) == []
+    assert left(temporary) == []
     shutil.rmtree(temporary)
     x = np.ones((2, 3), np.float32)
     for _ in range(2):  # the second context is another load

@@ -21,9 +21,7 @@ def without_cann(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def module_acl(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_cann: None
-) -> Any:
+def module_acl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_cann: None) -> Any:
     """Puts a module `acl` with this source on the path."""
     monkeypatch.setattr(runtime, "_process", runtime._Process())
 

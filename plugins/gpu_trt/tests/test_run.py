@@ -91,7 +91,7 @@ def test_inputs_must_fit_one_profile_together(trial: Trial) -> None:
 def test_shapes_that_fail_inside_the_network_are_a_model_error(trial: Trial) -> None:
     running = trial.open(models.pairs, options={"batch_range": "1~2~8"})
     for _ in range(2):
-        with pytest.raises(ModelError, match="TensorRT cannot run these shapes: .*"):
+        with pytest.raises(ModelError, match="TensorRT cannot run these shapes: "):
             running.predict(np.zeros(3, np.float32))
         [y] = running.predict(np.float32([1, 2, 3, 4]))
         np.testing.assert_array_equal(y, np.float32([[1, 2], [3, 4]]))
@@ -238,23 +238,20 @@ def test_a_failure_half_way_leaves_nothing_and_breaks_nothing(
     source, options = trial.source(models.several), trial.options()
     x, m = np.full((2, 3), 2, np.float32), np.ones(3, np.float32)
     before = live() | {"primary contexts": 1}
-    failed = 0
+    messages = []
     with fail(call, after=after):
         for _ in range(after + 1):
             try:
                 executable = trial.build(source, options)
-            except EngineError:
-                failed += 1
-                continue
-            try:
-                context = executable.open_context()
-                trial.backend.predict(context, [x, x, m], None, None)
+                try:
+                    context = executable.open_context()
+                    trial.backend.predict(context, [x, x, m], None, None)
+                finally:
+                    executable.close()
             except EngineError as error:
-                failed += 1
-                assert "gpu:0" in str(error)
-            finally:
-                executable.close()
-    assert failed == 1, f"{call} was to fail once"
+                messages.append(str(error))
+    assert len(messages) == 1, f"{call} was to fail once"
+    assert "gpu:0" in messages[0]
     assert live() == before
     y, _, _ = trial.run(models.several, x, x, m)
     np.testing.assert_array_equal(y, np.zeros((2, 3), np.float32))

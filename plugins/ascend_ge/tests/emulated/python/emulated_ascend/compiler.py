@@ -207,9 +207,9 @@ def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
     for place in reversed(range(len(model.graph.input))):
         if model.graph.input[place].name in constants:
             del model.graph.input[place]
+    axes = _axes(model, flags)
     if drop_unused:
         _drop_unused(model)
-    axes = _axes(model, flags)
     gears: list[list[int]] = []
     if flags.get("dynamic_dims"):
         count = sum(axis == OPEN for each in axes.values() for axis in each)
@@ -306,7 +306,11 @@ def _axes(model: ModelProto, flags: dict[str, str]) -> dict[str, list[tuple[int,
         ):
             raise Refused(f"E10020: --input_shape of {each.name} does not fit {declared}.")
     is_ranged = any(low != high for each in axes.values() for low, high in each)
-    if is_ranged and not flags.get("dynamic_dims") and flags["soc_version"].startswith("Ascend310B"):
+    if (
+        is_ranged
+        and not flags.get("dynamic_dims")
+        and flags["soc_version"].startswith("Ascend310B")
+    ):
         raise Refused("E10055: dynamic shape ranges are not supported by this SoC.")
     return axes
 

@@ -88,9 +88,7 @@ def host_dtype(onnx_type: int) -> np.dtype[Any]:
 
 def _types(om: Om) -> dict[str, int]:
     graph = onnx.load_model_from_string(om.graph).graph
-    return {
-        each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output)
-    }
+    return {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output)}
 
 
 def _numpy(value: ort.OrtValue, onnx_type: int) -> Array:

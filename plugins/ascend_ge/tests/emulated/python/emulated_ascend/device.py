@@ -124,9 +124,7 @@ class Model:
         self.gear: list[int] | None = None
         self.busy_on: int | None = None
         self.program = Program(om)
-        self.pinned = [
-            machine.memory.find(address) for address in (work, weights) if address
-        ]
+        self.pinned = [machine.memory.find(address) for address in (work, weights) if address]
         for each in self.pinned:
             each.pins += 1
 
@@ -272,4 +270,3 @@ class Model:
             gear = self.om.gears.index(self.gear or [])
             return nbytes(value.dtype, self.om.gear_outputs[gear][place])
         return None if -1 in value.dims else nbytes(value.dtype, value.dims)
-
