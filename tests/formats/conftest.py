@@ -21,8 +21,9 @@ def _name_of(number: int) -> str:
 
 def _bits(number: int) -> int:
     return {"4": 4, "2": 2, "6": 6}.get(
-        next((w for w in ("4E2", "6E", "INT4", "INT2") if w in TensorProto.DataType.Name(number)), "")
-        .removeprefix("INT")[:1],
+        next(
+            (w for w in ("4E2", "6E", "INT4", "INT2") if w in TensorProto.DataType.Name(number)), ""
+        ).removeprefix("INT")[:1],
         onnx.helper.tensor_dtype_to_np_dtype(number).itemsize * 8,
     )
 

@@ -150,6 +150,8 @@ def test_importing_formats_imports_no_onnx() -> None:
     import subprocess
     import sys
 
-    code = "import engine.formats, sys; print(sorted({'onnx', 'google.protobuf'} & set(sys.modules)))"
+    code = (
+        "import engine.formats, sys; print(sorted({'onnx', 'google.protobuf'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

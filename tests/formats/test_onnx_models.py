@@ -196,7 +196,9 @@ def test_a_subgraph_may_use_the_names_of_another() -> None:
     def branch(op: str) -> onnx.GraphProto:
         return helper.make_graph([helper.make_node(op, ["x"], ["z"])], op, [], [value("z")])
 
-    both = helper.make_node("If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs"))
+    both = helper.make_node(
+        "If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")
+    )
     graph_of(build([both], [value("x"), value("c", TensorProto.BOOL, [])], [value("y")]))
 
 
@@ -219,7 +221,10 @@ def test_functions_of_the_model_may_call_each_other() -> None:
 
 def test_many_calls_of_one_large_function_are_not_taken_for_a_bomb() -> None:
     layer = encode.function(
-        "layer", [encode.node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)], ["v0"], ["v200"]
+        "layer",
+        [encode.node("Neg", [f"v{i}"], [f"v{i + 1}"]) for i in range(200)],
+        ["v0"],
+        ["v200"],
     )
     calls = [encode.node("layer", [f"x{i}"], [f"x{i + 1}"], domain="f") for i in range(96)]
     graph = encode.graph(calls, [encode.value("x0")], [encode.value("x96")])
@@ -266,14 +271,10 @@ def test_bombs_are_valid_onnx(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------------- external data
 
 
-def write_external(
-    folder: Path, location: str = "w.bin", **entries: str
-) -> Path:
+def write_external(folder: Path, location: str = "w.bin", **entries: str) -> Path:
     path = folder / "model.onnx"
     weight = encode.tensor("w", [4], external={"location": location, **entries})
-    path.write_bytes(
-        encode.chain(encode.node("Add", ["x", "w"], ["y"]), initializers=[weight])
-    )
+    path.write_bytes(encode.chain(encode.node("Add", ["x", "w"], ["y"]), initializers=[weight]))
     return path
 
 

@@ -38,7 +38,9 @@ WIRES = {
     FieldDescriptor.TYPE_BYTES: BYTES,
     FieldDescriptor.TYPE_MESSAGE: BYTES,
 }
-KEYS = {name: value for name, value in vars(schema).items() if isinstance(value, int) and "_" in name}
+KEYS = {
+    name: value for name, value in vars(schema).items() if isinstance(value, int) and "_" in name
+}
 
 
 def candidates(name: str) -> list[int]:

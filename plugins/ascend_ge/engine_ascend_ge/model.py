@@ -127,6 +127,7 @@ class AscendExecutable:
         self._graph = graph
         self._lock = threading.Lock()
         self._contexts: set[AscendContext] = set()
+        self._is_stuck = False
         with ExitStack() as stack:
             stack.callback(compiled.close)
             self.acl = acl = runtime.use_device(device_id)
@@ -181,9 +182,10 @@ class AscendExecutable:
         return context
 
     def forget(self, context: AscendContext) -> None:
-        """A context of this executable was closed."""
+        """A context of this executable is closed, or as far as that goes."""
         with self._lock:
             self._contexts.discard(context)
+            self._is_stuck = self._is_stuck or context.is_stuck
 
     def placement(self) -> Sequence[Placement]:
         """Every node is in the one .om; which unit of the NPU runs it is CANN's business."""
@@ -224,6 +226,8 @@ class AscendExecutable:
                 closing.callback(context.close)
 
     def _free_weights(self) -> None:
+        if self._is_stuck:
+            return  # a model that could not be unloaded may still read them
         done(self.acl.rt.set_context(self._home), "use the weights' context", self.name)
         done(self.acl.rt.free(self.weight_pointer), "free the weights", self.name)
 

@@ -45,6 +45,7 @@ class AscendContext:
         self._name = executable.name
         self._acl = acl = executable.acl
         self._is_running = False  # a predict passed its deadline and may not have ended
+        self.is_stuck = False  # a model or stream could not be given back
         self._gear: tuple[int, ...] = ()  # the one that the model was last told
         self._gear_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         self._told: dict[int, tuple[int, ...]] = {}  # shapes of open inputs, by index
@@ -59,7 +60,9 @@ class AscendContext:
             self._stream = got(
                 acl.rt.create_stream(), f"create a stream on {device}", otherwise=BackendUnavailable
             )
-            self._undo(stack, acl.rt.destroy_stream, self._stream, "destroy the stream")
+            self._undo(
+                stack, acl.rt.destroy_stream, self._stream, "destroy the stream", is_user=True
+            )
             work = 0
             if executable.work_bytes:
                 work = got(
@@ -80,7 +83,7 @@ class AscendContext:
                 f"load the compiled model on {device}",
                 self._name,
             )
-            self._undo(stack, acl.mdl.unload, self._model, "unload the model")
+            self._undo(stack, acl.mdl.unload, self._model, "unload the model", is_user=True)
             self._desc = made(acl.mdl.create_desc(), "create a description", self._name)
             self._undo(stack, acl.mdl.destroy_desc, self._desc, "destroy the description")
             self.description = describe(acl, self._model, self._desc, self._name)
@@ -146,14 +149,18 @@ class AscendContext:
         closing, self._closing = self._closing, None
         if closing is None:
             return
-        self._executable.forget(self)
         if not runtime.is_started():
             closing.pop_all()
             return
-        with closing:
-            done(self._acl.rt.set_context(self._context), "use the context", self._name)
-            if self._is_running:
-                self._wait(None)
+        try:
+            with closing:
+                code = self._acl.rt.set_context(self._context)
+                self.is_stuck = code != 0  # nothing can be given back then
+                done(code, "use the context", self._name)
+                if self._is_running:
+                    self._wait(None)
+        finally:
+            self._executable.forget(self)
 
     # ---------------------------------------------------------------------- before the run
 
@@ -310,7 +317,7 @@ class AscendContext:
             code = rt.synchronize_stream_with_timeout(self._stream, left_ms)
             if code == SYNC_TIMEOUT:
                 raise DeadlineExceeded("the model did not finish by its deadline")
-        self._is_running = False
+        self._is_running = code != 0  # then the next use waits again, to be sure
         done(code, "run the model", self._name)
 
     def _fetch(self, outputs: Values | None) -> Values:
@@ -359,9 +366,26 @@ class AscendContext:
         return settled(out.spec.shape, tuple(dims))
 
     def _undo(
-        self, stack: ExitStack, release: Callable[[int], int], handle: int, doing: str
+        self,
+        stack: ExitStack,
+        release: Callable[[int], int],
+        handle: int,
+        doing: str,
+        is_user: bool = False,
     ) -> None:
-        stack.callback(lambda: done(release(handle), doing, self._name))
+        """Have `handle` given back when the stack unwinds.
+
+        is_user: it uses what was made before it, which must stay if this cannot be given back.
+        """
+
+        def give_back() -> None:
+            if self.is_stuck:
+                return
+            code = release(handle)
+            self.is_stuck = is_user and code != 0
+            done(code, doing, self._name)
+
+        stack.callback(give_back)
 
 
 def _array(value: Value) -> np.ndarray[Any, Any]:

@@ -52,11 +52,12 @@ def test_a_size_that_only_the_data_decides_is_exact(
     machine: Any, build: Build, predict: Run, tmp_path: Path
 ) -> None:
     context = build(models.nonzero(tmp_path)).open_context()
-    before = machine.live().get("Memory")
+    predict(context, np.ones(3, np.float32))
+    before = machine.live()["Memory"]
     for values, expected in (([0, 1, 2], [[1, 2]]), ([0, 0], [[]]), ([5], [[0]])):
         [y] = predict(context, np.array(values, np.float32))
         np.testing.assert_array_equal(y, np.array(expected, np.int64))
-    assert machine.live().get("Memory") == before, "what CANN allocated for a result was not freed"
+    assert machine.live()["Memory"] == before, "what CANN allocated for a result was not freed"
 
 
 def test_ranges_are_compiled_and_bound_the_inputs(
@@ -104,7 +105,7 @@ def test_gears_of_two_inputs_go_together(build: Build, predict: Run, tmp_path: P
         left, right = np.ones((n, common), np.float32), np.ones((common, 2), np.float32)
         [y] = predict(context, left, right)
         np.testing.assert_array_equal(y, np.full((n, 2), common, np.float32))
-    with pytest.raises(InputError, match="none of|compiled for the gears"):
+    with pytest.raises(InputError, match="compiled for the gears"):
         predict(context, np.ones((1, 5), np.float32), np.ones((5, 2), np.float32))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from acl import mdl, rt, util
 from emulated_ascend.device import DataBuffer, TensorDesc
 from emulated_ascend.machine import (
     INVALID_PARAM,
@@ -14,6 +13,8 @@ from emulated_ascend.machine import (
     machine,
 )
 from emulated_ascend.omfile import SIZES
+
+from acl import mdl, rt, util
 
 __all__ = ["mdl", "rt", "util"]
 

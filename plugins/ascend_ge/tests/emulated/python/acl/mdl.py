@@ -6,7 +6,6 @@ import ctypes
 from pathlib import Path
 from typing import Any
 
-from acl.rt import _context, _no_context
 from emulated_ascend.device import (
     GEAR_INPUT,
     DataBuffer,
@@ -36,6 +35,8 @@ from emulated_ascend.machine import (
     machine,
 )
 from emulated_ascend.omfile import Om, Value
+
+from acl.rt import _context, _no_context
 
 _INT64 = 9
 

@@ -59,9 +59,7 @@ class Memory:
         if found is None:
             raise self._fault(f"free of {address:#x}, which is not allocated now")
         if found.pins:
-            raise self._fault(
-                f"free of {address:#x}, which a loaded model or a queued run still uses"
-            )
+            raise self._fault(f"free of {address:#x}, which a model or a queued run still uses")
         del self._live[address]
         self._bases.remove(address)
 

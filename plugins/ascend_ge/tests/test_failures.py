@@ -1,0 +1,179 @@
+"""Every call of pyACL fails once, at every place: an error comes, and nothing stays behind.
+
+Emulated: this is what cannot be had from a device on demand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.errors import BackendUnavailable, EngineError, InputError, ModelError
+from engine.testing import models
+from engine_ascend_ge import runtime
+
+# A call that gives something back cannot have done so if it failed: what it was to give back
+# stays, on the emulated machine as on a real one.
+RELEASES = {
+    "destroy_data_buffer", "rt.free", "rt.destroy_context", "rt.destroy_stream", "mdl.unload",
+    "mdl.destroy_desc", "mdl.destroy_dataset", "destroy_tensor_desc",
+}  # fmt: skip
+# Without the context nothing can be given back; without the model, not what it uses.
+BLOCKING = {"rt.set_context", "mdl.unload", "rt.destroy_stream", "rt.synchronize_stream"}
+# Calls whose failure the plugin may overlook, and what it then does without.
+OPTIONAL = {"mdl.get_input_dims_range"}
+
+
+def live(build: Callable[..., Any], predict: Callable[..., Any], om: Path) -> None:
+    """A whole life: build, two contexts, a predict in each, close."""
+    executable = build(om)
+    try:
+        for context in [executable.open_context() for _ in range(2)]:
+            x = np.ones((2, 3), np.float32)
+            [y] = predict(context, x)
+            np.testing.assert_array_equal(y, 2 * x + 1)
+            context.close()
+    finally:
+        executable.close()
+
+
+@pytest.fixture(params=["fixed", "gears", "ranges"])
+def om(request: pytest.FixtureRequest, make_om: Any, tmp_path: Path) -> Path:
+    flags = {
+        "fixed": {"input_shape": "x:2,3"},
+        "gears": {"input_shape": "x:-1,3", "dynamic_dims": "2;4"},
+        "ranges": {"input_shape": "x:-1,3"},
+    }[request.param]
+    path: Path = make_om(models.affine(tmp_path), **flags)
+    return path
+
+
+def codes(machine: Any) -> dict[str, int]:
+    """How often each call that can fail was made until now."""
+    import acl
+
+    def returns(name: str) -> str:
+        group, _, function = name.rpartition(".")
+        module = getattr(acl, group) if group else acl
+        return str(getattr(module, function).emulated_returns)
+
+    return {
+        name: count
+        for name, count in machine.calls.items()
+        if returns(name).endswith(("ret", "handle"))
+    }
+
+
+def test_every_call_may_fail_at_every_place(
+    machine: Any, build: Any, predict: Any, om: Path
+) -> None:
+    live(build, predict, om)
+    once = codes(machine)
+    machine.calls.clear()
+    live(build, predict, om)
+    again = codes(machine)
+    assert len(again) > 20
+    assert set(once) - set(again) == {"init", "rt.get_device_count", "rt.set_device"}
+    tried = 0
+    for name, count in again.items():
+        for place in {0, 1, count // 2, count - 1} & set(range(count)):
+            was = machine.live()
+            machine.fail(name, 500000, after=place, message="EZ9999: planned")
+            try:
+                live(build, predict, om)
+            except EngineError as error:
+                assert name in OPTIONAL or "could not" in str(error), f"{name}[{place}]: {error}"
+            else:
+                assert name in OPTIONAL, f"{name}[{place}] failed and nobody noticed"
+            machine.heal()
+            if name not in RELEASES | BLOCKING:
+                assert machine.live() == was, f"{name}[{place}] left something behind"
+            tried += 1
+    assert tried > 50
+    # What a failed release left is the emulator's to forget, so that the test's end is clean.
+    assert machine.faults == []
+    _forget(machine)
+    live(build, predict, om)
+
+
+def test_starting_fails_cleanly_and_can_be_tried_again(
+    machine: Any, build: Any, predict: Any, om: Path
+) -> None:
+    for name in ("init", "rt.get_device_count", "rt.set_device"):
+        runtime.stop()
+        machine.is_finalized = False
+        machine.fail(name, 507033, message="EZ9999: planned")
+        with pytest.raises(BackendUnavailable, match=r"507033; CANN says: EZ9999: planned"):
+            live(build, predict, om)
+        assert machine.live() == {}
+        live(build, predict, om)
+
+
+def _forget(machine: Any) -> None:
+    for model in machine.models.values():
+        for each in model.pinned:
+            each.pins = 0
+    machine.models.clear()
+    for allocation in machine.memory.live():
+        machine.memory.free(allocation.base)
+    for handle in list(machine.objects):
+        if not getattr(machine.objects[handle], "is_default", False):
+            del machine.objects[handle]
+
+
+def test_a_full_device_is_unavailable_and_says_what_to_do(
+    machine: Any, build: Any, make_om: Any, tmp_path: Path
+) -> None:
+    machine.memory_bytes = 1 << 20
+    with pytest.raises(BackendUnavailable, match=r"allocate 4194304 bytes for weights.*device is"):
+        build(make_om(models.heavy(tmp_path), input_shape="x:1,1024"))
+    assert machine.live() == {}
+
+
+def test_a_device_that_is_full_for_one_more_context_leaves_the_others_working(
+    machine: Any, build: Any, predict: Any, make_om: Any, tmp_path: Path
+) -> None:
+    executable = build(make_om(models.heavy(tmp_path), input_shape="x:1,1024"))
+    context = executable.open_context()
+    machine.memory_bytes = machine.memory.used_bytes(0) + 100
+    before = machine.live()
+    with pytest.raises(BackendUnavailable, match="the device is full"):
+        executable.open_context()
+    assert machine.live() == before
+    x = np.ones((1, 1024), np.float32)
+    np.testing.assert_array_equal(predict(context, x)[0], x)
+
+
+def test_a_lost_device_is_unavailable(
+    machine: Any, build: Any, predict: Any, make_om: Any, tmp_path: Path
+) -> None:
+    context = build(make_om(models.affine(tmp_path), input_shape="x:2,3")).open_context()
+    machine.fail("rt.synchronize_stream", 507010, message="EE9999: ts lost heartbeat")
+    with pytest.raises(BackendUnavailable, match="LOST_HEARTBEAT 507010; CANN says: EE9999"):
+        predict(context, np.ones((2, 3), np.float32))
+    predict(context, np.ones((2, 3), np.float32))  # waits for what the failed wait left
+
+
+def test_a_model_that_fails_on_its_data_says_so_and_runs_on(build: Any, predict: Any,
+                                                            tmp_path: Path) -> None:  # fmt: skip
+    context = build(models.pairs(tmp_path)).open_context()
+    with pytest.raises(ModelError, match=r"pairs\.onnx: could not run the model: .*507011"):
+        predict(context, np.ones(3, np.float32))
+    [y] = predict(context, np.ones(4, np.float32))
+    np.testing.assert_array_equal(y, np.ones((2, 2), np.float32))
+
+
+def test_a_buffer_that_does_not_fit_a_result_of_unknown_size_is_refused(
+    build: Any, predict: Any, tmp_path: Path
+) -> None:
+    context = build(models.nonzero(tmp_path)).open_context()
+    x = np.array([0, 7, 7], np.float32)
+    with pytest.raises(InputError, match=r"output 'y': expected a buffer of shape \[1, 2\], got"):
+        predict(context, x, outputs=[np.zeros((1, 3), np.int64)])
+    buffer = np.zeros((1, 2), np.int64)
+    assert predict(context, x, outputs=[buffer])[0] is buffer
+    np.testing.assert_array_equal(buffer, [[1, 2]])

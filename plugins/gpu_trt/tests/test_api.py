@@ -1,0 +1,81 @@
+"""The backend as its users meet it: `target="gpu"`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engine
+from engine.testing import models
+
+
+def test_a_model_runs_on_the_gpu_target(tmp_path: Path) -> None:
+    x = np.float32([[1, 2, 3], [4, 5, 6]])
+    with engine.load(str(models.affine(tmp_path)), target="gpu") as model:
+        np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
+        assert {each.backend for each in model.placement} == {"gpu_trt"}
+        assert {each.device for each in model.placement} == {"gpu:0"}
+
+
+def test_the_api_of_mindspore_lite_reaches_the_backend(tmp_path: Path) -> None:
+    context = engine.Context()
+    context.target = ["gpu"]
+    context.gpu.device_id = 0
+    context.gpu.provider = "tensorrt"
+    context.gpu.precision_mode = "enforce_fp32"
+    model = engine.Model()
+    model.build_from_file(
+        str(models.affine(tmp_path)),
+        engine.ModelType.MINDIR,
+        context,
+        config_dict={
+            "gpu_context": {
+                "input_shape": "x:[-1,3]",
+                "dynamic_dims": "[1~8]",
+                "opt_dims": "[2]",
+            }
+        },
+    )
+    x = np.ones((8, 3), np.float32)
+    [y] = model.predict([x])
+    np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * x + 1)
+    with pytest.raises(engine.InputError, match=r"dim 0 is 9, outside 1\.\.8"):
+        model.predict([np.ones((9, 3), np.float32)])
+    model.resize(model.get_inputs(), [[4, 3]])
+    assert model.get_inputs()[0].shape == [4, 3]
+    model.close()
+
+
+def test_a_model_that_the_gpu_cannot_run_goes_to_the_cpu_when_that_is_listed(
+    tmp_path: Path,
+) -> None:
+    from functools import partial
+
+    from engine.types import DType
+
+    path = str(partial(models.doubled, dtype=DType.FLOAT64)(tmp_path))
+    with pytest.raises(engine.ModelError, match="is float64"):
+        engine.load(path, target="gpu")
+    x = np.float64([1, 2, 3])
+    with engine.load(path, target=["gpu", "cpu"]) as model:
+        np.testing.assert_array_equal(model(x=x)["y"], 2 * x)
+        assert "float64" in model.placement[0].reason
+
+
+def test_a_compiled_engine_is_a_model_file(tmp_path: Path) -> None:
+    from engine.backends import open_backend
+    from engine.formats import open_source
+    from engine.types import CompileOptions, Device
+
+    backend = open_backend("gpu_trt")
+    options = CompileOptions(device=Device("gpu"))
+    loaded = backend.load(open_source(str(models.affine(tmp_path))), options)
+    executable = backend.compile(loaded, options)
+    loaded.close()
+    plan = tmp_path / executable.save(tmp_path)
+    executable.close()
+    x = np.ones((2, 3), np.float32)
+    with engine.load(str(plan.rename(plan.with_suffix(".engine"))), target="gpu") as model:
+        np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
