@@ -334,7 +334,8 @@ class ModelSource:
     data: its bytes, or None when it is to be read from `path` (mapped, if the runtime can).
         Exactly one of the two is what the backend reads: `data` where it is set.
     folder: what external data locations are relative to; None where there is none. They have
-        been checked to stay inside it.
+        been checked to stay inside it, or inside the folder of the file that `path` links to;
+        only `path` finds the latter, so `data` is None then.
     graph: what the core read of it; None for compiled forms.
     """
 

@@ -94,7 +94,12 @@ def fields(
                 length = view[position]
                 position += 1
                 if length > 127:
-                    length, position = _varint(view, position - 1)
+                    high = view[position]
+                    if high < 128:  # two bytes, as most messages' lengths are
+                        length += (high - 1) << 7
+                        position += 1
+                    else:
+                        length, position = _varint(view, position - 1)
                 stop = position + length
                 if stop > end:
                     rest = end - position

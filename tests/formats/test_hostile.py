@@ -13,6 +13,7 @@ import pytest
 from engine import formats
 from engine.errors import ModelError
 from engine.testing import hostile
+from engine.testing.hostile import encode
 
 CASES = dict(hostile.cases())
 
@@ -158,6 +159,8 @@ MESSAGES = {
     "constant_of_terabytes": r"node 'fill' \(ConstantOfShape\) makes a tensor of 4,398,046,511,104",
     "constant_of_terabytes_from_constants": "makes a tensor of 4,398,046,511,104 bytes",
     "many_large_constants": "constants of more than 17,179,869,184 bytes would be computed",
+    "function_of_a_large_constant": "constants of more than 17,179,869,184 bytes",
+    "many_sparse_tensors": "constants of more than 17,179,869,184 bytes would be computed",
     "expand_to_terabytes": r"node 0 \(Expand\) makes a tensor of 1,099,511,627,776 bytes",
     "tile_to_terabytes": r"node 0 \(Tile\) makes a tensor of 1,099,511,627,776 bytes",
 }
@@ -176,8 +179,8 @@ def test_a_hostile_file_is_refused_by_name(name: str, tmp_path: Path) -> None:
         formats.open_source(path)
     assert str(path) in str(caught.value)
     assert caught.value.path == str(path)
-    if path.is_file():
-        with pytest.raises(ModelError, match="^model bytes: ") as caught:
+    if path.is_file() and path.stat().st_size < 1_000_000:
+        with pytest.raises(ModelError, match=r"^model bytes: ") as caught:
             formats.source_from_bytes(path.read_bytes())
         assert caught.value.path == ""
 
@@ -198,6 +201,14 @@ def test_refusing_it_takes_little_memory(name: str, tmp_path: Path) -> None:
         tracemalloc.stop()
     size = path.stat().st_size if path.is_file() else 0
     assert peak < 20 * size + 1_000_000
+
+
+def test_a_message_stays_readable_whatever_the_names_are() -> None:
+    reader = encode.node("Neg", ["\x1b[31m" * 9000], ["y"], name="n" * 60_000)
+    with pytest.raises(ModelError, match="not a valid ONNX model: node 'nnn") as caught:
+        formats.source_from_bytes(encode.chain(reader))
+    assert len(str(caught.value)) < 1100
+    assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", ["mod\0el.onnx", "m" * 300])

@@ -90,7 +90,7 @@ def test_a_name_that_looks_like_a_magic_number_does_not_hide_an_onnx_model() -> 
 def test_every_cut_of_a_model_is_still_called_onnx() -> None:
     data = hostile.valid()
     for end in range(9, len(data)):
-        with pytest.raises(ModelError, match="ONNX model|ONNX file"):
+        with pytest.raises(ModelError, match=r"ONNX model|ONNX file"):
             formats.source_from_bytes(data[:end])
         assert kinds.kind_of(memoryview(data[:end])) == "onnx"
 
@@ -134,7 +134,9 @@ def test_onnx_under_a_compiled_forms_name_is_onnx(tmp_path: Path) -> None:
 def test_a_compiled_form_of_another_backend_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "net.om"
     path.write_bytes(b"IMOD" + bytes(40))
-    with pytest.raises(ModelError, match="an Ascend offline model; .*this target does not read it"):
+    with pytest.raises(
+        ModelError, match=r"an Ascend offline model; .*this target does not read it"
+    ):
         formats.open_source(path, SUFFIXES)
 
 
@@ -142,7 +144,7 @@ def test_a_compiled_form_of_another_backend_is_refused(tmp_path: Path) -> None:
 def test_a_compiled_form_must_be_there(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder.engine").mkdir()
     (tmp_path / "empty.engine").touch()
-    with pytest.raises(ModelError, match="no such file|is a folder|empty file"):
+    with pytest.raises(ModelError, match=r"no such file|is a folder|empty file"):
         formats.open_source(tmp_path / name, SUFFIXES)
 
 

@@ -46,14 +46,16 @@ KEYS = {
 def candidates(name: str) -> list[int]:
     """Every key that onnx.proto could mean by a constant's name."""
     packed = name.endswith("_PACKED")
-    found = []
+    found: list[int] = []
     for prefix, message in MESSAGES.items():
         if not name.startswith(f"{prefix}_"):
             continue
         wanted = name.removesuffix("_PACKED").removeprefix(f"{prefix}_").lower()
-        for field in message.fields:
-            if field.name == wanted:
-                found.append(field.number << 3 | (BYTES if packed else WIRES[field.type]))
+        found += [
+            field.number << 3 | (BYTES if packed else WIRES[field.type])
+            for field in message.fields
+            if field.name == wanted
+        ]
     return found
 
 

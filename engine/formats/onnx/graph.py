@@ -11,7 +11,7 @@ from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.reading import Invalid, text
 from engine.formats.onnx.scope import Scope, explain_unknown, title
 from engine.formats.onnx.tensor import Tensor, read_sparse, read_tensor
-from engine.formats.onnx.unfold import FunctionId, unfolded_bytes
+from engine.formats.onnx.unfold import SHAPE_INPUT, FunctionId, check_unfolded, unfolded_bytes
 from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type
 from engine.formats.wire import Budget, fields
 from engine.types import DType, NodeInfo
@@ -49,7 +49,8 @@ class State:
     """What reading one model keeps count of.
 
     functions: the model's own ones. calls: how often what is being read calls which of them.
-    unfolded: bytes of constants computed from constant shapes so far.
+    nodes: in all so far, of which `counted` belong to earlier functions.
+    unfolded: bytes of constants so far that are computed from constant shapes, or sparse.
     """
 
     files: ExternalFiles
@@ -57,7 +58,13 @@ class State:
     functions: frozenset[FunctionId] = frozenset()
     calls: Counter[FunctionId] = field(default_factory=Counter)
     nodes: int = 0
+    counted: int = 0
     unfolded: int = 0
+
+    def unfold(self, nbytes: int) -> None:
+        """Count a constant of which the file holds less than its size."""
+        self.unfolded += nbytes
+        check_unfolded(self.unfolded)
 
 
 @dataclass(slots=True)
@@ -96,6 +103,7 @@ def read_graph(
             initializers.append(
                 read_sparse(value, state.files, state.budget, f"an initializer of the {where}")
             )
+            state.unfold(initializers[-1].nbytes)
         elif tag == schema.GRAPH_VALUE_INFO:
             graph.value_infos.append(value)
             if len(value) >= DEEP_BYTES:
@@ -144,26 +152,20 @@ def read_nodes(
         value = None
         for attribute in attributes:
             value = _read_attribute(attribute, state, scope, node, depth) or value
-        for name in node.outputs:
+        for name in filter(None, node.outputs):
             if name in names:
                 raise Invalid(
                     f"{title(node)} of the {where} defines {name!r} again; "
                     f"expected each name to be defined once"
                 )
-            if name:
-                names.add(name)
+            names.add(name)
         if node.op_type == "Constant":
             if value is not None and value.nbytes <= 512 and len(node.outputs) == 1:
                 scope.constants[node.outputs[0]] = value
         elif state.functions and (node.domain, node.op_type, overload) in state.functions:
             state.calls[node.domain, node.op_type, overload] += 1
-        else:
-            state.unfolded += unfolded_bytes(node, value, scope, title(node), state.budget)
-            if state.unfolded > limits.UNFOLDED_BYTES:
-                raise Invalid(
-                    f"constants of more than {limits.UNFOLDED_BYTES:,} bytes would be computed "
-                    f"while the model loads"
-                )
+        elif node.op_type in SHAPE_INPUT:
+            state.unfold(unfolded_bytes(node, value, scope, state.budget))
         nodes.append(node)
 
 
@@ -209,11 +211,12 @@ def _read_attribute(
 ) -> Tensor | None:
     """Check an attribute; return its tensor if it is one."""
     tensor = None
-    seen: set[int] = set()
+    seen: tuple[int, ...] = ()
     for tag, value in fields(view, state.budget, _NESTED):
-        if tag in _ONCE and tag in seen:
-            raise Invalid(f"an attribute of {title(node)} has two values")
-        seen.add(tag)
+        if tag in _ONCE:
+            if tag in seen:
+                raise Invalid(f"an attribute of {title(node)} has two values")
+            seen += (tag,)
         if tag == schema.ATTRIBUTE_T or tag == schema.ATTRIBUTE_TENSORS:
             where = f"an attribute of {title(node)}"
             found = read_tensor(value, state.files, state.budget, where)
@@ -227,7 +230,8 @@ def _read_attribute(
         elif tag == schema.ATTRIBUTE_TP or tag == schema.ATTRIBUTE_TYPE_PROTOS:
             check_depth(value, state.budget)
         else:
-            read_sparse(value, state.files, state.budget, f"an attribute of {title(node)}")
+            where = f"an attribute of {title(node)}"
+            state.unfold(read_sparse(value, state.files, state.budget, where).nbytes)
     return tensor
 
 

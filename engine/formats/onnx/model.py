@@ -12,7 +12,7 @@ from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
 from engine.formats.onnx.reading import Invalid, text
 from engine.formats.onnx.scope import Scope
-from engine.formats.onnx.unfold import FunctionId, check_functions
+from engine.formats.onnx.unfold import FunctionId, Part, check_functions
 from engine.formats.onnx.value import read_name_and_type, read_spec
 from engine.formats.wire import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
@@ -37,7 +37,10 @@ def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
     try:
         return _read(view, ExternalFiles(path))
     except (Invalid, TooManyFields) as error:
-        raise ModelError(f"{name}: not a valid ONNX model: {error}", where) from None
+        what = str(error)
+        if len(what) > 1000:  # names may be long, and they come from a stranger
+            what = f"{what[:1000]} ..."
+        raise ModelError(f"{name}: not a valid ONNX model: {what}", where) from None
     except WireError as error:
         place = error.offset(view)
         raise ModelError(
@@ -140,15 +143,12 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     if len(bodies) != len(header.functions):
         raise Invalid("two functions of one domain, name and overload")
     state.functions = frozenset(bodies)
-    sizes: dict[FunctionId, int] = {}
-    calls: dict[FunctionId, Counter[FunctionId]] = {}
+    functions: dict[FunctionId, Part] = {}
     for function, body in bodies.items():
-        before = state.nodes
         _read_function(function, body, state)
-        sizes[function] = state.nodes - before
-        calls[function], state.calls = state.calls, Counter()
+        functions[function] = _take_part(state)
     graph = read_graph(graph_view, state, "graph")
-    check_functions(sizes, calls, state.calls)
+    check_functions(functions, _take_part(state))
     if not graph.outputs:
         raise Invalid("the graph has no outputs; expected at least one")
     info = GraphInfo(
@@ -172,6 +172,13 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         metadata=header.metadata,
     )
     return OnnxModel(info, files.used, files.linked_out)
+
+
+def _take_part(state: State) -> Part:
+    """What was counted since the last part."""
+    part = Part(state.nodes - state.counted, state.unfolded, state.calls)
+    state.counted, state.unfolded, state.calls = state.nodes, 0, Counter()
+    return part
 
 
 def _spec(

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from engine.formats.onnx import limits
 from engine.formats.onnx.reading import Invalid
-from engine.formats.onnx.scope import Scope
+from engine.formats.onnx.scope import Scope, title
 from engine.formats.onnx.tensor import Tensor, read_ints
 from engine.formats.wire import Budget
 from engine.types import NodeInfo
@@ -21,19 +21,17 @@ from engine.types import NodeInfo
 FunctionId: TypeAlias = tuple[str, str, str]
 """A model's own function: domain, name, overload."""
 
-# Operators whose output has at least the product of this input's elements.
-_SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}
+SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}
+"""Operators whose output has at least the product of this input's elements."""
 
 
-def unfolded_bytes(
-    node: NodeInfo, value: Tensor | None, scope: Scope, what: str, budget: Budget
-) -> int:
+def unfolded_bytes(node: NodeInfo, value: Tensor | None, scope: Scope, budget: Budget) -> int:
     """Bytes of a constant that `node` computes from a constant shape; 0 where it computes none.
 
     value: the tensor attribute of the node. Raises Invalid where the node's output, constant or
     not, is absurdly large whatever else it reads.
     """
-    place = _SHAPE_INPUT.get(node.op_type)
+    place = SHAPE_INPUT.get(node.op_type)
     if place is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= place:
         return 0
     constant = scope.constant(node.inputs[place])
@@ -49,49 +47,69 @@ def unfolded_bytes(
     size //= 8
     if size > limits.UNFOLDED_BYTES:
         raise Invalid(
-            f"{what} makes a tensor of {size:,} bytes from the shape {shape}; "
+            f"{title(node)} makes a tensor of {size:,} bytes from the shape {shape}; "
             f"at most {limits.UNFOLDED_BYTES:,} bytes are allowed"
         )
     return size if fills else 0
 
 
-def check_functions(
-    sizes: Mapping[FunctionId, int],
-    calls: Mapping[FunctionId, Counter[FunctionId]],
-    main: Counter[FunctionId],
-) -> None:
-    """Raise Invalid for functions that call themselves, nest too deep, or inline to too much.
+def check_unfolded(nbytes: int) -> None:
+    """Raise Invalid where constants of `nbytes` bytes in all are more than any model needs."""
+    if nbytes > limits.UNFOLDED_BYTES:
+        raise Invalid(
+            f"constants of more than {limits.UNFOLDED_BYTES:,} bytes would be computed while the "
+            f"model loads"
+        )
 
-    sizes: nodes that each function's body has in the file. calls: how often it calls which
-    others. main: the calls of the main graph.
-    """
-    total = dict.fromkeys(sizes, 0)
-    depth = dict.fromkeys(sizes, 0)
-    for function in _callees_first(calls):
-        total[function] = sizes[function]
-        for callee, times in calls[function].items():
-            depth[function] = max(depth[function], depth[callee] + 1)
-            # Cut off: doubling a thousand times over would count with numbers of a thousand bits.
-            total[function] = min(total[function] + times * total[callee], 2 * limits.INLINED_NODES)
+
+class Part(NamedTuple):
+    """What a function's body, or the main graph, has in itself, and which functions it calls."""
+
+    nodes: int
+    unfolded: int
+    calls: Counter[FunctionId]
+
+
+def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> None:
+    """Raise Invalid for functions that call themselves, nest too deep, or inline to too much."""
+    written = sum(part.nodes for part in functions.values())
+    nodes: dict[FunctionId, int] = {}
+    unfolded: dict[FunctionId, int] = {}
+    depth: dict[FunctionId, int] = {}
+
+    def inlined(part: Part) -> tuple[int, int]:
+        return (
+            sum(times * nodes[callee] for callee, times in part.calls.items()),
+            sum(times * unfolded[callee] for callee, times in part.calls.items()),
+        )
+
+    for function in _callees_first(functions):
+        part = functions[function]
+        depth[function] = 1 + max((depth[callee] for callee in part.calls), default=-1)
         if depth[function] > limits.FUNCTION_DEPTH:
             raise Invalid(
                 f"function {_title(function)} nests more than {limits.FUNCTION_DEPTH} calls deep"
             )
-    inlined = sum(times * total[function] for function, times in main.items())
-    if inlined > limits.INLINED_NODES + sum(sizes.values()):
+        more_nodes, more_unfolded = inlined(part)
+        # Cut off: doubling a thousand times over would count with numbers of a thousand bits.
+        nodes[function] = min(part.nodes + more_nodes, limits.NODES)
+        unfolded[function] = min(part.unfolded + more_unfolded, 2 * limits.UNFOLDED_BYTES)
+    more_nodes, more_unfolded = inlined(main)
+    if more_nodes > limits.INLINED_NODES + written:
         raise Invalid(
             f"the model's functions inline to more than {limits.INLINED_NODES:,} nodes, written "
-            f"as {sum(sizes.values()):,}"
+            f"as {written:,}"
         )
+    check_unfolded(main.unfolded + more_unfolded)
 
 
-def _callees_first(calls: Mapping[FunctionId, Counter[FunctionId]]) -> list[FunctionId]:
+def _callees_first(functions: Mapping[FunctionId, Part]) -> list[FunctionId]:
     """Order functions so that each comes after those it calls; Invalid for a cycle, by name."""
     order: list[FunctionId] = []
     done: set[FunctionId] = set()
-    for root in calls:
+    for root in functions:
         path = [root] if root not in done else []
-        ahead = [iter(calls[root])]
+        ahead = [iter(functions[root].calls)]
         on_path = {root}
         while path:
             for callee in ahead[-1]:
@@ -100,7 +118,7 @@ def _callees_first(calls: Mapping[FunctionId, Counter[FunctionId]]) -> list[Func
                     raise Invalid(f"functions call themselves: {names}")
                 if callee not in done:
                     path.append(callee)
-                    ahead.append(iter(calls[callee]))
+                    ahead.append(iter(functions[callee].calls))
                     on_path.add(callee)
                     break
             else:

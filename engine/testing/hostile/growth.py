@@ -6,6 +6,7 @@ from engine.testing.hostile.encode import (
     attribute,
     chain,
     field,
+    floats,
     function,
     graph,
     ints,
@@ -118,6 +119,47 @@ add(
         *[node("ConstantOfShape", ["s"], [f"c{i}"]) for i in range(1000)],
         node("Sum", ["x", *[f"c{i}" for i in range(1000)]], ["y"]),
         initializers=[ints("s", 200_000_000)],
+    ),
+)
+add(
+    "function_of_a_large_constant",
+    lambda: model(
+        graph(
+            [node("f0", [], [f"c{i}"], domain="f") for i in range(1000)]
+            + [node("Sum", ["x", *[f"c{i}" for i in range(1000)]], ["y"])],
+            [value("x")],
+            [value("y")],
+        ),
+        opsets=[opset(17), opset(1, "f")],
+        extra=field(
+            25,
+            function(
+                "f0",
+                [
+                    node("Constant", [], ["s"], [attribute("value", 5, ints("", 200_000_000), 4)]),
+                    node("ConstantOfShape", ["s"], ["b"]),
+                ],
+                [],
+                ["b"],
+            ),
+        ),
+    ),
+)
+add(
+    "many_sparse_tensors",
+    lambda: model(
+        graph(
+            [node("Sum", ["x", *[f"w{i}" for i in range(100)]], ["y"])],
+            [value("x")],
+            [value("y")],
+            extra=many(
+                15,
+                [
+                    field(1, floats(f"w{i}")) + field(2, ints("", 0)) + field(3, 100_000_000)
+                    for i in range(100)
+                ],
+            ),
+        )
     ),
 )
 add(

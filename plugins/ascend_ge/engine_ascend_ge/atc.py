@@ -24,8 +24,9 @@ from engine.types import CancelToken, ModelSource, Progress
 from engine_ascend_ge.devices import home
 from engine_ascend_ge.shapes import Shapes
 
-LINES_KEPT = 200  # of ATC's output
+LINES_KEPT = 400  # of ATC's output
 LINES_SHOWN = 12  # of them, in an error
+CHARACTERS_SHOWN = 400  # of a line
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 2.0  # between asking ATC to end and killing it
 
@@ -54,8 +55,9 @@ def find_compiler(chosen: str) -> list[str]:
         )
     if found is not None:
         return [found]
-    with contextlib.suppress(ImportError, ValueError):
-        if importlib.util.find_spec("ge.pyatc") is not None:
+    package = importlib.util.find_spec("ge")  # found, not imported: it loads CANN's libraries
+    for place in (package.submodule_search_locations or ()) if package is not None else ():
+        if (Path(place) / "pyatc").is_dir():
             return [sys.executable, "-m", "ge.pyatc"]
     raise BackendUnavailable(
         "ATC is not there: neither 'atc' on PATH or in ASCEND_HOME_PATH nor the module ge.pyatc; "
@@ -252,9 +254,18 @@ class _Output:
         self._lines.extend(line for line in map(str.strip, lines) if line)
 
     def tail(self) -> str:
-        """The last few lines, without the dots that ATC prints while it waits."""
-        lines = [line for line in (*self._lines, self._rest.strip()) if line.strip(".")]
-        return " | ".join(lines[-LINES_SHOWN:]) or "(it printed nothing)"
+        """What ATC said in the end, on one line, without the dots that it prints while it waits.
+
+        That is its verdict and what follows it, whose first lines say most, else its last lines.
+        """
+        lines = [
+            line[:CHARACTERS_SHOWN]
+            for line in (*self._lines, self._rest.strip())
+            if line.strip(".")
+        ]
+        verdicts = [place for place, line in enumerate(lines) if "ATC run failed" in line]
+        first = verdicts[-1] if verdicts else max(0, len(lines) - LINES_SHOWN)
+        return " | ".join(lines[first : first + LINES_SHOWN]) or "(it printed nothing)"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from engine.errors import BackendUnavailable, ModelError
+from engine.errors import BackendUnavailable, ModelError, ModelStateError
 from engine.types import (
     CompileOptions,
     GraphInfo,
@@ -167,7 +167,7 @@ class AscendExecutable:
         """Load the model once more, with the weights that are there; thread-safe."""
         with self._lock:
             if self._closing is None:
-                raise BackendUnavailable(f"{self.name}: the executable is closed", "ascend_ge")
+                raise ModelStateError(f"{self.name}: a closed executable opens no context")
             spare, self._spare = self._spare, None
         if spare is not None:
             return spare

@@ -119,6 +119,8 @@ def read(options: CompileOptions) -> Settings:
                 f"configuration section [{section}] is not supported by backend 'ascend_ge' yet; "
                 "set what it needs in [ascend_ge_context]"
             )
+    if options.provider not in ("", "ge"):
+        raise ValueError(f"provider {options.provider!r}: backend 'ascend_ge' has 'ge' and ''")
     precision = given.get("precision_mode", "") or options.precision
     if precision not in _PRECISIONS:
         raise ValueError(

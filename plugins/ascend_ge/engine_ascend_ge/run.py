@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import BackendUnavailable, DeadlineExceeded, InputError
+from engine.errors import BackendUnavailable, DeadlineExceeded, InputError, ModelError
 from engine.types import Value, Values
 from engine_ascend_ge import runtime
 from engine_ascend_ge.acl_call import (
@@ -360,7 +360,8 @@ class AscendContext:
         acl = self._acl
         doing = f"read the shape of output {out.spec.name!r}"
         desc = acl.mdl.get_dataset_tensor_desc(self._outputs.handle, out.port.index)
-        made(desc, doing, self._name)  # the dataset's own: not ours to destroy
+        if desc == 0:  # else it is the dataset's own: not ours to destroy
+            raise ModelError(f"{self._name}: could not {doing}: CANN does not say it", self._name)
         axes = range(acl.get_tensor_desc_num_dims(desc))
         dims = [got(acl.get_tensor_desc_dim_v2(desc, axis), doing, self._name) for axis in axes]
         return settled(out.spec.shape, tuple(dims))

@@ -51,15 +51,16 @@ def spy(tmp_path: Path) -> Callable[[], dict[str, str]]:
     script = tmp_path / "spy"
     script.write_text(
         f"#!{sys.executable}\nimport json, os, sys\n"
-        f"json.dump([sys.argv[1:], os.getcwd(), dict(os.environ)], open({str(note)!r}, 'w'))\n"
+        f"json.dump([sys.argv[1:], os.getcwd(), os.environ['ASCEND_GLOBAL_LOG_LEVEL']],"
+        f"open({str(note)!r}, 'w'))\n"
         "os.execvp('atc', ['atc', *sys.argv[1:]])\n"
     )
     script.chmod(0o755)
 
     def read() -> dict[str, str]:
-        arguments, folder, environment = json.loads(note.read_text())
+        arguments, folder, level = json.loads(note.read_text())
         named = dict(each.removeprefix("--").split("=", 1) for each in arguments)
-        return {**named, "(cwd)": folder, "(level)": environment["ASCEND_GLOBAL_LOG_LEVEL"]}
+        return {**named, "(cwd)": folder, "(level)": level}
 
     read.command = str(script)  # type: ignore[attr-defined]
     return read
@@ -147,9 +148,8 @@ def test_python_minus_m_ge_pyatc_is_used_where_there_is_no_atc(
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(BackendUnavailable, match="ATC is not there"):
         atc.find_compiler("")
-    (tmp_path / "ge").mkdir()
-    (tmp_path / "ge" / "__init__.py").touch()
-    (tmp_path / "ge" / "pyatc.py").touch()
+    (tmp_path / "ge" / "pyatc").mkdir(parents=True)
+    (tmp_path / "ge" / "__init__.py").write_text("raise ImportError('only to be run')")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert atc.find_compiler("") == [sys.executable, "-m", "ge.pyatc"]
 
@@ -218,15 +218,35 @@ def test_atcs_last_lines_are_in_the_error(
     assert left(temporary) == []
 
 
-def test_only_the_last_lines_are_shown(
-    build: Build, misbehave: Any, tmp_path: Path, temporary: Path
+def test_of_much_output_the_verdict_and_what_follows_it_is_shown(
+    build: Build, tmp_path: Path, temporary: Path
 ) -> None:
-    misbehave(fail="\n".join(f"line {number}" for number in range(1000)))
-    with pytest.raises(ModelError) as caught:
-        build(models.affine(tmp_path))
-    assert "line 999" in str(caught.value)
-    assert "line 900" not in str(caught.value)
-    assert len(str(caught.value)) < 1000
+    script = tmp_path / "talker"
+    script.write_text(
+        f"#!{sys.executable}\n"
+        "for number in range(1000): print('noise', number)\n"
+        "print('ATC run failed, Please check the detail log')\n"
+        "print('E19010: no parser for operator Frobnicate')\n"
+        "for number in range(50): print('  trace', number, '.' * 1000)\n"
+        "raise SystemExit(255)\n"
+    )
+    script.chmod(0o755)
+    with pytest.raises(ModelError, match="E19010: no parser for operator Frobnicate") as caught:
+        build(models.affine(tmp_path), set={"atc": str(script)})
+    assert "noise" not in str(caught.value)
+    assert "trace 40" not in str(caught.value)
+    assert len(str(caught.value)) < 6000
+
+
+def test_without_a_verdict_the_last_lines_are_shown(
+    build: Build, tmp_path: Path, temporary: Path
+) -> None:
+    script = tmp_path / "talker"
+    script.write_text("#!/bin/sh\nseq -f 'line %g' 1 1000\nexit 7\n")
+    script.chmod(0o755)
+    with pytest.raises(ModelError, match=r"exit status 7.*line 989 .* line 1000") as caught:
+        build(models.affine(tmp_path), set={"atc": str(script)})
+    assert "line 988" not in str(caught.value)
 
 
 def test_a_crash_is_an_error(build: Build, misbehave: Any, tmp_path: Path, temporary: Path) -> None:

@@ -74,6 +74,12 @@ def test_what_does_not_fit_is_a_value_error(
         read(options(set=given))
 
 
+def test_another_provider_is_refused(options: Make) -> None:
+    read(options(provider="ge"))
+    with pytest.raises(ValueError, match="provider 'tensorrt'"):
+        read(options(provider="tensorrt"))
+
+
 def test_a_section_that_would_be_ignored_is_refused(options: Make) -> None:
     with pytest.raises(ValueError, match=r"section \[acl_build_options\] is not supported"):
         read(options(config={"acl_build_options": {"ge.externalWeight": "1"}}))

@@ -68,9 +68,20 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     return result
 
 
+# What bounds the memory and time of a load, and what a file is taken for.
+_LIMITS = {
+    # Else bytes that carry ORT's own mark are read as its flatbuffer format, unchecked.
+    "session.load_model_format": "ONNX",
+    # Of each constant that is computed while the session is made; ONNX Runtime's default is 1 GiB.
+    "optimization.constant_folding_max_output_size_in_bytes": str(512 << 20),
+    # Nodes that a model's own functions may be inlined to.
+    "session.function_expansion_node_limit": "200000",
+}
+
+
 def _entries(options: CompileOptions) -> dict[str, str]:
     settings = options.options
-    entries = {}
+    entries = dict(_LIMITS)
     spin_us = _spin_us(settings.get("spin_us", str(SPIN_US)))
     if spin_us == 0:
         entries["session.intra_op.allow_spinning"] = "0"

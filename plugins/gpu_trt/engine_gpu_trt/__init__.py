@@ -50,7 +50,13 @@ def engine_backend() -> BackendInfo:
         device_types=("gpu",),
         providers=("tensorrt",),
         formats=("onnx", "plan"),
-        capabilities=frozenset({Capability.CANCEL_COMPILE, Capability.MIXED_PLACEMENT}),
+        capabilities=frozenset(
+            {
+                Capability.DYNAMIC_SHAPES,  # within the ranges that were compiled: see profiles.py
+                Capability.CANCEL_COMPILE,
+                Capability.MIXED_PLACEMENT,
+            }
+        ),
         suffixes={".engine": "plan", ".plan": "plan"},
     )
 

@@ -68,7 +68,8 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
             runtime = trt.Runtime(messages.logger(trt))
         except (RuntimeError, TypeError) as error:
             raise BackendUnavailable(
-                f"TensorRT's runtime does not start: {error}; run: engine doctor gpu_trt", "gpu_trt"
+                f"TensorRT's runtime does not start: {messages.tidy(str(error))}; run: engine doctor gpu_trt",
+                "gpu_trt",
             ) from error
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is not None:

@@ -44,7 +44,7 @@ class TrtExecutable:
         """
         if not self._free.alive:
             raise BackendUnavailable("the executable is closed; compile the model again", "gpu_trt")
-        return TrtContext(Run(self._engine, self.inputs, self.outputs, self._names))
+        return TrtContext(self, Run(self._engine, self.inputs, self.outputs, self._names))
 
     def placement(self) -> Sequence[Placement]:
         """Every node, on this device; none for an engine that was compiled elsewhere."""
@@ -75,8 +75,9 @@ class TrtExecutable:
 class TrtContext:
     """One execution context: one predict at a time, from any thread."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, executable: TrtExecutable, run: Run) -> None:
         self.run = run
+        self._executable = executable  # or the collector might close it, and this with it
         self._free = weakref.finalize(self, run.close)
 
     def close(self) -> None:

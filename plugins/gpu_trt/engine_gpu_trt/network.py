@@ -143,7 +143,8 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
         builder = trt.Builder(log)
     except (RuntimeError, TypeError) as error:
         raise BackendUnavailable(
-            f"TensorRT does not start: {error}; run: engine doctor gpu_trt", "gpu_trt"
+            f"TensorRT does not start: {messages.tidy(str(error))}; run: engine doctor gpu_trt",
+            "gpu_trt",
         ) from error
     # Types are the model's own: TensorRT 11 knows nothing else, and 10 does the same with this.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))

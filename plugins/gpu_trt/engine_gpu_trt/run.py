@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import cache
 from typing import Any, cast
 
@@ -133,6 +133,8 @@ class Run:
         """See engine_predict; the arrays are as the core has checked them."""
         arrays = cast("list[Array]", inputs)
         stream = self._stream
+        if self._closed:
+            raise BackendUnavailable("the context is closed; open another one", "gpu_trt")
         with self.gpu as gpu:
             try:
                 shapes = tuple([array.shape for array in arrays])
@@ -152,19 +154,20 @@ class Run:
                     if slot.bytes.size:
                         gpu.copy_out(slot.bytes, slot.pointer, stream.raw)
                 stream.synchronize()
-            except gpu.Error as error:
+            except BaseException as error:
                 self._shapes = None
-                raise gpu.unavailable(error, "a predict") from error
-            except BaseException:
-                self._shapes = None
-                stream.synchronize()  # copies that are queued still use the pinned memory
+                with suppress(gpu.Error):  # what is queued still uses this context's memory
+                    stream.synchronize()
+                if isinstance(error, gpu.Error):
+                    raise gpu.unavailable(error, "a predict") from error
                 raise
         if outputs is None:
             return [slot.view.copy() for slot in self.outputs]  # the caller owns the result
-        return [
+        results = [
             slot.view.copy() if given is None else _filled(slot, cast("Array", given))
             for slot, given in zip(self.outputs, outputs, strict=True)
         ]
+        return outputs if all(given is not None for given in outputs) else results
 
     def close(self) -> None:
         """Free everything, whatever of it fails to be freed; twice does nothing."""

@@ -29,7 +29,7 @@ class Missing(Exception):
     """Something that this backend needs is not there. Its text is the reason; `fix` helps."""
 
     def __init__(self, reason: str, fix: str) -> None:
-        super().__init__(reason)
+        super().__init__(" ".join(reason.split()))  # one line, whatever an importer said
         self.fix = fix
 
 

@@ -21,6 +21,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.backends import open_backend
+from engine.testing import BackendConformance  # noqa: F401  # before its modules: see there
 from engine.testing.level import Trial
 from engine.types import DType
 
@@ -67,6 +68,24 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
     """The backend, opened; what a test opens through it is closed afterwards."""
     with ExitStack() as closing:
         yield Trial(open_backend("gpu_trt"), tmp_path, closing)
+
+
+@pytest.fixture
+def cuda() -> Any:
+    import pycuda.driver
+
+    pycuda.driver.init()
+    return pycuda.driver
+
+
+@pytest.fixture
+def context(cuda: Any) -> Iterator[Any]:
+    """The primary context, current in this thread."""
+    found = cuda.Device(0).retain_primary_context()
+    found.push()
+    yield found
+    found.pop()
+    found.detach()
 
 
 @pytest.fixture

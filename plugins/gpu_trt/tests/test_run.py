@@ -195,6 +195,16 @@ def test_closing_an_executable_closes_its_contexts_first(trial: Trial) -> None:
     assert running.executable.memory().weights_bytes == 0
     with pytest.raises(BackendUnavailable, match="the executable is closed"):
         running.executable.open_context()
+    with pytest.raises(BackendUnavailable, match="the context is closed"):
+        running.predict(rows(2))
+
+
+def test_a_context_keeps_its_executable(trial: Trial) -> None:
+    context = trial.build(trial.source(models.affine), trial.options()).open_context()
+    gc.collect()
+    [y] = trial.backend.predict(context, [rows(2)], None, None)
+    np.testing.assert_array_equal(y, 2 * rows(2) + 1)
+    context.close()
 
 
 def test_a_hundred_builds_leave_nothing(trial: Trial) -> None:

@@ -1,12 +1,10 @@
 """What a binding module offers: class, method and parameter names, properties, enum values.
 
-`describe` reads them from the real TensorRT bindings (from pybind11's docstrings) and writes the
-tables beside this file; the emulator is compared with the tables in every run, and the tables
-with the real wheels where these are at hand. To write a table anew, with an unpacked
-`tensorrt_cu13_bindings` wheel on PYTHONPATH and stub libraries on LD_LIBRARY_PATH (see
-`bindings.py`):
-
-    python surface.py tensorrt_bindings > tensorrt-<version>.json
+`describe` reads them from the real TensorRT bindings (from pybind11's docstrings); the tables
+beside this file are what it found. The emulator is compared with the tables in every run, and the
+tables with the real wheels where these are at hand. `python surface.py tensorrt_bindings` prints
+the table of an unpacked wheel on PYTHONPATH, with stub libraries on LD_LIBRARY_PATH: see
+`bindings.py`, which makes these.
 """
 
 from __future__ import annotations
@@ -104,6 +102,24 @@ def _parameters(text: str) -> Iterator[str]:
             part += char
 
 
+def write(table: dict[str, Any]) -> str:
+    """The table as JSON, one method or enum a line."""
+    lines = ["{", *(f" {_pair(key, table[key])}," for key in ("version", "functions"))]
+    classes = []
+    for name, cls in table["classes"].items():
+        methods = ",\n".join(f"    {_pair(*item)}" for item in cls["methods"].items())
+        properties = _pair("properties", cls["properties"])
+        classes.append(
+            f'  {json.dumps(name)}: {{\n   {properties},\n   "methods": {{\n{methods}\n   }}\n  }}'
+        )
+    enums = [f"  {_pair(*item)}" for item in table["enums"].items()]
+    lines += [' "classes": {', ",\n".join(classes), ' },\n "enums": {', ",\n".join(enums)]
+    return "\n".join([*lines, " }", "}", ""])
+
+
+def _pair(key: str, value: Any) -> str:
+    return f"{json.dumps(key)}: {json.dumps(value)}"
+
+
 if __name__ == "__main__":
-    json.dump(describe(importlib.import_module(sys.argv[1])), sys.stdout, indent=1)
-    print()
+    sys.stdout.write(write(describe(importlib.import_module(sys.argv[1]))))

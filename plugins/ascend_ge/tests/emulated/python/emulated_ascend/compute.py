@@ -37,7 +37,7 @@ class Program:
 
     def run(self, inputs: dict[str, Array], weights: Array) -> list[Array]:
         """The outputs for these inputs: raw arrays, dtypes as ONNX has them."""
-        session = self._for(weights)
+        session = self.session(weights)
         if self._om.is_half:
             inputs = {name: _rounded(value) for name, value in inputs.items()}
         feeds = {
@@ -53,7 +53,8 @@ class Program:
         values = [_numpy(each, self.types[name]) for name, each in zip(names, results, strict=True)]
         return [_rounded(value) for value in values] if self._om.is_half else values
 
-    def _for(self, weights: Array) -> ort.InferenceSession:
+    def session(self, weights: Array) -> ort.InferenceSession:
+        """The session for these weights, made anew where they have changed."""
         digest = hashlib.blake2b(weights.tobytes(), digest_size=16).digest()
         with self._lock:
             if self._session is None or digest != self._made_of:

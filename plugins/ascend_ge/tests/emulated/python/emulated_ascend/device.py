@@ -124,6 +124,7 @@ class Model:
         self.gear: list[int] | None = None
         self.busy_on: int | None = None
         self.program = Program(om)
+        self.program.session(self._constants())
         self.pinned = [machine.memory.find(address) for address in (work, weights) if address]
         for each in self.pinned:
             each.pins += 1
@@ -181,7 +182,7 @@ class Model:
         stream: int,
         waits: bool,
     ) -> int:
-        weights = machine.memory.at(self.weights, self.om.weight_size) if self.weights else None
+        constants = self._constants()
         delay_s = machine.delay_s
         queue = machine.get(stream, Stream)
         self.busy_on = stream
@@ -191,7 +192,6 @@ class Model:
         def work() -> list[Array] | str:
             started = time.monotonic()
             try:
-                constants = weights if weights is not None else np.empty(0, np.uint8)
                 results = self.program.run(feeds, constants)
             except Exception as error:  # whatever onnxruntime raises is a failed run here
                 return f"E39999: {' '.join(str(error).split())}"
@@ -233,6 +233,11 @@ class Model:
                     TensorDesc(FROM_ONNX[self._type(place)], list(result.shape))
                 )
         return OK
+
+    def _constants(self) -> Array:
+        if not self.weights:
+            return np.empty(0, np.uint8)
+        return machine.memory.at(self.weights, self.om.weight_size)
 
     def _type(self, place: int) -> int:
         return list(self.program.types.values())[len(self.om.inputs) + place]

@@ -5,11 +5,12 @@ Names, argument names and error texts are those of pycuda 2026.1's sources.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from emulated_gpu.machine import (
@@ -24,6 +25,9 @@ from emulated_gpu.machine import Device as _Hardware
 
 if MACHINE.driver == "none":
     raise ImportError("libcuda.so.1: cannot open shared object file: No such file or directory")
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Error(Exception):
@@ -44,6 +48,21 @@ class LaunchError(Error):
 
 class RuntimeError(Error):
     """No device, among others."""
+
+
+def _like_c(function: _Function) -> _Function:
+    """A C function has no Python frame: its errors keep nothing alive of what it was given."""
+
+    @functools.wraps(function)
+    def call(*arguments: Any, **named: Any) -> Any:
+        try:
+            return function(*arguments, **named)
+        except Error as error:
+            failed = error.with_traceback(None)
+        del arguments, named
+        raise failed
+
+    return cast("_Function", call)
 
 
 def init(flags: int = 0) -> None:
@@ -188,6 +207,7 @@ class Stream(_Owned):
     def handle(self) -> int:
         return self._queue.handle
 
+    @_like_c
     def synchronize(self) -> None:
         _hardware("cuStreamSynchronize")
         self._queue.run()
@@ -288,6 +308,7 @@ def pagelocked_empty(
 # -------------------------------------------------------------------------------------- copies
 
 
+@_like_c
 def memcpy_htod_async(dest: Any, src: Any, stream: Stream | None = None) -> None:
     device, source, queue = _copy("cuMemcpyHtoDAsync", src, stream)
     address = int(dest)
@@ -299,6 +320,7 @@ def memcpy_htod_async(dest: Any, src: Any, stream: Stream | None = None) -> None
     queue.put(copy)
 
 
+@_like_c
 def memcpy_dtoh_async(dest: Any, src: Any, stream: Stream | None = None) -> None:
     device, target, queue = _copy("cuMemcpyDtoHAsync", dest, stream)
     address = int(src)

@@ -366,13 +366,15 @@ class IExecutionContext(Null):
         outputs: dict[str, tuple[int, ...]],
     ) -> None:
         assert self._device is not None
-        results = self._engine._kernels(self._inputs(shapes, addresses))
-        for name, result in zip(self._engine._outputs, results, strict=True):
-            if result.shape != outputs[name]:
-                raise Crash(f"{name} is {result.shape}, but was inferred to be {outputs[name]}")
-            flat = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
-            self._device.bytes(addresses[name], flat.nbytes)[:] = flat
-        self._queued_by = None
+        try:
+            results = self._engine._kernels(self._inputs(shapes, addresses))
+            for name, result in zip(self._engine._outputs, results, strict=True):
+                if result.shape != outputs[name]:
+                    raise Crash(f"{name} is {result.shape}, but inferred was {outputs[name]}")
+                flat = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
+                self._device.bytes(addresses[name], flat.nbytes)[:] = flat
+        finally:
+            self._queued_by = None
 
     def _run_growing(self, queue: Queue, outputs: dict[str, tuple[int, ...]]) -> bool:
         """Run now: the shapes of some outputs come out of the data; their memory is asked for."""

@@ -1,0 +1,236 @@
+"""The emulated CUDA driver refuses what the real one, or pycuda, does not survive.
+
+Without these and those of `test_emulated_tensorrt.py` the other tests would prove nothing: a
+permissive emulator passes anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+def test_nothing_works_without_a_current_context(cuda: Any) -> None:
+    for call in (
+        lambda: cuda.mem_alloc(8),
+        lambda: cuda.pagelocked_empty(8, np.uint8),
+        cuda.mem_get_info,
+    ):
+        with pytest.raises(cuda.LogicError, match="invalid device context"):
+            call()
+    with pytest.raises(cuda.LogicError, match="no currently active context"):
+        cuda.Stream()
+
+
+def test_a_context_is_current_in_one_thread_only(cuda: Any, context: Any) -> None:
+    def work() -> str:
+        with pytest.raises(cuda.LogicError) as caught:
+            cuda.mem_alloc(8)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(work).result() == "cuMemAlloc failed: invalid device context"
+
+
+def test_popping_too_often_is_an_error(cuda: Any) -> None:
+    with pytest.raises(cuda.LogicError, match="cannot pop non-current context"):
+        cuda.Context.pop()
+
+
+def test_a_retained_context_is_not_current_by_itself(cuda: Any) -> None:
+    context = cuda.Device(0).retain_primary_context()
+    assert cuda.Context.get_current() is None
+    context.detach()
+
+
+def test_a_thread_that_ends_with_a_context_is_noticed(cuda: Any) -> None:
+    from emulated_gpu import violations
+
+    context = cuda.Device(0).retain_primary_context()
+    thread = threading.Thread(target=context.push, name="careless")
+    thread.start()
+    thread.join()
+    gc.collect()
+    assert violations() == ["thread 'careless' ended with a CUDA context on its stack"]
+    context.detach()
+
+
+def test_device_memory_ends_where_it_ends(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    memory = cuda.mem_alloc(100)
+    cuda.memcpy_htod(memory, np.zeros(100, np.uint8))
+    for address, size in ((int(memory), 101), (int(memory) + 1, 100), (int(memory) - 1, 1), (0, 1)):
+        with pytest.raises(Crash):
+            cuda.memcpy_htod(address, np.zeros(size, np.uint8))
+    memory.free()
+
+
+def test_host_addresses_are_no_device_addresses(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    host = np.zeros(8, np.uint8)
+    with pytest.raises(Crash, match="nothing was ever there"):
+        cuda.memcpy_dtoh(host, host.ctypes.data)
+
+
+def test_freed_memory_stays_freed(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    memory = cuda.mem_alloc(64)
+    address = int(memory)
+    memory.free()
+    other = cuda.mem_alloc(64)
+    assert int(other) != address
+    with pytest.raises(Crash, match="it was freed"):
+        cuda.memcpy_htod(address, np.zeros(64, np.uint8))
+    with pytest.raises(cuda.LogicError, match="invalid resource handle"):
+        memory.free()
+    other.free()
+
+
+def test_fresh_memory_holds_no_zeros(cuda: Any, context: Any) -> None:
+    memory, host = cuda.mem_alloc(16), np.zeros(16, np.uint8)
+    cuda.memcpy_dtoh(host, memory)
+    assert set(host) == {0xCB}
+    memory.free()
+
+
+def test_copies_are_done_when_somebody_waits(cuda: Any, context: Any) -> None:
+    stream, memory = cuda.Stream(), cuda.mem_alloc(4)
+    there, back = cuda.pagelocked_empty(4, np.uint8), cuda.pagelocked_empty(4, np.uint8)
+    there[:] = [1, 2, 3, 4]
+    cuda.memcpy_htod_async(memory, there, stream)
+    cuda.memcpy_dtoh_async(back, memory, stream)
+    assert set(back) == {0xCD}, "the result was visible before anybody waited"
+    assert not stream.is_done()
+    there[0] = 9  # still read by the copy
+    stream.synchronize()
+    assert list(back) == [9, 2, 3, 4]
+    memory.free()
+    for array in (there, back):
+        array.base.free()
+
+
+def test_memory_freed_under_a_queued_copy_is_noticed(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    stream, memory, host = cuda.Stream(), cuda.mem_alloc(4), cuda.pagelocked_empty(4, np.uint8)
+    cuda.memcpy_htod_async(memory, host, stream)
+    memory.free()
+    with pytest.raises(Crash, match="it was freed"):
+        stream.synchronize()
+    host.base.free()
+
+
+def test_asynchronous_copies_need_pinned_memory(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    stream, memory, host = cuda.Stream(), cuda.mem_alloc(4), cuda.pagelocked_empty(4, np.uint8)
+    with pytest.raises(Crash, match="not page-locked"):
+        cuda.memcpy_htod_async(memory, np.zeros(4, np.uint8), stream)
+    host.base.free()
+    with pytest.raises(Crash, match="not page-locked"):
+        cuda.memcpy_htod_async(memory, host, stream)
+    memory.free()
+
+
+def test_the_default_stream_is_refused(cuda: Any, context: Any) -> None:
+    from emulated_gpu import Crash
+
+    memory, host = cuda.mem_alloc(4), cuda.pagelocked_empty(4, np.uint8)
+    with pytest.raises(Crash, match="default stream"):
+        cuda.memcpy_htod_async(memory, host)
+    memory.free()
+    host.base.free()
+
+
+@pytest.mark.parametrize("kind", ["memory", "pinned", "stream"])
+def test_what_is_freed_elsewhere_leaks_with_a_warning(cuda: Any, kind: str) -> None:
+    from emulated_gpu import live, violations
+
+    context = cuda.Device(0).retain_primary_context()
+    context.push()
+    before = live()
+    owned = [
+        {
+            "memory": lambda: cuda.mem_alloc(8),
+            "pinned": lambda: cuda.pagelocked_empty(8, np.uint8).base,
+            "stream": cuda.Stream,
+        }[kind]()
+    ]
+    context.pop()
+
+    def free() -> None:
+        with pytest.warns(UserWarning, match="out-of-thread context could not be cleaned up"):
+            owned.clear()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(free).result()
+    assert len(violations()) == 1
+    assert live() != before, "it leaked, and the count does not show it"
+    _forget(kind)
+    context.detach()
+
+
+def _forget(kind: str) -> None:
+    """Take a deliberate leak off the books."""
+    from emulated_gpu import MACHINE
+
+    if kind == "memory":
+        device = MACHINE.devices[0]
+        device.free(device._bases[-1])
+    elif kind == "pinned":
+        MACHINE.pinned.popitem()
+    else:
+        MACHINE.streams.popitem()
+
+
+def test_the_makers_thread_must_push_too(cuda: Any) -> None:
+    from emulated_gpu import violations
+
+    context = cuda.Device(0).retain_primary_context()
+    context.push()
+    memory = cuda.mem_alloc(8)
+    context.pop()
+    memory.free()
+    assert violations() == ["a device_allocation was freed while its context was not current"]
+    context.detach()
+
+
+def test_device_memory_can_run_out(cuda: Any, context: Any) -> None:
+    free, total = cuda.mem_get_info()
+    assert free <= total
+    with pytest.raises(cuda.MemoryError, match="cuMemAlloc failed: out of memory"):
+        cuda.mem_alloc(free + 1)
+
+
+@pytest.mark.parametrize(
+    ("mode", "printed"),
+    [
+        ("none", "ImportError libcuda.so.1: cannot open shared object file"),
+        ("no_device", "RuntimeError cuInit failed: no CUDA-capable device is detected"),
+        ("on", "1"),
+    ],
+)
+def test_the_driver_can_be_switched_off(mode: str, printed: str) -> None:
+    code = (
+        "try:\n    import pycuda.driver as c; c.init(); print(c.Device.count())\n"
+        "except Exception as error:\n    print(type(error).__name__, error)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "ENGINE_EMULATED_DRIVER": mode},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert child.stdout.startswith(printed)
