@@ -165,8 +165,7 @@ _NAMES = {
 # Codes that say something of the machine and nothing of the model: full, gone, or not allowed.
 _FULL = {200000, 207001, 207005, 207008, 207010, 207018, 245000, 300000}
 _GONE = {
-    100001, 107001, 200001, 200002, 207004, 207006, 500004, 507008, 507010, 507033,
-    507053, 507899, 507901,
+    100001, 107001, 200002, 207004, 207006, 500004, 507010, 507033, 507053, 507899, 507901,
 }  # fmt: skip
 
 
@@ -179,23 +178,15 @@ def error(
     otherwise: the class for codes that are not about the machine.
     """
     name = _NAMES.get(code)
-    text = f"{path}: " if path else ""
-    text += f"could not {doing}: {name or 'CANN returned'} {code}"
-    said = _last_words()
-    if said:
-        text += f"; CANN says: {said}"
+    text = _text(f"could not {doing}: {name or 'CANN returned'} {code}", path)
     if code == SYNC_TIMEOUT:
         return DeadlineExceeded(text)
     if code in _FULL:
-        return BackendUnavailable(
-            f"{text}; the device is full: close other models or processes (npu-smi info)",
-            "ascend_ge",
-        )
+        text += "; the device is full: close other models or processes (npu-smi info)"
+        return BackendUnavailable(text, "ascend_ge")
     if code in _GONE:
         return BackendUnavailable(f"{text}; run: engine doctor ascend_ge", "ascend_ge")
-    if otherwise is BackendUnavailable:
-        return BackendUnavailable(text, "ascend_ge")
-    return ModelError(text, path) if otherwise is ModelError else otherwise(text)
+    return _as(otherwise, text, path)
 
 
 def done(code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError) -> None:
@@ -214,11 +205,24 @@ def got(
     return value
 
 
-def made(handle: int, doing: str, path: str = "") -> int:
-    """The handle of a call that gives only a handle; 0 means that there was no memory for it."""
+def made(
+    handle: int, doing: str, path: str = "", otherwise: type[EngineError] = BackendUnavailable
+) -> int:
+    """The handle of a call that gives only a handle, which is 0 where it failed."""
     if handle == 0:
-        raise error(200000, doing, path)
+        raise _as(otherwise, _text(f"could not {doing}: CANN gave nothing back", path), path)
     return handle
+
+
+def _text(what: str, path: str) -> str:
+    said = _last_words()
+    return f"{f'{path}: ' if path else ''}{what}{f'; CANN says: {said}' if said else ''}"
+
+
+def _as(kind: type[EngineError], text: str, path: str) -> EngineError:
+    if kind is ModelError:
+        return ModelError(text, path)
+    return BackendUnavailable(text, "ascend_ge") if kind is BackendUnavailable else kind(text)
 
 
 def _last_words() -> str:

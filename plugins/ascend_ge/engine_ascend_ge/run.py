@@ -359,9 +359,12 @@ class AscendContext:
             return settled(out.spec.shape, self._gear_shapes[self._gear][place])
         acl = self._acl
         doing = f"read the shape of output {out.spec.name!r}"
-        desc = acl.mdl.get_dataset_tensor_desc(self._outputs.handle, out.port.index)
-        if desc == 0:  # else it is the dataset's own: not ours to destroy
-            raise ModelError(f"{self._name}: could not {doing}: CANN does not say it", self._name)
+        desc = made(  # the dataset's own: not ours to destroy
+            acl.mdl.get_dataset_tensor_desc(self._outputs.handle, out.port.index),
+            doing,
+            self._name,
+            ModelError,
+        )
         axes = range(acl.get_tensor_desc_num_dims(desc))
         dims = [got(acl.get_tensor_desc_dim_v2(desc, axis), doing, self._name) for axis in axes]
         return settled(out.spec.shape, tuple(dims))

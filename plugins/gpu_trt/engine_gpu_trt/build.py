@@ -38,14 +38,13 @@ def _build(model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]
     trt, gpu, name = model.trt, model.gpu, model.source.name
     mark = messages.mark()
     with gpu:
-        config = _config(model)
-        held = [_add_profile(model, config, profile, mark) for profile in profiles]
+        _configure(model)
+        for profile in profiles:
+            _add_profile(model, profile, mark)
         monitor = None
         if options.progress is not None or options.cancel is not None:
-            monitor = _monitor(trt)(options)
-            config.progress_monitor = monitor
-        plan = model.builder.build_serialized_network(model.network, config)
-        del config, held  # only now: TensorRT used them until here
+            monitor = model.config.progress_monitor = _monitor(trt)(options)
+        plan = model.builder.build_serialized_network(model.network, model.config)
         if monitor is not None and monitor.error is not None:
             raise monitor.error
         if options.cancel is not None and options.cancel.cancelled:
@@ -66,32 +65,30 @@ def _build(model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]
         return deserialize(gpu, trt, plan, name)
 
 
-def _config(model: TrtModel) -> Any:
+def _configure(model: TrtModel) -> None:
     trt, settings = model.trt, model.settings
-    config = model.builder.create_builder_config()
+    model.config = model.builder.create_builder_config()
     if not settings.tf32:
         # On by default, and 10 bits of mantissa are not what enforce_fp32 promises.
-        config.clear_flag(trt.BuilderFlag.TF32)
+        model.config.clear_flag(trt.BuilderFlag.TF32)
     if settings.workspace_bytes is not None:
-        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
+        model.config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
     if settings.optimization_level is not None:
-        config.builder_optimization_level = settings.optimization_level
-    return config
+        model.config.builder_optimization_level = settings.optimization_level
 
 
-def _add_profile(model: TrtModel, config: Any, profile: Profile, mark: int) -> Any:
-    """Hand a profile to the builder; returns TensorRT's, which must live until the build ends."""
-    made = model.builder.create_optimization_profile()
+def _add_profile(model: TrtModel, profile: Profile, mark: int) -> None:
+    """Hand a profile to the builder."""
+    model.profiles.append(model.builder.create_optimization_profile())
     try:
         for ours, theirs in model.names.items():
             shapes = profile[ours]
-            made.set_shape(theirs, shapes.lowest, shapes.usual, shapes.highest)
-        added = config.add_optimization_profile(made)
+            model.profiles[-1].set_shape(theirs, shapes.lowest, shapes.usual, shapes.highest)
+        added = model.config.add_optimization_profile(model.profiles[-1])
     except (ValueError, RuntimeError) as error:  # the first in the docs, the second in fact
-        raise _profile_error(model, profile, str(error)) from error
+        raise _profile_error(model, profile, messages.tidy(str(error))) from error
     if added < 0:
         raise _profile_error(model, profile, messages.since(mark))
-    return made
 
 
 def _profile_error(model: TrtModel, profile: Profile, why: str) -> ModelError:

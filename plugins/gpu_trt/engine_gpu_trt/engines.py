@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 class Engine:
     """An ICudaEngine and the runtime it lives in.
 
+    Here and in `run.py` no local variable of a function that may raise names an object of
+    TensorRT's: the error's traceback would keep it until long after its CUDA context was current.
+
     runs: the contexts that are open, by id. They are closed before the engine is.
     """
 
@@ -68,7 +71,8 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
             runtime = trt.Runtime(messages.logger(trt))
         except (RuntimeError, TypeError) as error:
             raise BackendUnavailable(
-                f"TensorRT's runtime does not start: {messages.tidy(str(error))}; run: engine doctor gpu_trt",
+                f"TensorRT's runtime does not start: {messages.tidy(str(error))}; "
+                "run: engine doctor gpu_trt",
                 "gpu_trt",
             ) from error
         engine = runtime.deserialize_cuda_engine(plan)

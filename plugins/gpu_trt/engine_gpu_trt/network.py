@@ -43,11 +43,15 @@ class TrtModel:
         self.builder: Any = None
         self.network: Any = None
         self.parser: Any = None
+        self.config: Any = None
+        self.profiles: list[Any] = []
         self.engine: Engine | None = None
 
     def close(self) -> None:
         """Free the network; an engine that no executable took is freed too."""
         with self.gpu:
+            self.profiles.clear()
+            self.config = None
             self.parser = None
             self.network = None
             self.builder = None
@@ -149,6 +153,7 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
     # Types are the model's own: TensorRT 11 knows nothing else, and 10 does the same with this.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     if network is None:
+        del builder
         raise BackendUnavailable(
             "TensorRT does not make a network; run: engine doctor gpu_trt", "gpu_trt"
         )

@@ -189,13 +189,12 @@ class Run:
     def _reshape(self, shapes: Shapes) -> None:
         """Tell TensorRT the inputs' new shapes, and make room for them and what comes of them."""
         self._shapes = None  # unless all of this succeeds, the next call begins anew
-        context = self._context
         mark = messages.mark()
         self._choose_profile(shapes)
         for slot, shape in zip(self.inputs, shapes, strict=True):
             slot.resize(shape)
         for slot in self._fed:
-            if not context.set_input_shape(slot.name, slot.view.shape):
+            if not self._context.set_input_shape(slot.name, slot.view.shape):
                 raise InputError(
                     f"input {slot.spec.name!r}: TensorRT does not take the shape "
                     f"{list(slot.view.shape)}: {messages.since(mark)}",
@@ -203,19 +202,19 @@ class Run:
                 )
             self._set_address(slot)
         try:
-            missing = context.infer_shapes()
+            missing = self._context.infer_shapes()
         except RuntimeError as error:  # the shapes contradict each other inside the network
             raise ModelError(f"TensorRT cannot run these shapes: {messages.since(mark)}") from error
         assert not missing, f"TensorRT misses the shapes of {missing}"
         for slot in self.outputs:
-            shape = tuple(context.get_tensor_shape(slot.name))
+            shape = tuple(self._context.get_tensor_shape(slot.name))
             if -1 not in shape:
                 slot.resize(shape)
                 self._set_address(slot)
             elif slot.allocator is None:
                 # Its shape depends on the data: TensorRT asks for memory when it knows it.
                 slot.allocator = _allocator(self.engine.trt)(self.gpu)
-                context.set_output_allocator(slot.name, slot.allocator)
+                self._context.set_output_allocator(slot.name, slot.allocator)
         self._shapes = shapes
 
     def _choose_profile(self, shapes: Shapes) -> None:

@@ -46,19 +46,19 @@ def _emulated_modules() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Fail a test that leaves something on the emulated device, or did what pycuda forbids."""
-    before = _live()
-    yield
     from emulated_gpu import violations
 
-    after = _live()
+    before = _live()
+    yield
+    if _live() != before:
+        gc.collect()
     assert violations() == []
-    assert after == before, "left on the emulated device"
+    assert _live() == before, "left on the emulated device"
 
 
 def _live() -> dict[str, int]:
     from emulated_gpu import live
 
-    gc.collect()
     # A device's primary context is retained once, for the life of the process.
     return {kind: count for kind, count in live().items() if kind != "primary contexts"}
 

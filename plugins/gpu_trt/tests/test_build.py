@@ -185,6 +185,27 @@ def test_shapes_that_the_model_cannot_have_are_named(trial: Trial) -> None:
         trial.compile(models.pairs, options={"batch_range": "1~3~5"})
 
 
+def test_shapes_that_tensorrt_does_not_take_are_named(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import tensorrt as trt
+
+    def set_shape(*arguments: Any) -> None:
+        raise RuntimeError("Shape provided for min is inconsistent with other shapes.")
+
+    real = trt.IOptimizationProfile.set_shape
+    monkeypatch.setattr(trt.IOptimizationProfile, "set_shape", set_shape)
+    wanted = (
+        r"affine\.onnx: TensorRT does not take the model for the shapes 'x' \[1, 3\]\.\..*min is"
+    )
+    with pytest.raises(ModelError, match=wanted):
+        trial.compile(models.affine)
+    monkeypatch.setattr(trt.IOptimizationProfile, "set_shape", real)
+    monkeypatch.setattr(trt.IOptimizationProfile, "__bool__", lambda self: False)
+    with pytest.raises(ModelError, match="profile->isValid"):
+        trial.compile(models.affine)
+
+
 def test_a_device_that_is_not_there_is_named(trial: Trial) -> None:
     with pytest.raises(
         BackendUnavailable, match=r"device 'gpu:9' is not there: the driver shows 1"
