@@ -1,7 +1,7 @@
 """Entry points -> one opened backend.
 
-One resolver finds what a name stands for and puts it into one of six states; `engine plugins`,
-`engine doctor` and the exception at use time all show its record. Each backend is imported late,
+One resolver finds what a name stands for and puts it into one of six states; `engine plugins` and
+the exception at use time show the same record. Each backend is imported late,
 by name, into a plugin manager of its own: one that fails cannot touch another.
 """
 
@@ -144,7 +144,7 @@ def open_backend(name: str) -> Backend:
     Raises BackendNotInstalled, BackendIncompatible or BackendUnavailable with the reason and the
     step that helps.
     """
-    if name in _opened:
+    if name in _opened and not _is_disabled(name):
         return _opened[name]
     found, backend = _resolve(name)
     if backend is None or found.state is not BackendState.READY:
@@ -273,7 +273,7 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
     def broken(reason: str, fix: str = "") -> tuple[BackendRecord, None]:
         return _broken(facts, reason, fix), None
 
-    if name in os.environ.get("ENGINE_DISABLED_BACKENDS", "").replace(" ", "").split(","):
+    if _is_disabled(name):
         return BackendRecord(
             state=BackendState.DISABLED,
             reason="ENGINE_DISABLED_BACKENDS names it",
@@ -310,6 +310,10 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
             state=BackendState.NO_DEVICE, reason=devices.reason, fix=devices.fix, **facts
         ), None
     return BackendRecord(state=BackendState.READY, **facts), backend
+
+
+def _is_disabled(name: str) -> bool:
+    return name in os.environ.get("ENGINE_DISABLED_BACKENDS", "").replace(" ", "").split(",")
 
 
 def crashed(name: str, reason: str) -> BackendRecord:

@@ -124,8 +124,8 @@ def engine_predict(
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
         dims as declared (equal symbols equal). Not modified; read anew in every call. With
-        `outputs` given, the very same list object as in the last call means the same arrays in
-        the same shapes, so what was bound for it still stands; that holds for `outputs` too.
+        `outputs` given, the very same list object as in the last such call means the same arrays
+        in the same shapes, so what was bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
         output's dtype and shape as far as it is known; no two overlap, but one may overlap an
         input), or None to have that one allocated. Memory is reused only where a buffer is

@@ -36,6 +36,12 @@ def load(
     """
     context = Context()
     context.target = [target] if isinstance(target, str) else list(target)
+    if device_id:
+        config = dict(config or {})
+        for name in (each.lower() for each in context.target):
+            if name not in ("gpu", "ascend"):  # those two have a setting of their own for it
+                section = f"{name.partition(':')[0]}_context"
+                config[section] = {"device_id": str(device_id), **config.get(section, {})}
     context.cpu.thread_num = threads
     context.gpu.device_id = context.ascend.device_id = device_id
     model = Model()

@@ -332,7 +332,8 @@ class ModelSource:
     format: "onnx", or a compiled form that the backend's `formats` lists.
     path: its file, or None when it exists only in memory.
     data: its bytes, or None when it is to be read from `path` (mapped, if the runtime can).
-        Exactly one of the two is what the backend reads: `data` where it is set.
+        Where `data` is set it is what has been checked, and the backend reads it instead of
+        `path`, also for a model with external data.
     folder: what external data locations are relative to; None where there is none. They have
         been checked to stay inside it, or inside the folder of the file that `path` links to;
         only `path` finds the latter, so `data` is None then.
@@ -437,13 +438,16 @@ class CompileOptions:
     """How to compile a model.
 
     device: where to. provider: one of the backend's providers, "" for its default.
-    precision: the API's precision_mode for the device type, e.g. "enforce_fp32".
+    precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
+        "preferred_fp16" for "cpu" and "gpu"; for "ascend" also "preferred_fp32", "enforce_fp16",
+        "enforce_origin", "preferred_optimal" and ""; "" for other device types.
     shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
         A backend without DYNAMIC_SHAPES needs one with lowest = highest for every input that
         has symbolic dims, and says so in a ModelError where there is none.
-    options: the user's settings for this backend: section [<device type>_context] of the
-        configuration, overridden by [<backend>_context]. Keys and values are strings; an
-        unknown key is a ValueError naming it and the nearest known one.
+    threads: host threads to use; a backend that cannot pin threads ignores `threads.cores`.
+    options: the user's settings for this backend: section [<backend>_context] of the
+        configuration (for this project's own backends also [<device type>_context]). Keys and
+        values are strings; an unknown key is a ValueError naming it and the nearest known one.
     config: every section, for backends that read others.
     rank, world_size: this process among those that run one sliced model.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.

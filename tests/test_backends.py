@@ -214,6 +214,41 @@ def test_an_isolated_record_equals_the_one_of_this_process(null_backend: str) ->
     assert backends.record(null_backend, isolated=True) == backends.record(null_backend)
 
 
+@pytest.mark.parametrize("hook", ["load", "compile", "placement"])
+def test_an_exception_that_no_hook_may_raise_is_the_backends_fault_in_one_line(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("two\nlines")
+
+    path = models.affine(tmp_path)
+    backend = backends.open_backend(null_backend)
+    if hook == "placement":
+        monkeypatch.setattr("engine.testing.null_runtime.NullExecutable.placement", fail)
+    else:
+        monkeypatch.setattr(backend, hook, fail)
+    with pytest.raises(engine.BackendUnavailable, match=r"'null' is at fault.*KeyError") as caught:
+        _ = engine.load(path, target=null_backend).placement
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_backend_disabled_after_it_was_opened_is_refused(
+    null_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends.open_backend(null_backend)
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "null")
+    with pytest.raises(engine.BackendUnavailable, match="disabled"):
+        backends.open_backend(null_backend)
+
+
+def test_a_device_that_is_not_there_is_refused_for_any_target(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with pytest.raises(engine.BackendUnavailable, match="null:7"):
+        engine.load(models.affine(tmp_path), target=null_backend, device_id=7)
+
+
 # ------------------------------------------------------------------------------------- targets
 
 

@@ -91,8 +91,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with _messages_to_stderr():
             status = _run(arguments)
         sys.stdout.flush()  # here a reader that went away can still be noticed
-    except BrokenPipeError:
-        return _reader_left()
+    except BrokenPipeError:  # what reads our output has had enough: not an error
+        _drop_output()
+        return 0
+    except OSError as error:  # a full disk, seen only when what was printed is flushed
+        _drop_output()
+        return _failed(error)
     return status
 
 
@@ -152,13 +156,11 @@ def _interrupted() -> int:
     return _INTERRUPTED
 
 
-def _reader_left() -> int:
-    """What reads our output has had enough: not an error, and nothing more may be written."""
-    # Python flushes standard output once more when it ends; that must not fail again.
+def _drop_output() -> None:
+    """Let what is still to be printed go nowhere: Python flushes it once more when it ends."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
-    return 0
 
 
 class _Messages(logging.Handler):

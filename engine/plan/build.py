@@ -7,12 +7,13 @@ Models cut at collectives, and nodes that fall to the next target, become furthe
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.backends import Backend, find_target, open_backend
-from engine.errors import BackendError, InputError, ModelError
+from engine.backends import OFFICIAL, Backend, find_target, open_backend
+from engine.errors import BackendError, BackendUnavailable, EngineError, InputError, ModelError
 from engine.threads import preferred_cores, threads_per_worker, usable_cpus
 from engine.types import (
     CancelToken,
@@ -52,10 +53,11 @@ class Plan:
 
     def placement(self) -> list[Placement]:
         """Where each node runs, and why."""
-        return [
-            replace(each, reason=f"{each.reason}; {self.why}" if each.reason else self.why)
-            for each in self.executable.placement()
-        ]
+        with _blamed_on(self.backend, "placement"):
+            return [
+                replace(each, reason=f"{each.reason}; {self.why}" if each.reason else self.why)
+                for each in self.executable.placement()
+            ]
 
 
 def build_plan(
@@ -106,25 +108,42 @@ def build_plan(
 def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> Plan:
     from engine.plan.contexts import ContextPool
 
-    loaded = backend.load(source, options)
+    with _blamed_on(backend, "engine_load"):
+        loaded = backend.load(source, options)
+        unsupported = dict(loaded.unsupported)
     try:
-        if loaded.unsupported:
-            raise _unsupported(backend, source, loaded.unsupported)
-        executable = backend.compile(loaded, options)
+        if unsupported:
+            raise _unsupported(backend, source, unsupported)
+        with _blamed_on(backend, "engine_compile"):
+            executable = backend.compile(loaded, options)
+            specs = (*executable.inputs, *executable.outputs)
     finally:
         loaded.close()
-    try:
-        for spec in (*executable.inputs, *executable.outputs):
-            if spec.kind is not ValueKind.TENSOR:
-                raise ModelError(
-                    f"{source.name}: {spec.name!r} is a {spec.kind}; this version runs models "
-                    "whose inputs and outputs are tensors",
-                    source.name,
-                )
-    except ModelError:
-        executable.close()
-        raise
+    for spec in specs:
+        if spec.kind is not ValueKind.TENSOR:
+            executable.close()
+            raise ModelError(
+                f"{source.name}: {spec.name!r} is a {spec.kind}; this version runs models "
+                "whose inputs and outputs are tensors",
+                source.name,
+            )
     return Plan(backend, source, executable, backend.predict, ContextPool(executable), "")
+
+
+@contextmanager
+def _blamed_on(backend: Backend, hook: str) -> Iterator[None]:
+    """Report what no hook may raise as the backend's fault, in one line."""
+    try:
+        yield
+    except (EngineError, ValueError):  # ValueError: what an option's value may raise
+        raise
+    except Exception as error:
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BackendUnavailable(
+            f"backend {backend.name!r} is at fault: its {hook} raised {text}; "
+            f"report it to the authors of {backend.name!r} {backend.info.version}",
+            backend.name,
+        ) from error
 
 
 def _unsupported(backend: Backend, source: ModelSource, nodes: Mapping[int, str]) -> ModelError:
@@ -161,8 +180,11 @@ def _options(
     cancel: CancelToken | None,
 ) -> CompileOptions:
     settings = getattr(context, target.device_type, None)
+    # A device type's section is for this project's own backend of that type: another backend of
+    # the same type has other options.
+    own = OFFICIAL.get(target.device_type) == target.backend
     options = {
-        **config.get(f"{target.device_type}_context", {}),
+        **(config.get(f"{target.device_type}_context", {}) if own else {}),
         **config.get(f"{target.backend}_context", {}),
     }
     provider = target.provider or getattr(settings, "provider", "") or options.get("provider", "")

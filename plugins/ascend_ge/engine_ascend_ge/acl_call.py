@@ -185,7 +185,7 @@ def error(
         text += "; the device is full: close other models or processes (npu-smi info)"
         return BackendUnavailable(text, "ascend_ge")
     if code in _GONE:
-        return BackendUnavailable(f"{text}; run: engine doctor ascend_ge", "ascend_ge")
+        return BackendUnavailable(f"{text}; run: engine plugins", "ascend_ge")
     return _as(otherwise, text, path)
 
 

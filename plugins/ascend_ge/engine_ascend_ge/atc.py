@@ -191,7 +191,7 @@ def run(
         )
     except OSError as error:
         raise BackendUnavailable(
-            f"ATC cannot be started: {error}; run: engine doctor ascend_ge", "ascend_ge"
+            f"ATC cannot be started: {error}; run: engine plugins", "ascend_ge"
         ) from error
     assert process.stdout is not None
     stop_at = time.monotonic() + timeout_s

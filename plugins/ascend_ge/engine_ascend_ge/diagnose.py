@@ -1,4 +1,4 @@
-"""What `engine doctor ascend_ge` looks at, in the order in which one would mend it."""
+"""What the diagnosis looks at, in the order in which one would mend it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def _import() -> Any:
         acl = importlib.import_module("acl")
     except (ImportError, OSError) as failure:
         raise BackendUnavailable(
-            f"module 'acl' cannot be imported: {failure}; run: engine doctor ascend_ge",
+            f"module 'acl' cannot be imported: {failure}; run: engine plugins",
             "ascend_ge",
         ) from failure
     missing = [
@@ -141,7 +141,7 @@ def _import() -> Any:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise BackendUnavailable(
             f"module 'acl' ({where}) lacks {', '.join(missing[:3])}{more}: it is too old, or not "
-            "CANN's pyACL but another package of that name; run: engine doctor ascend_ge",
+            "CANN's pyACL but another package of that name; run: engine plugins",
             "ascend_ge",
         )
     return acl

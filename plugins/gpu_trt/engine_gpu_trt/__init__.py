@@ -31,12 +31,14 @@ from engine.types import (
     Check,
     CompileOptions,
     Devices,
+    Executable,
+    LoadedModel,
     ModelSource,
     Values,
 )
 
 if TYPE_CHECKING:
-    from engine_gpu_trt.executable import TrtContext, TrtExecutable
+    from engine_gpu_trt.executable import TrtContext
     from engine_gpu_trt.network import TrtModel
 
 __version__ = "0.1.0"
@@ -76,14 +78,14 @@ def engine_diagnose() -> Sequence[Check]:
 
 
 @hookimpl
-def engine_load(source: ModelSource, options: CompileOptions) -> TrtModel:
+def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     from engine_gpu_trt.network import load
 
     return load(source, options)
 
 
 @hookimpl
-def engine_compile(loaded: TrtModel, options: CompileOptions) -> TrtExecutable:
+def engine_compile(loaded: TrtModel, options: CompileOptions) -> Executable:
     from engine_gpu_trt.build import compile_model
 
     return compile_model(loaded, options)

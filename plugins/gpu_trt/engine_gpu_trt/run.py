@@ -155,7 +155,7 @@ class Run:
                         gpu.copy_out(slot.bytes, slot.pointer, stream.raw)
                 stream.synchronize()
             except BaseException as error:
-                self._shapes = None
+                self._shapes = None  # whatever TensorRT was told: the next call tells it anew
                 with suppress(gpu.Error):  # what is queued still uses this context's memory
                     stream.synchronize()
                 if isinstance(error, gpu.Error):
@@ -188,7 +188,6 @@ class Run:
 
     def _reshape(self, shapes: Shapes) -> None:
         """Tell TensorRT the inputs' new shapes, and make room for them and what comes of them."""
-        self._shapes = None  # unless all of this succeeds, the next call begins anew
         mark = messages.mark()
         self._choose_profile(shapes)
         for slot, shape in zip(self.inputs, shapes, strict=True):

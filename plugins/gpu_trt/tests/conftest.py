@@ -1,8 +1,8 @@
 """The tests of this plugin run on an emulated GPU, unless they are marked `device`.
 
 The emulator's modules (`tensorrt`, `pycuda`, `emulated_gpu`) are put in front of whatever is
-installed, for this process and for those it starts. Tests on real hardware run in processes
-without them.
+installed, for the tests of this folder and the processes that they start. Tests on real hardware
+run in processes without them.
 """
 
 from __future__ import annotations
@@ -20,27 +20,33 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from engine.backends import open_backend
+from engine.backends import forget, open_backend
 from engine.testing import BackendConformance  # noqa: F401  # before its modules: see there
 from engine.testing.level import Trial
 from engine.types import DType
+from engine_gpu_trt.cuda import _gpus
 
 EMULATED = Path(__file__).parent / "emulated" / "site"
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _emulated_modules() -> Iterator[None]:
-    """Put the emulated modules on the path before anything imports the real ones."""
-    assert "tensorrt" not in sys.modules, "something imported the real TensorRT first"
-    sys.path.insert(0, str(EMULATED))
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(EMULATED), before]))
-    yield
-    sys.path.remove(str(EMULATED))
-    if before is None:
-        del os.environ["PYTHONPATH"]
-    else:
-        os.environ["PYTHONPATH"] = before
+    """Put the emulated modules before the real ones, for the tests of one file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(EMULATED))
+        patch.setenv("PYTHONPATH", str(EMULATED), prepend=os.pathsep)
+        _forget()
+        yield
+        _forget()
+
+
+def _forget() -> None:
+    """Let nothing remember the emulated modules, or the real ones, from before."""
+    forget("gpu_trt")
+    _gpus.clear()
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("tensorrt", "pycuda", "emulated_gpu"):
+            del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)
@@ -92,17 +98,11 @@ def context(cuda: Any) -> Iterator[Any]:
 def second_device() -> Iterator[int]:
     """The number of a second emulated device, there for this test."""
     from emulated_gpu import MACHINE
+    from emulated_gpu.machine import Device
 
-    if not _second:  # one for all tests: the plugin retains its primary context
-        from emulated_gpu.machine import Device
-
-        _second.append(Device(len(MACHINE.devices), 2**30))
-    MACHINE.devices.extend(_second)
-    yield _second[0].id
-    MACHINE.devices.remove(_second[0])
-
-
-_second: list[Any] = []
+    MACHINE.devices.append(Device(len(MACHINE.devices), 2**30))
+    yield len(MACHINE.devices) - 1
+    _gpus.pop(MACHINE.devices.pop().id, None)
 
 
 Value = tuple[str, Sequence[int | str] | None] | tuple[str, Sequence[int | str] | None, DType]

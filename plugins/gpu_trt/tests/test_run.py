@@ -165,6 +165,19 @@ def test_what_nobody_closes_is_freed_by_the_collector_in_any_thread(trial: Trial
     assert live() == before | {"primary contexts": 1}
 
 
+def test_a_context_that_nobody_closes_is_freed_before_its_executable(trial: Trial) -> None:
+    from emulated_gpu import live
+
+    executable = trial.compile(models.affine)
+    before = live()
+    context = executable.open_context()
+    trial.backend.predict(context, [rows(2)], None, None)
+    assert live() != before
+    del context
+    gc.collect()
+    assert live() == before
+
+
 # --------------------------------------------------------------------------------------- memory
 
 

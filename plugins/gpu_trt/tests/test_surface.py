@@ -65,17 +65,18 @@ def test_the_emulated_tensorrt_offers_only_what_the_real_one_does(version: str) 
 def test_a_difference_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
     import tensorrt as trt
 
-    assert differences(trt, surface.table("11.4.0.106")) == []
+    table = surface.table(trt.__version__.partition("+")[0])
+    assert differences(trt, table) == []
     monkeypatch.setattr(trt.Builder, "invented", lambda self: None, raising=False)
     monkeypatch.setattr(trt.Runtime, "deserialize_cuda_engine", lambda self, plan: None)
     monkeypatch.setattr(trt.BuilderFlag, "_member_map_", {"TF32": trt.BuilderFlag.REFIT})
     monkeypatch.setattr(trt, "Invention", type("Invention", (), {}), raising=False)
-    assert differences(trt, surface.table("11.4.0.106")) == [
+    calls = table["classes"]["Runtime"]["methods"]["deserialize_cuda_engine"]
+    assert differences(trt, table) == [
         "Builder.invented is not in the real one",
         "BuilderFlag.TF32 is 4, not 6",
         "Invention is not in the real one",
-        "Runtime.deserialize_cuda_engine takes ['plan'], not one of "
-        "[['serialized_engine'], ['stream_reader_v2']]",
+        f"Runtime.deserialize_cuda_engine takes ['plan'], not one of {calls}",
     ]
 
 

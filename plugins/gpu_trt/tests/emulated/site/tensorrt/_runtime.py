@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -318,7 +319,14 @@ class IExecutionContext(Null):
                 return self._run_growing(queue, ready)
             shapes, addresses = dict(self._shapes), dict(self._addresses)
             self._queued_by = threading.get_ident()
-            queue.put(lambda: self._compute(shapes, addresses, ready))
+            itself = weakref.ref(self)  # what is queued keeps nothing alive
+
+            def work() -> None:
+                context = itself()
+                if context is not None:  # else it was destroyed while it ran, which is noted
+                    context._compute(shapes, addresses, ready)
+
+            queue.put(work)
             return True
 
     def _check(self) -> dict[str, tuple[int, ...]] | None:
