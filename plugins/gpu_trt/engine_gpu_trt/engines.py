@@ -100,7 +100,7 @@ def described(
 
     Raises ModelError naming what goes in or out and cannot.
     """
-    names = passed_through(engine.inputs, engine.outputs)
+    names = {_original(name, engine.outputs): name for name in engine.inputs}
     inputs = []
     with engine.gpu:
         for ours, theirs in names.items():
@@ -114,14 +114,9 @@ def described(
     return tuple(inputs), outputs, names
 
 
-def passed_through(inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """The network's input names by the model's.
-
-    TensorRT's parser renames an input that is an output as well, "x", to "__x".
-    """
-    return {
-        name[2:] if name.startswith("__") and name[2:] in outputs else name: name for name in inputs
-    }
+def _original(name: str, outputs: Sequence[str]) -> str:
+    """The model's name of an input: TensorRT's parser renames one that is an output too."""
+    return name[2:] if name.startswith("__") and name[2:] in outputs else name
 
 
 def _spec(engine: Engine, name: str, called: str, file: str) -> TensorSpec:

@@ -11,7 +11,7 @@ from engine.errors import BackendUnavailable, ModelError
 from engine.types import CompileOptions, GraphInfo, ModelSource, NodeInfo, TensorSpec
 from engine_gpu_trt import dtypes, messages, precision, vendor
 from engine_gpu_trt.cuda import Gpu, open_gpu
-from engine_gpu_trt.engines import Engine, described, deserialize, passed_through
+from engine_gpu_trt.engines import Engine, described, deserialize
 from engine_gpu_trt.options import Settings, read_settings
 
 _FOREIGN = (
@@ -25,6 +25,7 @@ class TrtModel:
 
     inputs, outputs: as the model declares them. unsupported: nodes that TensorRT cannot run.
     names: the network's input names by the model's. how: what was done to it, for the placement.
+    data: the bytes that the network was parsed from, where they are not the source's.
     Where the parser stopped there is neither a network nor an engine.
     """
 
@@ -38,6 +39,7 @@ class TrtModel:
         self.unsupported: Mapping[int, str] = {}
         self.names: Mapping[str, str] = {}
         self.how = ""
+        self.data = b""
         # Each needs the one before it. The parser keeps weights that the network points to, and
         # does not keep the network alive itself.
         self.builder: Any = None
@@ -55,6 +57,7 @@ class TrtModel:
             self.parser = None
             self.network = None
             self.builder = None
+        self.data = b""
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -115,25 +118,29 @@ def _load_onnx(model: TrtModel) -> None:
                 model.unsupported = _unsupported(model, graph, messages.since(mark))
                 return
     with model.gpu:
-        names = [model.network.get_input(i).name for i in range(model.network.num_inputs)]
-        deciding = {
-            name: f"input {name!r} decides a shape, and TensorRT would have to be told the range "
-            "of its values, which this backend cannot do yet"
-            for index, name in enumerate(names)
-            if model.network.get_input(index).is_shape_tensor
-        }
-    if deciding:
-        model.unsupported = _touching(graph, deciding, source)
-        return
-    model.names = passed_through(names, [spec.name for spec in graph.outputs])
+        tensors = [model.network.get_input(i) for i in range(model.network.num_inputs)]
+        deciding = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
+        # An input that is an output as well is called "__" and its name by the parser.
+        known = {tensor.name for tensor in tensors}
+        del tensors
+    names = {s.name: s.name if s.name in known else f"__{s.name}" for s in graph.inputs}
+    model.names = {ours: theirs for ours, theirs in names.items() if theirs in known}
+    reasons = {
+        ours: f"input {ours!r} decides a shape, and TensorRT would have to be told the range of "
+        "its values, which this backend cannot do yet"
+        for ours, theirs in names.items()
+        if theirs in deciding
+    }
+    if reasons:
+        model.unsupported = _touching(graph, reasons, source)
 
 
 def _parse_float16(model: TrtModel) -> bool:
     """Have TensorRT read the model rewritten to float16; False where it does not take that."""
-    data = precision.to_float16(model.source)
+    model.data = precision.to_float16(model.source)
     with model.gpu:
         model.builder, model.network, model.parser = _parser(model.trt)
-        if model.parser.parse(data):
+        if model.parser.parse(model.data):
             return True
         model.how = " in float32: TensorRT refuses it in float16"
         model.parser = model.network = model.builder = None

@@ -99,7 +99,7 @@ class Run:
     ) -> None:
         self.gpu = gpu = engine.gpu
         self.engine = engine
-        self.inputs = [Slot(gpu, names[spec.name], spec) for spec in inputs]
+        self.inputs = [Slot(gpu, names.get(spec.name, spec.name), spec) for spec in inputs]
         self.outputs = [Slot(gpu, spec.name, spec) for spec in outputs]
         # TensorRT may have dropped an input that nothing reads.
         self._fed = [slot for slot in self.inputs if slot.name in engine.inputs]

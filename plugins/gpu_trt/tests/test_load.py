@@ -194,6 +194,12 @@ def test_an_input_that_is_an_output_too_keeps_its_name(trial: Trial, model: Make
     np.testing.assert_array_equal(negated, -x)
 
 
+def test_an_input_may_be_called_as_tensorrt_calls_others(trial: Trial, model: Make) -> None:
+    maker = model([("Neg", ["__x"], ["x"])], [("__x", ["n"])], [("x", ["n"])])
+    [x] = trial.run(maker, np.float32([1, 2, 3]))
+    np.testing.assert_array_equal(x, np.float32([-1, -2, -3]))
+
+
 def test_an_input_that_nothing_reads_may_stay(trial: Trial, model: Make) -> None:
     maker = model([("Neg", ["x"], ["y"])], [("unused", [2]), ("x", [3])], [("y", [3])])
     [y] = trial.run(maker, np.zeros(2, np.float32), np.float32([1, 2, 3]))

@@ -88,6 +88,11 @@ class Graph:
         self.inputs = [value for value in graph.input if value.name not in constants]
         self.outputs = list(graph.output)
 
+    def original(self, name: str) -> str:
+        """The model's name of a network's input: one that is an output too was renamed."""
+        names = {value.name for value in self.inputs}
+        return name if name in names else name.removeprefix("__")
+
     # ------------------------------------------------------------------------------- the parser
 
     def name_of(self, index: int) -> str:

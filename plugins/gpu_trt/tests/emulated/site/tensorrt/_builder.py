@@ -12,7 +12,7 @@ from emulated_gpu.graphs import InvalidShapes
 from emulated_gpu.machine import MACHINE, OutOfMemory
 
 from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
-from ._network import INetworkDefinition, ITensor, original
+from ._network import INetworkDefinition, ITensor
 
 MAGIC = b"emulated TensorRT plan\n"
 _BUILD = "IBuilder::buildSerializedNetwork"
@@ -234,7 +234,7 @@ def _check_profiles(
                     )
             shapes[name] = given
         try:
-            graph.shapes({original(name): given[1] for name, given in shapes.items()})
+            graph.shapes({graph.original(name): given[1] for name, given in shapes.items()})
         except InvalidShapes as error:
             return refuse(
                 f"kOPT values for profile {place} violate shape constraints: {error}",

@@ -237,8 +237,3 @@ def _tensors(graph: Graph) -> tuple[list[ITensor], list[ITensor]]:
         )
         for value in graph.outputs
     ]
-
-
-def original(name: str) -> str:
-    """The ONNX name of an input that was renamed because it is an output as well."""
-    return name.removeprefix("__")

@@ -17,7 +17,6 @@ from emulated_gpu.machine import MACHINE, Crash, OutOfMemory, Queue
 
 from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
 from ._builder import MAGIC
-from ._network import original
 
 DataType, TensorIOMode = ENUMS["DataType"], ENUMS["TensorIOMode"]
 TensorLocation, EngineStat = ENUMS["TensorLocation"], ENUMS["EngineStat"]
@@ -269,7 +268,8 @@ class IExecutionContext(Null):
 
     def _outputs(self) -> dict[str, tuple[int, ...]] | None:
         try:
-            return self._engine._graph.shapes({original(n): s for n, s in self._shapes.items()})
+            graph = self._engine._graph
+            return graph.shapes({graph.original(n): s for n, s in self._shapes.items()})
         except InvalidShapes as error:
             self._error("IExecutionContext::inferShapes", 7, str(error), "Internal Error")
             return None
@@ -364,7 +364,7 @@ class IExecutionContext(Null):
             dtype = np.dtype(_NUMPY[self._engine._tensors[name]["dtype"]])
             nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
             memory = self._device.bytes(addresses[name], nbytes).copy()
-            found[original(name)] = memory.view(dtype).reshape(shape)
+            found[self._engine._graph.original(name)] = memory.view(dtype).reshape(shape)
         return found
 
     def _compute(
