@@ -1,7 +1,7 @@
 """Looks at one backend in a process of its own: `python -P -m engine._probe NAME FD`.
 
 A driver that crashes or hangs while it is probed then costs that process and no other. The
-record comes back as JSON over a pipe of its own, so what a plugin prints does not matter.
+record comes back as JSON in a file of its own, so what a plugin prints does not matter.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from dataclasses import asdict
 from typing import Any
 
@@ -22,30 +23,29 @@ TIME_LIMIT_S = 30.0
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
     """The record of backend `name` as a fresh process sees it; a crash or hang makes it BROKEN."""
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb") as answer:
+    # Files, not pipes: what a plugin leaves running may hold a pipe open for ever.
+    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-P", "-m", "engine._probe", name, str(answer.fileno())],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=(answer.fileno(),),
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            start_new_session=True,
+        )
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine._probe", name, str(writing)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                pass_fds=(writing,),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                start_new_session=True,
-            )
-        finally:
-            os.close(writing)
-        try:
-            _, errors = child.communicate(timeout=time_limit_s)
+            status = child.wait(time_limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
-            child.communicate()
+            child.wait()
             return crashed(name, f"its probe did not answer within {time_limit_s:g} s")
-        if child.returncode != 0:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
+        if status != 0:
+            errors.seek(0)
+            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
             said = f" ({last[0].strip()})" if last else ""
-            return crashed(name, f"its probe {_end(child.returncode)}{said}")
+            return crashed(name, f"its probe {_end(status)}{said}")
+        answer.seek(0)
         return from_json(json.loads(answer.read()))
 
 
@@ -92,5 +92,5 @@ def _end(status: int) -> str:
 
 if __name__ == "__main__":
     text = json.dumps(to_json(record(sys.argv[1])))
-    with os.fdopen(int(sys.argv[2]), "w") as pipe:
-        pipe.write(text)
+    with os.fdopen(int(sys.argv[2]), "w") as answer:
+        answer.write(text)

@@ -7,6 +7,7 @@ by name, into a plugin manager of its own: one that fails cannot touch another.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pluggy
-from importlib_metadata import EntryPoint, entry_points
+from importlib_metadata import EntryPoint, distributions
 
 from engine import hookspecs
 from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable
@@ -96,6 +97,7 @@ class Backend:
         self.info: BackendInfo = self.bind("engine_backend")()
         if not isinstance(self.info, BackendInfo):
             raise TypeError(f"engine_backend returned {self.info!r}, expected a BackendInfo")
+        _check_info(self.info)
         self.devices: Callable[[], Devices] = self.bind("engine_devices")
         self.load: Callable[[ModelSource, CompileOptions], LoadedModel] = self.bind("engine_load")
         self.compile: Callable[[LoadedModel, CompileOptions], Executable] = self.bind(
@@ -135,6 +137,17 @@ class Backend:
         return lambda *arguments: function(*[arguments[place] for place in places])
 
 
+def _check_info(info: BackendInfo) -> None:
+    for field in ("device_types", "providers", "formats"):
+        values = getattr(info, field)
+        if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
+            raise TypeError(f"BackendInfo.{field} is {values!r}, expected a tuple of str")
+    if not info.device_types:
+        raise TypeError("BackendInfo.device_types is empty, expected what it serves")
+    if not isinstance(info.capabilities, frozenset | set):
+        raise TypeError(f"BackendInfo.capabilities is {info.capabilities!r}, expected a frozenset")
+
+
 _opened: dict[str, Backend] = {}
 
 
@@ -144,8 +157,9 @@ def open_backend(name: str) -> Backend:
     Raises BackendNotInstalled, BackendIncompatible or BackendUnavailable with the reason and the
     step that helps.
     """
-    if name in _opened and not _is_disabled(name):
-        return _opened[name]
+    opened = _opened.get(name)
+    if opened is not None and not _is_disabled(name):
+        return opened
     found, backend = _resolve(name)
     if backend is None or found.state is not BackendState.READY:
         raise _error(found)
@@ -214,24 +228,26 @@ def find_target(text: str) -> Target:
     backends serve is an error that lists them. Raises BackendError.
     """
     kind, _, provider = text.lower().partition(":")
-    if kind in _opened and not provider:  # a scan of what is installed costs milliseconds
-        return Target(kind, _opened[kind].info.device_types[0])
+    opened = _opened.get(kind)
+    if opened is not None and not provider:  # a scan of what is installed costs milliseconds
+        return Target(kind, opened.info.device_types[0])
     names = installed()
-    if kind in names and provider in ("", *_providers(kind)):
-        return Target(kind, open_backend(kind).info.device_types[0], provider)
+    exact = next((name for name in names if name.lower() == kind), None)
+    if exact is not None and provider in ("", *_providers(exact)):
+        return Target(exact, open_backend(exact).info.device_types[0], provider)
     serving: list[Backend] = []
     broken: dict[str, BackendRecord] = {}
     for name in names:
         found, backend = _resolve(name, look_for_devices=False)
         if backend is None:
             broken[name] = found
-        elif kind in (name, *backend.info.device_types):
+        elif kind in (name.lower(), *backend.info.device_types):
             serving.append(backend)
-    fitting = [b for b in serving if provider in ("", b.name, *b.info.providers)]
+    fitting = [b for b in serving if provider in ("", b.name.lower(), *b.info.providers)]
     if len(fitting) == 1:
-        name = fitting[0].name
-        device_type = kind if kind != name else fitting[0].info.device_types[0]
-        return Target(name, device_type, "" if provider == name else provider)
+        name, types = fitting[0].name, fitting[0].info.device_types
+        device_type = kind if kind in types else types[0]
+        return Target(name, device_type, "" if provider == name.lower() else provider)
     if serving:
         choices = ", ".join(
             f"{kind}:{choice}" for b in serving for choice in (b.info.providers or (b.name,))
@@ -258,9 +274,18 @@ def _providers(name: str) -> tuple[str, ...]:
 
 def _points(prefix: str) -> list[EntryPoint]:
     """The entry points of every group that is `prefix`, or begins so if it ends in "v"."""
-    if prefix == GROUP:
-        return list(entry_points(group=GROUP))
-    return [point for point in entry_points() if point.group.startswith(prefix)]
+    found: dict[tuple[str, str, str], EntryPoint] = {}
+    for dist in distributions():
+        try:
+            for point in dist.entry_points:
+                if point.group == prefix or (prefix != GROUP and point.group.startswith(prefix)):
+                    # The first on the path hides others of the same distribution.
+                    owner = _owner(point).get("distribution", "")
+                    found.setdefault((point.group, point.name, owner), point)
+        except Exception as error:  # somebody's damaged metadata; it must not hide the others
+            _warn_once(f"entry points of {getattr(dist, '_path', dist)} are unreadable: "
+                       f"{_one_line(error)}")  # fmt: skip
+    return list(found.values())
 
 
 def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
@@ -281,18 +306,22 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
             **facts,
         ), None
     if len(points) > 1:
-        owners = ", ".join(sorted(point.dist.name if point.dist else "?" for point in points))
+        owners = ", ".join(sorted(_owner(point).get("distribution", "?") for point in points))
         return broken(f"several distributions offer it: {owners}", "uninstall all but one")
     warnings: list[str] = []
     backend = _opened.get(name)
     if backend is None:
         try:
             plugin = points[0].load()
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, or a panic of a compiled extension
             return broken(f"importing {points[0].value!r} failed: {_one_line(error)}")
         try:
             backend = Backend(name, plugin, warnings)
-        except Exception as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             return broken(f"{points[0].value!r} is not a backend of this contract: "
                           f"{_one_line(error)}")  # fmt: skip
     facts["info"] = backend.info
@@ -301,8 +330,10 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
         return BackendRecord(state=BackendState.READY, **facts), backend
     try:
         devices = backend.devices()
-        found = devices.found
-    except Exception as error:
+        found = tuple(devices.found)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return broken(f"engine_devices raised {_one_line(error)}")
     facts["devices"] = devices
     if not found:
@@ -328,8 +359,20 @@ def _broken(facts: dict[str, Any], reason: str, fix: str = "") -> BackendRecord:
 
 
 def _owner(point: EntryPoint) -> dict[str, str]:
-    dist = point.dist
-    return {"distribution": dist.name, "version": dist.version} if dist else {}
+    try:
+        dist = point.dist
+        return {"distribution": dist.name, "version": dist.version} if dist else {}
+    except Exception:  # metadata that is missing or damaged: the backend itself may be well
+        return {}
+
+
+_warned: set[str] = set()
+
+
+def _warn_once(text: str) -> None:
+    if text not in _warned:
+        _warned.add(text)
+        logging.getLogger("engine").warning(text)
 
 
 def _absent(name: str, device_type: str = "", target: str = "") -> BackendRecord:

@@ -1,8 +1,8 @@
 """Configuration files and dicts: sections of string keys and values.
 
 The format is MindSpore Lite's: `[section]` lines, `key=value` split at the first "=", lines that
-begin with "#" are comments. Read leniently: spaces around names and quotes around values do not
-count, and a section that comes twice is joined.
+begin with "#" are comments, and lines of one or two characters nothing. Read leniently: spaces
+around names and quotes around values do not count, and a section that comes twice is joined.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 Config = dict[str, dict[str, str]]
 
-_MAX_BYTES = 16 * 1024 * 1024
+_MAX_CHARACTERS = 16 * 1024 * 1024
 
 
 def read_config(path: str) -> Config:
@@ -21,16 +21,19 @@ def read_config(path: str) -> Config:
     Raises RuntimeError naming the file and line for one that is not such a file.
     """
     try:
-        if Path(path).stat().st_size > _MAX_BYTES:
-            raise ValueError(f"it is larger than {_MAX_BYTES} bytes")
-        text = Path(path).read_text(encoding="utf-8")
+        if not Path(path).is_file():
+            raise ValueError("it is not a regular file")
+        with open(path, encoding="utf-8-sig") as file:
+            text = file.read(_MAX_CHARACTERS + 1)
+        if len(text) > _MAX_CHARACTERS:
+            raise ValueError(f"it is longer than {_MAX_CHARACTERS} characters")
     except (OSError, ValueError) as error:
         raise RuntimeError(f"load configuration failed! Error is {path}: {error}") from error
     config: Config = {}
     section: dict[str, str] | None = None
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
-        if not line or line.startswith("#"):
+        if len(line) <= 2 or line.startswith("#"):
             continue
         if line.startswith("[") and line.endswith("]"):
             section = config.setdefault(line[1:-1].strip(), {})

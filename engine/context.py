@@ -39,7 +39,7 @@ class Context:
         Raises TypeError for anything but a list of str, ValueError for an element that is
         neither a device type nor the name of an installed backend.
         """
-        return self._target
+        return list(self._target)
 
     @target.setter
     def target(self, target: list[str] | None) -> None:
@@ -137,7 +137,7 @@ class CpuSettings:
     @property
     def thread_affinity_core_list(self) -> list[int]:
         """CPU numbers to pin the threads to; [] leaves them free."""
-        return self._thread_affinity_core_list
+        return list(self._thread_affinity_core_list)
 
     @thread_affinity_core_list.setter
     def thread_affinity_core_list(self, value: list[int]) -> None:

@@ -6,12 +6,15 @@ as last time, arrays of the same shapes, anything else.
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import ModelStateError
+from engine import forks
+from engine.errors import InputError, ModelStateError
 from engine.tensor import Array, DataType, Description, Format, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -26,17 +29,21 @@ class Lane:
         "arrays",
         "bound",
         "buffers",
+        "busy",
         "context",
         "count",
         "descriptions",
         "expected",
         "inputs",
+        "pid",
         "plan",
         "run",
         "signature",
     )
 
     def __init__(self, plan: Plan, signature: Signature) -> None:
+        self.pid = os.getpid()
+        self.busy = False  # a predict is under way; see Model.predict
         self.plan = plan
         self.run = plan.predict
         self.signature = signature
@@ -75,9 +82,10 @@ class Lane:
 
         The backend gets these very lists again while nothing in them has changed.
         """
+        self.buffers: list[Array | None] = []  # if what follows is interrupted, nothing is bound
         self.arrays = arrays
-        self.buffers = buffers
         self.bound = [(array, array.dtype, array.shape) for array in arrays]
+        self.buffers = buffers
 
     def still_bound(self, inputs: Any) -> bool:
         """Whether these inputs are the arrays that were bound last, in the same shapes."""
@@ -89,9 +97,10 @@ class Lane:
                 return False
         return True
 
-    def deadline(self, timeout_s: float) -> float:
-        """The moment of time.monotonic() that is `timeout_s` seconds from now."""
-        if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool):
+    def deadline(self, timeout_s: float) -> float | None:
+        """The moment of time.monotonic() that is `timeout_s` seconds from now; None for never."""
+        number = isinstance(timeout_s, int | float | np.integer | np.floating)
+        if not number or isinstance(timeout_s, bool):
             raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
@@ -100,11 +109,19 @@ class Lane:
                 f"timeout_s: backend {self.plan.backend.name!r} cannot stop a running model; "
                 "leave timeout_s out"
             )
-        return time.monotonic() + timeout_s
+        try:
+            seconds = float(timeout_s)
+        except OverflowError:
+            seconds = math.inf
+        return None if math.isinf(seconds) else time.monotonic() + seconds
 
     def __del__(self) -> None:
         context = getattr(self, "context", None)
-        if context is not None:
+        if context is None:
+            return
+        if self.pid != os.getpid():  # a forked child: nothing of the parent's may be freed here
+            forks.never_free(self.plan, context)
+        else:
             self.plan.pool.give_back(context)
 
 
@@ -127,6 +144,8 @@ def buffers_of(outputs: Any) -> list[Array | None]:
             raise TypeError(
                 f"outputs element must be Tensor, but got {type(tensor)} at index {index}."
             )
+    if len(set(map(id, outputs))) != len(outputs):
+        raise InputError("one tensor was given for two outputs; give each its own")
     return [tensor._array for tensor in outputs]
 
 

@@ -39,6 +39,7 @@ new = object.__new__
 
 _NOT_BUILT = "the model is not built; call build_from_file first"
 _CLOSED = "the model is closed; build a new one"
+_BUILDING = "the model is being built; wait until build_from_file has returned"
 _FORKED = (
     "this process was forked after the model was built, and runtimes do not survive that; "
     "build the model in this process, or start processes with 'spawn'"
@@ -64,7 +65,9 @@ class Model:
         self._signature: Signature | None = None
         self._threads = threading.local()
         self._why_not = _NOT_BUILT
-        self._building = threading.Lock()
+        # Reentrant, so that a progress callback that builds this model is refused, not stuck.
+        self._building = threading.RLock()
+        forks.watch(self)
 
     # --------------------------------------------------------------------------------- building
 
@@ -118,6 +121,10 @@ class Model:
         if config_dict:
             check_config(config_dict)
             config = merged(config, config_dict)
+        if progress is not None and not callable(progress):
+            raise TypeError(f"progress must be callable, but got {type(progress)}.")
+        if cancel is not None and not hasattr(cancel, "cancelled"):
+            raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
         if dec_key:
             _check_decryption(dec_key, dec_mode, dec_num_parallel)
         self._build(model_path, context, config, progress, cancel)
@@ -135,8 +142,9 @@ class Model:
 
         with self._building:
             if self._why_not is not _NOT_BUILT:
-                state = "already built" if self._plan is not None else self._why_not
-                raise ModelStateError(f"build_from_file failed! Error is the model is {state}")
+                state = self._why_not or "the model is already built; make another Model"
+                raise ModelStateError(f"build_from_file failed! Error is {state}")
+            self._why_not = _BUILDING
             try:
                 plan = build_plan(
                     lambda suffixes: open_source(model_path, suffixes),
@@ -151,6 +159,8 @@ class Model:
                 raise ModelError(
                     f"build_from_file failed! Error is {error}", error.path or model_path
                 ) from error
+            finally:
+                self._why_not = _NOT_BUILT
             self._declared = self._signature = Signature(
                 plan.executable.inputs, plan.executable.outputs
             )
@@ -158,7 +168,6 @@ class Model:
             self._why_not = ""
             self.model_path_ = model_path
             self.provider = plan.backend.name
-            forks.watch(self)
 
     # ---------------------------------------------------------------------------------- running
 
@@ -185,24 +194,33 @@ class Model:
         try:
             lane = self._threads.lane
         except AttributeError:
+            lane = None
+        if lane is None or lane.busy:
+            # Busy: a signal handler or finalizer that predicts in the middle of a predict.
             lane = self._open_lane()
-        if outputs is not None:
-            return self._fill(lane, inputs, outputs, timeout_s)
-        arrays = lane.take(inputs)
-        deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+        lane.busy = True
         try:
-            results = lane.run(lane.context, arrays, None, deadline_s)
-        except Exception as error:
-            self._failed(error, lane)
-        tensors = []
-        for array, description in zip(results, lane.descriptions):
-            tensor = new(Tensor)
-            tensor._array = array
-            tensor._description = description
-            tensors.append(tensor)
-        return tensors
+            if outputs is not None:
+                return self._fill(lane, inputs, outputs, timeout_s)
+            arrays = lane.take(inputs)
+            deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+            try:
+                results = lane.run(lane.context, arrays, None, deadline_s)
+                if len(results) != len(lane.descriptions):
+                    raise _miscounted(results, lane)
+            except Exception as error:
+                self._failed(error, lane)
+            tensors = []
+            for array, description in zip(results, lane.descriptions):
+                tensor = new(Tensor)
+                tensor._array = array
+                tensor._description = description
+                tensors.append(tensor)
+            return tensors
+        finally:
+            lane.busy = False
 
-    def __call__(self, *arrays: Any, **by_name: Any) -> dict[str, Array]:
+    def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
 
         >>> outputs = model(x=array)  # doctest: +SKIP
@@ -227,9 +245,13 @@ class Model:
         deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
         try:
             results = lane.run(lane.context, arrays, buffers, deadline_s)
-        except Exception as error:
+            if len(results) != len(buffers):
+                raise _miscounted(results, lane)
+        except BaseException as error:
             lane.bind([], [])
-            self._failed(error, lane)
+            if isinstance(error, Exception):
+                self._failed(error, lane)
+            raise
         given: Any = results
         if given is not buffers:
             for tensor, result in zip(outputs, given, strict=True):
@@ -244,9 +266,9 @@ class Model:
         if isinstance(error, EngineError):
             raise error
         backend = lane.plan.backend.name
+        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(
-            f"predict failed! backend {backend!r} raised {type(error).__name__}: {error}",
-            self.model_path_,
+            f"predict failed! backend {backend!r} raised {text}", self.model_path_
         ) from error
 
     # ----------------------------------------------------------------------- inputs and outputs
@@ -336,6 +358,11 @@ class Model:
         if getattr(self, "_plan", None) is not None:
             self.close()
 
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a Model cannot be copied or sent to another process; build it where it is used"
+        )
+
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
 
@@ -353,7 +380,8 @@ class Model:
         if plan is None or signature is None:
             raise ModelStateError(f"predict failed! {self._why_not}")
         lane = Lane(plan, signature)
-        threads.lane = lane
+        if not hasattr(threads, "lane"):
+            threads.lane = lane
         return lane
 
     def _is_built(self) -> bool:
@@ -372,10 +400,17 @@ class Model:
     def abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
         forks.never_free(self._plan, self._threads)
+        if self._plan is not None:
+            self._why_not = _FORKED
+        elif self._why_not is _BUILDING:
+            self._why_not = _NOT_BUILT
         self._plan = None
         self._threads = threading.local()
-        self._building = threading.Lock()
-        self._why_not = _FORKED
+        self._building = threading.RLock()
+
+
+def _miscounted(results: Any, lane: Lane) -> TypeError:
+    return TypeError(f"engine_predict gave {len(results)} values for {len(lane.descriptions)}")
 
 
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:

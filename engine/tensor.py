@@ -188,6 +188,8 @@ class Tensor:
             self._description.dtype = dtype
         if shape is not None:
             self._description.shape = tuple(int(dim) for dim in shape)
+        if shape is not None and dtype is not None and min(self._description.shape, default=0) >= 0:
+            self.get_data_to_numpy()
 
     def _copy(self, other: Tensor, shape: Sequence[int] | None, dtype: DataType | None) -> None:
         if shape is not None and list(shape) != other.shape:
@@ -382,7 +384,7 @@ def numpy_type(array: Array) -> DataType:
 def plain(array: Array) -> Array:
     """`array` itself if a runtime can read it as it lies in memory, else a copy it can read."""
     native = array.dtype if array.dtype.isnative else array.dtype.newbyteorder("=")
-    return np.require(array, native, ["C", "A"])
+    return np.require(np.asarray(array), native, ["C", "A"])
 
 
 def check_shape(shape: object) -> None:

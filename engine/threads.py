@@ -36,7 +36,7 @@ def local_processes() -> int:
     """The processes of this job on this machine, as the launcher says; 1 without a launcher."""
     for variable in _LOCAL_SIZE:
         value = os.environ.get(variable, "")
-        if value.isdecimal() and int(value) > 0:
+        if value.isdecimal() and len(value) < 7 and int(value) > 0:
             return int(value)
     return 1
 
@@ -54,7 +54,7 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
     admin-guide/cgroup-v2 and cgroup-v1).
     """
     try:
-        lines = proc_cgroup.read_text().splitlines()
+        lines = proc_cgroup.read_text(errors="surrogateescape").splitlines()
     except OSError:
         return None
     limits: list[float] = []
@@ -100,8 +100,8 @@ def _ratio(quota: str, period: str) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
-    except OSError:
+        return path.read_text(errors="replace").strip()
+    except (OSError, ValueError):  # ValueError: a NUL in the path
         return ""
 
 

@@ -531,7 +531,11 @@ class Executable(Protocol):
 
 @runtime_checkable
 class ExecutionContext(Protocol):
-    """What one predict at a time needs. Used by one thread at a time, not always by the same."""
+    """What one predict at a time needs. Used by one thread at a time, not always by the same.
+
+    A context that keeps arrays between calls may have a method `reset()` beside `close()`: the core
+    calls it when a thread has ended and the context waits for the next.
+    """
 
     def close(self) -> None:
         """Free it; twice does nothing. Not called while a predict runs in it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -247,6 +248,65 @@ def test_a_device_that_is_not_there_is_refused_for_any_target(
 ) -> None:
     with pytest.raises(engine.BackendUnavailable, match="null:7"):
         engine.load(models.affine(tmp_path), target=null_backend, device_id=7)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("device_types=()", "device_types is empty"),
+        ("device_types=None", "device_types is None"),
+        ("device_types=('a',), providers=None", "providers is None"),
+        ("device_types=('a',), capabilities=None", "capabilities is None"),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_broken_by_the_fields_name(
+    plugin_folder: Path, changed: str, said: str
+) -> None:
+    after = (
+        "\n@hookimpl\ndef engine_backend():\n"
+        f"    return BackendInfo(name='odd', version='1', {changed})\n"
+    )
+    plugin(plugin_folder, "odd", after=after)
+    assert said in backends.record("odd").reason
+
+
+@pytest.mark.parametrize("place", ["before", "devices"])
+def test_a_panic_in_a_plugin_breaks_only_that_plugin(plugin_folder: Path, place: str) -> None:
+    panic = "class Panic(BaseException): pass\nraise Panic('at the disco')\n"
+    code = "import sys; sys.exit(1)" if place == "devices" else panic
+    plugin(plugin_folder, "odd", **{place: code})
+    plugin(plugin_folder, "well")
+    states = {found.name: found.state for found in backends.records()}
+    assert states["odd"] is BackendState.BROKEN
+    assert states["well"] is BackendState.READY
+
+
+@pytest.mark.parametrize("content", [b"[a]\nno equals sign\n", b"\xff\xfe[a]\n"])
+def test_damaged_metadata_of_some_package_hides_no_backend(
+    plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    plugin(plugin_folder, "well")
+    monkeypatch.syspath_prepend(tmp_path / "damaged")
+    broken = tmp_path / "damaged/somebody_else-1.0.dist-info"
+    broken.mkdir(parents=True)
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody-else\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(content)
+    bare = tmp_path / "damaged/bare-1.0.dist-info"  # a backend whose METADATA is missing
+    bare.mkdir()
+    (bare / "entry_points.txt").write_text("[engine.backends.v1]\nbare = plugin_well\n")
+    names = [found.name for found in backends.records()]
+    assert {"well", "bare"} <= set(names)
+    assert backends.find_target("well").backend == "well"
+
+
+def test_a_probe_that_leaves_a_process_behind_still_answers(plugin_folder: Path) -> None:
+    plugin(
+        plugin_folder, "leaving",
+        before="import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)\n",
+    )  # fmt: skip
+    begin = time.monotonic()
+    assert backends.record("leaving", isolated=True).state is BackendState.READY
+    assert time.monotonic() - begin < 15
 
 
 # ------------------------------------------------------------------------------------- targets

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import os
+import pickle
+import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -181,7 +185,7 @@ def test_a_scalar_model_takes_numpy_scalars(tmp_path: Path) -> None:
         ([X, X], RuntimeError, "model input len:1 not equal input len:2!"),
         ([[1, 2, 3]], TypeError, "inputs element must be Tensor, of numpy.*'x'"),
         ([1.0], TypeError, "inputs element must be Tensor, of numpy"),
-        ([Tensor(shape=[2, 3], dtype=DataType.FLOAT32)], RuntimeError, "'x': the tensor has no da"),
+        ([Tensor(shape=[-1, 3], dtype=DataType.FLOAT32)], RuntimeError, "'x': the tensor has no d"),
         ([X.astype(np.float64)], RuntimeError, r"'x': expected float32\[batch, 3\], got float64"),
         ([X.astype(np.float64)], ValueError, r"astype\('float32'\)"),
         ([X[0]], RuntimeError, r"'x': expected float32\[batch, 3\], got float32\[3\]"),
@@ -218,6 +222,20 @@ def test_wrong_outputs_are_named_and_leave_the_model_usable(
         with pytest.raises(kind, match=text):
             affine.predict([X], outputs)
     np.testing.assert_array_equal(affine.predict([X], [Tensor()])[0], 2 * X + 1)
+
+
+def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:
+    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
+    tensor = Tensor()
+    with pytest.raises(engine.InputError, match="one tensor was given for two outputs"):
+        several.predict([z, a, m], [tensor, Tensor(), tensor])
+
+
+@pytest.mark.parametrize("copy_it", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_model_cannot_be_copied(affine: Model, copy_it: Callable[[Model], object]) -> None:
+    with pytest.raises(TypeError, match="cannot be copied or sent to another process"):
+        copy_it(affine)
+    assert affine.predict([X])
 
 
 def test_a_read_only_output_is_refused(affine: Model) -> None:
@@ -497,6 +515,95 @@ def test_a_forked_child_gets_a_clear_error_and_ends_well(affine: Model) -> None:
     assert affine.predict([X])
 
 
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_child_forked_while_the_model_was_being_built_can_build_it(tmp_path: Path) -> None:
+    path = str(models.affine(tmp_path))
+    model = Model()
+    status: list[int] = []
+
+    def fork(phase: str, done: int, total: int | None) -> None:
+        if status:
+            return
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            built = threading.Thread(
+                target=lambda: model.build_from_file(path, ModelType.MINDIR, null_context())
+            )
+            built.start()
+            built.join()
+            os._exit(0 if model.predict([X]) else 1)
+        status.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    model.build_from_file(path, ModelType.MINDIR, null_context(), progress=fork)
+    assert status == [0]
+    assert model.predict([X])
+
+
+def test_a_progress_callback_that_builds_the_same_model_is_refused(tmp_path: Path) -> None:
+    path = str(models.affine(tmp_path))
+    model = Model()
+
+    def again(phase: str, done: int, total: int | None) -> None:
+        with pytest.raises(engine.ModelStateError, match="is being built"):
+            model.build_from_file(path, ModelType.MINDIR, null_context())
+
+    model.build_from_file(path, ModelType.MINDIR, null_context(), progress=again)
+
+
+def test_a_signal_handler_may_predict_in_the_middle_of_a_predict(affine: Model) -> None:
+    seen: list[float] = []
+
+    def handler(number: int, frame: object) -> None:
+        seen.append(
+            float(affine.predict([np.full((2, 3), 50, np.float32)])[0].get_data_to_numpy()[0, 0])
+        )
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
+    try:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert set(seen) == {101.0}
+
+
+def test_close_beside_first_calls_of_other_threads_is_a_state_error(tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    for _ in range(30):
+        model = engine.load(path, target="null")
+        barrier = threading.Barrier(3)
+
+        def work(index: int, model: Model = model, barrier: threading.Barrier = barrier) -> None:
+            barrier.wait()
+            if index == 0:
+                model.close()
+                return
+            with suppress(engine.ModelStateError):
+                model.predict([X])
+
+        in_threads(3, work)
+
+
+# ----------------------------------------------------------------------------------- bad plugins
+
+
+@pytest.mark.parametrize("answer", [None, [], [X, X]])
+def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
+    affine: Model, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(affine._threads, "lane", None, raising=False)
+    plan = affine._plan
+    object.__setattr__(plan, "predict", lambda *arguments: answer)
+    affine._threads = threading.local()
+    for outputs in (None, [Tensor()]):
+        with pytest.raises(engine.ModelError, match="predict failed! backend 'null' raised TypeEr"):
+            affine.predict([X], outputs)
+
+
 # ------------------------------------------------------------------------------- configuration
 
 
@@ -509,6 +616,24 @@ def test_the_dict_wins_over_the_file_and_reaches_the_backend(tmp_path: Path) -> 
     Model().build_from_file(
         path, ModelType.MINDIR, null_context(), str(file), {"null_context": {"unsupported_ops": ""}}
     )
+
+
+def test_a_byte_order_mark_and_short_lines_do_not_matter(tmp_path: Path) -> None:
+    file = tmp_path / "config.ini"
+    file.write_bytes(b"\xef\xbb\xbf[null_context]\r\n}\r\nunsupported_ops=Add\r\n")
+    with pytest.raises(engine.ModelError, match="cannot run Add 'shift'"):
+        Model().build_from_file(
+            str(models.affine(tmp_path)), ModelType.MINDIR, null_context(), str(file)
+        )
+
+
+def test_a_pipe_is_no_config_file(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.ini")
+    with pytest.raises(RuntimeError, match="it is not a regular file"):
+        Model().build_from_file(
+            str(models.affine(tmp_path)), ModelType.MINDIR, null_context(),
+            str(tmp_path / "config.ini"),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize(

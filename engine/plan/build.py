@@ -20,6 +20,7 @@ from engine.types import (
     CompileOptions,
     Device,
     Executable,
+    ExecutionContext,
     ModelSource,
     Placement,
     Progress,
@@ -118,7 +119,8 @@ def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> 
             executable = backend.compile(loaded, options)
             specs = (*executable.inputs, *executable.outputs)
     finally:
-        loaded.close()
+        with _blamed_on(backend, "LoadedModel.close"):
+            loaded.close()
     for spec in specs:
         if spec.kind is not ValueKind.TENSOR:
             executable.close()
@@ -127,7 +129,26 @@ def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> 
                 "whose inputs and outputs are tensors",
                 source.name,
             )
-    return Plan(backend, source, executable, backend.predict, ContextPool(executable), "")
+    # The file's bytes are the backend's business now: a model does not hold them twice.
+    source = replace(source, data=None)
+    opened = _Opened(backend, executable)
+    return Plan(backend, source, executable, backend.predict, ContextPool(opened), "")
+
+
+class _Opened:
+    """An executable whose contexts are opened with the blame where it belongs."""
+
+    def __init__(self, backend: Backend, executable: Executable) -> None:
+        self._backend = backend
+        self._executable = executable
+        self.close = executable.close
+
+    def open_context(self) -> ExecutionContext:
+        with _blamed_on(self._backend, "open_context"):
+            context = self._executable.open_context()
+            if not hasattr(context, "close"):
+                raise TypeError(f"it returned {context!r}, which is no execution context")
+            return context
 
 
 @contextmanager
@@ -135,9 +156,9 @@ def _blamed_on(backend: Backend, hook: str) -> Iterator[None]:
     """Report what no hook may raise as the backend's fault, in one line."""
     try:
         yield
-    except (EngineError, ValueError):  # ValueError: what an option's value may raise
-        raise
-    except Exception as error:
+    except (EngineError, ValueError, MemoryError, KeyboardInterrupt):
+        raise  # ValueError: what an option's value may raise
+    except BaseException as error:  # SystemExit, or a panic of a compiled extension
         text = " ".join(f"{type(error).__name__}: {error}".split())
         raise BackendUnavailable(
             f"backend {backend.name!r} is at fault: its {hook} raised {text}; "
@@ -207,15 +228,22 @@ def _options(
 
 
 def _device_id(text: str) -> int:
-    if not text.isdecimal():
+    if not text.isdecimal() or len(text) > 9:
         raise ValueError(f"device_id must be a non-negative int, but got {text!r}")
     return int(text)
 
 
 def _threads(context: Context) -> Threads:
     cpu = context.cpu
-    intra_op = cpu.thread_num or threads_per_worker()
+    intra_op = _bounded("cpu_thread_num", cpu.thread_num) or threads_per_worker()
+    inter_op = _bounded("cpu_inter_op_parallel_num", cpu.inter_op_parallel_num) or 1
     cores = tuple(cpu.thread_affinity_core_list)
+    for core in cores:
+        if not 0 <= core < (os.cpu_count() or 1):
+            raise InputError(
+                f"cpu_thread_affinity_core_list: core {core} is outside "
+                f"0..{(os.cpu_count() or 1) - 1}"
+            )
     if cores and cpu.thread_num and len(cores) != cpu.thread_num:
         raise InputError(
             f"cpu_thread_affinity_core_list names {len(cores)} cores for {cpu.thread_num} threads; "
@@ -223,11 +251,15 @@ def _threads(context: Context) -> Threads:
         )
     if not cores and cpu.thread_affinity_mode:
         cores = preferred_cores(cpu.thread_affinity_mode, min(intra_op, usable_cpus()))
-    return Threads(
-        intra_op=len(cores) or intra_op,
-        inter_op=cpu.inter_op_parallel_num or 1,
-        cores=cores,
-    )
+    return Threads(intra_op=len(cores) or intra_op, inter_op=inter_op, cores=cores)
+
+
+def _bounded(name: str, count: int) -> int:
+    """A number of threads that the user asked for, at most five a CPU as in MindSpore Lite."""
+    most = 5 * (os.cpu_count() or 1)
+    if count > most:
+        _log(f"{name} {count} is more than five threads a CPU; {most} are used")
+    return min(count, most)
 
 
 _said: set[str] = set()

@@ -3,8 +3,20 @@
 from __future__ import annotations
 
 import threading
+from typing import Protocol
 
-from engine.types import Executable, ExecutionContext
+from engine.errors import ModelStateError
+from engine.types import ExecutionContext
+
+
+class Opener(Protocol):
+    """What contexts come from: an executable, or a wrapper of one."""
+
+    def open_context(self) -> ExecutionContext:
+        """See Executable."""
+
+    def close(self) -> None:
+        """See Executable."""
 
 
 class ContextPool:
@@ -16,7 +28,7 @@ class ContextPool:
     the executable after the last of them.
     """
 
-    def __init__(self, executable: Executable) -> None:
+    def __init__(self, executable: Opener) -> None:
         self._executable = executable
         self._idle: list[ExecutionContext] = []
         self._open = 0
@@ -27,6 +39,8 @@ class ContextPool:
     def take(self) -> ExecutionContext:
         """A context for the calling thread: an idle one, else a new one."""
         with self._lock:
+            if self._closed:
+                raise ModelStateError("predict failed! the model is closed; build a new one")
             if self._idle:
                 return self._idle.pop()
             self._open += 1
@@ -38,11 +52,14 @@ class ContextPool:
 
     def give_back(self, context: ExecutionContext) -> None:
         """Take a context back; it is closed if the pool was."""
+        reset = getattr(context, "reset", None)
+        if reset is not None:
+            reset()
         with self._lock:
             if not self._closed:
                 self._idle.append(context)
                 return
-        context.close()
+        _close(context)
         self._returned()
 
     def close(self) -> None:
@@ -54,7 +71,7 @@ class ContextPool:
             idle, self._idle = self._idle, []
             self._open += 1  # this call's own: the executable outlives the loop below
         for context in idle:
-            context.close()
+            _close(context)
             self._returned()
         self._returned()
 
@@ -63,4 +80,18 @@ class ContextPool:
             self._open -= 1
             last = self._closed and self._open == 0
         if last:
-            self._executable.close()
+            _close(self._executable)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+def _close(thing: _Closable) -> None:
+    """Close it; an error is logged, because nobody who could mend it is there to catch it."""
+    try:
+        thing.close()
+    except Exception:
+        import logging
+
+        logging.getLogger("engine").exception("closing %s failed", type(thing).__name__)

@@ -204,17 +204,37 @@ def _array(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
             f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
             f"got {type(item)}"
         )
-    if item.dtype != dtype and not (item.dtype.newbyteorder("=") == dtype or _is_text(item, spec)):
+    if spec.dtype is DType.STRING:
+        return _text(item, spec)
+    if item.dtype != dtype and _native(item.dtype) != dtype:
         raise InputError(
             f"data type not equal! input {spec.name!r}: expected {spec}, got {_said(item)}; "
             f"convert it with astype({str(spec.dtype)!r})",
             spec.name,
         )
-    return plain(item if spec.dtype is not DType.STRING else item.astype(object))
+    return plain(item)
 
 
-def _is_text(array: Array, spec: TensorSpec) -> bool:
-    return spec.dtype is DType.STRING and array.dtype.kind in "OUT"
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    try:
+        return dtype.newbyteorder("=")
+    except TypeError:  # a type without byte order, such as numpy's StringDType
+        return dtype
+
+
+def _text(array: Array, spec: TensorSpec) -> Array:
+    """An array of strings as the runtime wants it: object, every element exactly a str."""
+    strings = [str.__str__(each) if isinstance(each, str) else each for each in array.flat]
+    others = [type(each).__name__ for each in strings if type(each) is not str]
+    if array.dtype.kind not in "OUT" or others:
+        raise InputError(
+            f"data type not equal! input {spec.name!r}: expected {spec} with elements of type str, "
+            f"got {_said(array)} with {others[0] if others else 'none'}; convert it with astype(str)",
+            spec.name,
+        )
+    result: Array = np.empty(array.shape, object)
+    result.reshape(-1)[:] = strings
+    return result
 
 
 def _fits(shape: tuple[int, ...], dims: tuple[Dim, ...] | None, sizes: dict[str, int]) -> bool:

@@ -9,7 +9,8 @@ A plugin's whole test_conformance.py:
 
 The levels are classes of their own, one file each; read there what is asked. Features that a
 backend does not announce are skipped with the reason. What it must do and cannot is named in
-`gaps`, each with why: such a test has to fail, so that the list stays true.
+`gaps`, each with why: such a test has to fail, so that the list stays true. The simplest tests
+run first: mend the first failure before you read the next.
 """
 
 from __future__ import annotations
@@ -25,22 +26,34 @@ __all__ = ["BackendConformance"]
 
 
 class BackendConformance(
-    Manifest,
-    LifeCycle,
-    Reports,
-    Semantics,
-    Results,
-    Inputs,
-    Buffers,
-    Errors,
-    Threads,
-    Stopping,
-    UsersView,
+    # Last first: pytest runs the tests of a class from its farthest base on.
     Leaks,
+    UsersView,
+    Stopping,
+    Threads,
+    Reports,
+    LifeCycle,
+    Errors,
+    Buffers,
+    Inputs,
+    Results,
+    Semantics,
+    Manifest,
 ):
     """All levels; see `engine.testing.level.Level` for the attributes that a subclass may set."""
 
     def test_gaps_name_tests_of_the_kit(self) -> None:
-        names = {name.partition("[")[0] for name in self.gaps}
-        unknown = sorted(name for name in names if not hasattr(BackendConformance, name))
-        assert unknown == [], f"gaps {unknown} name no test of the kit"
+        known = {name: _cases(name) for name in dir(BackendConformance) if name.startswith("test_")}
+        for gap in (*self.gaps, *self.crashes):
+            test = gap.partition("[")[0]
+            assert test in known, f"gap {gap!r} names no test of the kit"
+            assert gap in (test, *known[test]), (
+                f"gap {gap!r} names no case of its test; there are: {known[test]}"
+            )
+
+
+def _cases(test: str) -> list[str]:
+    """The names that pytest gives to the cases of a test of the kit; none without parameters."""
+    marks = getattr(getattr(BackendConformance, test), "pytestmark", ())
+    # Tests of the kit have at most one parameter, whose values pytest names like this.
+    return [f"{test}[{getattr(value, '__name__', value)}]" for m in marks for value in m.args[1]]

@@ -69,7 +69,8 @@ class Trial:
 
     def options(self, **changes: Any) -> CompileOptions:
         """The options that a user without a wish gives, with changes."""
-        return replace(CompileOptions(device=self.device), **changes)
+        precision = "enforce_fp32" if self.device.type in ("cpu", "gpu") else ""
+        return replace(CompileOptions(device=self.device, precision=precision), **changes)
 
     def source(self, model: Maker | ModelSource) -> ModelSource:
         """A model as the core hands it to a backend."""
@@ -127,12 +128,14 @@ class Level:
 
     backend: its name, as in its entry point.
     rtol, atol: how far results in floating point may be from the closed form. A backend that
-        computes in float16 sets 1e-2 and says why.
+        computes in float16 sets 1e-2 and says why; with 1e-5, TF32 and less are caught.
     vendor_modules: what importing the plugin must not import, beside the usual runtimes.
     option: the name of one option that the backend knows; lets the kit misspell it.
     gaps: what the backend is known not to do: a test's name, with or without its parameters
         ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
         so the list cannot outlive the gap.
+    crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
+        its entry out to see whether it is still so.
     """
 
     backend: ClassVar[str] = ""
@@ -141,12 +144,15 @@ class Level:
     vendor_modules: ClassVar[tuple[str, ...]] = ()
     option: ClassVar[str] = ""
     gaps: ClassVar[Mapping[str, str]] = {}
+    crashes: ClassVar[Mapping[str, str]] = {}
 
     @pytest.fixture(autouse=True)
     def _expect_gap(self, request: pytest.FixtureRequest) -> None:
-        name = request.node.name
-        reason = self.gaps.get(name) or self.gaps.get(name.partition("[")[0])
-        if reason:
+        case = request.node.name
+        test = case.partition("[")[0]
+        if reason := self.crashes.get(case) or self.crashes.get(test):
+            pytest.xfail(f"not run: {reason}")
+        if reason := self.gaps.get(case) or self.gaps.get(test):
             request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
 
     @pytest.fixture

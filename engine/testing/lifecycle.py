@@ -1,4 +1,4 @@
-"""Level 2 of the kit: loading, compiling, opening and closing; what is reported, what leaks."""
+"""Level 5 of the kit: loading, compiling, opening and closing; what is reported, what leaks."""
 
 from __future__ import annotations
 

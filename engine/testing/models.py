@@ -23,6 +23,8 @@ IR_VERSION = 8
 OPSET = 17
 SLOW_STEPS = 32
 SLOW_WIDTH = 256
+FINE: npt.NDArray[np.float32] = (1 + np.arange(128) / 128 + 3 / 8192).astype(np.float32)
+"""128 values from 1 to 2, exact in float32; bfloat16, TF32 and float16 lose 3/8192 of each."""
 
 Shape = Sequence[Dim]
 
@@ -90,6 +92,17 @@ def several(folder: Path) -> Path:
     )
 
 
+def unread(folder: Path) -> Path:
+    """y = x - z; inputs unread, x, z, all float32[3]: no node reads the first."""
+    return _write(
+        folder,
+        "unread",
+        [_value("unread", [3]), _value("x", [3]), _value("z", [3])],
+        [_value("y", [3])],
+        [helper.make_node("Sub", ["x", "z"], ["y"])],
+    )
+
+
 def shared_dims(folder: Path) -> Path:
     """y = left @ right; left float32[rows, common], right float32[common, columns]."""
     return _write(
@@ -109,6 +122,35 @@ def doubled(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
         [_value("x", ["n"], dtype)],
         [_value("y", ["n"], dtype)],
         [helper.make_node("Add", ["x", "x"], ["y"])],
+    )
+
+
+def dense(folder: Path) -> Path:
+    """y = x @ FINE as [32, 4], x float32[rows, 32]."""
+    return _write(
+        folder,
+        "dense",
+        [_value("x", ["rows", 32])],
+        [_value("y", ["rows", 4])],
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        {"weight": FINE.reshape(32, 4)},
+    )
+
+
+def polynomial(folder: Path) -> Path:
+    """y = (0.1 x + 0.3) x + 0.7, x float32[n]; the constants are float32's nearest."""
+    return _write(
+        folder,
+        "polynomial",
+        [_value("x", ["n"])],
+        [_value("y", ["n"])],
+        [
+            helper.make_node("Mul", ["x", "a"], ["ax"]),
+            helper.make_node("Add", ["ax", "b"], ["sum"]),
+            helper.make_node("Mul", ["sum", "x"], ["product"]),
+            helper.make_node("Add", ["product", "c"], ["y"]),
+        ],
+        {"a": _floats([0.1]), "b": _floats([0.3]), "c": _floats([0.7])},
     )
 
 

@@ -1,4 +1,4 @@
-"""Level 3 of the kit: predict gives the right answers, whatever the types, shapes and values."""
+"""Level 2 of the kit: predict gives the right answers, whatever the types, shapes and values."""
 
 from __future__ import annotations
 
@@ -36,6 +36,18 @@ class Semantics(Level):
         x = np.array([0, 1, 3, -7, 1000], dtype.numpy)
         [y] = trial.run(partial(models.doubled, dtype=dtype), x)
         self.assert_close(y, x + x)
+
+    def test_sums_of_products_are_as_precise_as_float32(self, trial: Trial) -> None:
+        x = models.FINE[:64].reshape(2, 32)
+        [y] = trial.run(models.dense, x)
+        weight = models.FINE.reshape(32, 4)
+        self.assert_close(y, floats(x.astype(np.float64) @ weight.astype(np.float64)))
+
+    def test_arithmetic_is_as_precise_as_float32(self, trial: Trial) -> None:
+        [y] = trial.run(models.polynomial, models.FINE)
+        x = models.FINE.astype(np.float64)
+        a, b, c = floats([0.1, 0.3, 0.7]).astype(np.float64)
+        self.assert_close(y, floats((a * x + b) * x + c))
 
     @pytest.mark.parametrize("dtype", WHOLE, ids=str)
     def test_whole_numbers_arrive_to_the_last_bit(self, trial: Trial, dtype: DType) -> None:
@@ -108,6 +120,17 @@ class Semantics(Level):
         self.assert_close(y, z - a)
         self.assert_close(b, a * m)
         self.assert_close(x, z + m)
+
+    def test_an_input_that_no_node_reads_keeps_its_place(self, trial: Trial) -> None:
+        unread, x, z = floats([100, 200, 300]), floats([5, 7, 9]), floats([1, 2, 3])
+        running = trial.open(models.unread)
+        assert [spec.name for spec in running.executable.inputs] == ["unread", "x", "z"]
+        for _ in range(2):
+            [y] = running.predict(unread, x, z)
+            self.assert_close(y, x - z)
+            buffer = np.full(3, -1, np.float32)
+            running.predict(unread, x, z, outputs=[buffer])
+            self.assert_close(buffer, x - z)
 
     def test_both_branches_of_a_condition_run(self, trial: Trial) -> None:
         x = floats([1, 2, 3])

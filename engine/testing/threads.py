@@ -27,7 +27,7 @@ def _grid(value: float) -> Array:
 class Threads(Level):
     """An executable is any thread's, a context one thread's at a time."""
 
-    def test_threads_with_contexts_of_their_own_run_at_once(self, trial: Trial) -> None:
+    def test_threads_with_contexts_of_their_own_get_their_own_results(self, trial: Trial) -> None:
         executable = trial.compile(models.several)
         contexts = [trial.context(executable) for _ in range(THREADS)]
 

@@ -151,6 +151,11 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     check_functions(functions, _take_part(state))
     if not graph.outputs:
         raise Invalid("the graph has no outputs; expected at least one")
+    twice = [
+        name for name, times in Counter(name for name, _ in graph.outputs).items() if times > 1
+    ]
+    if twice:
+        raise Invalid(f"the graph lists its output {twice[0]!r} twice; expected unique names")
     info = GraphInfo(
         name=graph.name,
         inputs=tuple(

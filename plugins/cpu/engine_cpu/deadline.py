@@ -40,6 +40,7 @@ class Deadline:
         traceback: TracebackType | None,
     ) -> None:
         self.done = True
+        _watch().finished()
 
     @property
     def passed(self) -> bool:
@@ -53,7 +54,9 @@ class _Watch:
     def __init__(self) -> None:
         self._due: list[tuple[float, int, Deadline]] = []
         self._order = itertools.count()
-        self._changed = threading.Condition()
+        self._done = 0
+        # Reentrant: a signal handler may predict with a deadline of its own.
+        self._changed = threading.Condition(threading.RLock())
         threading.Thread(target=self._run, name="engine-cpu-deadlines", daemon=True).start()
 
     def add(self, deadline: Deadline) -> None:
@@ -61,6 +64,15 @@ class _Watch:
             heapq.heappush(self._due, (deadline.deadline_s, next(self._order), deadline))
             if self._due[0][2] is deadline:
                 self._changed.notify()
+
+    def finished(self) -> None:
+        """One run more has ended; its entry goes before ended ones are the most."""
+        self._done += 1
+        if self._done > 64 + len(self._due) // 2:
+            with self._changed:
+                self._due = [each for each in self._due if not each[2].done]
+                heapq.heapify(self._due)
+                self._done = 0
 
     def _run(self) -> None:
         while True:
@@ -80,13 +92,15 @@ class _Watch:
                 deadline.options.terminate = True
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _watches: dict[int, _Watch] = {}
 
 
 def _watch() -> _Watch:
     # By process: a forked child has the parent's objects but not its thread.
     pid = os.getpid()
+    if pid in _watches:
+        return _watches[pid]
     with _lock:
         if pid not in _watches:
             _watches.clear()
@@ -94,4 +108,4 @@ def _watch() -> _Watch:
         return _watches[pid]
 
 
-os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.Lock()))
+os.register_at_fork(after_in_child=lambda: globals().update(_lock=threading.RLock()))

@@ -22,6 +22,7 @@ import onnxruntime as ort
 
 from engine.errors import DeadlineExceeded, EngineError, InputError, ModelError
 from engine.types import DType, TensorSpec, Values
+from engine_cpu import exits
 from engine_cpu.deadline import Deadline
 
 Array = np.ndarray[Any, Any]
@@ -83,6 +84,8 @@ class CpuContext:
     def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
         """See engine_predict."""
         given: list[Array] = outputs
+        if exits.ending:
+            exits.hold_back()
         try:
             if outputs is None:
                 staged = self._staged
@@ -106,13 +109,19 @@ class CpuContext:
                 with _stopping(deadline_s) as deadline:
                     bound.run(bound.binding, deadline.options)
             return given
-        except Exception as error:  # ONNX Runtime's exceptions have no common base
-            self._bound = None
-            raise _translated(error) from error
+        except BaseException as error:
+            self._bound = None  # it may be half changed
+            if isinstance(error, Exception):  # ONNX Runtime's have no common base
+                raise _translated(error) from error
+            raise
 
     def close(self) -> None:
         """Let go of every array; the session goes with its last context."""
         self._staged = self._bound = None
+
+    def reset(self) -> None:
+        """Let go of the callers' arrays."""
+        self._bound = None
 
     def _feed(self, inputs: Sequence[Array], deadline_s: float | None) -> list[Array]:
         """Run without copies: ONNX Runtime reads the inputs in place and allocates the outputs."""
@@ -155,6 +164,7 @@ class CpuContext:
             return None
         if self._bound is None:
             self._bound = _Bound(self._session, self._layout)
+        self._bound.inputs = None  # until all of it is bound
         if not self._bound.holds(inputs, buffers):
             if _overlap(inputs, buffers):
                 self._bound = None
@@ -240,11 +250,13 @@ class _Bound:
             if array is self._held_inputs[place] and array.shape == self._shapes[place]:
                 continue
             value = ort.OrtValue.ortvalue_from_numpy(array)
+            self._held_inputs[place] = None  # noted when done: an interrupt may come in between
             self._io_binding.bind_ortvalue_input(self._layout.input_names[place], value)
             self._held_inputs[place], self._shapes[place] = array, array.shape
         for place, buffer in enumerate(outputs):
             if buffer is not self._held_outputs[place]:
                 value = ort.OrtValue.ortvalue_from_numpy(buffer)
+                self._held_outputs[place] = None
                 self._io_binding.bind_ortvalue_output(self._layout.output_names[place], value)
                 self._held_outputs[place] = buffer
 

@@ -72,6 +72,13 @@ def test_a_core_that_is_not_there_is_refused(tmp_path: Path) -> None:
         Model().build_from_file(str(models.affine(tmp_path)), ModelType.MINDIR, context)
 
 
+def test_an_absurd_number_of_threads_is_bounded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert engine.load(models.affine(tmp_path), threads=2**40)
+    assert "more than five threads a CPU" in caplog.text
+
+
 def test_as_many_cores_as_threads_are_wanted(tmp_path: Path) -> None:
     context = Context()
     context.cpu.thread_num = 2

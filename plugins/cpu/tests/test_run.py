@@ -143,6 +143,67 @@ def test_shapes_that_the_declaration_gets_wrong_still_run(tmp_path: Path) -> Non
         assert model.predict([x])[0].get_data_to_numpy().tolist() == [v for v in values if v]
 
 
+def test_bound_arrays_go_with_the_thread_that_bound_them(load: Any) -> None:
+    model = load(models.affine)
+    references = []
+
+    def work() -> None:
+        x, out = X.copy(), Tensor(np.zeros((2, 3), "f"))
+        model.predict([x], [out])
+        references.extend([weakref.ref(x), weakref.ref(out.get_data_to_numpy())])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    del thread
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+
+
+def test_a_model_keeps_no_copy_of_its_file(tmp_path: Path) -> None:
+    model = engine.load(models.heavy(tmp_path))
+    assert model._plan is not None
+    assert model._plan.source.data is None
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["a", "bc"]),
+        np.array(["a", "bc"], object),
+        np.array(["a", "bc"], np.dtypes.StringDType()),
+    ],
+    ids=["fixed", "object", "StringDType"],
+)
+def test_strings_go_in_and_come_out(tmp_path: Path, array: Any) -> None:
+    text = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
+    out = helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])
+    path = write(tmp_path, [helper.make_node("Identity", ["x"], ["y"])], [text], [out])
+    model = engine.load(path)
+    for _ in range(3):
+        assert model(x=array)["y"].tolist() == ["a", "bc"]
+
+
+class Spiteful:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([1, "a"], object), np.array([None], object), np.array([b"a"], object),
+        np.array([Spiteful()], object), np.array([b"a"]), np.array([1.0]),
+    ],
+)  # fmt: skip
+def test_what_is_no_string_is_refused(tmp_path: Path, array: Any) -> None:
+    text = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
+    out = helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])
+    path = write(tmp_path, [helper.make_node("Identity", ["x"], ["y"])], [text], [out])
+    with pytest.raises(engine.InputError, match=r"elements of type str.*astype\(str\)"):
+        engine.load(path).predict([array])
+
+
 def test_arrays_of_calls_without_outputs_are_not_kept(load: Any) -> None:
     model = load(models.affine)
     for rows in (2, 2, 2, 100_000):
@@ -232,6 +293,15 @@ def test_one_deadline_does_not_stop_another_threads_run(load: Any) -> None:
         model.predict(inputs, timeout_s=needed_s / 10)
     other.join()
     np.testing.assert_array_equal(results[0], expected)
+
+
+def test_deadlines_that_were_kept_leave_nothing_behind(load: Any) -> None:
+    from engine_cpu import deadline
+
+    model = load(models.affine)
+    for _ in range(500):
+        model.predict([X], timeout_s=3600)
+    assert len(deadline._watch()._due) < 200
 
 
 # --------------------------------------------------------------------------------------- threads

@@ -48,6 +48,64 @@ class LosesPrecisionInDouble(Changes):
         return [y * (1 + 1e-4) if y.dtype == np.float64 else y for y in results]
 
 
+@caught_by(
+    "test_sums_of_products_are_as_precise_as_float32",
+    "test_arithmetic_is_as_precise_as_float32",
+    says="Not equal to tolerance",
+)
+class ComputesInHalf(Changes):
+    """Weights, inputs and everything between them are float16."""
+
+    def load(self, source, options):
+        from onnx import numpy_helper  # not above: importing a plugin imports no runtime
+
+        loaded = super().load(source, options)
+        for weight in loaded.proto.graph.initializer:
+            values = numpy_helper.to_array(weight)
+            if values.dtype == np.float32:
+                weight.CopyFrom(numpy_helper.from_array(values.astype(np.float16), weight.name))
+        return loaded
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        inputs = [x.astype(np.float16) if x.dtype == np.float32 else x for x in inputs]
+        return super().predict(context, inputs, outputs, deadline_s)
+
+    def change(self, context, inputs, results):
+        return [y.astype(np.float32) if y.dtype == np.float16 else y for y in results]
+
+
+def _rounded(values: Any, bits: int) -> Any:
+    """float32 values with only so many bits of the 23 behind the point, as tensor cores read."""
+    if values.dtype != np.float32:
+        return values
+    lost = 23 - bits
+    half = np.uint32(1 << (lost - 1))
+    return ((values.view(np.uint32) + half) >> lost << lost).view(np.float32)
+
+
+@caught_by(
+    "test_sums_of_products_are_as_precise_as_float32",
+    "test_arithmetic_is_as_precise_as_float32",
+    says="Not equal to tolerance",
+)
+class ReadsInputsAsBfloat16(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        inputs = [_rounded(x, bits=7) for x in inputs]
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by(
+    "test_sums_of_products_are_as_precise_as_float32",
+    says="Not equal to tolerance",
+    control="test_arithmetic_is_as_precise_as_float32",
+)
+class MultipliesMatricesInTf32(Faulty):
+    def predict(self, context, inputs, outputs, deadline_s):
+        if any(node.op_type == "MatMul" for node in context.inner._executable._nodes):
+            inputs = [_rounded(x, bits=10) for x in inputs]
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
 @caught_by("test_whole_numbers_arrive_to_the_last_bit", says="Arrays are not equal")
 class TakesIntegersForDoubles(Changes):
     def change(self, context, inputs, results):
@@ -136,6 +194,36 @@ class GivesOutputsInAlphabeticalOrder(Changes):
     def change(self, context, inputs, results):
         names = [spec.name for spec in context.inner._executable.outputs]
         return [y for _, y in sorted(zip(names, results, strict=True), key=lambda pair: pair[0])]
+
+
+def _read(executable: Any) -> list[int]:
+    """Which inputs of the null backend's executable any node reads."""
+    names = {name for node in executable._nodes for name in node.inputs}
+    return [index for index, spec in enumerate(executable.inputs) if spec.name in names]
+
+
+@caught_by("test_an_input_that_no_node_reads_keeps_its_place", says="['x', 'z'] ==")
+class DropsUnreadInputs(Faulty):
+    """Describes what the runtime made of the graph."""
+
+    def compile(self, loaded, options):
+        executable = super().compile(loaded, options)
+        inner = executable.inner
+        inner.inputs = tuple(inner.inputs[index] for index in _read(inner))
+        return executable
+
+
+@caught_by("test_an_input_that_no_node_reads_keeps_its_place", says="Not equal to tolerance")
+class BindsReadInputsInTurn(Faulty):
+    """Gives the first inputs to what the runtime kept, where it binds buffers."""
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if outputs is not None:
+            inputs = list(inputs)
+            kept = _read(context.inner._executable)
+            for place, x in zip(kept, tuple(inputs), strict=False):
+                inputs[place] = x
+        return super().predict(context, inputs, outputs, deadline_s)
 
 
 @caught_by("test_both_branches_of_a_condition_run", says="Not equal to tolerance")

@@ -11,7 +11,7 @@ from faulty import Faulty, caught_by
 
 
 @caught_by(
-    "test_threads_with_contexts_of_their_own_run_at_once",
+    "test_threads_with_contexts_of_their_own_get_their_own_results",
     "test_threads_share_a_model",
     says="Not equal to tolerance",
 )
