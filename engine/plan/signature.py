@@ -229,7 +229,7 @@ def _text(array: Array, spec: TensorSpec) -> Array:
     if array.dtype.kind not in "OUT" or others:
         raise InputError(
             f"data type not equal! input {spec.name!r}: expected {spec} with elements of type str, "
-            f"got {_said(array)} with {others[0] if others else 'none'}; convert it with astype(str)",
+            f"got {_said(array)}{' with ' + others[0] if others else ''}; convert it with astype(str)",
             spec.name,
         )
     result: Array = np.empty(array.shape, object)
