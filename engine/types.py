@@ -400,11 +400,14 @@ class Threads:
 
     intra_op: threads inside one operator. inter_op: operators at once.
     cores: CPU numbers to pin the intra-op threads to, one a thread; () leaves them free.
+    is_counted: the user left `intra_op` open and the core counted the usable CPUs: a backend
+        that knows better (hyper-threads, big cores) may use fewer.
     """
 
     intra_op: int = 1
     inter_op: int = 1
     cores: tuple[int, ...] = ()
+    is_counted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -251,7 +251,12 @@ def _threads(context: Context) -> Threads:
         )
     if not cores and cpu.thread_affinity_mode:
         cores = preferred_cores(cpu.thread_affinity_mode, min(intra_op, usable_cpus()))
-    return Threads(intra_op=len(cores) or intra_op, inter_op=inter_op, cores=cores)
+    return Threads(
+        intra_op=len(cores) or intra_op,
+        inter_op=inter_op,
+        cores=cores,
+        is_counted=not cores and cpu.thread_num == 0,
+    )
 
 
 def _bounded(name: str, count: int) -> int:

@@ -228,8 +228,8 @@ def _text(array: Array, spec: TensorSpec) -> Array:
     others = [type(each).__name__ for each in strings if type(each) is not str]
     if array.dtype.kind not in "OUT" or others:
         raise InputError(
-            f"data type not equal! input {spec.name!r}: expected {spec} with elements of type str, "
-            f"got {_said(array)}{' with ' + others[0] if others else ''}; convert it with astype(str)",
+            f"data type not equal! input {spec.name!r}: expected {spec}, elements of type str, got "
+            f"{_said(array)}{' with ' + others[0] if others else ''}; convert it with astype(str)",
             spec.name,
         )
     result: Array = np.empty(array.shape, object)

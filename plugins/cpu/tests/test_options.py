@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,13 @@ def test_threads_and_order_of_execution_reach_the_session() -> None:
     assert (found.intra_op_num_threads, found.inter_op_num_threads) == (3, 2)
     assert found.execution_mode == ort.ExecutionMode.ORT_PARALLEL
     assert options().execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+
+
+def test_a_machine_all_to_ourselves_is_left_to_onnxruntime_and_a_part_of_it_is_not() -> None:
+    cpus = os.cpu_count() or 1
+    assert options(Threads(intra_op=cpus, is_counted=True)).intra_op_num_threads == 0
+    assert options(Threads(intra_op=cpus)).intra_op_num_threads == cpus
+    assert options(Threads(intra_op=cpus + 1, is_counted=True)).intra_op_num_threads == cpus + 1
 
 
 def test_idle_threads_spin_shortly_by_default_and_as_told() -> None:
