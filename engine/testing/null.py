@@ -101,7 +101,7 @@ def engine_devices() -> Devices:
 
 @hookimpl
 def engine_diagnose() -> Sequence[Check]:
-    """Each line of `engine doctor null`, with the fix where something is wrong."""
+    """Each line of the null backend's diagnosis, with the fix where something is wrong."""
     devices = engine_devices()
     return [Check("onnx can be imported", bool(devices.found), devices.reason, devices.fix)]
 

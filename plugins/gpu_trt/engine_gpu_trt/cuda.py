@@ -87,7 +87,7 @@ class Gpu:
             )
         return BackendUnavailable(
             f"{self.name}: CUDA failed for {wanted}: {error}; if it goes on, restart the process "
-            "and run: engine doctor gpu_trt",
+            "and run: engine plugins",
             "gpu_trt",
         )
 
@@ -172,7 +172,7 @@ def open_gpu(id: int) -> Gpu:
                 _gpus[id] = Gpu(driver, id)
             except driver.Error as error:
                 raise BackendUnavailable(
-                    f"device 'gpu:{id}' cannot be used: {error}; run: engine doctor gpu_trt",
+                    f"device 'gpu:{id}' cannot be used: {error}; run: engine plugins",
                     "gpu_trt",
                 ) from error
         return _gpus[id]

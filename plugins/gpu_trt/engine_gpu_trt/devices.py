@@ -1,4 +1,4 @@
-"""Which devices there are, and what `engine doctor gpu_trt` says of this machine."""
+"""Which devices there are, and what the diagnosis says of this machine."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
         except (RuntimeError, TypeError) as error:
             raise BackendUnavailable(
                 f"TensorRT's runtime does not start: {messages.tidy(str(error))}; "
-                "run: engine doctor gpu_trt",
+                "run: engine plugins",
                 "gpu_trt",
             ) from error
         engine = runtime.deserialize_cuda_engine(plan)

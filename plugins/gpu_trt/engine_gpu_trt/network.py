@@ -154,7 +154,7 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
         builder = trt.Builder(log)
     except (RuntimeError, TypeError) as error:
         raise BackendUnavailable(
-            f"TensorRT does not start: {messages.tidy(str(error))}; run: engine doctor gpu_trt",
+            f"TensorRT does not start: {messages.tidy(str(error))}; run: engine plugins",
             "gpu_trt",
         ) from error
     # Types are the model's own: TensorRT 11 knows nothing else, and 10 does the same with this.
@@ -162,7 +162,7 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
     if network is None:
         del builder
         raise BackendUnavailable(
-            "TensorRT does not make a network; run: engine doctor gpu_trt", "gpu_trt"
+            "TensorRT does not make a network; run: engine plugins", "gpu_trt"
         )
     return builder, network, trt.OnnxParser(network, log)
 
