@@ -8,6 +8,7 @@ the same way, is the A/A control: where it is not within 1.01, the run is not to
 from __future__ import annotations
 
 import json
+import random
 import statistics
 import subprocess
 import sys
@@ -52,13 +53,14 @@ def compare(
     """Time `calls` calls of each, in turn, `rounds` times.
 
     pause_s: rest before each timing, after one untimed call; longer than idle threads spin.
-    The order of the timings turns from round to round, so that none always follows the same.
+    The order of the timings is drawn anew for each round, so that none always follows the same:
+    what one leaves behind (spinning threads, caches, the clock's speed) meets all alike.
     """
+    order = random.Random(0)
     functions = [baseline, baseline, *(function for function, _ in contenders.values())]
     times: list[list[float]] = [[] for _ in functions]
     for round_ in range(-max(2, rounds // 20), rounds):  # the first ones warm up and do not count
-        for step in range(len(functions)):
-            which = (step + round_) % len(functions)
+        for which in order.sample(range(len(functions)), len(functions)):
             function = functions[which]
             if pause_s:
                 time.sleep(pause_s)

@@ -32,7 +32,7 @@ import engine
 
 # Longer than ONNX Runtime's idle threads spin after a run (up to 20 ms): else the baseline's
 # spinning would be timed as its neighbour's.
-PAUSE_S = 0.03
+PAUSE_S = 0.05
 
 
 def calls(folder: Path, rounds: int) -> list[Row]:
