@@ -21,10 +21,10 @@ import onnxruntime as ort
 
 from engine.types import CompileOptions, Threads
 
-# Default spinning burns up to 20 ms of a core after each run. 30 us keep a chain of operators
+# Default spinning burns up to 20 ms of a core after each run. 20 us keep a chain of operators
 # going and leave the machine to others: the default's time on an idle machine and about two
 # thirds of it beside a busy neighbour (bench/overhead.py).
-SPIN_US = 30
+SPIN_US = 20
 
 _LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
