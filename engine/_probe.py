@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from engine.backends import BackendRecord, BackendState, crashed, record
@@ -46,14 +46,20 @@ def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
             said = f" ({last[0].strip()})" if last else ""
             return crashed(name, f"its probe {_end(status)}{said}")
         answer.seek(0)
-        return from_json(json.loads(answer.read()))
+        try:
+            return from_json(json.loads(answer.read()))
+        except ValueError:
+            return crashed(name, "its probe ended without an answer")
 
 
 def to_json(found: BackendRecord) -> dict[str, Any]:
     """A record as plain JSON values."""
-    values = asdict(found)
-    if found.info is not None:
-        values["info"]["capabilities"] = sorted(found.info.capabilities)
+    info = found.info
+    if info is None:
+        return asdict(found)
+    plain = replace(info, suffixes=dict(info.suffixes), capabilities=frozenset())
+    values = asdict(replace(found, info=plain))
+    values["info"]["capabilities"] = sorted(info.capabilities)
     return values
 
 

@@ -129,8 +129,10 @@ class Backend:
                 self.name,
             )
         function: Callable[..., Any] = implementations[0].function
-        taken = tuple(implementations[0].argnames)
         given = tuple(signature(getattr(hookspecs, hook)).parameters)
+        # Arguments with defaults count too: so a plugin may span versions of the contract.
+        named = (*implementations[0].argnames, *implementations[0].kwargnames)
+        taken = tuple(name for name in named if name in given)
         if taken == given:
             return function
         places = tuple(given.index(name) for name in taken)
@@ -243,7 +245,9 @@ def find_target(text: str) -> Target:
             broken[name] = found
         elif kind in (name.lower(), *backend.info.device_types):
             serving.append(backend)
-    fitting = [b for b in serving if provider in ("", b.name.lower(), *b.info.providers)]
+    fitting = [
+        b for b in serving if provider in ("", b.name.lower(), *map(str.lower, b.info.providers))
+    ]
     if len(fitting) == 1:
         name, types = fitting[0].name, fitting[0].info.device_types
         device_type = kind if kind in types else types[0]
@@ -266,7 +270,7 @@ def find_target(text: str) -> Target:
 
 def _providers(name: str) -> tuple[str, ...]:
     backend = _resolve(name, look_for_devices=False)[1]
-    return backend.info.providers if backend is not None else ()
+    return tuple(map(str.lower, backend.info.providers)) if backend is not None else ()
 
 
 # ------------------------------------------------------------------------------------ resolving

@@ -119,7 +119,9 @@ def engine_compile(loaded: LoadedModel, options: CompileOptions) -> Executable:
 def engine_predict(
     context: ExecutionContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
-    """Run the model once and block until the outputs are ready on their device.
+    """Run the model once and block until the outputs are ready.
+
+    Host arrays are complete on return; a DeviceBuffer is, or is ordered after its `stream`.
 
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,

@@ -48,7 +48,7 @@ class Lane:
         self.run = plan.predict
         self.signature = signature
         self.count = len(signature.names)
-        self.expected: list[tuple[Any, Any]] = list(zip(signature.dtypes, signature.shapes))
+        self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.inputs = [tensor_for(spec) for spec in signature.inputs]
         self.descriptions = [_description(spec) for spec in signature.outputs]
         self.bind([], [])
@@ -74,7 +74,8 @@ class Lane:
                 return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
         arrays = self.signature.arrays(inputs)
-        self.expected = [(array.dtype, array.shape) for array in arrays]
+        shapes = [array.shape for array in arrays]
+        self.expected = list(zip(self.signature.quick_dtypes, shapes))
         return arrays
 
     def bind(self, arrays: list[Array], buffers: list[Array | None]) -> None:

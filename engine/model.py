@@ -89,7 +89,8 @@ class Model:
 
         context: None stands for Context(), the CPU. config_path, config_dict: sections of
         options; the dict wins. dec_key: for encrypted files. progress(phase, done, total) is
-        called while a backend compiles; cancel.cancel() from another thread stops it.
+        called while a backend compiles; `cancel`, an engine.types.CancelToken, stops it: as soon as
+        the backend can, at the latest when it has compiled.
 
         Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
         that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
@@ -184,7 +185,7 @@ class Model:
         declared, shapes as declared or last resized. Not modified, not kept.
         outputs: None, or one Tensor an output to fill and return. Their memory is reused, so
         results of earlier calls with the same tensors change; a Tensor without data gets new
-        memory.
+        memory. Do not reshape or retype an array that is in use so; give the tensor another.
         timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded.
 
         Raises TypeError for elements of another type, RuntimeError and ValueError (InputError)
@@ -305,11 +306,15 @@ class Model:
                 f"input len:{len(inputs)}"
             )
         self._signature = self._declared.resized(dims)
-        for tensor, shape in zip(inputs, dims, strict=True):
-            tensor._array = None
-            tensor._own_description().shape = tuple(int(dim) for dim in shape)
+        own = self._lane().inputs
+        for tensors in (inputs, own):
+            for tensor, shape in zip(tensors, dims, strict=True):
+                tensor._array = None
+                tensor._own_description().shape = tuple(int(dim) for dim in shape)
         # Every thread makes a new lane at its next call; a running predict keeps its old one.
+        # This thread keeps its input tensors: scripts hold on to what get_inputs gave them.
         self._threads = threading.local()
+        self._lane().inputs = own
 
     # -------------------------------------------------------------------------------- the model
 
@@ -336,10 +341,10 @@ class Model:
 
     def close(self) -> None:
         """Free the model once running predicts have ended; twice does nothing."""
-        if self._plan is None:
+        plan, self._plan = self._plan, None
+        if plan is None:
             return
         self._why_not = _CLOSED
-        plan, self._plan = self._plan, None
         self._threads = threading.local()
         plan.pool.close()
 

@@ -20,16 +20,26 @@ _LOCAL_SIZE = (
 )
 
 
-def usable_cpus(cgroup_root: str = "/sys/fs/cgroup", proc_cgroup: str = "/proc/self/cgroup") -> int:
-    """The CPUs this process may keep busy: at least 1, a fractional quota rounded up."""
+def usable_cpus(
+    cgroup_root: str = "/sys/fs/cgroup",
+    proc_cgroup: str = "/proc/self/cgroup",
+    processes: int = 1,
+) -> int:
+    """The CPUs this process may keep busy: at least 1, a fractional quota rounded up.
+
+    processes: how many share the machine and its quota. An affinity mask smaller than the machine
+    is this process's own part already (a launcher that binds its ranks) and is not shared again.
+    """
+    machine = os.cpu_count() or 1
     try:
         affinity = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
-        affinity = os.cpu_count() or 1
+        affinity = machine
+    cpus = min(affinity, max(1, machine // processes))
     quota = cgroup_quota(Path(cgroup_root), Path(proc_cgroup))
     if quota is not None:
-        affinity = min(affinity, max(1, -int(-quota // 1)))
-    return max(1, affinity)
+        cpus = min(cpus, -int(-quota / processes // 1))
+    return max(1, cpus)
 
 
 def local_processes() -> int:
@@ -43,7 +53,7 @@ def local_processes() -> int:
 
 def threads_per_worker(workers: int = 1) -> int:
     """The threads each of `workers` in this process gets: at least 1."""
-    return max(1, usable_cpus() // (local_processes() * max(1, workers)))
+    return max(1, usable_cpus(processes=local_processes()) // max(1, workers))
 
 
 def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:

@@ -187,6 +187,7 @@ def test_two_distributions_of_one_backend_name_are_refused(plugin_folder: Path) 
     [
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
         ("import os; os._exit(7)", "ended with status 7"),
+        ("import os; os._exit(0)", "ended without an answer"),
         ("print('x' * 100000); raise ValueError('loud')", "ValueError: loud"),
     ],
 )
@@ -360,6 +361,16 @@ def test_a_target_that_cannot_be_had_is_never_replaced_silently(
         assert {place.backend for place in model.placement} == {"null"}
         assert all("no abacus; buy one" in place.reason for place in model.placement)
     assert "'dry' passed over" in caplog.text
+
+
+def test_an_error_of_load_still_knows_what_is_installed(null_backend: str, tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    for target in ("nowhere_else", ["nowhere_else", "nor_there"]):
+        context = engine.Context()
+        context._target = [target] if isinstance(target, str) else target
+        with pytest.raises(engine.BackendNotInstalled) as caught:
+            engine.Model().build_from_file(str(path), engine.ModelType.MINDIR, context)
+        assert null_backend in caught.value.installed
 
 
 def test_all_targets_failing_names_the_reason_of_each(plugin_folder: Path, tmp_path: Path) -> None:

@@ -84,6 +84,11 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(path: Path) -> None:
             assert heading in anchors, target
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_document_has_a_placeholder(path: Path) -> None:
+    assert not re.findall(r"\b[A-Z]+_[A-Z]+\b \||\bTBD\b|^[A-Z]+_TABLE$", path.read_text(), re.M)
+
+
 def test_the_readmes_commands_exist() -> None:
     pytest.importorskip("engine_cpu", reason="needs the cpu backend")
     for name in ("README.md", "docs/quickstart.md", "examples/digits/README.md"):

@@ -20,6 +20,7 @@ import pytest
 import engine
 from engine import Context, DataType, Model, ModelType, Tensor
 from engine.testing import models
+from engine.types import CancelToken
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -369,6 +370,32 @@ def test_resize_fixes_the_shapes_and_resets_the_inputs(affine: Model) -> None:
     assert affine.predict([np.zeros((4, 3), "f")])[0].shape == [4, 3]
     affine.resize(inputs, [[2, 3]])
     np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
+
+
+def test_the_tensors_a_script_holds_stay_its_inputs_after_a_resize(affine: Model) -> None:
+    inputs = affine.get_inputs()
+    affine.resize(inputs, [[2, 3]])
+    inputs[0].set_data_from_numpy(X)
+    assert affine.get_inputs()[0] is inputs[0]
+    np.testing.assert_array_equal(affine.predict(affine.get_inputs())[0], 2 * X + 1)
+
+
+def test_a_cancelled_build_ends_in_cancelled(tmp_path: Path) -> None:
+    token = CancelToken()
+    token.cancel()
+    with pytest.raises(engine.Cancelled):
+        engine.load(models.affine(tmp_path), target="null", cancel=token)
+
+
+@pytest.mark.parametrize("target", ["null", ["null", "null"]])
+def test_an_error_of_the_progress_callback_is_the_callers_own(
+    tmp_path: Path, target: str | list[str]
+) -> None:
+    def fail(phase: str, done: int, total: int | None) -> None:
+        raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        engine.load(models.affine(tmp_path), target=target, progress=fail)
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,25 @@ def test_usable_cpus_never_fall_below_one_nor_above_the_affinity_mask(tmp_path: 
 def test_ranks_of_one_machine_share_its_cpus(
     monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    monkeypatch.setattr(threads, "usable_cpus", lambda: 16)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setattr(threads, "cgroup_quota", lambda root, proc: None)
     monkeypatch.setenv(variable, "4")
     assert threads.threads_per_worker() == 4
     assert threads.threads_per_worker(workers=2) == 2
     assert threads.threads_per_worker(workers=100) == 1
+
+
+def test_a_rank_that_its_launcher_has_bound_keeps_its_whole_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5, 6, 7})
+    monkeypatch.setattr(threads, "cgroup_quota", lambda root, proc: None)
+    monkeypatch.setenv("ENGINE_LOCAL_SIZE", "4")
+    assert threads.threads_per_worker() == 4
+    monkeypatch.setattr(threads, "cgroup_quota", lambda root, proc: 8.0)
+    assert threads.threads_per_worker() == 2
 
 
 def test_big_cores_come_first_in_mode_1_and_middle_ones_in_mode_2(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ def build_plan(
     A later target is tried only because the user listed it; the plan then says so. Raises
     BackendError with the reasons of all targets, ModelError, or Cancelled.
     """
-    targets, why = _targets(context)
+    targets, why, is_override = _targets(context)
+    watched = _Watched(progress)
     passed_over: list[str] = []
     for place, text in enumerate(targets):
         last = place == len(targets) - 1
@@ -83,27 +85,59 @@ def build_plan(
             backend = open_backend(target.backend)
         except BackendError as error:
             if last and not passed_over:
-                if targets is context.target:
+                if not is_override:
                     raise
-                raise type(error)(f"{why}: {error}", error.name) from error
+                raise _restated(error, f"{why}: {error}") from error
             passed_over.append(f"{text!r} passed over: {error}")
             if last:
-                raise type(error)("; ".join(passed_over), error.name) from error
+                raise _restated(error, "; ".join(passed_over)) from error
             continue
         source = open_source(backend.info.suffixes)
-        options = _options(target, context, config, progress, cancel)
+        options = _options(target, context, config, watched if progress else None, cancel)
+        if cancel is not None:
+            cancel.check()
         try:
             plan = _compile(backend, source, options)
         except (BackendError, ModelError) as error:
-            if last:
+            if watched.error is not None:  # the user's own, out of the progress callback
+                raise watched.error from None
+            if last and not passed_over:
                 raise
+            if last:
+                raise _restated(error, "; ".join([*passed_over, str(error)])) from error
             passed_over.append(f"{text!r} passed over: {error}")
             continue
+        if cancel is not None and cancel.cancelled:  # a backend that cannot stop half-way
+            plan.pool.close()
+            cancel.check()
         reason = "; ".join([why, *passed_over])
         if passed_over:
             _log(f"target {text!r} is used: {reason}")
         return replace(plan, why=reason)
     raise AssertionError("a context has at least one target")
+
+
+class _Watched:
+    """A progress callback that remembers its own exception: no backend is to blame for that."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self.error: Exception | None = None
+
+    def __call__(self, phase: str, done: int, total: int | None) -> None:
+        assert self._progress is not None
+        try:
+            self._progress(phase, done, total)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+def _restated(error: BackendError | ModelError, text: str) -> BackendError | ModelError:
+    """The same error with another text; what it knows it keeps."""
+    restated = copy(error)
+    restated.args = (text,)
+    return restated
 
 
 def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> Plan:
@@ -182,15 +216,15 @@ def _unsupported(backend: Backend, source: ModelSource, nodes: Mapping[int, str]
     )
 
 
-def _targets(context: Context) -> tuple[Sequence[str], str]:
-    """The targets to try, and why these: the context's, unless ENGINE_TARGET overrides them."""
+def _targets(context: Context) -> tuple[Sequence[str], str, bool]:
+    """The targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
     override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
     override = [part for part in override if part]
     if not override:
-        return context.target, f"target {context.target}"
+        return context.target, f"target {context.target}", False
     if override != context.target:
         _say_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
-    return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}"
+    return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}", True
 
 
 def _options(
@@ -210,9 +244,8 @@ def _options(
     }
     provider = target.provider or getattr(settings, "provider", "") or options.get("provider", "")
     options.pop("provider", None)
-    device_id = getattr(settings, "device_id", None)
-    if device_id is None:
-        device_id = _device_id(options.pop("device_id", "0"))
+    device_id = getattr(settings, "device_id", None) or _device_id(options.get("device_id", "0"))
+    options.pop("device_id", None)
     return CompileOptions(
         device=Device(target.device_type, device_id),
         provider=provider,

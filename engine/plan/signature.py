@@ -29,6 +29,8 @@ class Signature:
         self.outputs = tuple(outputs)
         self.names = tuple(spec.name for spec in inputs)
         self.dtypes = tuple(spec.dtype.numpy for spec in inputs)
+        # Strings are looked at one by one every time: no array of objects is taken at a glance.
+        self.quick_dtypes = tuple(None if dtype.hasobject else dtype for dtype in self.dtypes)
         self.shapes = tuple(known_shape(spec.shape) for spec in inputs)
 
     def ordered(self, inputs: Any) -> list[Any]:
