@@ -161,9 +161,7 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     if network is None:
         del builder
-        raise BackendUnavailable(
-            "TensorRT does not make a network; run: engine plugins", "gpu_trt"
-        )
+        raise BackendUnavailable("TensorRT does not make a network; run: engine plugins", "gpu_trt")
     return builder, network, trt.OnnxParser(network, log)
 
 
