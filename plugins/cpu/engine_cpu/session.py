@@ -88,8 +88,8 @@ class CpuExecutable:
         return MemoryReport(weights_bytes=sum(p.nbytes for p in self._graph_info.parameters))
 
     def save(self, folder: object) -> str:
-        """Not announced: raises."""
-        raise NotImplementedError("the cpu backend does not announce compile_cache")
+        """Not announced, so the core does not ask for it."""
+        raise BackendUnavailable("backend 'cpu' has no compiled form to save", "cpu")
 
     def close(self) -> None:
         """Let the session go; contexts that still run keep it until they end."""
