@@ -234,6 +234,11 @@ class BackendInfo:
     formats: what engine_load reads: "onnx", and the backend's own compiled forms ("plan", "om").
     capabilities: `Capability` values; strings that the core does not know are ignored.
     suffixes: file name endings of its own compiled forms, e.g. {".engine": "plan"}.
+    options: the settings it reads from `CompileOptions.options`, each with one line on its values
+        and meaning; a name ending in "*" stands for all that begin so. With them the core reports
+        other keys to the user, once and with the nearest name, and passes on only these.
+    completed_by: backends of the same device type, by name, that may run what this one reports as
+        unsupported although the user did not list them. Needs MIXED_PLACEMENT.
     """
 
     name: str
@@ -243,6 +248,8 @@ class BackendInfo:
     formats: tuple[str, ...] = ("onnx",)
     capabilities: frozenset[str] = frozenset()
     suffixes: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
+    completed_by: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------- values
@@ -451,6 +458,7 @@ class CompileOptions:
     options: the user's settings for this backend: section [<backend>_context] of the
         configuration (for this project's own backends also [<device type>_context]). Keys and
         values are strings; an unknown key is a ValueError naming it and the nearest known one.
+        Where `BackendInfo.options` declares the keys, the core has dropped all others.
     config: every section, for backends that read others.
     rank, world_size: this process among those that run one sliced model.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.

@@ -3,8 +3,8 @@
 Section [cpu_context] of the configuration:
 
     graph_optimization  all (default) | extended | basic | none
-    spin_us             how long idle threads wait for more work before they sleep; 20 by
-                        default, 0 for not at all, -1 for ONNX Runtime's own choice
+    spin_us             how long idle threads wait for more work before they sleep; 0 for not
+                        at all, -1 for ONNX Runtime's own choice; by default see spin.py
     memory_arena        on (default) | off: keep freed activations for the next predict
     deterministic       off (default) | on: kernels whose results do not depend on threads
     denormal_as_zero    off (default) | on
@@ -20,11 +20,7 @@ import os
 import onnxruntime as ort
 
 from engine.types import CompileOptions, Threads
-
-# Default spinning burns up to 20 ms of a core after each run. 20 us keep a chain of operators
-# going and leave the machine to others: the default's time on an idle machine and about two
-# thirds of it beside a busy neighbour (bench/overhead.py).
-SPIN_US = 20
+from engine_cpu.spin import spin_us as default_spin_us
 
 _LEVELS = {
     "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -82,7 +78,8 @@ _LIMITS = {
 def _entries(options: CompileOptions) -> dict[str, str]:
     settings = options.options
     entries = dict(_LIMITS)
-    spin_us = _spin_us(settings.get("spin_us", str(SPIN_US)))
+    text = settings.get("spin_us")
+    spin_us = default_spin_us(options.threads.intra_op) if text is None else _spin_us(text)
     if spin_us == 0:
         entries["session.intra_op.allow_spinning"] = "0"
         entries["session.inter_op.allow_spinning"] = "0"

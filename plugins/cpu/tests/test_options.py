@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ import engine
 from engine import Context, Model, ModelType
 from engine.testing import models
 from engine.types import CompileOptions, Device, Threads
-from engine_cpu.options import SPIN_US, session_options
+from engine_cpu import spin
+from engine_cpu.options import session_options
 
 
 def options(threads: Threads = Threads(), **settings: str) -> ort.SessionOptions:  # noqa: B008
@@ -40,11 +43,44 @@ def test_a_machine_all_to_ourselves_is_left_to_onnxruntime_and_a_part_of_it_is_n
 
 def test_idle_threads_spin_shortly_by_default_and_as_told() -> None:
     key = "session.intra_op.spin_duration_us"
-    assert entry(options(), key) == str(SPIN_US)
+    assert entry(options(), key) in (str(spin.ALONE_US), str(spin.SHARED_US))
     assert entry(options(spin_us="500"), key) == "500"
     assert entry(options(spin_us="0"), "session.intra_op.allow_spinning") == "0"
     with pytest.raises(RuntimeError):  # ONNX Runtime's own choice: no entry is made
         entry(options(spin_us="-1"), key)
+
+
+def test_threads_spin_less_where_other_processes_keep_the_cpus_busy() -> None:
+    cpus = os.cpu_count() or 1
+    busy = [
+        subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1)
+        for _ in range(cpus)
+    ]
+    try:
+        for process in busy:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert spin.others_running() >= 1
+        assert spin.spin_us(cpus) == spin.SHARED_US
+    finally:
+        for process in busy:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("loadavg", "others"),
+    [("0.1 0.2 0.3 1/79 14", 0), ("0.1 0.2 0.3 4/79 14", 2), ("nonsense", os.cpu_count())],
+)
+def test_this_processs_own_threads_are_no_neighbours(
+    tmp_path: Path, loadavg: str, others: int
+) -> None:
+    (tmp_path / "loadavg").write_text(loadavg)
+    for number, state in enumerate("RSR"):
+        task = tmp_path / "self" / "task" / str(number)
+        task.mkdir(parents=True)
+        (task / "stat").write_text(f"{number} (a) name) {state} 1 1")
+    assert spin.others_running(str(tmp_path)) == min(others, os.cpu_count() or 1)
 
 
 def test_affinity_pins_all_threads_but_the_callers_own() -> None:

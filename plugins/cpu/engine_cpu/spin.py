@@ -1,0 +1,57 @@
+"""How long idle threads wait for more work before they sleep.
+
+ONNX Runtime's own threads spin for up to 20 ms after each run. On a machine that is otherwise
+idle, sleeping between two operators costs a wake-up each time; beside a busy neighbour, spinning
+takes the time that the neighbour and our own other threads need. bench/overhead.py measures both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from engine.threads import usable_cpus
+
+# Long enough for the gaps between operators: an idle machine's time within 2 % of endless spinning.
+ALONE_US = 100
+# About two thirds of ONNX Runtime's time beside a busy neighbour; 4 % more than it on an idle one.
+SHARED_US = 15
+
+
+def spin_us(threads: int) -> int:
+    """Microseconds to spin in a session of `threads` threads, by what else is running now.
+
+    Decided when a model is built. A neighbour that comes or goes later changes nothing for it.
+    """
+    return ALONE_US if others_running() + threads <= usable_cpus() else SHARED_US
+
+
+def others_running(proc: str = "/proc") -> int:
+    """Threads of other processes that are running or could run now, the fewest of a few looks.
+
+    Where the kernel does not say, as many as there are CPUs.
+    """
+    fewest = os.cpu_count() or 1
+    try:
+        for pause_s in (0.0, 0.0003, 0.0003):
+            time.sleep(pause_s)  # what runs for a moment only is no neighbour
+            # "0.00 0.03 0.00 1/79 1499": runnable of all threads (proc_loadavg(5))
+            running = int(Path(proc, "loadavg").read_text().split()[3].partition("/")[0])
+            fewest = min(fewest, running - (_own_running(proc) if running > 1 else 1))
+            if fewest <= 0:
+                return 0
+    except (OSError, ValueError, IndexError):
+        return os.cpu_count() or 1
+    return fewest
+
+
+def _own_running(proc: str) -> int:
+    """This process's threads in state R, the calling one among them."""
+    states = []
+    for stat in Path(proc, "self", "task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except (OSError, IndexError):  # a thread that has just ended
+            continue
+    return max(1, states.count("R"))
