@@ -9,6 +9,7 @@ The classes are MindSpore Lite's: a script that says `import mindspore_lite as m
 """
 
 from engine.context import Context
+from engine.enums import DataType, FmkType, Format, ModelGroupFlag
 from engine.errors import (
     BackendError,
     BackendIncompatible,
@@ -25,7 +26,7 @@ from engine.errors import (
 )
 from engine.model import Model, ModelType
 from engine.simple import load
-from engine.tensor import DataType, Format, Tensor, TensorMeta
+from engine.tensor import Tensor, TensorMeta
 
 __version__ = "0.1.0"
 
@@ -40,10 +41,12 @@ __all__ = [
     "DataType",
     "DeadlineExceeded",
     "EngineError",
+    "FmkType",
     "Format",
     "InputError",
     "Model",
     "ModelError",
+    "ModelGroupFlag",
     "ModelStateError",
     "ModelType",
     "QueueFull",

@@ -1,7 +1,8 @@
-"""Looks at one backend in a process of its own: `python -P -m engine._probe NAME FD`.
+"""Looks at one backend in a process of its own: `python -P -m engine._probe NAME FD QUESTION...`.
 
-A driver that crashes or hangs while it is probed then costs that process and no other. The
-record comes back as JSON in a file of its own, so what a plugin prints does not matter.
+A driver that crashes or hangs while it is probed then costs that process and no other. Answers
+come back as lines of JSON in a file of its own, each as soon as it is known, so what a plugin
+prints does not matter and what was known before a crash is not lost.
 """
 
 from __future__ import annotations
@@ -12,44 +13,199 @@ import signal
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from threading import Lock
+from typing import Any, TypeVar
 
-from engine.backends import BackendRecord, BackendState, crashed, record
-from engine.types import BackendInfo, Device, DeviceInfo, Devices
+from engine.backends import (
+    _ANY_VERSION,
+    BackendRecord,
+    BackendState,
+    _one_line,
+    _points,
+    _resolve,
+    crashed,
+    record,
+)
+from engine.errors import Cancelled
+from engine.types import BackendInfo, Check, Device, DeviceInfo, Devices
 
 TIME_LIMIT_S = 30.0
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """A backend's record and its own checks of the machine.
+
+    fault: why engine_diagnose gave no checks although there is such a hook; "" where it did.
+    """
+
+    record: BackendRecord
+    checks: tuple[Check, ...] = ()
+    fault: str = ""
+
+
+def known() -> list[str]:
+    """The names of the installed backends, of this contract version or another."""
+    return sorted({point.name for point in _points(_ANY_VERSION)})
 
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
     """The record of backend `name` as a fresh process sees it; a crash or hang makes it BROKEN."""
-    # Files, not pipes: what a plugin leaves running may hold a pipe open for ever.
-    with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "engine._probe", name, str(answer.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=errors,
-            pass_fds=(answer.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-            start_new_session=True,
-        )
-        try:
-            status = child.wait(time_limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            return crashed(name, f"its probe did not answer within {time_limit_s:g} s")
-        if status != 0:
+    return _record(name, _Processes(time_limit_s).ask(name, "record"))
+
+
+def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[BackendRecord]:
+    """Probe several backends, a few at a time; an interrupt ends their processes at once."""
+    with _Processes(time_limit_s) as processes:
+        return processes.map(lambda name: _record(name, processes.ask(name, "record")), names)
+
+
+def examine_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[Examination]:
+    """Probe several backends and ask for their own checks; each hook may crash on its own.
+
+    time_limit_s: for a process; where engine_devices ends the first one there is a second.
+    An interrupt ends the processes at once.
+    """
+    with _Processes(time_limit_s) as processes:
+        return processes.map(lambda name: _examine(name, processes), names)
+
+
+def _examine(name: str, processes: _Processes) -> Examination:
+    answer = processes.ask(name, "record", "checks")
+    found = _record(name, answer)
+    if answer.end and answer.place == _DEVICES:
+        answer = processes.ask(name, "checks")
+    checks = tuple(Check(**each) for each in answer.values.get("checks", ()))
+    ended_there = answer.end and answer.place == _DIAGNOSE
+    fault = f"its probe {answer}" if ended_there else answer.values.get("fault", "")
+    return Examination(found, checks, fault)
+
+
+# ------------------------------------------------------------------------------------ the parent
+
+
+_IMPORT, _DEVICES, _DIAGNOSE = "while it was imported", "in engine_devices", "in engine_diagnose"
+_LEAVING = "when everything was answered"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a process said, by question, and how it ended where that was not well."""
+
+    values: dict[str, Any]
+    end: str
+    last_words: str
+
+    @property
+    def place(self) -> str:
+        """Where the process was when it ended."""
+        return str(self.values.get("place", _IMPORT))
+
+    def __str__(self) -> str:
+        said = f" ({self.last_words})" if self.last_words else ""
+        return f"{self.end} {self.place}{said}"
+
+
+class _Processes:
+    """Processes that answer questions; leaving the block by an exception ends those that run."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
+        self._pool = ThreadPoolExecutor(max_workers=4)
+        self._lock = Lock()
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._is_ended = False
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._is_ended = True
+            for child in self._running:
+                _kill(child)
+        self._pool.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
+        """What `function` gives for each name, in order; a few at a time."""
+        return list(self._pool.map(function, names))
+
+    def ask(self, name: str, *questions: str) -> _Answer:
+        """What a fresh process answers of backend `name`."""
+        # Files, not pipes: what a plugin leaves running may hold a pipe open for ever.
+        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
+            child = self._start(name, answer.fileno(), errors.fileno(), questions)
+            try:
+                end = ending(child.wait(self._time_limit_s))
+            except subprocess.TimeoutExpired:
+                _kill(child)
+                child.wait()
+                end = f"did not answer within {self._time_limit_s:g} s"
+            finally:
+                with self._lock:
+                    self._running.discard(child)
+            values: dict[str, Any] = {}
+            answer.seek(0)
+            for line in answer.read().splitlines():
+                try:
+                    values |= json.loads(line)
+                except ValueError:  # cut off by a crash
+                    break
+            if not end and values.get("place") != _LEAVING:
+                end = "ended without an answer"
             errors.seek(0)
             last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            said = f" ({last[0].strip()})" if last else ""
-            return crashed(name, f"its probe {_end(status)}{said}")
-        answer.seek(0)
-        try:
-            return from_json(json.loads(answer.read()))
-        except ValueError:
-            return crashed(name, "its probe ended without an answer")
+            return _Answer(values, end, last[0].strip() if last else "")
+
+    def _start(
+        self, name: str, answer: int, errors: int, questions: Sequence[str]
+    ) -> subprocess.Popen[bytes]:
+        with self._lock:
+            if self._is_ended:
+                raise Cancelled("the backends are no longer looked at")
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine._probe", name, str(answer), *questions],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                pass_fds=(answer,),
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                start_new_session=True,
+            )
+            self._running.add(child)
+            return child
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End a process and those that it started, unless it has ended already."""
+    if child.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+
+def ending(status: int) -> str:
+    """How a process ended that has this exit status, where that was not well."""
+    if status >= 0:
+        return f"ended with status {status}" if status else ""
+    try:
+        return f"crashed with {signal.Signals(-status).name}"
+    except ValueError:
+        return f"crashed with signal {-status}"
+
+
+def _record(name: str, answer: _Answer) -> BackendRecord:
+    if "record" in answer.values and not (answer.end and answer.place == _LEAVING):
+        return from_json(answer.values["record"])
+    found = crashed(name, f"its probe {answer}")
+    if "manifest" in answer.values:
+        known = from_json(answer.values["manifest"])
+        found = replace(found, info=known.info, warnings=known.warnings)
+    return found
 
 
 def to_json(found: BackendRecord) -> dict[str, Any]:
@@ -57,7 +213,9 @@ def to_json(found: BackendRecord) -> dict[str, Any]:
     info = found.info
     if info is None:
         return asdict(found)
-    plain = replace(info, suffixes=dict(info.suffixes), capabilities=frozenset())
+    plain = replace(
+        info, suffixes=dict(info.suffixes), options=dict(info.options), capabilities=frozenset()
+    )
     values = asdict(replace(found, info=plain))
     values["info"]["capabilities"] = sorted(info.capabilities)
     return values
@@ -67,7 +225,7 @@ def from_json(values: dict[str, Any]) -> BackendRecord:
     """The record that `to_json` wrote."""
     info, devices = values["info"], values["devices"]
     if info is not None:
-        for key in ("device_types", "providers", "formats"):
+        for key in ("device_types", "providers", "formats", "completed_by"):
             info[key] = tuple(info[key])
         info = BackendInfo(**{**info, "capabilities": frozenset(info["capabilities"])})
     if devices is not None:
@@ -87,16 +245,38 @@ def from_json(values: dict[str, Any]) -> BackendRecord:
     )
 
 
-def _end(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"crashed with {signal.Signals(-status).name}"
-    except ValueError:
-        return f"crashed with signal {-status}"
+# ------------------------------------------------------------------------------------- the child
+
+
+def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
+    with os.fdopen(fd, "w") as lines:
+
+        def say(**values: Any) -> None:
+            print(json.dumps(values), file=lines, flush=True)
+
+        found, backend = _resolve(name, look_for_devices=False)
+        say(manifest=to_json(found), place=_DEVICES)
+        if "record" in questions:
+            say(record=to_json(record(name) if backend is not None else found))
+        say(place=_DIAGNOSE)
+        if "checks" in questions and backend is not None:
+            try:
+                say(checks=[_check(each) for each in backend.diagnose()])
+            except BaseException as error:  # SystemExit, or a panic of a compiled extension
+                say(fault=f"engine_diagnose raised {_one_line(error)}")
+        say(place=_LEAVING)
+
+
+def _check(check: object) -> dict[str, Any]:
+    if not isinstance(check, Check):
+        raise TypeError(f"expected a Check, got {check!r}")
+    return {
+        "name": str(check.name),
+        "ok": bool(check.ok),
+        "detail": str(check.detail),
+        "fix": str(check.fix),
+    }
 
 
 if __name__ == "__main__":
-    text = json.dumps(to_json(record(sys.argv[1])))
-    with os.fdopen(int(sys.argv[2]), "w") as answer:
-        answer.write(text)
+    _answer(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

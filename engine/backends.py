@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from inspect import signature
 from typing import TYPE_CHECKING, Any
@@ -140,10 +140,19 @@ class Backend:
 
 
 def _check_info(info: BackendInfo) -> None:
-    for field in ("device_types", "providers", "formats"):
+    for field in ("name", "version"):
+        if not isinstance(getattr(info, field), str):
+            raise TypeError(f"BackendInfo.{field} is {getattr(info, field)!r}, expected a str")
+    for field in ("device_types", "providers", "formats", "completed_by"):
         values = getattr(info, field)
         if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
             raise TypeError(f"BackendInfo.{field} is {values!r}, expected a tuple of str")
+    for field in ("suffixes", "options"):
+        values = getattr(info, field)
+        if not isinstance(values, Mapping) or not all(
+            isinstance(text, str) for item in values.items() for text in item
+        ):
+            raise TypeError(f"BackendInfo.{field} is {values!r}, expected a dict of str to str")
     if not info.device_types:
         raise TypeError("BackendInfo.device_types is empty, expected what it serves")
     if not isinstance(info.capabilities, frozenset | set):
@@ -184,8 +193,10 @@ def record(name: str, isolated: bool = False) -> BackendRecord:
 def records(isolated: bool = False) -> list[BackendRecord]:
     """One record for each installed backend, of this contract version or another, by name."""
     names = sorted({point.name for point in _points(_ANY_VERSION)})
-    if not isolated:
-        return [record(name) for name in names]
+    return _isolated(names) if isolated else [record(name) for name in names]
+
+
+def _isolated(names: Sequence[str]) -> list[BackendRecord]:
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(max_workers=4) as pool:
@@ -226,51 +237,75 @@ def is_target(text: str) -> bool:
 def find_target(text: str) -> Target:
     """The backend that serves a target: a backend's name, a device type, or "type:provider".
 
-    A backend's exact name wins and imports no other. A device type that several installed
-    backends serve is an error that lists them. Raises BackendError.
+    A backend's own name goes first, then this project's own backend of a device type; neither
+    imports any other. Only where these do not serve it is every installed backend asked what it
+    serves, other people's in processes of their own, because nobody named them and one may crash;
+    several that serve it are an error that lists them. A provider may also be the backend's name.
+    Raises BackendError.
     """
     kind, _, provider = text.lower().partition(":")
     opened = _opened.get(kind)
     if opened is not None and not provider:  # a scan of what is installed costs milliseconds
         return Target(kind, opened.info.device_types[0])
-    names = installed()
-    exact = next((name for name in names if name.lower() == kind), None)
-    if exact is not None and provider in ("", *_providers(exact)):
-        return Target(exact, open_backend(exact).info.device_types[0], provider)
-    serving: list[Backend] = []
-    broken: dict[str, BackendRecord] = {}
-    for name in names:
-        found, backend = _resolve(name, look_for_devices=False)
-        if backend is None:
-            broken[name] = found
-        elif kind in (name.lower(), *backend.info.device_types):
-            serving.append(backend)
-    fitting = [
-        b for b in serving if provider in ("", b.name.lower(), *map(str.lower, b.info.providers))
-    ]
+    names = {name.lower(): name for name in installed()}
+    if kind in names and not provider:
+        return Target(names[kind], open_backend(names[kind]).info.device_types[0])
+    asked: dict[str, BackendRecord] = {}
+    for name in (kind, OFFICIAL.get(kind, ""), provider):
+        if name in names:
+            found = asked[names[name]] = _resolve(names[name], look_for_devices=False)[0]
+            if _serves(found, kind, provider):
+                return _target(found, kind, provider)
+    asked |= _ask([name for name in names.values() if name not in asked])
+    serving = [found for _, found in sorted(asked.items()) if _serves(found, kind, "")]
+    fitting = [found for found in serving if _serves(found, kind, provider)]
     if len(fitting) == 1:
-        name, types = fitting[0].name, fitting[0].info.device_types
-        device_type = kind if kind in types else types[0]
-        return Target(name, device_type, "" if provider == name.lower() else provider)
-    if serving:
-        choices = ", ".join(
-            f"{kind}:{choice}" for b in serving for choice in (b.info.providers or (b.name,))
-        )
-        problem = (
-            f"is served by several backends ({', '.join(b.name for b in fitting)})"
-            if fitting
-            else f"names a provider {provider!r} that is not there"
-        )
-        raise BackendUnavailable(f"target {text!r} {problem}; choose one of: {choices}", text)
+        return _target(fitting[0], kind, provider)
+    if not serving:
+        raise _unserved(text, kind, asked)
+    choices = ", ".join(
+        f"{kind}:{choice}"
+        for found in serving
+        for choice in ((found.info and found.info.providers) or (found.name,))
+    )
+    problem = (
+        f"is served by several backends ({', '.join(found.name for found in fitting)})"
+        if fitting
+        else f"names a provider {provider!r} that is not there"
+    )
+    raise BackendUnavailable(f"target {text!r} {problem}; choose one of: {choices}", text)
+
+
+def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
+    here = [name for name in names if name in _opened or name in OFFICIAL.values()]
+    elsewhere = [name for name in names if name not in here]
+    found = [_resolve(name, look_for_devices=False)[0] for name in here] + _isolated(elsewhere)
+    return {each.name: each for each in found}
+
+
+def _unserved(text: str, kind: str, asked: Mapping[str, BackendRecord]) -> Exception:
     official = OFFICIAL.get(kind, kind)
-    if official in broken:
-        raise _error(broken[official])
-    raise _error(_absent(official, kind if kind in OFFICIAL else "", text))
+    if official in asked:
+        return _error(asked[official])
+    absent = _absent(official, kind if kind in OFFICIAL else "", text)
+    silent = [f"{name!r} {found.reason}" for name, found in asked.items() if found.info is None]
+    if silent:
+        absent = replace(absent, reason=f"{absent.reason}; not known of {'; '.join(silent)}")
+    return _error(absent)
 
 
-def _providers(name: str) -> tuple[str, ...]:
-    backend = _resolve(name, look_for_devices=False)[1]
-    return tuple(map(str.lower, backend.info.providers)) if backend is not None else ()
+def _serves(found: BackendRecord, kind: str, provider: str) -> bool:
+    if found.info is None:
+        return False
+    name, providers = found.name.lower(), map(str.lower, found.info.providers)
+    return kind in (name, *found.info.device_types) and provider in ("", name, *providers)
+
+
+def _target(found: BackendRecord, kind: str, provider: str) -> Target:
+    assert found.info is not None
+    types = found.info.device_types
+    device_type = kind if kind in types else types[0]
+    return Target(found.name, device_type, "" if provider == found.name.lower() else provider)
 
 
 # ------------------------------------------------------------------------------------ resolving
@@ -358,7 +393,7 @@ def crashed(name: str, reason: str) -> BackendRecord:
 
 
 def _broken(facts: dict[str, Any], reason: str, fix: str = "") -> BackendRecord:
-    fix = fix or f"run: engine plugins, and reinstall {facts.get('distribution') or facts['name']}"
+    fix = fix or f"run: engine doctor {facts['name']}"
     return BackendRecord(state=BackendState.BROKEN, reason=reason, fix=fix, **facts)
 
 

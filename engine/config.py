@@ -1,81 +1,102 @@
 """Configuration files and dicts: sections of string keys and values.
 
-The format is MindSpore Lite's: `[section]` lines, `key=value` split at the first "=", lines that
-begin with "#" are comments, and lines of one or two characters nothing. Read leniently: spaces
-around names and quotes around values do not count, and a section that comes twice is joined.
+The format is MindSpore Lite's: `[section]` lines, `key=value` split at the first "=", comments
+that begin with "#", and lines of one or two characters that mean nothing. Read leniently: spaces
+and quotes around names and values do not count, ";" begins a comment too, a section that comes
+twice is joined, and of a key that comes twice the first value is taken, as there, and that is
+logged. What sections and keys mean is not known here: see sections.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import io
+import logging
+import os
 from pathlib import Path
+
+from engine.checks import require_sections
+from engine.errors import ModelError
 
 Config = dict[str, dict[str, str]]
 
-_MAX_CHARACTERS = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 
 
-def read_config(path: str) -> Config:
-    """The sections of a configuration file.
+def configuration(path: str, over: object, caller: str) -> Config:
+    """The sections of the file at `path` ("" for none), with those of the dict `over` over them.
 
-    Raises RuntimeError naming the file and line for one that is not such a file.
+    over: what a user passed as config_dict; nothing is read of one that is empty or None.
+    caller: the method to name where there is no such file.
+    Raises RuntimeError (ModelError) for the file, TypeError and RuntimeError for the dict.
     """
-    try:
-        if not Path(path).is_file():
-            raise ValueError("it is not a regular file")
-        with open(path, encoding="utf-8-sig") as file:
-            text = file.read(_MAX_CHARACTERS + 1)
-        if len(text) > _MAX_CHARACTERS:
-            raise ValueError(f"it is longer than {_MAX_CHARACTERS} characters")
-    except (OSError, ValueError) as error:
-        raise RuntimeError(f"load configuration failed! Error is {path}: {error}") from error
-    config: Config = {}
-    section: dict[str, str] | None = None
-    for number, raw in enumerate(text.splitlines(), 1):
-        line = raw.strip()
-        if len(line) <= 2 or line.startswith("#"):
-            continue
-        if line.startswith("[") and line.endswith("]"):
-            section = config.setdefault(line[1:-1].strip(), {})
-            continue
-        key, equals, value = line.partition("=")
-        if section is None or not equals or not key.strip():
-            raise RuntimeError(
-                f"load configuration failed! Error is {path}, line {number}: expected "
-                f"'[section]' or 'key=value' below one, got {raw!r}"
+    if path and not os.path.exists(path):
+        raise ModelError(f"{caller} failed, config_path does not exist! got {path!r}", path)
+    config = read_config(path) if path else {}
+    if not over:
+        return config
+    for section, keys in require_sections("config_dict", over).items():
+        if not all(map(str.strip, (section, *keys))):
+            raise ModelError(
+                "update configuration failed! Error is a section and a key need a name, but got "
+                f"section {section!r} with keys {list(keys)}"
             )
-        section[key.strip()] = _unquoted(value.strip())
+        config[section] = {**config.get(section, {}), **keys}
     return config
 
 
-def merged(under: Config, over: Mapping[str, Mapping[str, str]]) -> Config:
-    """The sections of both; where both have a key, `over` wins."""
-    names = {**under, **over}
-    return {name: {**under.get(name, {}), **over.get(name, {})} for name in names}
-
-
-def check_config(config: object) -> None:
-    """Raise TypeError unless `config` is a dict of str to dict of str to str."""
-    if not isinstance(config, dict):
-        raise TypeError(f"config_dict must be dict, but got {type(config)}.")
-    for section, keys in config.items():
-        if not isinstance(section, str):
-            raise TypeError(f"config_dict_key must be str, but got {type(section)}.")
-        if not isinstance(keys, dict):
-            raise TypeError(
-                f"config_dict_value must be dict, but got {type(keys)} for section {section!r}."
+def read_config(path: str) -> Config:
+    """The sections of a configuration file; ModelError naming the file, and the line, if bad."""
+    try:
+        text = _text(Path(path))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"load configuration failed! Error is {path}: {error}", path) from error
+    config: Config = {}
+    section: dict[str, str] | None = None
+    name = ""
+    for number, raw in enumerate(io.StringIO(text, newline=None), 1):
+        line = raw.strip()
+        if len(line) <= 2 or line[0] in "#;":
+            continue
+        if (found := _section(line)) is not None:
+            name, section = found, config.setdefault(found, {})
+            continue
+        key, equals, value = (_bare(part) for part in line.partition("="))
+        if section is None or not equals or not key:
+            raise ModelError(
+                f"load configuration failed! Error is {path}, line {number}: expected "
+                f"'[section]' or 'key=value' below one, got {line!r}",
+                path,
             )
-        for key, value in keys.items():
-            if not isinstance(key, str):
-                raise TypeError(f"config_dict_value_key must be str, but got {type(key)}.")
-            if not isinstance(value, str):
-                raise TypeError(
-                    f"config_dict_value_value must be str, but got {type(value)} "
-                    f"for key {key!r} of section {section!r}."
-                )
+        if section.setdefault(key, value) != value:
+            logging.getLogger("engine").warning(
+                "%s, line %d: [%s] %s comes a second time; its first value %r is used, not %r",
+                path, number, name, key, section[key], value,
+            )  # fmt: skip
+    return config
 
 
-def _unquoted(value: str) -> str:
-    if len(value) >= 2 and value[0] == value[-1] and value[0] in "\"'":
-        return value[1:-1]
-    return value
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it is longer than {_MAX_BYTES} bytes")
+    if b"\0" in data or data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError("it is not text in UTF-8; save it as that")
+    # Comments in another encoding do no harm, and a path is whatever bytes the file system has.
+    return data.decode("utf-8-sig", "surrogateescape")
+
+
+def _section(line: str) -> str | None:
+    """The name in a "[name]" line, which a comment may follow; None for any other line."""
+    name, bracket, rest = line[1:].partition("]")
+    if line[0] != "[" or not bracket or rest.strip()[:1] not in ("", "#", ";"):
+        return None
+    return _bare(name) or None
+
+
+def _bare(text: str) -> str:
+    text = text.strip()
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text

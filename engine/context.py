@@ -2,153 +2,59 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Sized
+from copy import deepcopy
+
+from engine.checks import (
+    require,
+    require_choice,
+    require_count,
+    require_int,
+    require_list,
+    require_sections,
+)
+from engine.settings import Settings, setting
 
 __all__ = ["Context"]
 
-_ASCEND_PRECISIONS = (
-    "enforce_fp32",
-    "preferred_fp32",
-    "enforce_fp16",
-    "enforce_origin",
-    "preferred_optimal",
-)
 
+class CpuSettings(Settings):
+    """Settings of the CPU; also of what a GPU's or NPU's model does on the host."""
 
-class Context:
-    """Where a model runs: an ordered list of targets, and the settings of each device type.
+    _called = "context.cpu"
 
-    `target` is a list of device types ("cpu", "gpu", "ascend") or names of installed backends;
-    "type:provider" chooses among several that serve one type. The first is used; a later one only
-    if the user listed it and the earlier cannot be had, and `Model.placement` says so.
-    `cpu`, `gpu` and `ascend` hold settings and may be changed before or after `target`.
-    A model reads its context when it is built; later changes do not reach it.
-    """
+    @setting("enforce_fp32")
+    def precision_mode(self, value: object) -> str:
+        """Arithmetic on float32 values: "enforce_fp32", or "preferred_fp16" where it is faster."""
+        return require_choice("cpu_precision_mode", value, "enforce_fp32", "preferred_fp16")
 
-    def __init__(self) -> None:
-        self._target = ["cpu"]
-        self.cpu = CpuSettings()
-        self.gpu = GpuSettings()
-        self.ascend = AscendSettings()
-        self._group_info_file = ""
+    @setting(0)
+    def thread_num(self, value: object) -> int:
+        """Threads inside one operator; 0 fits them to the CPUs that this process may use."""
+        return require_count("cpu_thread_num", value)
 
-    @property
-    def target(self) -> list[str]:
-        """The targets as the user gave them; setting [] or None means ["cpu"].
-
-        Raises TypeError for anything but a list of str, ValueError for an element that is
-        neither a device type nor the name of an installed backend.
-        """
-        return list(self._target)
-
-    @target.setter
-    def target(self, target: list[str] | None) -> None:
-        if not target:
-            self._target = ["cpu"]
-            return
-        if not isinstance(target, list):
-            raise TypeError(f"target must be list, but got {type(target)}.")
-        for index, element in enumerate(target):
-            if not isinstance(element, str):
-                raise TypeError(f"target element must be str, but got {type(element)} at index "
-                                f"{index}.")  # fmt: skip
-        for element in target:
-            if element.lower() not in ("cpu", "gpu", "ascend"):
-                _check_backend(element)
-        self._target = list(target)
-
-    @property
-    def group_info_file(self) -> str:
-        """A file that defines groups of ranks; "" for none."""
-        return self._group_info_file
-
-    @group_info_file.setter
-    def group_info_file(self, group_info_file: str) -> None:
-        if not isinstance(group_info_file, str):
-            raise TypeError(f"group_info_file must be str, but got {type(group_info_file)}.")
-        self._group_info_file = group_info_file
-
-    def __str__(self) -> str:
-        return f"target: {self.target}."
-
-
-class CpuSettings:
-    """Settings of the CPU. thread_num 0 takes the CPUs that this process may use.
-
-    precision_mode: "enforce_fp32" or "preferred_fp16". inter_op_parallel_num: operators that run
-    at once, 0 for one. thread_affinity_mode: 0 none, 1 big cores first, 2 middle cores first.
-    thread_affinity_core_list: CPU numbers to pin threads to; [] for none.
-    """
-
-    def __init__(self) -> None:
-        self._precision_mode = "enforce_fp32"
-        self._thread_num = 0
-        self._inter_op_parallel_num = 0
-        self._thread_affinity_mode = 0
-        self._thread_affinity_core_list: list[int] = []
-
-    @property
-    def precision_mode(self) -> str:
-        """ "enforce_fp32" or "preferred_fp16"."""
-        return self._precision_mode
-
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        self._precision_mode = _one_of(
-            "cpu_precision_mode", value, ("enforce_fp32", "preferred_fp16")
-        )
-
-    @property
-    def thread_num(self) -> int:
-        """Threads inside one operator; 0 lets the runtime fit them to the machine."""
-        return self._thread_num
-
-    @thread_num.setter
-    def thread_num(self, value: int) -> None:
-        self._thread_num = _non_negative("cpu_thread_num", value)
-
-    @property
-    def inter_op_parallel_num(self) -> int:
+    @setting(0)
+    def inter_op_parallel_num(self, value: object) -> int:
         """Operators that run at once; 0 for one."""
-        return self._inter_op_parallel_num
+        return require_count("cpu_inter_op_parallel_num", value)
 
-    @inter_op_parallel_num.setter
-    def inter_op_parallel_num(self, value: int) -> None:
-        self._inter_op_parallel_num = _non_negative("cpu_inter_op_parallel_num", value)
-
-    @property
-    def thread_affinity_mode(self) -> int:
+    @setting(0)
+    def thread_affinity_mode(self, value: object) -> int:
         """0 none, 1 big cores first, 2 middle cores first; anything else warns and becomes 0."""
-        return self._thread_affinity_mode
+        mode = require_int("cpu_thread_affinity_mode", value)
+        if mode in (0, 1, 2):
+            return mode
+        import warnings
 
-    @thread_affinity_mode.setter
-    def thread_affinity_mode(self, value: int) -> None:
-        _integer("cpu_thread_affinity_mode", value)
-        if value not in (0, 1, 2):
-            import warnings
+        text = f"cpu_thread_affinity_mode must be 0, 1 or 2, but got {mode}; 0 is used"
+        warnings.warn(text, stacklevel=4)  # the line that assigns: above the setting's own frames
+        return 0
 
-            warnings.warn(
-                f"cpu_thread_affinity_mode must be 0, 1 or 2, but got {value}; 0 is used",
-                stacklevel=2,
-            )
-            value = 0
-        self._thread_affinity_mode = value
-
-    @property
-    def thread_affinity_core_list(self) -> list[int]:
-        """CPU numbers to pin the threads to; [] leaves them free."""
-        return list(self._thread_affinity_core_list)
-
-    @thread_affinity_core_list.setter
-    def thread_affinity_core_list(self, value: list[int]) -> None:
-        name = "cpu_thread_affinity_core_list"
-        if not isinstance(value, list):
-            raise TypeError(f"{name} must be list, but got {type(value)}.")
-        for index, core in enumerate(value):
-            if not isinstance(core, int):
-                raise TypeError(f"{name} element must be int, but got {type(core)} at index "
-                                f"{index}.")  # fmt: skip
-        self._thread_affinity_core_list = list(value)
+    @setting([])
+    def thread_affinity_core_list(self, value: object) -> list[int]:
+        """CPU numbers to pin the threads to; [] leaves them free. Reading gives a copy."""
+        return require_list("cpu_thread_affinity_core_list", value, int)
 
     def __str__(self) -> str:
         return (
@@ -161,44 +67,25 @@ class CpuSettings:
         )
 
 
-class GpuSettings:
-    """Settings of NVIDIA GPUs. `provider` chooses among a backend's providers ("" its default)."""
+class GpuSettings(Settings):
+    """Settings of NVIDIA GPUs."""
 
-    def __init__(self) -> None:
-        self._precision_mode = "enforce_fp32"
-        self._device_id = 0
-        self._provider = ""
+    _called = "context.gpu"
 
-    @property
-    def precision_mode(self) -> str:
-        """ "enforce_fp32" or "preferred_fp16"."""
-        return self._precision_mode
+    @setting("enforce_fp32")
+    def precision_mode(self, value: object) -> str:
+        """Arithmetic on float32 values: "enforce_fp32", or "preferred_fp16" where it is faster."""
+        return require_choice("gpu_precision_mode", value, "enforce_fp32", "preferred_fp16")
 
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        self._precision_mode = _one_of(
-            "gpu_precision_mode", value, ("enforce_fp32", "preferred_fp16")
-        )
-
-    @property
-    def device_id(self) -> int:
+    @setting(0)
+    def device_id(self, value: object) -> int:
         """Which GPU of this host."""
-        return self._device_id
+        return require_count("gpu_device_id", value)
 
-    @device_id.setter
-    def device_id(self, value: int) -> None:
-        self._device_id = _non_negative("gpu_device_id", value)
-
-    @property
-    def provider(self) -> str:
-        """How the backend runs the model; "" for its default."""
-        return self._provider
-
-    @provider.setter
-    def provider(self, value: str) -> None:
-        if not isinstance(value, str):
-            raise TypeError(f"gpu_provider must be str, but got {type(value)}.")
-        self._provider = value
+    @setting("")
+    def provider(self, value: object) -> str:
+        """How the backend runs the model, as "tensorrt"; "" for its default."""
+        return require("gpu_provider", value, str)
 
     @property
     def rank_id(self) -> int:
@@ -220,52 +107,41 @@ class GpuSettings:
         )
 
 
-class AscendSettings:
-    """Settings of Ascend NPUs. provider "" runs through ACL, "ge" through the Graph Engine."""
+class AscendSettings(Settings):
+    """Settings of Ascend NPUs."""
 
-    def __init__(self) -> None:
-        self._precision_mode = ""
-        self._device_id = 0
-        self._rank_id = 0
-        self._provider = ""
+    _called = "context.ascend"
 
-    @property
-    def precision_mode(self) -> str:
-        """One of MindSpore Lite's five modes; "" keeps the model's own types."""
-        return self._precision_mode
+    @setting("")
+    def precision_mode(self, value: object) -> str:
+        """What operators compute in; "" until it is set: the model's own types.
 
-    @precision_mode.setter
-    def precision_mode(self, value: str) -> None:
-        self._precision_mode = _one_of("ascend_precision_mode", value, _ASCEND_PRECISIONS)
+        "enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin" or "preferred_optimal".
+        """
+        return require_choice(
+            "ascend_precision_mode",
+            value,
+            "enforce_fp32",
+            "preferred_fp32",
+            "enforce_fp16",
+            "enforce_origin",
+            "preferred_optimal",
+        )
 
-    @property
-    def device_id(self) -> int:
+    @setting(0)
+    def device_id(self, value: object) -> int:
         """Which NPU of this host."""
-        return self._device_id
+        return require_count("ascend_device_id", value)
 
-    @device_id.setter
-    def device_id(self, value: int) -> None:
-        self._device_id = _non_negative("ascend_device_id", value)
-
-    @property
-    def rank_id(self) -> int:
+    @setting(0)
+    def rank_id(self, value: object) -> int:
         """This process among those that run one sliced model."""
-        return self._rank_id
+        return require_count("ascend_rank_id", value)
 
-    @rank_id.setter
-    def rank_id(self, value: int) -> None:
-        self._rank_id = _non_negative("ascend_rank_id", value)
-
-    @property
-    def provider(self) -> str:
-        """ "" or "ge"."""
-        return self._provider
-
-    @provider.setter
-    def provider(self, value: str) -> None:
-        if not isinstance(value, str):
-            raise TypeError(f"ascend_provider must be str, but got {type(value)}.")
-        self._provider = value
+    @setting("")
+    def provider(self, value: object) -> str:
+        """How the backend runs the model: "ge" through the Graph Engine; "" for its default."""
+        return require("ascend_provider", value, str)
 
     def __str__(self) -> str:
         # The dots without line breaks are MindSpore Lite's own formatting.
@@ -278,27 +154,123 @@ class AscendSettings:
         )
 
 
-def _integer(name: str, value: Any) -> None:
-    if not isinstance(value, int):
-        raise TypeError(f"{name} must be int, but got {type(value)}.")
+class ParallelSettings(Settings):
+    """Settings of a pool of workers that serve one model; Model does not read them."""
+
+    _called = "context.parallel"
+
+    @setting(0)
+    def workers_num(self, value: object) -> int:
+        """Workers that run the model at once; 0 fits them to the machine."""
+        return require_count("workers_num", value, "Set parallel failed, ")
+
+    @property
+    def config_info(self) -> str:
+        """Sections of options, which win over the file's. Reads as lines "section: key value".
+
+        Set a dict {section: {key: value}}; it takes the place of what was set before.
+        """
+        sections: dict[str, dict[str, str]] = vars(self).get("config_info", {})
+        return "\n".join(
+            f"{section}: {key} {value}"
+            for section, keys in sorted(sections.items())
+            for key, value in sorted(keys.items())
+        )
+
+    @config_info.setter
+    def config_info(self, value: dict[str, dict[str, str]]) -> None:
+        vars(self)["config_info"] = require_sections("config_info", value)
+
+    @setting("")
+    def config_path(self, value: object) -> str:
+        """A file of such sections; "" for none. Setting "" changes nothing."""
+        path = require("config_path", value, str)
+        if path and not os.path.exists(path):
+            raise ValueError(f"Set parallel failed, config_path does not exist! Got {path!r}")
+        return path or self.config_path
+
+    @setting([])
+    def device_ids(self, value: object) -> list[int]:
+        """The devices to divide the workers among; [] takes the target's device_id."""
+        device_ids = require_list("device_ids", value, int)
+        if any(device_id < 0 for device_id in device_ids):
+            raise ValueError(
+                f"Set parallel failed, device_ids contain a negative number. Got {device_ids}"
+            )
+        return device_ids
+
+    def __str__(self) -> str:
+        return (
+            f"workers num: {self.workers_num},\n"
+            f"config info: {self.config_info},\n"
+            f"config file: {self.config_path}."
+        )
 
 
-def _non_negative(name: str, value: Any) -> int:
-    _integer(name, value)
-    if value < 0:
-        raise ValueError(f"{name} must be a non-negative int. got {value}")
-    return int(value)
+class Context(Settings):
+    """Where a model runs: an ordered list of targets, and the settings of each device type.
+
+    A model reads its context when it is built; later changes do not reach it. Copying a context
+    copies its settings too.
+    """
+
+    _called = "context"
+
+    def __init__(self) -> None:
+        self.cpu = CpuSettings()
+        self.gpu = GpuSettings()
+        self.ascend = AscendSettings()
+        self.parallel = ParallelSettings()
+
+    @setting(["cpu"])
+    def target(self, value: object) -> list[str]:
+        """Device types ("cpu", "gpu", "ascend") or names of installed backends, in any case.
+
+        "type:provider" chooses among several backends that serve one type. The first target is
+        used; a later one only because it is listed here and an earlier one cannot be had, and
+        `Model.placement` says so. [] and None stand for ["cpu"]. Reading gives a copy, as set.
+        """
+        if len(value) == 0 if isinstance(value, Sized) else not value:
+            return ["cpu"]
+        target = require_list("target", value, str)
+        for element in target:
+            if element.lower() not in ("cpu", "gpu", "ascend"):
+                _require_backend(element)
+        return target
+
+    @setting()
+    def cpu(self, value: object) -> CpuSettings:
+        """Settings of the CPU. They may be changed before or after `target`, as may all others."""
+        return require("cpu", value, CpuSettings)
+
+    @setting()
+    def gpu(self, value: object) -> GpuSettings:
+        """Settings of NVIDIA GPUs."""
+        return require("gpu", value, GpuSettings)
+
+    @setting()
+    def ascend(self, value: object) -> AscendSettings:
+        """Settings of Ascend NPUs."""
+        return require("ascend", value, AscendSettings)
+
+    @setting()
+    def parallel(self, value: object) -> ParallelSettings:
+        """Settings of a pool of workers that serve one model."""
+        return require("parallel", value, ParallelSettings)
+
+    @setting("")
+    def group_info_file(self, value: object) -> str:
+        """A file that defines groups of ranks; "" for none."""
+        return require("group_info_file", value, str)
+
+    def __str__(self) -> str:
+        return f"target: {self.target}."
+
+    def __copy__(self) -> Context:
+        return deepcopy(self)
 
 
-def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{name} must be str, but got {type(value)}.")
-    if value not in choices:
-        raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {value}.")
-    return value
-
-
-def _check_backend(element: str) -> None:
+def _require_backend(element: str) -> None:
     # Imported here: `import engine` must not cost a scan of what is installed.
     from engine.backends import installed, is_target
 

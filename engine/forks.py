@@ -14,7 +14,7 @@ from typing import Protocol
 class Abandonable(Protocol):
     """Something that a fork leaves unusable in the child."""
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """Called in the child, which has one thread: become unusable, free nothing."""
 
 
@@ -23,7 +23,7 @@ _watching = False
 
 
 def watch(owner: Abandonable) -> None:
-    """Call `owner.abandon()` in every child forked while it lives."""
+    """Call `owner._abandon()` in every child forked while it lives."""
     global _watching
     _alive.add(owner)
     if not _watching:
@@ -39,5 +39,5 @@ def never_free(*values: object) -> None:
 
 def _abandon_all() -> None:
     for owner in list(_alive):
-        owner.abandon()
+        owner._abandon()
     _alive.clear()

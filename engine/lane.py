@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Lane:
-    """One thread's way through a model: its context, its input tensors, what it saw last."""
+    """One thread's way through a model: its context, and what it saw last."""
 
     __slots__ = (
         "arrays",
@@ -34,11 +34,11 @@ class Lane:
         "count",
         "descriptions",
         "expected",
-        "inputs",
         "pid",
         "plan",
         "run",
         "signature",
+        "unstoppable",
     )
 
     def __init__(self, plan: Plan, signature: Signature) -> None:
@@ -46,10 +46,10 @@ class Lane:
         self.busy = False  # a predict is under way; see Model.predict
         self.plan = plan
         self.run = plan.predict
+        self.unstoppable = plan.lacks("deadlines")  # a backend's name, or ""
         self.signature = signature
         self.count = len(signature.names)
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
-        self.inputs = [tensor_for(spec) for spec in signature.inputs]
         self.descriptions = [_description(spec) for spec in signature.outputs]
         self.bind([], [])
         self.context: ExecutionContext = plan.pool.take()
@@ -105,9 +105,9 @@ class Lane:
             raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-        if not self.plan.backend.can("deadlines"):
+        if self.unstoppable:
             raise ModelStateError(
-                f"timeout_s: backend {self.plan.backend.name!r} cannot stop a running model; "
+                f"timeout_s: backend {self.unstoppable!r} cannot stop a running model; "
                 "leave timeout_s out"
             )
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from enum import Enum
@@ -10,17 +11,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from engine import forks
-from engine.errors import EngineError, InputError, ModelError, ModelStateError
-from engine.lane import Lane, buffers_of, meta_for, same_buffers
+from engine.checks import require, require_int
+from engine.errors import BackendError, EngineError, InputError, ModelError, ModelStateError
+from engine.lane import Lane, buffers_of, meta_for, same_buffers, tensor_for
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     from engine.context import Context
     from engine.plan import Plan, Signature
-    from engine.types import CancelToken, Placement, Progress, TensorSpec
+    from engine.types import CancelToken, ModelSource, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
 
@@ -54,6 +56,10 @@ class Model:
     and nothing changes it afterwards; memory is reused only where the caller passes `outputs`.
 
     A context manager: `close()` frees the model when the last running predict has ended.
+
+    model_path_: the file it was built from, "" for one that was in memory. provider: how it runs:
+    what context.ascend.provider said, else the backend's name. lora_name_map: for scripts that
+    look at it; nothing is in it in this version.
     """
 
     def __init__(self) -> None:
@@ -63,6 +69,7 @@ class Model:
         self._plan: Plan | None = None
         self._declared: Signature | None = None
         self._signature: Signature | None = None
+        self._config: Mapping[str, Mapping[str, str]] = {}
         self._threads = threading.local()
         self._why_not = _NOT_BUILT
         # Reentrant, so that a progress callback that builds this model is refused, not stuck.
@@ -88,87 +95,127 @@ class Model:
         """Read a model file and compile it for the context's target.
 
         context: None stands for Context(), the CPU. config_path, config_dict: sections of
-        options; the dict wins. dec_key: for encrypted files. progress(phase, done, total) is
-        called while a backend compiles; `cancel`, an engine.types.CancelToken, stops it: as soon as
-        the backend can, at the latest when it has compiled.
+        options; the dict wins, and what nobody reads is logged. dec_key: for encrypted files, with
+        dec_mode and dec_num_parallel (0..64). progress(phase, done, total) is called while a
+        backend compiles; `cancel`, an engine.types.CancelToken, stops it: as soon as the backend
+        can, at the latest when it has compiled.
 
         Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
         that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
-        (ModelStateError) for a model that is built already; Cancelled.
+        (ModelStateError) for a model that is built already; ValueError for a setting; Cancelled.
+        A model that failed to build may be built again.
         """
-        from engine.config import Config, check_config, merged, read_config
+        from engine.config import configuration
         from engine.context import Context
+        from engine.formats import open_source
 
-        if not isinstance(model_path, str):
-            raise TypeError(f"model_path must be str, but got {type(model_path)}.")
-        if not isinstance(model_type, ModelType):
-            raise TypeError(f"model_type must be ModelType, but got {type(model_type)}.")
-        if context is None:
-            context = Context()
-        elif not isinstance(context, Context):
-            raise TypeError(f"context must be Context, but got {type(context)}.")
-        if not isinstance(config_path, str):
-            raise TypeError(f"config_path must be str, but got {type(config_path)}.")
+        require("model_path", model_path, str)
+        require("model_type", model_type, ModelType)
+        context = Context() if context is None else require("context", context, Context)
+        require("config_path", config_path, str)
         if not os.path.exists(model_path):
             raise ModelError(
                 f"build_from_file failed, model_path does not exist! got {model_path!r}", model_path
             )
-        if config_path and not os.path.exists(config_path):
-            raise ModelError(
-                f"build_from_file failed, config_path does not exist! got {config_path!r}",
-                model_path,
-            )
-        config: Config = read_config(config_path) if config_path else {}
-        if config_dict:
-            check_config(config_dict)
-            config = merged(config, config_dict)
-        if progress is not None and not callable(progress):
-            raise TypeError(f"progress must be callable, but got {type(progress)}.")
-        if cancel is not None and not hasattr(cancel, "cancelled"):
-            raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
+        config = configuration(config_path, config_dict, "build_from_file")
         if dec_key:
             _check_decryption(dec_key, dec_mode, dec_num_parallel)
-        self._build(model_path, context, config, progress, cancel)
+        _check_watchers(progress, cancel)
+        self._build(
+            "build_from_file",
+            lambda suffixes: open_source(model_path, suffixes),
+            context,
+            config,
+            progress,
+            cancel,
+        )
+        self.model_path_ = model_path
+
+    def build_from_buffer(
+        self,
+        model_bytes: bytes,
+        weight_bytes: bytes | None = None,
+        model_type: ModelType | None = None,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        *,
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Compile a model that is in memory, as build_from_file does one in a file.
+
+        model_bytes: a whole ONNX model; external data has no folder here and is refused.
+        weight_bytes: the weights beside a MindIR model; an ONNX model has none.
+        model_type: None goes by the content, and so does MINDIR.
+
+        Raises what build_from_file raises.
+        """
+        from engine.config import configuration
+        from engine.context import Context
+        from engine.formats import source_from_bytes
+
+        require("model_bytes", model_bytes, bytes)
+        if not model_bytes:
+            raise ModelError("build_from_buffer failed, model_bytes is empty. Pass a whole model")
+        if weight_bytes is not None:
+            require("weight_bytes", weight_bytes, bytes)
+        if model_type is not None:
+            require("model_type", model_type, ModelType)
+        if model_type is ModelType.MINDIR_LITE:
+            raise ModelError(
+                f"build_from_buffer failed, model_type should be MINDIR, but got {model_type}; "
+                "leave it out to go by the content"
+            )
+        context = Context() if context is None else require("context", context, Context)
+        require("config_path", config_path, str)
+        config = configuration(config_path, config_dict, "build_from_buffer")
+        _check_watchers(progress, cancel)
+
+        def open_source(suffixes: Mapping[str, str]) -> ModelSource:
+            source = source_from_bytes(model_bytes)
+            if weight_bytes:
+                raise ModelError(
+                    "weight_bytes belong to a MindIR model, and these model_bytes are ONNX; "
+                    "leave weight_bytes out"
+                )
+            return source
+
+        self._build("build_from_buffer", open_source, context, config, progress, cancel)
 
     def _build(
         self,
-        model_path: str,
+        caller: str,
+        open_source: Callable[[Mapping[str, str]], ModelSource],
         context: Context,
         config: Mapping[str, Mapping[str, str]],
         progress: Progress | None,
         cancel: CancelToken | None,
     ) -> None:
-        from engine.formats import open_source
         from engine.plan import Signature, build_plan
 
         with self._building:
             if self._why_not is not _NOT_BUILT:
                 state = self._why_not or "the model is already built; make another Model"
-                raise ModelStateError(f"build_from_file failed! Error is {state}")
+                raise ModelStateError(f"{caller} failed! Error is {state}")
             self._why_not = _BUILDING
             try:
-                plan = build_plan(
-                    lambda suffixes: open_source(model_path, suffixes),
-                    context,
-                    config,
-                    progress,
-                    cancel,
-                )
-            except ModelError as error:
-                if str(error).startswith("build_from_file failed"):
-                    raise
-                raise ModelError(
-                    f"build_from_file failed! Error is {error}", error.path or model_path
-                ) from error
+                plan = build_plan(open_source, context, config, progress, cancel)
+                try:
+                    signature = Signature(plan.executable.inputs, plan.executable.outputs)
+                except ImportError as error:  # an element type that needs ml_dtypes
+                    plan.pool.close()
+                    raise ModelError(str(error)) from error
+            except (BackendError, InputError, ModelError) as error:
+                error.args = (f"{caller} failed! Error is {error}",)
+                raise
             finally:
                 self._why_not = _NOT_BUILT
-            self._declared = self._signature = Signature(
-                plan.executable.inputs, plan.executable.outputs
-            )
+            self._declared = self._signature = signature
+            self._config = config
             self._plan = plan
             self._why_not = ""
-            self.model_path_ = model_path
-            self.provider = plan.backend.name
+            self.provider = context.ascend.provider or plan.backend.name
 
     # ---------------------------------------------------------------------------------- running
 
@@ -186,6 +233,8 @@ class Model:
         outputs: None, or one Tensor an output to fill and return. Their memory is reused, so
         results of earlier calls with the same tensors change; a Tensor without data gets new
         memory. Do not reshape or retype an array that is in use so; give the tensor another.
+        What is no tensor goes in and comes out as a list for a sequence, None for an optional that
+        is absent, a dict for a map; in `outputs` None or Tensor() stands for it.
         timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded.
 
         Raises TypeError for elements of another type, RuntimeError and ValueError (InputError)
@@ -197,8 +246,11 @@ class Model:
         except AttributeError:
             lane = None
         if lane is None or lane.busy:
-            # Busy: a signal handler or finalizer that predicts in the middle of a predict.
+            # Busy: a signal handler or finalizer that predicts in the middle of a predict. A model
+            # of more than tensors comes here every time.
             lane = self._open_lane()
+            if not lane.signature.is_plain:
+                return self._predict_values(lane, inputs, outputs, timeout_s)
         lane.busy = True
         try:
             if outputs is not None:
@@ -225,10 +277,19 @@ class Model:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
 
         >>> outputs = model(x=array)  # doctest: +SKIP
+
+        A dict serves where a name is no Python name. Raises what predict raises.
         """
         if arrays and by_name:
             raise TypeError("pass all inputs by place or all by name, not both")
+        if len(arrays) == 1 and isinstance(arrays[0], dict):
+            [by_name], arrays = arrays, ()
         results = self.predict(arrays or by_name)
+        signature = self._signature
+        if signature is not None and not signature.is_plain:
+            from engine.plan import values
+
+            return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
         return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
     def _fill(
@@ -260,6 +321,31 @@ class Model:
             lane.bind([], [])
         return outputs
 
+    def _predict_values(
+        self, lane: Lane, inputs: Any, outputs: Any, timeout_s: float | None
+    ) -> list[Any]:
+        """Predict where a sequence, an optional or a map goes in or comes out."""
+        from engine.plan import values
+
+        lane.busy = True
+        try:
+            signature, buffers = lane.signature, None
+            arrays = signature.arrays(inputs)
+            if outputs is not None:
+                outputs = values.placeholders(outputs, signature.outputs)
+                buffers = buffers_of(outputs)
+                signature.check_buffers(buffers, arrays)
+            deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+            try:
+                results = lane.run(lane.context, arrays, buffers, deadline_s)
+                if len(results) != len(lane.descriptions):
+                    raise _miscounted(results, lane)
+            except Exception as error:
+                self._failed(error, lane)
+            return values.results(results, signature.outputs, lane.descriptions, outputs)
+        finally:
+            lane.busy = False
+
     def _failed(self, error: Exception, lane: Lane) -> NoReturn:
         """Raise what a user sees when a backend's predict raised `error`."""
         if isinstance(error, ModelError):
@@ -280,7 +366,16 @@ class Model:
         Give them data with set_data_from_numpy and pass them to predict. Open axes are -1.
         Empty, with a logged error, before the model is built.
         """
-        return list(self._lane().inputs) if self._is_built() else []
+        return list(self._inputs()) if self._is_built() else []
+
+    def _inputs(self) -> list[Tensor]:
+        # Beside the lane, not in it: a lane has an execution context, which may cost much memory.
+        threads, signature = self._threads, self._signature
+        assert signature is not None
+        if not hasattr(threads, "inputs"):
+            threads.inputs = [tensor_for(spec) for spec in signature.inputs]
+        inputs: list[Tensor] = threads.inputs
+        return inputs
 
     def get_outputs(self) -> tuple[TensorMeta, ...]:
         """Descriptions of the outputs; open axes are -1. Empty before the model is built."""
@@ -298,7 +393,8 @@ class Model:
         RuntimeError (InputError) for shapes that the model does not allow.
         """
         _check_resize(inputs, dims)
-        self._require_built()
+        if self._plan is None:
+            raise ModelStateError(f"resize failed! Error is {self._why_not}")
         assert self._declared is not None
         if len(inputs) != len(self._declared.inputs):
             raise InputError(
@@ -306,7 +402,7 @@ class Model:
                 f"input len:{len(inputs)}"
             )
         self._signature = self._declared.resized(dims)
-        own = self._lane().inputs
+        own = self._inputs()
         for tensors in (inputs, own):
             for tensor, shape in zip(tensors, dims, strict=True):
                 tensor._array = None
@@ -314,7 +410,33 @@ class Model:
         # Every thread makes a new lane at its next call; a running predict keeps its old one.
         # This thread keeps its input tensors: scripts hold on to what get_inputs gave them.
         self._threads = threading.local()
-        self._lane().inputs = own
+        self._threads.inputs = own
+
+    def get_model_info(self, key: str) -> str:
+        """What the model says of itself, as text; "" for what is not known or not built yet.
+
+        key: "user_info", the metadata of the model's file as JSON; "input_shape", for example
+        "x:1,3,8,8;mask:-1,4"; "dynamic_dims", what the configuration gave; "current_pid", this
+        process, also before building; "shareable_weight_mem_handle".
+        Raises TypeError unless `key` is a str.
+        """
+        require("key", key, str)
+        if key == "current_pid":
+            return str(os.getpid())
+        if self._plan is None or self._signature is None:
+            return ""
+        if key == "input_shape":
+            inputs = self._signature.inputs
+            return ";".join(f"{s.name}:{','.join(map(str, tensor_for(s).shape))}" for s in inputs)
+        if key == "user_info":
+            graph = self._plan.source.graph
+            return json.dumps(dict(graph.metadata)) if graph and graph.metadata else ""
+        if key == "dynamic_dims":
+            backend = self._plan.backend
+            first = [f"{name}_context" for name in (backend.name, *backend.info.device_types)]
+            given = (self._config.get(name, {}).get(key, "") for name in (*first, *self._config))
+            return next(filter(None, given), "")
+        return ""
 
     # -------------------------------------------------------------------------------- the model
 
@@ -371,11 +493,12 @@ class Model:
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."
 
-    # ---------------------------------------------------------------------------------- threads
+    def __repr__(self) -> str:
+        if self._plan is None:
+            return f"<engine.Model: {self._why_not}>"
+        return f"<engine.Model {self.model_path_ or 'from bytes'!r} on {self._plan.backend.name}>"
 
-    def _lane(self) -> Lane:
-        lane: Lane | None = getattr(self._threads, "lane", None)
-        return lane if lane is not None else self._open_lane()
+    # ---------------------------------------------------------------------------------- threads
 
     def _open_lane(self) -> Lane:
         """What the calling thread runs in, made at its first call."""
@@ -384,9 +507,14 @@ class Model:
         plan, signature = self._plan, self._signature
         if plan is None or signature is None:
             raise ModelStateError(f"predict failed! {self._why_not}")
+        # Under another name where predict has to go another way: it looks for "lane" alone.
+        name = "lane" if signature.is_plain else "lane_of_values"
+        kept: Lane | None = getattr(threads, name, None)
+        if kept is not None and not kept.busy:
+            return kept
         lane = Lane(plan, signature)
-        if not hasattr(threads, "lane"):
-            threads.lane = lane
+        if not hasattr(threads, name):
+            setattr(threads, name, lane)
         return lane
 
     def _is_built(self) -> bool:
@@ -402,7 +530,7 @@ class Model:
         if self._plan is None:
             raise ModelStateError(self._why_not)
 
-    def abandon(self) -> None:
+    def _abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
         forks.never_free(self._plan, self._threads)
         if self._plan is not None:
@@ -418,15 +546,23 @@ def _miscounted(results: Any, lane: Lane) -> TypeError:
     return TypeError(f"engine_predict gave {len(results)} values for {len(lane.descriptions)}")
 
 
+def _check_watchers(progress: object, cancel: object) -> None:
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, but got {type(progress)}.")
+    if cancel is not None and not hasattr(cancel, "cancelled"):
+        raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
+
+
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:
-    if not isinstance(dec_key, bytes):
-        raise TypeError(f"dec_key must be bytes, but got {type(dec_key)}.")
-    if not isinstance(dec_mode, str):
-        raise TypeError(f"dec_mode must be str, but got {type(dec_mode)}.")
-    if not isinstance(dec_num_parallel, int):
-        raise TypeError(f"dec_num_parallel must be int, but got {type(dec_num_parallel)}.")
-    if not dec_mode:
-        raise ValueError("dec_mode must not be empty string!")
+    require("dec_key", dec_key, bytes)
+    mode = require("dec_mode", dec_mode, str)
+    count = require_int("dec_num_parallel", dec_num_parallel)
+    if not 0 <= count <= 64:
+        raise ValueError(
+            f"dec_num_parallel should be in range [0, 64], but got {count}; 0 leaves it open"
+        )
+    if not mode:
+        raise ValueError("dec_mode must not be empty string! The usual mode is 'AES-GCM'")
     raise ModelError(
         "build_from_file failed! Error is dec_key was given, but only MindIR files can be "
         "encrypted, and this version reads ONNX; leave dec_key out"
@@ -436,13 +572,13 @@ def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: objec
 def _check_resize(inputs: object, dims: object) -> None:
     if not isinstance(inputs, list | tuple):
         raise TypeError(f"inputs must be list or tuple of Lite Tensor, but got {type(inputs)}.")
+    if not isinstance(dims, list | tuple):
+        raise TypeError(f"dims must be list or tuple of shape, but got {type(dims)}.")
     for index, tensor in enumerate(inputs):
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"inputs element must be Tensor, but got {type(tensor)} at index {index}."
             )
-    if not isinstance(dims, list | tuple):
-        raise TypeError(f"dims must be list or tuple of shape, but got {type(dims)}.")
     for i, shape in enumerate(dims):
         if not isinstance(shape, list | tuple):
             raise TypeError(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from engine.checks import require_sections
 from engine.context import Context
 from engine.model import Model, ModelType
 
@@ -35,18 +36,18 @@ def load(
     Raises what Model.build_from_file raises. Use the model in a `with` block to free it.
     """
     context = Context()
-    context.target = [target] if isinstance(target, str) else list(target)
-    if device_id:
-        config = dict(config or {})
-        for name in (each.lower() for each in context.target):
-            if name not in ("gpu", "ascend"):  # those two have a setting of their own for it
-                section = f"{name.partition(':')[0]}_context"
-                config[section] = {"device_id": str(device_id), **config.get(section, {})}
+    targets: Any = [target] if isinstance(target, str) else target
+    context.target = list(targets) if isinstance(targets, tuple) else targets
     context.cpu.thread_num = threads
     context.gpu.device_id = context.ascend.device_id = device_id
+    if device_id:
+        config = require_sections("config_dict", config or {})
+        for name in {each.lower().partition(":")[0] for each in context.target}:
+            if name not in ("gpu", "ascend"):  # those two have a setting of their own for it
+                config.setdefault(f"{name}_context", {}).setdefault("device_id", str(device_id))
     model = Model()
     model.build_from_file(
-        os.fspath(path),
+        os.fspath(path) if isinstance(path, os.PathLike) else path,
         ModelType.MINDIR,
         context,
         config_dict=config,

@@ -127,7 +127,7 @@ def test_a_plugin_that_fails_at_import_is_broken_and_says_why(
     found = backends.record("bad")
     assert found.state is BackendState.BROKEN
     assert said in found.reason
-    with pytest.raises(engine.BackendUnavailable, match=r"'bad' is broken.*engine plugins"):
+    with pytest.raises(engine.BackendUnavailable, match=r"'bad' is broken.*engine doctor bad"):
         backends.open_backend("bad")
 
 
@@ -226,7 +226,7 @@ def test_an_exception_that_no_hook_may_raise_is_the_backends_fault_in_one_line(
     path = models.affine(tmp_path)
     backend = backends.open_backend(null_backend)
     if hook == "placement":
-        monkeypatch.setattr("engine.testing.null_runtime.NullExecutable.placement", fail)
+        monkeypatch.setattr("engine.testing.evaluator.EvaluatorExecutable.placement", fail)
     else:
         monkeypatch.setattr(backend, hook, fail)
     with pytest.raises(engine.BackendUnavailable, match=r"'null' is at fault.*KeyError") as caught:
@@ -258,6 +258,13 @@ def test_a_device_that_is_not_there_is_refused_for_any_target(
         ("device_types=None", "device_types is None"),
         ("device_types=('a',), providers=None", "providers is None"),
         ("device_types=('a',), capabilities=None", "capabilities is None"),
+        ("device_types=('a',), completed_by=['cpu']", "completed_by is ['cpu'], expected a tuple"),
+        ("device_types=('a',), suffixes=None", "suffixes is None"),
+        ("device_types=('a',), suffixes={'.x': None}", "expected a dict of str to str"),
+        ("device_types=('a',), options=('a',)", "options is ('a',), expected a dict of str"),
+        ("device_types=('a',), options={'a': 1}", "options is {'a': 1}, expected a dict of str"),
+        ("name=None, device_types=('a',)", "name is None, expected a str"),
+        ("version=1, device_types=('a',)", "version is 1, expected a str"),
     ],
 )
 def test_a_manifest_with_a_wrong_field_is_broken_by_the_fields_name(
@@ -265,7 +272,7 @@ def test_a_manifest_with_a_wrong_field_is_broken_by_the_fields_name(
 ) -> None:
     after = (
         "\n@hookimpl\ndef engine_backend():\n"
-        f"    return BackendInfo(name='odd', version='1', {changed})\n"
+        f"    return BackendInfo(**{{'name': 'odd', 'version': '1', **dict({changed})}})\n"
     )
     plugin(plugin_folder, "odd", after=after)
     assert said in backends.record("odd").reason
@@ -344,10 +351,58 @@ def test_a_broken_backend_does_not_hide_another_of_the_same_type(plugin_folder: 
     assert backends.find_target("abacus").backend == "beads"
 
 
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
 def test_a_backends_own_name_imports_no_other(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "beads", providers=("glass",))
+    plugin(plugin_folder, "crashing", before=CRASH)
+    for target in ("beads", "beads:glass", "abacus:beads"):
+        assert backends.find_target(target).backend == "beads"
+
+
+def test_a_plugin_that_crashes_at_import_does_not_hide_one_that_serves_the_type(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "crashing", before=CRASH)
     plugin(plugin_folder, "beads")
-    plugin(plugin_folder, "crashing", before="import os; os._exit(9)\n")
-    assert backends.find_target("beads").backend == "beads"
+    assert backends.find_target("abacus") == backends.Target("beads", "abacus")
+
+
+def test_this_projects_own_backend_of_a_type_goes_first_and_imports_no_other(
+    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.OFFICIAL, "abacus", "beads")
+    plugin(plugin_folder, "beads", providers=("wood", "glass"))
+    plugin(plugin_folder, "crashing", before=CRASH)
+    plugin(plugin_folder, "stones", providers=("clay",))
+    assert backends.find_target("abacus") == backends.Target("beads", "abacus")
+    assert backends.find_target("abacus:glass") == backends.Target("beads", "abacus", "glass")
+    assert backends.find_target("abacus:stones") == backends.Target("stones", "abacus")
+    assert backends.find_target("abacus:clay") == backends.Target("stones", "abacus", "clay")
+
+
+def test_another_backend_serves_a_type_whose_own_is_broken_or_disabled(
+    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.OFFICIAL, "abacus", "beads")
+    plugin(plugin_folder, "beads", before="1 / 0\n")
+    with pytest.raises(engine.BackendUnavailable, match=r"'beads' is broken.*ZeroDivisionError"):
+        backends.find_target("abacus")
+    plugin(plugin_folder, "stones")
+    assert backends.find_target("abacus").backend == "stones"
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "stones")
+    with pytest.raises(engine.BackendUnavailable, match=r"'beads' is broken"):
+        backends.find_target("abacus")
+
+
+def test_a_type_that_nobody_serves_is_told_with_who_could_not_be_asked(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "crashing", before=CRASH)
+    text = r"not installed.* not known of 'crashing' its probe crashed with SIGSEGV"
+    with pytest.raises(engine.BackendNotInstalled, match=text):
+        backends.find_target("abacus")
 
 
 def test_a_target_that_cannot_be_had_is_never_replaced_silently(
@@ -367,7 +422,7 @@ def test_an_error_of_load_still_knows_what_is_installed(null_backend: str, tmp_p
     path = models.affine(tmp_path)
     for target in ("nowhere_else", ["nowhere_else", "nor_there"]):
         context = engine.Context()
-        context._target = [target] if isinstance(target, str) else target
+        vars(context)["target"] = [target] if isinstance(target, str) else target
         with pytest.raises(engine.BackendNotInstalled) as caught:
             engine.Model().build_from_file(str(path), engine.ModelType.MINDIR, context)
         assert null_backend in caught.value.installed

@@ -1,4 +1,4 @@
-"""The command line: `engine run`, `engine inspect`, `engine plugins`.
+"""The command line: `engine run`, `engine inspect`, `engine bench` and the rest.
 
 One module a command; `app` joins them. Nothing here is loaded by `import engine`.
 """
@@ -16,8 +16,12 @@ _NEEDED = ("typer", "rich")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; `engine --help` lists what they mean.
 
-    arguments: what follows the program's name, None for sys.argv's.
+    arguments: what follows the program's name; None for sys.argv's, in a process that then ends.
     """
+    from engine.cli.interrupt import INTERRUPTED, expect_interrupts
+
+    if arguments is None:
+        expect_interrupts()
     try:
         from engine.cli.app import run
     except ModuleNotFoundError as error:
@@ -29,4 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
+    except KeyboardInterrupt:  # it takes a moment to load all this
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
     return run(arguments)

@@ -5,24 +5,25 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
 import engine
-from engine.cli import inspect, plugins
+from engine.cli import bench, completion, doctor, help, inspect, plugins
 from engine.cli import run as run_command
+from engine.cli.interrupt import INTERRUPTED, leave
 from engine.cli.output import note, plain
 
 app = typer.Typer(
     name="engine",
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,  # its two options would be cut off where the terminal is narrow
+    add_completion=False,  # two options more in every help; there is a command instead
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="""[bold]Examples[/bold]
 
@@ -30,7 +31,11 @@ app = typer.Typer(
 
   engine inspect model.onnx --target cpu
 
+  engine bench model.onnx
+
   engine plugins
+
+  engine doctor
 
 [bold]Exit status[/bold]
 
@@ -52,11 +57,13 @@ app = typer.Typer(
 )
 app.command("run", epilog=run_command.EPILOG)(run_command.run)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
+app.command("bench", epilog=bench.EPILOG)(bench.bench)
 app.add_typer(plugins.app, name="plugins")
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+app.command("completion", epilog=completion.EPILOG)(completion.completion)
 
 # The base of typer's own errors about usage; typer names only this child of it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
-_INTERRUPTED = 130
 
 
 def _show_version(asked: bool) -> None:
@@ -75,34 +82,51 @@ def _engine(
 ) -> None:
     """Run a trained model on any hardware, at any scale."""
     if context.invoked_subcommand is None:
-        help_text = context.get_help()  # rich prints it itself and returns nothing
-        if help_text:
-            print(help_text)
+        typer.echo(context.get_help())
         raise typer.Exit(2)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status and leaves no traceback for users' errors."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            # Where only ASCII can be printed, a name in another script is no reason to fail.
-            stream.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
         with _messages_to_stderr():
             status = _run(arguments)
         sys.stdout.flush()  # here a reader that went away can still be noticed
     except BrokenPipeError:  # what reads our output has had enough: not an error
         _drop_output()
-        return 0
+        status = 0
     except OSError as error:  # a full disk, seen only when what was printed is flushed
         _drop_output()
-        return _failed(error)
+        status = _failed(error)
+    except KeyboardInterrupt:  # while what reads our output makes us wait
+        _drop_output()
+        status = _interrupted()
+    leave(status)
     return status
 
 
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us (">&-"): what is printed is dropped
+            setattr(sys, name, _nowhere())
+        elif isinstance(stream, io.TextIOWrapper):
+            # Where only ASCII can be printed, a name in another script is no reason to fail.
+            stream.reconfigure(errors="backslashreplace")
+    if os.environ.get("_ENGINE_COMPLETE"):  # a shell asks us; its user is in the middle of a line
+        sys.stderr = _nowhere()
+
+
+def _nowhere() -> TextIO:
+    return open(os.devnull, "w", encoding="utf-8")  # for as long as we run
+
+
 def _run(arguments: Sequence[str] | None) -> int:
+    command = typer.main.get_command(app)
+    help.use(command)
     try:
-        status = typer.main.get_command(app).main(
+        status = command.main(
             args=None if arguments is None else list(arguments),
             prog_name="engine",
             standalone_mode=False,
@@ -121,7 +145,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _failed(error)
     except MemoryError as error:
         return _failed(error, "out of memory: ")
-    if status == _INTERRUPTED:  # newer typers turn a KeyboardInterrupt into this status
+    if status == INTERRUPTED:  # newer typers turn a KeyboardInterrupt into this status
         return _interrupted()
     return status if isinstance(status, int) else 0
 
@@ -137,14 +161,17 @@ def _failed(error: BaseException, prefix: str = "") -> int:
 
 
 def _said(error: BaseException) -> str:
-    """An error's text; of the operating system's without its number."""
+    """An error's text; of the operating system's without its number.
+
+    Without the method that failed, too: whoever types a command called none.
+    """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return str(error)
+    return re.sub(r"^(build_from_file|predict) failed! (Error is )?", "", str(error))
 
 
 def _misused(error: Any) -> int:
-    text = error.format_message().strip().rstrip(".")
+    text = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "engine"
     note(f"error: {plain(text[:1].lower() + text[1:])}")
     note(f"help: {command} --help")
@@ -153,7 +180,7 @@ def _misused(error: Any) -> int:
 
 def _interrupted() -> int:
     note("interrupted")
-    return _INTERRUPTED
+    return INTERRUPTED
 
 
 def _drop_output() -> None:

@@ -2,37 +2,65 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as Bars
 
 from engine import Context, Model, ModelType
-from engine.errors import ModelError
-from engine.types import Progress, TensorSpec
+from engine.cli.completion import files, targets
+from engine.cli.inputs import Fill
+from engine.cli.interrupt import interruptible
+from engine.cli.progress import progress
+from engine.errors import InputError, ModelError
+from engine.types import CancelToken, TensorSpec
 
 ModelPath = Annotated[
-    Path, typer.Argument(metavar="MODEL", help="The model's file.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="MODEL", help="The model's file.", show_default=False, autocompletion=files
+    ),
 ]
+InputFiles = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--input",
+        "-i",
+        metavar="[NAME=]FILE",
+        help="A .npy, .npz or raw .bin file. An .npz holds arrays by input name; another "
+        "file without a name goes to the next input. May be repeated.",
+        show_default=False,
+    ),
+]
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=SIZES",
+        help="The shape of a generated or .bin input, as x=1,3,8,8. May be repeated.",
+        show_default=False,
+    ),
+]
+FillWith = Annotated[Fill, typer.Option(help="What inputs without a file are filled with.")]
+Seed = Annotated[int, typer.Option(min=0, metavar="N", help="For --fill random.")]
 Target = Annotated[
     str,
     typer.Option(
         metavar="TARGET",
         help="Where to run: cpu, gpu, ascend or an installed backend; several, with commas "
         "between, are tried in that order.",
+        autocompletion=targets,
     ),
 ]
 Config = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="A configuration file.", show_default=False),
+    typer.Option(
+        metavar="FILE",
+        help="A configuration file.",
+        show_default=False,
+        autocompletion=files,
+    ),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -47,6 +75,7 @@ Threads = Annotated[
     int, typer.Option(min=0, metavar="N", help="Host threads; 0 fits them to the machine.")
 ]
 DeviceId = Annotated[int, typer.Option(min=0, metavar="N", help="Which GPU or NPU.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +86,17 @@ class Built:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     seconds: float
+
+    def where(self) -> list[dict[str, Any]]:
+        """The devices that the model's nodes run on, each with its number of nodes."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for each in self.model.placement:
+            key = (each.backend, each.device, each.provider)
+            counts[key] = counts.get(key, 0) + 1
+        return [
+            {"backend": backend, "device": device, "provider": provider, "nodes": nodes}
+            for (backend, device, provider), nodes in counts.items()
+        ]
 
 
 def build(
@@ -70,7 +110,7 @@ def build(
     """Build the model at `path` for the first of the targets that can be had.
 
     Raises what Model.build_from_file raises, and typer.BadParameter for options that cannot be
-    understood.
+    understood; KeyboardInterrupt at once, also while a backend compiles.
     """
     sections = parse_settings(settings or [])
     context = Context()
@@ -78,41 +118,31 @@ def build(
     context.cpu.thread_num = threads
     context.gpu.device_id = context.ascend.device_id = device_id
     require_file(path)
+    if config is not None and not config.is_file():
+        raise InputError(f"{config}: no such file; give --config a configuration file")
     model = Model()
+    cancel = CancelToken()
     begin = time.perf_counter()
-    with compile_progress() as progress:
-        model.build_from_file(
-            str(path),
-            ModelType.MINDIR,
-            context,
-            "" if config is None else str(config),
-            sections or None,
-            progress=progress,
+    with progress() as show:
+        interruptible(
+            lambda: model.build_from_file(
+                str(path),
+                ModelType.MINDIR,
+                context,
+                "" if config is None else str(config),
+                sections or None,
+                progress=show,
+                cancel=cancel,
+            ),
+            cancel,
         )
     seconds = time.perf_counter() - begin
     return Built(model, model.input_specs, model.output_specs, seconds)
 
 
-@contextmanager
-def compile_progress() -> Iterator[Progress]:
-    """Show the phases of a compile on stderr while it lasts, where that is a terminal."""
-    bars = Bars(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    )
-    tasks: dict[str, TaskID] = {}
-
-    def show(phase: str, done: int, total: int | None) -> None:
-        if phase not in tasks:
-            tasks[phase] = bars.add_task(phase, total=total)
-        bars.update(tasks[phase], completed=done, total=total)
-
-    with bars:
-        yield show
+def devices_text(where: list[dict[str, Any]]) -> str:
+    """What `Built.where` gives, for people: "cpu:0 (CPUExecutionProvider)"."""
+    return ", ".join(f"{each['device']} ({each['provider'] or each['backend']})" for each in where)
 
 
 def require_file(path: Path) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -81,14 +82,21 @@ def read_bin(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None) -> Arr
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:
     """Write one array as .npy or any number as .npz; the file appears whole or not at all."""
+    with written_whole(path) as file:
+        if path.suffix == ".npy":
+            [array] = arrays.values()
+            np.lib.format.write_array(file, storable(array), allow_pickle=False)
+        else:
+            _write_archive(file, arrays)
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write that becomes `path` when the block has ended well."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with aside.open("xb") as file:
-            if path.suffix == ".npy":
-                [array] = arrays.values()
-                np.lib.format.write_array(file, storable(array), allow_pickle=False)
-            else:
-                _write_archive(file, arrays)
+            yield file
         aside.replace(path)
     except OSError as error:  # the user knows the file by its own name
         raise OSError(error.errno, error.strerror, str(path)) from error

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.cli.files import SUFFIXES, read_bin, read_npy, read_npz
+from engine.cli.values import arrays_of, described, value_of
 from engine.errors import InputError
-from engine.types import DType, TensorSpec
+from engine.types import DType, TensorSpec, ValueKind
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
@@ -28,11 +30,17 @@ class Fill(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One input's array. source: "from FILE" or "generated: HOW", for people."""
+    """One input. value: an array; a list, None or a dict for what is no tensor.
+
+    source: "from FILE" or "generated: HOW", for people.
+    """
 
     spec: TensorSpec
-    array: Array
+    value: Any
     source: str
+
+    def __str__(self) -> str:
+        return f"input {self.spec.name}: {described(self.value)}, {self.source}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +50,21 @@ class Inputs:
     given: tuple[Given, ...]
     notes: tuple[str, ...] = ()
 
-    def arrays(self) -> dict[str, Array]:
-        """The arrays by input name, as predict takes them."""
-        return {each.spec.name: each.array for each in self.given}
+    def values(self) -> list[Any]:
+        """The values in the model's order, as predict takes them."""
+        return [each.value for each in self.given]
+
+    def facts(self) -> list[dict[str, Any]]:
+        """What each is, for JSON; what is no tensor has no shape."""
+        return [
+            {
+                "name": each.spec.name,
+                "dtype": str(each.spec.dtype),
+                "shape": list(each.value.shape) if isinstance(each.value, np.ndarray) else None,
+                "source": each.source,
+            }
+            for each in self.given
+        ]
 
 
 def collect(
@@ -56,8 +76,8 @@ def collect(
 ) -> Inputs:
     """The inputs that `specs` ask for, from `files` and, where no file is given, generated.
 
-    files: "NAME=FILE" for one input, "FILE.npz" for arrays by input name, "FILE" for the next
-        input that no other file names.
+    files: "NAME=FILE" for one input, several for the elements of a sequence; "FILE.npz" for arrays
+        by input name; "FILE" for the next input that no other file names.
     shapes: of inputs that are generated or come from a .bin file, by name.
     Raises InputError naming the file and input for what does not fit, OSError for files that
     cannot be read.
@@ -69,11 +89,11 @@ def collect(
     found, notes = _from_files(specs, files, shapes)
     sizes = _symbolic_sizes(specs, found, shapes)
     generator = np.random.default_rng(seed)
+    how = f"generated: {_HOW[fill]}" + (f" (seed {seed})" if fill is Fill.RANDOM else "")
     for spec in specs:
         if spec.name not in found:
-            shape = shapes[spec.name] if spec.name in shapes else _default_shape(spec, sizes)
-            how = f"generated: {_HOW[fill]}" + (f" (seed {seed})" if fill is Fill.RANDOM else "")
-            found[spec.name] = Given(spec, generate(spec.dtype, shape, fill, generator), how)
+            array_of = partial(generate, spec.dtype, fill=fill, generator=generator)
+            found[spec.name] = _generated(spec, shapes.get(spec.name), sizes, array_of, how)
     return Inputs(tuple(found[spec.name] for spec in specs), tuple(notes))
 
 
@@ -84,7 +104,7 @@ def _from_files(
     specs: Sequence[TensorSpec], files: Sequence[str], shapes: Mapping[str, Shape]
 ) -> tuple[dict[str, Given], list[str]]:
     by_name = {spec.name: spec for spec in specs}
-    named: dict[str, Path] = {}
+    named: dict[str, list[Path]] = {}
     unnamed: list[Path] = []
     archives: list[Path] = []
     for text in files:
@@ -99,15 +119,16 @@ def _from_files(
             raise _unknown(name, by_name, f"--input {text}")
         _check_file(path)
         if equals and name in by_name:
-            if name in named:
-                raise InputError(f"input {name!r} is given twice: {named[name]} and {path}", name)
-            named[name] = path
+            if name in named and by_name[name].kind is not ValueKind.SEQUENCE:
+                both = f"{named[name][0]} and {path}"
+                raise InputError(f"input {name!r} is given twice: {both}", name)
+            named.setdefault(name, []).append(path)
         elif path.suffix == ".npz":
             archives.append(path)
         else:
             unnamed.append(path)
 
-    found = {name: _read(by_name[name], path, shapes.get(name)) for name, path in named.items()}
+    found = {name: _read(by_name[name], paths, shapes.get(name)) for name, paths in named.items()}
     notes: list[str] = []
     for path in archives:
         _take_archive(path, specs, shapes, found, notes)
@@ -118,7 +139,7 @@ def _from_files(
             f"{_listed(by_name)}"
         )
     for spec, path in zip(rest_of_specs, unnamed, strict=False):
-        found[spec.name] = _read(spec, path, shapes.get(spec.name))
+        found[spec.name] = _read(spec, [path], shapes.get(spec.name))
     return found, notes
 
 
@@ -129,17 +150,18 @@ def _check_file(path: Path) -> None:
         raise InputError(f"{path}: expected a .npy, .npz or .bin file, got {path.suffix!r}")
 
 
-def _read(spec: TensorSpec, path: Path, shape: Shape | None) -> Given:
-    if path.suffix == ".bin":
-        array = read_bin(path, spec, shape)
-    elif path.suffix == ".npz":
-        arrays = read_npz(path)
-        if spec.name not in arrays:
-            raise _missing_key(path, spec, arrays)
-        array = arrays[spec.name]
-    else:
-        array = read_npy(path)
-    return _checked(spec, array, path, shape)
+def _read(spec: TensorSpec, paths: Sequence[Path], shape: Shape | None) -> Given:
+    """An input from its own files: several are the elements of a sequence."""
+    values: list[Any] = []
+    for path in paths:
+        if path.suffix == ".npz":
+            value = _from_archive(spec, path, read_npz(path), shape)
+            values += value if spec.kind is ValueKind.SEQUENCE else [value]
+        else:
+            array = read_bin(path, spec, shape) if path.suffix == ".bin" else read_npy(path)
+            values.append(_checked(spec, array, path, shape))
+    source = f"from {', '.join(map(str, paths))}"
+    return Given(spec, values if spec.kind is ValueKind.SEQUENCE else values[0], source)
 
 
 def _take_archive(
@@ -151,40 +173,67 @@ def _take_archive(
 ) -> None:
     """Every input that has no file yet must be in the archive; what else is there is noted."""
     arrays = read_npz(path)
-    wanted = [spec for spec in specs if spec.name not in found]
-    for spec in wanted:
-        if spec.name not in arrays:
-            raise _missing_key(path, spec, arrays)
-        found[spec.name] = _checked(spec, arrays[spec.name], path, shapes.get(spec.name))
-    unused = sorted(set(arrays) - {spec.name for spec in wanted})
+    unused = set(arrays)
+    for spec in specs:
+        if spec.name in found:
+            continue
+        if spec.kind is ValueKind.OPTIONAL and value_of(spec.name, arrays) is None:
+            continue
+        value = _from_archive(spec, path, arrays, shapes.get(spec.name))
+        found[spec.name] = Given(spec, value, f"from {path}")
+        unused -= set(arrays_of(spec.name, value))
     if unused:
-        notes.append(f"note: {path}: not used: {', '.join(repr(name) for name in unused)}")
+        listed = ", ".join(repr(name) for name in sorted(unused))
+        notes.append(f"note: {path}: not used: {listed}")
 
 
-def _checked(spec: TensorSpec, array: Array, path: Path, shape: Shape | None) -> Given:
-    """Refuse what does not fit here, where the file's name is known."""
-    said = f"{array.dtype.name}{list(array.shape)}"
-    wanted = spec.dtype.numpy
-    if array.dtype.kind == "V" and array.dtype.itemsize == wanted.itemsize != 0:
-        array = array.view(wanted)  # .npy files keep only the size of ml_dtypes' types
-    is_text = spec.dtype is DType.STRING and array.dtype.kind in "UT"
-    if array.dtype.newbyteorder("=") != wanted and not is_text:
+_KINDS: dict[type, ValueKind] = {list: ValueKind.SEQUENCE, dict: ValueKind.MAP}
+
+
+def _from_archive(
+    spec: TensorSpec, path: Path, arrays: Mapping[str, Array], shape: Shape | None
+) -> Any:
+    value = value_of(spec.name, arrays)
+    kind = _KINDS.get(type(value), ValueKind.TENSOR)
+    if value is None or spec.kind not in (kind, ValueKind.OPTIONAL):
+        wanted = {ValueKind.SEQUENCE: "[0]", ValueKind.MAP: ".keys"}.get(spec.kind, "")
         raise InputError(
-            f"{path}: input {spec.name!r}: expected {spec}, got {said}; "
+            f"{path}: no array {spec.name + wanted!r} for input {spec}; it holds: "
+            f"{_listed(arrays)}",
+            spec.name,
+        )
+    return _checked(spec, value, path, shape)
+
+
+def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> Any:
+    """The value, or an InputError here, where the file's name is known."""
+    if isinstance(value, list):
+        return [_checked(spec, each, path, shape) for each in value]
+    if isinstance(value, dict):
+        return value
+    said = described(value)
+    inside = TensorSpec(spec.name, spec.dtype, spec.shape)
+    wanted = spec.dtype.numpy
+    if value.dtype.kind == "V" and value.dtype.itemsize == wanted.itemsize != 0:
+        value = value.view(wanted)  # .npy files keep only the size of ml_dtypes' types
+    is_text = spec.dtype is DType.STRING and value.dtype.kind in "UT"
+    if value.dtype.newbyteorder("=") != wanted and not is_text:
+        raise InputError(
+            f"{path}: input {spec.name!r}: expected {inside}, got {said}; "
             f"save it as array.astype({str(spec.dtype)!r})",
             spec.name,
         )
-    if not _is_allowed(array.shape, spec):
+    if not _is_allowed(value.shape, spec):
         raise InputError(
-            f"{path}: input {spec.name!r}: expected {spec}, got {said}; save it in that shape",
+            f"{path}: input {spec.name!r}: expected {inside}, got {said}; save it in that shape",
             spec.name,
         )
-    if shape is not None and array.shape != shape:
+    if shape is not None and value.shape != shape:
         raise InputError(
             f"{path}: input {spec.name!r}: --shape says {list(shape)}, got {said}; leave it out",
             spec.name,
         )
-    return Given(spec, array, f"from {path}")
+    return value
 
 
 def _is_allowed(shape: Shape, spec: TensorSpec) -> bool:
@@ -192,12 +241,6 @@ def _is_allowed(shape: Shape, spec: TensorSpec) -> bool:
         return True
     return len(shape) == len(spec.shape) and all(
         size == dim or not isinstance(dim, int) for size, dim in zip(shape, spec.shape, strict=True)
-    )
-
-
-def _missing_key(path: Path, spec: TensorSpec, arrays: Mapping[str, Array]) -> InputError:
-    return InputError(
-        f"{path}: no array {spec.name!r} for input {spec}; it holds: {_listed(arrays)}", spec.name
     )
 
 
@@ -218,7 +261,9 @@ def _symbolic_sizes(
     """The sizes that files and --shape give to symbolic axes: equal names are equal sizes."""
     sizes: dict[str, int] = {}
     for spec in specs:
-        shape = found[spec.name].array.shape if spec.name in found else shapes.get(spec.name, ())
+        if spec.kind is not ValueKind.TENSOR:
+            continue
+        shape = found[spec.name].value.shape if spec.name in found else shapes.get(spec.name, ())
         for dim, known in zip(spec.shape or (), shape, strict=False):
             if isinstance(dim, str):
                 sizes.setdefault(dim, known)
@@ -242,6 +287,33 @@ def _default_shape(spec: TensorSpec, sizes: dict[str, int]) -> Shape:
         else:
             shape.append(lowest if dim is None else dim)
     return tuple(shape)
+
+
+def _generated(
+    spec: TensorSpec,
+    shape: Shape | None,
+    sizes: dict[str, int],
+    array_of: Callable[[Shape], Array],
+    how: str,
+) -> Given:
+    if spec.kind is ValueKind.OPTIONAL and shape is None:
+        return Given(spec, None, "no file is given for it")
+    if spec.kind is ValueKind.MAP:
+        raise InputError(
+            f"input {spec.name!r}: expected {spec}, which nothing can stand for; give an .npz file "
+            f"with the arrays {spec.name + '.keys'!r} and {spec.name + '.values'!r}",
+            spec.name,
+        )
+    if shape is None:
+        shape = _default_shape(spec, sizes)
+    elif not _is_allowed(shape, spec):
+        raise InputError(
+            f"input {spec.name!r}: expected {TensorSpec(spec.name, spec.dtype, spec.shape)}, got "
+            f"{spec.dtype}{list(shape)}; change --shape",
+            spec.name,
+        )
+    array = array_of(shape)
+    return Given(spec, [array] if spec.kind is ValueKind.SEQUENCE else array, how)
 
 
 _HOW = {

@@ -10,15 +10,25 @@ from typing import Annotated, Any
 
 import typer
 
-from engine.cli.build import ModelPath, build, parse_targets, require_file
-from engine.cli.output import as_json, fields, size, table
+from engine.cli.build import (
+    Config,
+    DeviceId,
+    Json,
+    ModelPath,
+    Settings,
+    build,
+    parse_targets,
+    require_file,
+)
+from engine.cli.completion import targets
+from engine.cli.output import as_json, counted, fields, size, table
 from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
 
 EPILOG = """[bold]Examples[/bold]
 
   engine inspect model.onnx
 
-  engine inspect model.onnx --nodes
+  engine inspect model.onnx --nodes --parameters
 
   engine inspect model.onnx --target gpu,cpu
 
@@ -36,27 +46,37 @@ def inspect(
             help="Also build the model for this target and show where its nodes run: cpu, gpu, "
             "ascend or an installed backend; several with commas between.",
             show_default=False,
+            autocompletion=targets,
         ),
     ] = "",
+    device_id: DeviceId = 0,
+    config: Config = None,
+    settings: Settings = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    parameters: Annotated[bool, typer.Option("--parameters", help="List every parameter.")] = False,
+    json: Json = False,
 ) -> None:
     """Show a model's inputs, outputs, operators and parameters.
 
     The file is read and checked without a runtime; only --target builds the model.
     """
+    if not target and (config or settings or device_id):
+        raise typer.BadParameter(
+            "--config, --set and --device-id say how to build the model; give --target as well",
+            param_hint="--target",
+        )
     source = _open(model, target)
     placement: list[Placement] | None = None
     specs = (source.graph.inputs, source.graph.outputs) if source.graph is not None else None
     if target:
-        built = build(model, target)
+        built = build(model, target, config, settings, device_id=device_id)
         with built.model:
             placement = built.model.placement
         specs = specs or (built.inputs, built.outputs)
     if json:
-        as_json(_values(model, source, specs, placement, nodes))
+        as_json(_values(model, source, specs, placement, nodes, parameters))
     else:
-        _print(model, source, specs, placement, nodes)
+        _print(model, source, specs, placement, nodes, parameters)
 
 
 def _open(path: Path, target: str) -> ModelSource:
@@ -83,6 +103,7 @@ def _print(
     specs: Specs | None,
     placement: list[Placement] | None,
     nodes: bool,
+    parameters: bool,
 ) -> None:
     graph = source.graph
     facts = {"model": str(path), "format": source.format, "file": size(path.stat().st_size)}
@@ -93,7 +114,7 @@ def _print(
                 f"{domain or _DEFAULT_DOMAIN} {version}" for domain, version in graph.opsets.items()
             ),
             "producer": graph.producer,
-            "graph": f"{graph.name or 'unnamed'}, {len(graph.nodes):,} nodes",
+            "graph": f"{graph.name or 'unnamed'}, {counted(len(graph.nodes), 'node')}",
             "parameters": _parameters(graph.parameters),
         }
     fields(facts)
@@ -120,6 +141,21 @@ def _print(
         _print_placement(placement)
     if nodes:
         _print_nodes(graph, placement)
+    if parameters and graph is not None:
+        _print_parameters(graph.parameters)
+
+
+def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
+    rows = [(each.name, each.dtype, list(each.shape), size(each.nbytes)) for each in parameters]
+    columns = ("name", "type", "shape", ">size")
+    if _external(parameters):
+        table(
+            "Parameters",
+            (*columns, "file"),
+            [(*row, each.location) for row, each in zip(rows, parameters, strict=True)],
+        )
+    else:
+        table("Parameters", columns, rows)
 
 
 def _print_placement(placement: Sequence[Placement]) -> None:
@@ -166,7 +202,7 @@ def _parameters(parameters: Sequence[ParameterInfo]) -> str:
     elements = sum(prod(each.shape) for each in parameters)
     types = Counter(str(each.dtype) for each in parameters)
     return (
-        f"{elements:,} in {len(parameters):,} tensors, {size(_bytes(parameters))} "
+        f"{elements:,} in {counted(len(parameters), 'tensor')}, {size(_bytes(parameters))} "
         f"({', '.join(types)})"
     )
 
@@ -205,6 +241,7 @@ def _values(
     specs: Specs | None,
     placement: list[Placement] | None,
     nodes: bool,
+    parameters: bool,
 ) -> dict[str, Any]:
     """What is shown, as plain values; null where it is not known."""
     graph = source.graph
@@ -254,6 +291,17 @@ def _values(
                     "outputs": list(node.outputs),
                 }
                 for node in graph.nodes
+            ]
+        if parameters:
+            values["parameter_list"] = [
+                {
+                    "name": each.name,
+                    "dtype": str(each.dtype),
+                    "shape": list(each.shape),
+                    "size_bytes": each.nbytes,
+                    "file": each.location or None,
+                }
+                for each in graph.parameters
             ]
     if placement is not None:
         values["placement"] = [

@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
 # A pipe has no width: tables take the room they need and lines are not broken.
 _UNLIMITED = 10_000
+_GAP = 2  # blanks between the columns of a table
+_LEAST = 12  # a column that is squeezed below this can no longer be read
 
 
-def console() -> Console:
+def is_terminal(stream: str) -> bool:
+    """Whether "stdout" or "stderr" is a terminal."""
+    opened = getattr(sys, stream)
+    return opened is not None and opened.isatty()
+
+
+def console(width: int | None = None) -> Console:
     """A console on standard output: styled and as wide as the terminal, plain and wide in a pipe.
 
-    COLUMNS sets the width in both; NO_COLOR is respected. Names from files are data, so nothing
-    in a text is read as markup.
+    width: in columns, if not so. COLUMNS sets the width in both; NO_COLOR is respected. Names
+    from files are data, so nothing in a text is read as markup.
     """
-    piped = not sys.stdout.isatty() and not os.environ.get("COLUMNS")
-    return Console(
-        file=sys.stdout,
-        width=_UNLIMITED if piped else None,
-        markup=False,
-        highlight=False,
-        emoji=False,
-    )
+    if width is None and not is_terminal("stdout") and not os.environ.get("COLUMNS"):
+        width = _UNLIMITED
+    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
 def line(text: str = "") -> None:
@@ -39,49 +45,120 @@ def line(text: str = "") -> None:
 
 
 def note(text: str) -> None:
-    """Print a message about the result, not the result."""
+    """Print a message about the result, not the result. Where nobody can read it, it is lost."""
     sys.stdout.flush()  # keeps the order where both go to one place
-    print(text, file=sys.stderr)
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table, nothing of it cut off; a title, if any, stands above it after a blank line.
 
+    Where the terminal is too narrow for its columns, each row becomes a list of its cells.
+
     columns: the headings; one that begins with ">" is a column of numbers, set to the right.
     rows: cells; a tuple is several lines.
     """
-    grid = Table(
-        *(
-            Column(
-                name.removeprefix(">"),
-                justify="right" if name.startswith(">") else "left",
-                overflow="fold",
-                # Numbers are short; where room is scarce the other columns give way.
-                no_wrap=name.startswith(">"),
-            )
-            for name in columns
-        ),
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
-    )
-    for row in rows:
-        cells = (cell if isinstance(cell, tuple) else (cell,) for cell in row)
-        grid.add_row(*(Text("\n".join(plain(str(each)) for each in cell)) for cell in cells))
+    cells = [[_lines(cell) for cell in row] for row in rows]
     out = console()
     if title:
         out.print()
         out.print(Text(title, style="bold underline"))
+    names = [name.removeprefix(">") for name in columns]
+    is_number = [name.startswith(">") for name in columns]
+    widest = [
+        max([cell_len(name), *(cell_len(text) for row in cells for text in row[place])])
+        for place, name in enumerate(names)
+    ]
+    gaps = _GAP * (len(names) - 1)
+    # Numbers are short; where room is scarce the other columns give way.
+    least = [
+        width if right else max(cell_len(name), min(width, _LEAST))
+        for name, width, right in zip(names, widest, is_number, strict=True)
+    ]
+    if sum(widest) + gaps <= out.width:
+        _print_rows(out, names, cells, widest, is_number)
+    elif sum(least) + gaps <= out.width:
+        _print_folded(out, names, cells, least, is_number)
+    else:
+        _print_records(names, cells)
+
+
+def _print_rows(
+    out: Console,
+    names: Sequence[str],
+    rows: Sequence[Sequence[list[str]]],
+    widths: Sequence[int],
+    is_number: Sequence[bool],
+) -> None:
+    """Print columns that have the room they need; rich would take a second for 3000 rows."""
+
+    def joined(texts: Sequence[str]) -> str:
+        padded = []
+        for text, width, right in zip(texts, widths, is_number, strict=True):
+            blanks = " " * (width - cell_len(text))
+            padded.append(blanks + text if right else text + blanks)
+        return (" " * _GAP).join(padded).rstrip()
+
+    out.print(Text(joined(names), style="bold"))
+    for row in rows:
+        for texts in itertools.zip_longest(*row, fillvalue=""):
+            print(joined(texts))
+
+
+def _print_folded(
+    out: Console,
+    names: Sequence[str],
+    rows: Sequence[Sequence[list[str]]],
+    least: Sequence[int],
+    is_number: Sequence[bool],
+) -> None:
+    """Print columns of which some are broken to fit."""
+    grid = Table(
+        *(
+            Column(
+                name,
+                justify="right" if right else "left",
+                overflow="fold",
+                no_wrap=right,
+                min_width=width,
+            )
+            for name, width, right in zip(names, least, is_number, strict=True)
+        ),
+        box=None,
+        header_style="bold",
+        pad_edge=False,
+        padding=(0, _GAP, 0, 0),
+    )
+    for row in rows:
+        grid.add_row(*(Text("\n".join(texts)) for texts in row))
     _print_trimmed(out, grid)
+
+
+def _lines(cell: object) -> list[str]:
+    return [plain(str(each)) for each in (cell if isinstance(cell, tuple) else (cell,))]
+
+
+def _print_records(names: Sequence[str], rows: Sequence[Sequence[list[str]]]) -> None:
+    """Print each row as a list of its cells."""
+    for place, row in enumerate(rows):
+        if place:
+            line()
+        _print_fields(dict(zip(names, row, strict=True)))
 
 
 def fields(pairs: Mapping[str, str]) -> None:
     """Print names and their values, one pair a line, the values aligned; empty ones left out."""
-    grid = Table.grid(Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, 2))
-    for name, value in pairs.items():
-        if value:
-            grid.add_row(Text(name), Text(plain(value)))
+    _print_fields({name: [plain(value)] for name, value in pairs.items()})
+
+
+def _print_fields(pairs: Mapping[str, list[str]]) -> None:
+    grid = Table.grid(
+        Column(style="bold", no_wrap=True), Column(overflow="fold"), padding=(0, _GAP, 0, 0)
+    )
+    for name, texts in pairs.items():
+        if any(texts):
+            grid.add_row(Text(name), Text("\n".join(texts)))
     _print_trimmed(console(), grid)
 
 
@@ -116,10 +193,15 @@ def plain(text: str) -> str:
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
+def counted(count: int, what: str) -> str:
+    """A number of things: "1 node", "1,200 nodes"."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def size(count: int) -> str:
     """A number of bytes for people: "840 bytes", "76.9 kB", "1.25 GB" (powers of 1000)."""
     if count < 1000:
-        return f"{count} byte{'' if count == 1 else 's'}"
+        return counted(count, "byte")
     value = float(count)
     for unit in ("kB", "MB", "GB"):
         value /= 1000

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from engine.backends import OFFICIAL, BackendRecord, BackendState, record, records
+from engine._probe import known, probe_all
+from engine.backends import OFFICIAL, BackendRecord, BackendState, record
+from engine.cli import check
+from engine.cli.build import Json
 from engine.cli.output import as_json, line, plain, size, table
 
 EPILOG = """[bold]Examples[/bold]
@@ -14,6 +17,8 @@ EPILOG = """[bold]Examples[/bold]
   engine plugins
 
   engine plugins --json
+
+  engine plugins check cpu
 
 [bold]States[/bold]
 
@@ -29,9 +34,8 @@ EPILOG = """[bold]Examples[/bold]
 
   not installed  no installed distribution offers it"""
 
-app = typer.Typer(rich_markup_mode="rich", epilog=EPILOG)
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+app = typer.Typer(epilog=EPILOG)
+app.command("check", epilog=check.EPILOG)(check.check_backend)
 
 
 @app.callback(invoke_without_command=True)
@@ -54,12 +58,12 @@ def list_command(context: typer.Context, json: Json = False) -> None:
 
 def list_backends(json: bool) -> None:
     """Print one entry for each backend that is installed or that this project ships."""
-    found = {each.name: each for each in records(isolated=True)}
+    found = {each.name: each for each in probe_all(known())}
     for name in OFFICIAL.values():
         found.setdefault(name, record(name))
     ordered = sorted(found.values(), key=lambda each: (not _is_here(each), each.name))
     if json:
-        as_json({"backends": [_values(each) for each in ordered]})
+        as_json({"backends": [values(each) for each in ordered]})
         return
     table(
         "",
@@ -70,7 +74,7 @@ def list_backends(json: bool) -> None:
                 _words(each.state),
                 each.version,
                 ", ".join(each.info.device_types) if each.info else "",
-                tuple(_device(device) for device in _values(each)["devices"]),
+                tuple(_device(device) for device in values(each)["devices"]),
             )
             for each in ordered
         ],
@@ -100,8 +104,8 @@ def _device(device: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _values(each: BackendRecord) -> dict[str, Any]:
-    """A record as plain values."""
+def values(each: BackendRecord) -> dict[str, Any]:
+    """A record as plain values, as `--json` prints it."""
     info, devices = each.info, each.devices
     return {
         "name": each.name,

@@ -14,16 +14,27 @@ from engine.cli.build import (
     Built,
     Config,
     DeviceId,
+    FillWith,
+    InputFiles,
+    Json,
     ModelPath,
+    Seed,
     Settings,
+    Shapes,
     Target,
     Threads,
     build,
+    devices_text,
     parse_shapes,
 )
+from engine.cli.completion import files
 from engine.cli.files import storable, write
 from engine.cli.inputs import Fill, Inputs, collect
+from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json, duration, line, note, plain
+from engine.cli.values import arrays_of, described
+from engine.tensor import Tensor
+from engine.types import DType, ValueKind
 
 Array = np.ndarray[Any, Any]
 
@@ -44,29 +55,10 @@ EPILOG = """[bold]Examples[/bold]
 
 def run(
     model: ModelPath,
-    input: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--input",
-            "-i",
-            metavar="[NAME=]FILE",
-            help="A .npy, .npz or raw .bin file. An .npz holds arrays by input name; another "
-            "file without a name goes to the next input. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    shape: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=SIZES",
-            help="The shape of a generated or .bin input, as x=1,3,8,8. May be repeated.",
-            show_default=False,
-        ),
-    ] = None,
-    fill: Annotated[
-        Fill, typer.Option(help="What inputs without a file are filled with.")
-    ] = Fill.ONES,
-    seed: Annotated[int, typer.Option(min=0, metavar="N", help="For --fill random.")] = 0,
+    input: InputFiles = None,
+    shape: Shapes = None,
+    fill: FillWith = Fill.ONES,
+    seed: Seed = 0,
     target: Target = "cpu",
     device_id: DeviceId = 0,
     threads: Threads = 0,
@@ -80,6 +72,7 @@ def run(
             metavar="FILE",
             help="Write the outputs: .npz by name, or .npy if there is one.",
             show_default=False,
+            autocompletion=files,
         ),
     ] = None,
     timeout: Annotated[
@@ -89,7 +82,7 @@ def run(
     values: Annotated[
         int, typer.Option(min=0, metavar="N", help="How many values of each output to print.")
     ] = 10,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    json: Json = False,
 ) -> None:
     """Run a model once and print its outputs.
 
@@ -107,23 +100,22 @@ def run(
         )
     built = build(model, target, config, settings, threads, device_id)
     with built.model:
-        if output is not None and output.suffix == ".npy" and len(built.outputs) != 1:
-            raise typer.BadParameter(
-                f"the model has {len(built.outputs)} outputs, and .npy holds one; name it .npz",
-                param_hint="--output",
-            )
+        if output is not None and output.suffix == ".npy":
+            _check_single(built)
         inputs = collect(built.inputs, input or [], shapes, fill, seed)
         begin = time.perf_counter()
-        results = built.model.predict(inputs.arrays(), timeout_s=timeout)
+        results = interruptible(lambda: built.model.predict(inputs.values(), timeout_s=timeout))
         seconds = time.perf_counter() - begin
         # Not get_outputs(): it does not know the sizes of open axes.
-        arrays = {
-            spec.name: tensor.get_data_to_numpy()
-            for spec, tensor in zip(built.outputs, results, strict=True)
+        outputs = {
+            spec.name: _plain_value(each) for spec, each in zip(built.outputs, results, strict=True)
         }
-        where = _where(built)
+        where = built.where()
     for text in inputs.notes:
         note(plain(text))
+    arrays: dict[str, Array] = {}
+    for name, value in outputs.items():
+        arrays |= arrays_of(name, value)
     if output is not None:
         write(output, arrays)
         for name, array in arrays.items():
@@ -133,49 +125,55 @@ def run(
     if json:
         _print_json(model, built, inputs, arrays, where, seconds, values, output)
     else:
-        _print_text(built, inputs, arrays, where, seconds, values, output)
+        _print_text(built, inputs, outputs, where, seconds, values, output)
 
 
-def _where(built: Built) -> list[dict[str, Any]]:
-    """The devices that the model's nodes run on, each with its number of nodes."""
-    counts: dict[tuple[str, str, str], int] = {}
-    for each in built.model.placement:
-        key = (each.backend, each.device, each.provider)
-        counts[key] = counts.get(key, 0) + 1
-    return [
-        {"backend": backend, "device": device, "provider": provider, "nodes": nodes}
-        for (backend, device, provider), nodes in counts.items()
-    ]
+def _check_single(built: Built) -> None:
+    outputs = built.outputs
+    if len(outputs) != 1 or outputs[0].kind is not ValueKind.TENSOR:
+        has = f"{len(outputs)} outputs" if len(outputs) != 1 else f"a {outputs[0].kind} as output"
+        raise typer.BadParameter(
+            f"the model has {has}, and .npy holds one array; name it .npz", param_hint="--output"
+        )
+
+
+def _plain_value(result: Any) -> Any:
+    """What predict gave for one output, with arrays in place of the Tensors."""
+    if isinstance(result, list):
+        return [_plain_value(each) for each in result]
+    return result.get_data_to_numpy() if isinstance(result, Tensor) else result
 
 
 def _print_text(
     built: Built,
     inputs: Inputs,
-    arrays: dict[str, Array],
+    outputs: dict[str, Any],
     where: list[dict[str, Any]],
     seconds: float,
     values: int,
     output: Path | None,
 ) -> None:
     for each in inputs.given:
-        line(plain(f"input {each.spec.name}: {_said(each.array)}, {each.source}"))
-    devices = ", ".join(
-        f"{each['device']} ({each['provider'] or each['backend']})" for each in where
-    )
+        line(plain(str(each)))
     line(
-        f"ran on {plain(devices) or built.model.provider}: built in {duration(built.seconds)}, "
-        f"ran in {duration(seconds)}"
+        f"ran on {plain(devices_text(where)) or built.model.provider}: "
+        f"built in {duration(built.seconds)}, ran in {duration(seconds)}"
     )
-    for name, array in arrays.items():
-        line()
-        line(
-            f"tensor name is: {plain(name)}, tensor size is: {array.nbytes} bytes, "
-            f"tensor elements num is: {array.size}, tensor shape is: {_said(array)}"
-        )
-        if values:
-            shown = " ".join(_text(value) for value in _first(array, values))
-            rest = f" ... (first {values} of {array.size})" if array.size > values else ""
-            line(f"output data is: {shown}{rest}")
+    for name, value in outputs.items():
+        arrays = arrays_of(name, value)
+        if not arrays:
+            line()
+            line(f"{plain(name)} is {described(value)}")
+        for part, array in arrays.items():
+            line()
+            line(
+                f"tensor name is: {plain(part)}, tensor size is: {array.nbytes} bytes, "
+                f"tensor elements num is: {array.size}, tensor shape is: {described(array)}"
+            )
+            if values:
+                shown = " ".join(_text(each) for each in _first(array, values))
+                rest = f" ... (first {values} of {array.size})" if array.size > values else ""
+                line(f"output data is: {shown}{rest}")
     if output is not None:
         line()
         line(f"outputs written to {plain(str(output))}")
@@ -198,25 +196,17 @@ def _print_json(
             "devices": where,
             "build_s": built.seconds,
             "predict_s": seconds,
-            "inputs": [
-                {
-                    "name": each.spec.name,
-                    "dtype": str(each.spec.dtype),
-                    "shape": list(each.array.shape),
-                    "source": each.source,
-                }
-                for each in inputs.given
-            ],
+            "inputs": inputs.facts(),
             "outputs": [
                 {
-                    "name": spec.name,
-                    "dtype": str(spec.dtype),
-                    "shape": list(arrays[spec.name].shape),
-                    "size_bytes": arrays[spec.name].nbytes,
-                    "elements": arrays[spec.name].size,
-                    "first_values": [_json(v) for v in _first(arrays[spec.name], values)],
+                    "name": name,
+                    "dtype": str(DType.from_numpy(array.dtype)),
+                    "shape": list(array.shape),
+                    "size_bytes": array.nbytes,
+                    "elements": array.size,
+                    "first_values": [_json(each) for each in _first(array, values)],
                 }
-                for spec in built.outputs
+                for name, array in arrays.items()
             ],
             "output_file": None if output is None else str(output),
         }
@@ -237,8 +227,3 @@ def _text(value: Any) -> str:
 
 def _json(value: Any) -> Any:
     return [value.real, value.imag] if isinstance(value, complex) else value
-
-
-def _said(array: Array) -> str:
-    dtype = "string" if array.dtype == object else array.dtype.name
-    return f"{dtype}{list(array.shape)}"

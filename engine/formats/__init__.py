@@ -16,7 +16,7 @@ from engine.formats.files import read_file
 from engine.formats.onnx import read_model
 from engine.types import ModelSource
 
-__all__ = ["open_source", "recognise", "source_from_bytes"]
+__all__ = ["open_source", "recognise", "source_from_bytes", "source_of_part"]
 
 _NO_SUFFIXES: Mapping[str, str] = {}
 
@@ -33,14 +33,23 @@ def recognise(path: str | os.PathLike[str]) -> str:
 
 
 def open_source(
-    path: str | os.PathLike[str], suffixes: Mapping[str, str] = _NO_SUFFIXES
+    path: str | os.PathLike[str],
+    suffixes: Mapping[str, str] = _NO_SUFFIXES,
+    *,
+    dec_key: bytes | None = None,
+    dec_mode: str = "AES-GCM",
+    folder: str | os.PathLike[str] | None = None,
 ) -> ModelSource:
     """Open a model file for a backend, checked.
 
     suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
         {".engine": "plan"}. Such a file is passed on unread, with `graph` None.
+    dec_key, dec_mode: the key of an encrypted MindIR file. folder: where the data files of a split
+        MindIR are, if not beside it.
     Returns for an ONNX model its GraphInfo and, up to 64 MiB, the bytes that were checked; larger
-    files are for the runtime to map and must not be changed meanwhile.
+    files are for the runtime to map and must not be changed meanwhile. A file that breaks a rule
+    but says clearly what it means (nodes out of order, outputs without a type that follows from
+    the rest, one initializer twice) is made regular: the bytes are not the file's then.
     Raises ModelError.
     """
     file = Path(path)
@@ -51,6 +60,7 @@ def open_source(
         model = read_model(view, file, str(file))
         # Data that a link leads out of the folder is found from the path only: see ExternalFiles.
         data = content if isinstance(content, bytes) and not model.linked_out else None
+        data = model.mended or data
         return ModelSource(
             format=kinds.ONNX,
             path=file,
@@ -59,7 +69,12 @@ def open_source(
             graph=model.graph,
         )
     if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        return _open_mindir(file)
+        return _open_mindir(file, None, dec_key, dec_mode, Path(folder) if folder else None)
+    if dec_key:
+        raise ModelError(
+            f"{file}: only MindIR files can be encrypted, and this is none; leave dec_key out",
+            str(file),
+        )
     # By content where the format has a magic number, else by name: compiled forms are opaque.
     named = (form for suffix, form in suffixes.items() if file.name.lower().endswith(suffix))
     compiled = kind if kind in suffixes.values() else next(named, None)
@@ -68,30 +83,48 @@ def open_source(
     raise _foreign(kind, str(file), view)
 
 
-def source_from_bytes(data: bytes) -> ModelSource:
+def source_from_bytes(data: bytes, weights: bytes | None = None) -> ModelSource:
     """Check a model given as bytes. The same rules and errors as `open_source`.
 
     data: not copied. External data is refused: bytes have no folder to find it in.
+    weights: the data file of a split MindIR.
     """
     if not data:
         raise ModelError("model bytes: empty; expected a model")
     view = memoryview(data)
     kind = kinds.kind_of(view)
     if kind == kinds.ONNX:
-        return ModelSource(
-            format=kinds.ONNX, data=data, graph=read_model(view, None, "model bytes").graph
-        )
+        model = read_model(view, None, "model bytes")
+        return ModelSource(format=kinds.ONNX, data=model.mended or data, graph=model.graph)
     if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        return _open_mindir(None)
+        return _open_mindir(None, data, None, "AES-GCM", None, weights)
     raise _foreign(kind, "model bytes", view)
 
 
-def _open_mindir(path: Path | None) -> ModelSource:
-    name = str(path) if path is not None else "model bytes"
-    raise ModelError(
-        f"{name}: a MindIR file; reading MindIR is not in this version yet; export ONNX instead: "
-        f"mindspore.export(net, inputs, file_name='model', file_format='ONNX')",
-        str(path or ""),
+def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> ModelSource:
+    """Check a model that was cut out of `whole`, which messages go on to name.
+
+    folder: what the external data in it is relative to; None where there is none.
+    """
+    beside = folder / "part" if folder is not None else None  # a name; nothing is read there
+    model = read_model(memoryview(data), beside, whole.name)
+    return ModelSource(
+        format=kinds.ONNX, path=whole.path, data=data, folder=folder, graph=model.graph
+    )
+
+
+def _open_mindir(
+    path: Path | None,
+    data: bytes | None,
+    dec_key: bytes | None,
+    dec_mode: str,
+    folder: Path | None,
+    weights: bytes | None = None,
+) -> ModelSource:
+    from engine.formats.mindir import open_mindir  # rare: most models are ONNX
+
+    return open_mindir(
+        path, data, dec_key=dec_key, dec_mode=dec_mode, folder=folder, weights=weights
     )
 
 

@@ -1,6 +1,7 @@
 """A model made ready to run: what each target became, and the contexts that threads run in."""
 
-from engine.plan.build import Plan, build_plan
+from engine.plan.build import build_plan
+from engine.plan.compile import Plan
 from engine.plan.contexts import ContextPool
 from engine.plan.signature import Signature
 

@@ -1,65 +1,27 @@
 """From a model and a list of targets to something that runs.
 
-A plan has one segment today: the whole model, compiled by the first target that can be had.
-Models cut at collectives, and nodes that fall to the next target, become further segments here.
+The whole model goes to the first target that can be had; what that cannot run of it, to the next
+that the user has listed.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.backends import OFFICIAL, Backend, find_target, open_backend
-from engine.errors import BackendError, BackendUnavailable, EngineError, InputError, ModelError
+from engine.backends import OFFICIAL, find_target, installed, open_backend
+from engine.errors import BackendError, InputError, ModelError
+from engine.plan.compile import Candidate, Plan, compile_plan
+from engine.sections import CORE, is_declared, remarks
 from engine.threads import preferred_cores, threads_per_worker, usable_cpus
-from engine.types import (
-    CancelToken,
-    CompileOptions,
-    Device,
-    Executable,
-    ExecutionContext,
-    ModelSource,
-    Placement,
-    Progress,
-    Threads,
-    ValueKind,
-    Values,
-)
+from engine.types import CancelToken, CompileOptions, Device, ModelSource, Progress, Threads
 
 if TYPE_CHECKING:
-    from engine.backends import Target
+    from engine.backends import Backend, Target
     from engine.context import Context
-    from engine.plan.contexts import ContextPool
-
-Predict = Callable[..., Values]
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A model ready to run.
-
-    predict: the backend's own function (context, inputs, outputs, deadline_s) -> values.
-    pool: lends it contexts. why: how this target came to be chosen.
-    """
-
-    backend: Backend
-    source: ModelSource
-    executable: Executable
-    predict: Predict
-    pool: ContextPool
-    why: str
-
-    def placement(self) -> list[Placement]:
-        """Where each node runs, and why."""
-        with _blamed_on(self.backend, "placement"):
-            return [
-                replace(each, reason=f"{each.reason}; {self.why}" if each.reason else self.why)
-                for each in self.executable.placement()
-            ]
 
 
 def build_plan(
@@ -72,11 +34,17 @@ def build_plan(
     """Compile a model for the first of the context's targets that can be had.
 
     open_source: gives the validated model, told which file suffixes the backend reads itself.
-    A later target is tried only because the user listed it; the plan then says so. Raises
-    BackendError with the reasons of all targets, ModelError, or Cancelled.
+    A later target is tried only because the user listed it; the plan then says so. It also gets
+    the nodes that an earlier one reports as unsupported, as do the backends that complete one
+    (`BackendInfo.completed_by`). Raises BackendError with the reasons of all targets, ModelError,
+    or Cancelled.
     """
     targets, why, is_override = _targets(context)
     watched = _Watched(progress)
+
+    def options(backend: Backend, target: Target) -> CompileOptions:
+        return _options(backend, target, context, config, watched if progress else None, cancel)
+
     passed_over: list[str] = []
     for place, text in enumerate(targets):
         last = place == len(targets) - 1
@@ -93,11 +61,11 @@ def build_plan(
                 raise _restated(error, "; ".join(passed_over)) from error
             continue
         source = open_source(backend.info.suffixes)
-        options = _options(target, context, config, watched if progress else None, cancel)
+        first = Candidate(backend, options(backend, target))
         if cancel is not None:
             cancel.check()
         try:
-            plan = _compile(backend, source, options)
+            plan = compile_plan(first, source, _further(first, targets[place + 1 :], options))
         except (BackendError, ModelError) as error:
             if watched.error is not None:  # the user's own, out of the progress callback
                 raise watched.error from None
@@ -140,80 +108,33 @@ def _restated(error: BackendError | ModelError, text: str) -> BackendError | Mod
     return restated
 
 
-def _compile(backend: Backend, source: ModelSource, options: CompileOptions) -> Plan:
-    from engine.plan.contexts import ContextPool
+def _further(
+    first: Candidate,
+    later: Sequence[str],
+    options: Callable[[Backend, Target], CompileOptions],
+) -> Iterator[Candidate | BackendError]:
+    """Who may run the nodes that `first` cannot: later targets, then what completes any of these.
 
-    with _blamed_on(backend, "engine_load"):
-        loaded = backend.load(source, options)
-        unsupported = dict(loaded.unsupported)
-    try:
-        if unsupported:
-            raise _unsupported(backend, source, unsupported)
-        with _blamed_on(backend, "engine_compile"):
-            executable = backend.compile(loaded, options)
-            specs = (*executable.inputs, *executable.outputs)
-    finally:
-        with _blamed_on(backend, "LoadedModel.close"):
-            loaded.close()
-    for spec in specs:
-        if spec.kind is not ValueKind.TENSOR:
-            executable.close()
-            raise ModelError(
-                f"{source.name}: {spec.name!r} is a {spec.kind}; this version runs models "
-                "whose inputs and outputs are tensors",
-                source.name,
-            )
-    # The file's bytes are the backend's business now: a model does not hold them twice.
-    source = replace(source, data=None)
-    opened = _Opened(backend, executable)
-    return Plan(backend, source, executable, backend.predict, ContextPool(opened), "")
-
-
-class _Opened:
-    """An executable whose contexts are opened with the blame where it belongs."""
-
-    def __init__(self, backend: Backend, executable: Executable) -> None:
-        self._backend = backend
-        self._executable = executable
-        self.close = executable.close
-
-    def open_context(self) -> ExecutionContext:
-        with _blamed_on(self._backend, "open_context"):
-            context = self._executable.open_context()
-            if not hasattr(context, "close"):
-                raise TypeError(f"it returned {context!r}, which is no execution context")
-            return context
-
-
-@contextmanager
-def _blamed_on(backend: Backend, hook: str) -> Iterator[None]:
-    """Report what no hook may raise as the backend's fault, in one line."""
-    try:
-        yield
-    except (EngineError, ValueError, MemoryError, KeyboardInterrupt):
-        raise  # ValueError: what an option's value may raise
-    except BaseException as error:  # SystemExit, or a panic of a compiled extension
-        text = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BackendUnavailable(
-            f"backend {backend.name!r} is at fault: its {hook} raised {text}; "
-            f"report it to the authors of {backend.name!r} {backend.info.version}",
-            backend.name,
-        ) from error
-
-
-def _unsupported(backend: Backend, source: ModelSource, nodes: Mapping[int, str]) -> ModelError:
-    graph = source.graph
-    lines = []
-    for index, reason in list(nodes.items())[:5]:
-        node = graph.nodes[index] if graph is not None else None
-        called = f"{node.op_type} {node.name!r}" if node is not None else f"node {index}"
-        lines.append(f"{called}: {reason}")
-    more = f" and {len(nodes) - 5} more" if len(nodes) > 5 else ""
-    return ModelError(
-        f"{source.name}: backend {backend.name!r} cannot run {'; '.join(lines)}{more}; "
-        "list a further target that can, for example ['" + backend.name + "', 'cpu']",
-        source.name,
-    )
+    Opened one by one, as they are asked for; one that cannot be had gives its error.
+    """
+    asked = {(first.backend.name, first.options.provider)}
+    completing = list(first.backend.info.completed_by)
+    for names, are_listed in ((later, True), (completing, False)):
+        for name in names:
+            try:
+                target = find_target(name)
+                backend = open_backend(target.backend)
+            except BackendError as error:
+                yield error
+                continue
+            settings = options(backend, target)
+            if not are_listed and settings.provider not in backend.info.providers:
+                settings = replace(settings, provider="")  # the user's is another backend's
+            if (backend.name, settings.provider) in asked:
+                continue
+            asked.add((backend.name, settings.provider))
+            completing += backend.info.completed_by
+            yield Candidate(backend, settings, are_listed)
 
 
 def _targets(context: Context) -> tuple[Sequence[str], str, bool]:
@@ -228,6 +149,7 @@ def _targets(context: Context) -> tuple[Sequence[str], str, bool]:
 
 
 def _options(
+    backend: Backend,
     target: Target,
     context: Context,
     config: Mapping[str, Mapping[str, str]],
@@ -235,13 +157,7 @@ def _options(
     cancel: CancelToken | None,
 ) -> CompileOptions:
     settings = getattr(context, target.device_type, None)
-    # A device type's section is for this project's own backend of that type: another backend of
-    # the same type has other options.
-    own = OFFICIAL.get(target.device_type) == target.backend
-    options = {
-        **(config.get(f"{target.device_type}_context", {}) if own else {}),
-        **config.get(f"{target.backend}_context", {}),
-    }
+    options = _settings(backend, target, config)
     provider = target.provider or getattr(settings, "provider", "") or options.get("provider", "")
     options.pop("provider", None)
     device_id = getattr(settings, "device_id", None) or _device_id(options.get("device_id", "0"))
@@ -258,6 +174,28 @@ def _options(
         progress=progress,
         cancel=cancel,
     )
+
+
+def _settings(
+    backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """What the user set for a backend, and the core beside it; the rest is remarked on, once."""
+    # A device type's section is for this project's own backend of that type: another backend of
+    # the same type has other options.
+    own = OFFICIAL.get(target.device_type) == target.backend
+    types = (target.device_type,) if own and target.device_type != target.backend else ()
+    read = [f"{name}_context" for name in (*types, target.backend)]
+    declared = backend.info.options
+    for text in remarks(config, target.backend, read, declared, _with_sections):
+        _say_once(text)
+    given = {key: value for name in read for key, value in config.get(name, {}).items()}
+    if not declared:
+        return given
+    return {key: value for key, value in given.items() if is_declared(key, (*declared, *CORE))}
+
+
+def _with_sections() -> tuple[str, ...]:
+    return (*OFFICIAL, *OFFICIAL.values(), *installed())
 
 
 def _device_id(text: str) -> int:

@@ -59,7 +59,7 @@ class ContextPool:
             if not self._closed:
                 self._idle.append(context)
                 return
-        _close(context)
+        close(context)
         self._returned()
 
     def close(self) -> None:
@@ -71,7 +71,7 @@ class ContextPool:
             idle, self._idle = self._idle, []
             self._open += 1  # this call's own: the executable outlives the loop below
         for context in idle:
-            _close(context)
+            close(context)
             self._returned()
         self._returned()
 
@@ -80,14 +80,14 @@ class ContextPool:
             self._open -= 1
             last = self._closed and self._open == 0
         if last:
-            _close(self._executable)
+            close(self._executable)
 
 
 class _Closable(Protocol):
     def close(self) -> None: ...
 
 
-def _close(thing: _Closable) -> None:
+def close(thing: _Closable) -> None:
     """Close it; an error is logged, because nobody who could mend it is there to catch it."""
     try:
         thing.close()

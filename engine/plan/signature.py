@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
 
+from engine.enums import DataType
 from engine.errors import InputError
+from engine.plan.values import checked
 from engine.tensor import Tensor, plain
-from engine.types import Dim, DType, TensorSpec
+from engine.types import Dim, DType, TensorSpec, ValueKind
 
 Array = np.ndarray[Any, Any]
 
@@ -21,7 +24,8 @@ class Signature:
     """The inputs and outputs of a model at one moment: as declared, or as resized since.
 
     Immutable; shared by threads. dtypes: the inputs' numpy dtypes. shapes: the inputs' shapes
-    where every axis is known, else None.
+    where every axis is known, else None. is_plain: all inputs and outputs are tensors, as they
+    nearly always are. optional: the inputs that a dict by name may leave out.
     """
 
     def __init__(self, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> None:
@@ -29,6 +33,8 @@ class Signature:
         self.outputs = tuple(outputs)
         self.names = tuple(spec.name for spec in inputs)
         self.dtypes = tuple(spec.dtype.numpy for spec in inputs)
+        self.is_plain = all(spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs))
+        self.optional = {spec.name for spec in inputs if spec.kind is ValueKind.OPTIONAL}
         # Strings are looked at one by one every time: no array of objects is taken at a glance.
         self.quick_dtypes = tuple(None if dtype.hasobject else dtype for dtype in self.dtypes)
         self.shapes = tuple(known_shape(spec.shape) for spec in inputs)
@@ -48,11 +54,11 @@ class Signature:
                         f"unknown input {name!r}; the model has: {_listed(self.names)}", str(name)
                     )
             for name in self.names:
-                if name not in inputs:
+                if name not in inputs and name not in self.optional:
                     raise InputError(
                         f"input {name!r} is missing; the model has: {_listed(self.names)}", name
                     )
-            raise AssertionError("one of the loops above raises")
+            return [inputs.get(name) for name in self.names]
         if not isinstance(inputs, list | tuple):
             raise TypeError(
                 f"inputs must be list or tuple, but got {type(inputs)}. Or a dict by input name"
@@ -65,12 +71,15 @@ class Signature:
         return list(inputs)
 
     def arrays(self, inputs: Any) -> list[Array]:
-        """The inputs of one call as arrays a backend can read, checked one by one and jointly.
+        """The inputs of one call as values a backend can read, checked one by one and jointly.
 
-        An array that is not C-contiguous, aligned and in native byte order is copied.
+        An array that is not C-contiguous, aligned and in native byte order is copied. All are
+        arrays where `is_plain`.
         """
         arrays = [
             _array(item, spec, dtype)
+            if spec.kind is ValueKind.TENSOR
+            else _value(item, spec, dtype)
             for item, spec, dtype in zip(
                 self.ordered(inputs), self.inputs, self.dtypes, strict=True
             )
@@ -83,7 +92,7 @@ class Signature:
         sizes: dict[str, int] = {}
         origin: dict[str, str] = {}
         for array, spec in zip(arrays, self.inputs, strict=True):
-            if spec.shape is None:
+            if spec.shape is None or spec.kind is not ValueKind.TENSOR:
                 continue
             if array.ndim != len(spec.shape):
                 raise _unfit(spec, array)
@@ -118,6 +127,12 @@ class Signature:
         for spec, buffer in zip(self.outputs, buffers, strict=True):
             if buffer is None:
                 continue
+            if spec.kind is not ValueKind.TENSOR:
+                raise InputError(
+                    f"output {spec.name!r} is {spec}, for which no memory can be given, got "
+                    f"{_said(buffer)}; pass None or Tensor() in its place",
+                    spec.name,
+                )
             if buffer.dtype != spec.dtype.numpy or not _fits(buffer.shape, spec.shape, sizes):
                 raise InputError(
                     f"output {spec.name!r}: expected a buffer of {_with_sizes(spec, sizes)}, got "
@@ -139,6 +154,15 @@ class Signature:
         fixed = []
         sizes: dict[str, int] = {}
         for spec, shape in zip(self.inputs, dims, strict=True):
+            if spec.kind is not ValueKind.TENSOR:
+                if shape:
+                    raise InputError(
+                        f"resize failed! Error is input {spec.name!r}: it is {spec}, which has no "
+                        f"shape to fix, got {list(shape)}; give [] for it",
+                        spec.name,
+                    )
+                fixed.append(spec)
+                continue
             if spec.shape is not None and len(shape) != len(spec.shape):
                 raise InputError(
                     f"resize failed! Error is input {spec.name!r}: expected {len(spec.shape)} "
@@ -156,8 +180,9 @@ class Signature:
                 bound = spec.bounds[axis] if spec.bounds else None
                 if isinstance(dim, int) and dim != size:
                     raise InputError(
-                        f"resize failed! Error is input {spec.name!r}: dim {axis} is fixed to "
-                        f"{dim} by the model, got {size}; export the model with that axis open",
+                        "resize failed! Error is The given input shape's value != original input "
+                        f"shape's value. input {spec.name!r}: dim {axis} is fixed to {dim} by the "
+                        f"model, got {size}; export the model with that axis open",
                         spec.name,
                     )
                 if bound is not None and not bound[0] <= size <= bound[1]:
@@ -204,17 +229,28 @@ def _array(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
     else:
         raise TypeError(
             f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
-            f"got {type(item)}"
+            f"got {type(item)}; convert it with numpy.asarray(..., {str(spec.dtype)!r})"
         )
     if spec.dtype is DType.STRING:
         return _text(item, spec)
     if item.dtype != dtype and _native(item.dtype) != dtype:
-        raise InputError(
-            f"data type not equal! input {spec.name!r}: expected {spec}, got {_said(item)}; "
-            f"convert it with astype({str(spec.dtype)!r})",
-            spec.name,
-        )
+        raise _another_type(spec, dtype, item)
+    shape = known_shape(spec.shape)
+    if item.ndim == 1 and shape is not None and item.size == prod(shape):
+        item = item.reshape(shape)  # as np.fromfile gives it: only its size counts
     return plain(item)
+
+
+def _value(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
+    """One input that is no tensor; see `values`."""
+
+    def check(item: Any, spec: TensorSpec) -> Array:
+        array = _array(item, spec, dtype)
+        if not _fits(array.shape, spec.shape, {}):
+            raise _unfit(spec, array)
+        return array
+
+    return checked(item, spec, check)
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -264,9 +300,28 @@ def _with_sizes(spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
 
 def _unfit(spec: TensorSpec, array: Array) -> InputError:
     # MindSpore Lite's words for it, then ours: what was expected and what came.
+    shape = known_shape(spec.shape)
+    wanted = "open" if shape is None else prod(shape) * array.itemsize
     return InputError(
-        f"data size not equal! input {spec.name!r}: expected {spec}, got {_said(array)}; "
-        "pass that shape, or call Model.resize where the model leaves it open",
+        f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {wanted}. input "
+        f"{spec.name!r}: expected {spec}, got {_said(array)}; pass that shape; "
+        "Model.resize sets the axes that a model leaves open",
+        spec.name,
+    )
+
+
+def _another_type(spec: TensorSpec, dtype: np.dtype[Any], array: Array) -> Exception:
+    try:
+        DType.from_numpy(array.dtype)
+    except ValueError:
+        return TypeError(
+            f"Unsupported numpy dtype value {array.dtype.name!r}. input {spec.name!r}: expected "
+            f"{spec}"
+        )
+    return InputError(
+        f"data type not equal! Numpy type: {DataType.from_numpy(array.dtype)}, Tensor type: "
+        f"{DataType.from_numpy(dtype)}. input {spec.name!r}: expected {spec}, got {_said(array)}; "
+        f"convert it with astype({str(spec.dtype)!r})",
         spec.name,
     )
 

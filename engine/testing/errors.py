@@ -39,6 +39,22 @@ class Errors(Level):
         assert loaded.unsupported[1], "no reason is given"
         assert not trial.load(models.affine).unsupported
 
+    def test_a_part_of_a_model_runs_without_the_rest(self, trial: Trial) -> None:
+        """What the core hands on where a node went to another backend: bytes, beside the path."""
+        self.require(trial, Capability.MIXED_PLACEMENT)
+        from engine.formats.onnx.infer import types_of
+        from engine.plan.cut import Segment
+        from engine.plan.extract import Whole
+
+        whole = Whole(trial.source(models.unknown_operator))
+        types = types_of(whole.proto, ["x", "twice"], guess=False)
+        part = whole.part(Segment(0, (0,), ("x",), ("twice",)), types)
+        x = floats([1, 2, 3])
+        loaded = trial.load(part, shapes=trial.shapes(part, [x]))
+        assert not loaded.unsupported, "nodes are reported that are not in the part"
+        [y] = trial.run(part, x)
+        self.assert_close(y, x + x)
+
     def test_an_unknown_option_is_named(self, trial: Trial) -> None:
         source = trial.source(models.affine)
         _refuse(trial, source, ValueError, naming="no_such_option", options={"no_such_option": "1"})

@@ -296,6 +296,71 @@ def branch(folder: Path) -> Path:
     )
 
 
+def sequences(folder: Path) -> Path:
+    """Sequences go in and out: one = xs[at], longer = xs with one at its end.
+
+    xs sequence of float32[n], each of its own length; at int64[].
+    """
+    xs = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
+    return _write(
+        folder,
+        "sequences",
+        [helper.make_value_info("xs", xs), _value("at", [], DType.INT64)],
+        [_value("one", [None]), helper.make_value_info("longer", xs)],
+        [
+            helper.make_node("SequenceAt", ["xs", "at"], ["one"]),
+            helper.make_node("SequenceInsert", ["xs", "one"], ["longer"]),
+        ],
+    )
+
+
+def optionals(folder: Path) -> Path:
+    """y = x where it is there and [-1] where not, there = whether it is; x optional float32[n]."""
+    kind = helper.make_optional_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
+    branches = {
+        "then_branch": [helper.make_node("OptionalGetElement", ["x"], ["y_then"])],
+        "else_branch": [helper.make_node("Identity", ["nothing"], ["y_else"])],
+    }
+    graphs = {
+        key: helper.make_graph(nodes, key, [], [_value(nodes[-1].output[0], [None])])
+        for key, nodes in branches.items()
+    }
+    return _write(
+        folder,
+        "optionals",
+        [helper.make_value_info("x", kind)],
+        [_value("y", [None]), _value("there", [], DType.BOOL)],
+        [
+            helper.make_node("OptionalHasElement", ["x"], ["there"]),
+            helper.make_node("If", ["there"], ["y"], **graphs),
+        ],
+        {"nothing": _floats([-1])},
+    )
+
+
+def vectorised(folder: Path) -> Path:
+    """y float32[1, 3] = the numbers of the map x, str -> float32, under "a", "b", "c", else 0."""
+    kind = onnx.TypeProto()
+    kind.map_type.key_type = TensorProto.STRING
+    kind.map_type.value_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, []))
+    return _write(
+        folder,
+        "vectorised",
+        [helper.make_value_info("x", kind)],
+        [_value("y", [1, 3])],
+        [
+            helper.make_node(
+                "DictVectorizer",
+                ["x"],
+                ["y"],
+                domain="ai.onnx.ml",
+                string_vocabulary=["a", "b", "c"],
+            )
+        ],
+        domains={"ai.onnx.ml": 1},
+    )
+
+
 def external(folder: Path) -> Path:
     """y = x + [0, 1, 2, ... 255], x float32[n, 256]; the constant is in external.bin."""
     path = _write(

@@ -1,4 +1,4 @@
-"""The null backend: a whole backend in two short files that needs no device.
+"""The null backend: a whole backend in two short files, which needs no device.
 
 Read this one first if you write a backend. A plugin is a module whose functions are hooks; what
 each takes, returns and raises stands in `engine.hookspecs`, and the names of the arguments are
@@ -10,8 +10,7 @@ says in its pyproject.toml:
 
 This module imports nothing heavy, because the core imports it only to ask who it is. What needs
 the runtime (here onnx's reference implementation, slow and exact) is in the module beside it.
-Options, in section [null_context]: `unsupported_ops`, operators it is to refuse, "Relu,Tanh";
-`delay_s`, how long each predict takes at least, in seconds.
+Its options, which users set in section [null_context], are in OPTIONS.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from engine.errors import BackendUnavailable
 from engine.hookspecs import hookimpl
 from engine.types import (
     BackendInfo,
@@ -40,14 +38,18 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.testing.null_runtime import NullContext, NullModel
+    from engine.testing.evaluator import EvaluatorContext, EvaluatorModel
 
 DEVICE = Device("null", 0)
+OPTIONS: Mapping[str, str] = {
+    "unsupported_ops": "operators to refuse, for example Relu,Tanh",
+    "delay_s": "how long each predict takes at least, in seconds",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The backend's options, read: what the module's docstring says of them."""
+    """The values of OPTIONS, read."""
 
     unsupported_ops: frozenset[str] = frozenset()
     delay_s: float = 0.0
@@ -55,12 +57,11 @@ class Settings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
         """Read the user's settings; ValueError for an unknown name or a value that is none."""
-        known = ("unsupported_ops", "delay_s")
         for key in options:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
+            if key not in OPTIONS:
+                near = difflib.get_close_matches(key, OPTIONS, 1)
                 hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(known)}")
+                raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(OPTIONS)}")
         names = options.get("unsupported_ops", "").replace(" ", "").split(",")
         text = options.get("delay_s", "0")
         try:
@@ -80,6 +81,7 @@ def engine_backend() -> BackendInfo:
         version="0.1.0",
         device_types=("null",),
         providers=("reference",),
+        options=OPTIONS,
         capabilities=frozenset(
             {
                 Capability.DYNAMIC_SHAPES,
@@ -109,22 +111,21 @@ def engine_diagnose() -> Sequence[Check]:
 @hookimpl
 def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     """Read a model; this is the first call that may import the runtime."""
-    from engine.testing.null_runtime import load
+    from engine.testing.evaluator import Host, load
 
-    return load(source, Settings.parse(options.options))
+    settings = Settings.parse(options.options)
+    return load(source, Host("null", DEVICE, settings.unsupported_ops, settings.delay_s))
 
 
 @hookimpl
-def engine_compile(loaded: NullModel, options: CompileOptions) -> Executable:
+def engine_compile(loaded: EvaluatorModel, options: CompileOptions) -> Executable:
     """Compile for the one device that there is."""
-    if options.device != DEVICE:
-        raise BackendUnavailable(f"device {options.device} is not there; found: {DEVICE}", "null")
     return loaded.compile(options)
 
 
 @hookimpl
 def engine_predict(
-    context: NullContext, inputs: Values, outputs: Values | None, deadline_s: float | None
+    context: EvaluatorContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
     """Run once. No checks here: the core has made them."""
     return context.run(inputs, outputs, deadline_s)

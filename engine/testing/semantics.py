@@ -7,8 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from engine.errors import ModelError
 from engine.testing import models
-from engine.testing.level import Array, Level, Trial, floats
+from engine.testing.level import Array, Level, Maker, Running, Trial, floats
 from engine.types import Capability, DType, ShapeRange
 
 NUMBERS = [DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64]
@@ -57,6 +58,16 @@ class Semantics(Level):
         )
         [y] = trial.run(partial(models.moved, dtype=dtype), x)
         self.assert_close(y, np.ascontiguousarray(x.T))
+
+    def test_bfloat16_arrives_to_the_last_bit_or_is_refused(self, trial: Trial) -> None:
+        pytest.importorskip("ml_dtypes", reason="bfloat16 arrays need ml_dtypes")
+        dtype = DType.BFLOAT16.numpy
+        x = np.array([[1, -2, 3.140625], [2.0**-126, 2.0**127, -0.0]], dtype)
+        running = _open_or_skip(trial, partial(models.moved, dtype=DType.BFLOAT16))
+        [y] = running.predict(x)
+        assert isinstance(y, np.ndarray)
+        assert y.dtype == dtype, f"expected bfloat16, got {y.dtype}"
+        self.assert_close(y.view(np.uint16), np.ascontiguousarray(x.T).view(np.uint16))
 
     def test_text_arrives_as_str(self, trial: Trial) -> None:
         x = np.array([["", "a", "größer"], ["漢字", "tab\t", "a" * 100]], object)
@@ -132,6 +143,26 @@ class Semantics(Level):
             running.predict(unread, x, z, outputs=[buffer])
             self.assert_close(buffer, x - z)
 
+    def test_sequences_are_lists_or_refused(self, trial: Trial) -> None:
+        running = _open_or_skip(trial, models.sequences)
+        xs: list[Array] = [floats([1, 2]), floats([3, 4, 5])]
+        for at in (1, 0):
+            one, longer = running.predict(xs, np.array(at))
+            self.assert_close(one, xs[at])
+            assert isinstance(longer, list), f"expected a list, got {type(longer)}"
+            assert len(longer) == 3, f"expected 3 elements, got {len(longer)}"
+            for element, expected in zip(longer, [*xs, xs[at]], strict=True):
+                self.assert_close(element, expected)
+                assert not np.shares_memory(element, expected), "an element is the input's memory"
+        assert len(xs) == 2, "predict changed the list"
+
+    def test_optionals_may_be_absent_or_are_refused(self, trial: Trial) -> None:
+        running = _open_or_skip(trial, models.optionals)
+        for x in (floats([1, 2]), None, floats([]), None):
+            y, there = running.predict(x)
+            self.assert_close(y, floats([-1]) if x is None else x)
+            self.assert_close(there, np.array(x is not None))
+
     def test_both_branches_of_a_condition_run(self, trial: Trial) -> None:
         x = floats([1, 2, 3])
         running = trial.open(models.branch, np.array(True), x)
@@ -176,3 +207,11 @@ class Semantics(Level):
         x[-1] = 5
         [y] = trial.run(models.affine, x)
         self.assert_close(y, 2 * x + 1)
+
+
+def _open_or_skip(trial: Trial, model: Maker) -> Running:
+    """Open a model that a backend need not take; refused before it runs, the test is skipped."""
+    try:
+        return trial.open(model)
+    except ModelError as error:
+        pytest.skip(f"refused: {error}")

@@ -176,7 +176,10 @@ def damage(data: bytes, generator: random.Random, lengths: list[int]) -> bytes:
 
 
 def outcomes(name: str, count: int, seed: int) -> Iterator[tuple[bytes, GraphInfo | None]]:
-    """Damage a model `count` times; yield each with what was read of it, None if refused."""
+    """Damage a model `count` times; yield what a backend gets, and what was read of it.
+
+    The damaged bytes and None where they are refused.
+    """
     data = SEEDS[name]
     lengths = lengths_in(data)
     assert len(lengths) > 5
@@ -184,21 +187,24 @@ def outcomes(name: str, count: int, seed: int) -> Iterator[tuple[bytes, GraphInf
     for _ in range(count):
         damaged = damage(data, generator, lengths)
         try:
-            yield damaged, formats.source_from_bytes(damaged).graph if damaged else None
+            source = formats.source_from_bytes(damaged)
         except ModelError as error:
             assert str(error).startswith("model bytes: ")  # noqa: PT017
             yield damaged, None
+        else:
+            assert source.data is not None
+            yield source.data, source.graph
 
 
 def check_against_onnx(name: str, count: int, seed: int, read_with_onnx: Reader) -> tuple[int, int]:
     taken = refused = 0
-    for damaged, graph in outcomes(name, count, seed):
+    for data, graph in outcomes(name, count, seed):
         if graph is None:
             refused += 1
             continue
         taken += 1
         try:
-            model = onnx.ModelProto.FromString(damaged)
+            model = onnx.ModelProto.FromString(data)
         except DecodeError:
             continue  # damage in a part that is not read here: documentation, annotations
         assert graph == read_with_onnx(model)
@@ -253,14 +259,14 @@ def test_random_bytes_in_the_place_of_each_part_are_refused_or_read(read_with_on
         )
         data = encode.model(graph + encode.field(place, noise))
         try:
-            found = formats.source_from_bytes(data).graph
+            source = formats.source_from_bytes(data)
         except ModelError:
             continue
         try:
-            model = onnx.ModelProto.FromString(data)
+            model = onnx.ModelProto.FromString(source.data)
         except DecodeError:
             continue
-        assert found == read_with_onnx(model)
+        assert source.graph == read_with_onnx(model)
 
 
 def test_every_cut_of_a_rich_model_is_refused() -> None:

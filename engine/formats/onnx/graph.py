@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.reading import Invalid, text
-from engine.formats.onnx.scope import Scope, explain_unknown, title
+from engine.formats.onnx.scope import Scope, explain_unknown, running_order, title
 from engine.formats.onnx.tensor import Tensor, read_sparse, read_tensor
 from engine.formats.onnx.unfold import SHAPE_INPUT, FunctionId, check_unfolded, unfolded_bytes
 from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type
@@ -51,6 +51,7 @@ class State:
     functions: the model's own ones. calls: how often what is being read calls which of them.
     nodes: in all so far, of which `counted` belong to earlier functions.
     unfolded: bytes of constants so far that are computed from constant shapes, or sparse.
+    irregular: a rule that the model breaks although it says clearly what it means; "" for none.
     """
 
     files: ExternalFiles
@@ -60,6 +61,7 @@ class State:
     nodes: int = 0
     counted: int = 0
     unfolded: int = 0
+    irregular: str = ""
 
     def unfold(self, nbytes: int) -> None:
         """Count a constant of which the file holds less than its size."""
@@ -92,13 +94,18 @@ def read_graph(
     scope = Scope(outer)
     node_views: list[memoryview] = []
     initializers: list[Tensor] = []
+    dense: dict[str, memoryview] = {}
     for tag, value in fields(view, state.budget):
         if tag == schema.GRAPH_NODE:
             node_views.append(value)
         elif tag == schema.GRAPH_INITIALIZER:
-            initializers.append(
-                read_tensor(value, state.files, state.budget, f"an initializer of the {where}")
-            )
+            tensor = read_tensor(value, state.files, state.budget, f"an initializer of the {where}")
+            if dense.setdefault(tensor.name, value) is value:
+                initializers.append(tensor)
+            elif dense[tensor.name] == value:
+                state.irregular = f"the {where} has the initializer {tensor.name!r} twice"
+            else:
+                raise Invalid(f"the {where} has two initializers {tensor.name!r} that differ")
         elif tag == schema.GRAPH_SPARSE_INITIALIZER:
             initializers.append(
                 read_sparse(value, state.files, state.budget, f"an initializer of the {where}")
@@ -148,7 +155,13 @@ def read_nodes(
         for name in node.inputs:
             if name and name not in names and not scope.sees(name):
                 known = [_read_node(other, i, state.budget)[0] for i, other in enumerate(views)]
-                raise Invalid(explain_unknown(name, node, known, where))
+                order = running_order(known[index:], name)
+                if order is None:
+                    raise Invalid(explain_unknown(name, node, known, where))
+                state.irregular = explain_unknown(name, node, known, where)
+                state.nodes -= len(order)  # these are counted anew
+                read_nodes([views[each] for each in order], state, scope, where, depth, nodes)
+                return
         value = None
         for attribute in attributes:
             value = _read_attribute(attribute, state, scope, node, depth) or value

@@ -10,7 +10,7 @@ from engine.errors import ModelError
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
-from engine.formats.onnx.reading import Invalid, text
+from engine.formats.onnx.reading import Invalid, Irregular, text
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.unfold import FunctionId, Part, check_functions
 from engine.formats.onnx.value import read_name_and_type, read_spec
@@ -19,11 +19,16 @@ from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
 
 class OnnxModel(NamedTuple):
-    """A valid ONNX model. linked_out: see `ExternalFiles`; external: it has external data."""
+    """A valid ONNX model.
+
+    linked_out: see `ExternalFiles`; external: it has external data. mended: its bytes where those
+    in the file break a rule (see `mend`), else None.
+    """
 
     graph: GraphInfo
     external: bool
     linked_out: bool
+    mended: bytes | None = None
 
 
 def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
@@ -35,7 +40,11 @@ def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
     """
     where = str(path) if path is not None else ""
     try:
-        return _read(view, ExternalFiles(path))
+        try:
+            return _read(view, ExternalFiles(path))
+        except Irregular as error:
+            data = _mended(view, error)
+            return _read(memoryview(data), ExternalFiles(path))._replace(mended=data)
     except (Invalid, TooManyFields) as error:
         what = str(error)
         if len(what) > 1000:  # names may be long, and they come from a stranger
@@ -53,6 +62,19 @@ def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
         raise ModelError(
             f"{name}: not a valid ONNX model: the name {shown!r} is not UTF-8", where
         ) from None
+
+
+def _mended(view: memoryview, error: Irregular) -> bytes:
+    try:
+        from engine.formats.onnx.mend import mended
+    except ImportError:
+        raise Invalid(
+            f"{error}; with the onnx package it can be mended: pip install onnx"
+        ) from None
+    try:
+        return mended(view)
+    except Exception as cause:  # protobuf's: it reads texts that are passed over here
+        raise error from cause
 
 
 class _Header:
@@ -156,6 +178,8 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     ]
     if twice:
         raise Invalid(f"the graph lists its output {twice[0]!r} twice; expected unique names")
+    if state.irregular:
+        raise Irregular(state.irregular)
     info = GraphInfo(
         name=graph.name,
         inputs=tuple(
@@ -197,7 +221,12 @@ def _spec(
         others = (read_name_and_type(view, budget) for view in graph.value_infos)
         known = (*graph.inputs, *others)
         kind = next((found for other, found in known if other == name and found is not None), None)
-    return read_spec(name, kind if kind is not None else memoryview(b""), what, budget)
+    spec = read_spec(name, kind if kind is not None else memoryview(b""), what, budget)
+    if spec is not None:
+        return spec
+    text = f"{what} has no type; add it with onnx.shape_inference.infer_shapes"
+    # Of an output it follows from the nodes; an input is a caller's to choose.
+    raise Irregular(text) if name not in dict(graph.inputs) else Invalid(text)
 
 
 def _identify(view: memoryview, budget: Budget) -> FunctionId:

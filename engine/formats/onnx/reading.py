@@ -16,6 +16,10 @@ class Invalid(ValueError):
     """The model breaks a rule. The message says which; the caller adds the file's name."""
 
 
+class Irregular(Invalid):
+    """The model breaks a rule, but says clearly what it means; all else has been checked."""
+
+
 def text(view: memoryview) -> str:
     """Decode a name. Raises Invalid for one that is too long, UnicodeDecodeError for bad UTF-8."""
     if len(view) > limits.NAME_BYTES:

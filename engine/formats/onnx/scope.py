@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from heapq import heappop, heappush
 
 from engine.formats.onnx.tensor import Tensor
 from engine.types import NodeInfo
@@ -67,6 +69,32 @@ def explain_unknown(name: str, reader: NodeInfo, nodes: Sequence[NodeInfo], wher
         f"{title(reader)} of the {where} reads {name!r} before {title(producer)} defines it; "
         f"expected nodes in topological order"
     )
+
+
+def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
+    """The indices of `nodes` so that each comes after those it reads from, as they are else.
+
+    None where none of them defines `name`, or where they form a cycle.
+    """
+    producers = {output: node.index for node in nodes for output in node.outputs if output}
+    if name not in producers:
+        return None
+    followers: dict[int, list[int]] = defaultdict(list)
+    waits: dict[int, int] = {}
+    for node in nodes:
+        before = {producers[each] for each in node.inputs if each in producers}
+        waits[node.index] = len(before)
+        for each in before:
+            followers[each].append(node.index)
+    ready = [index for index, count in waits.items() if not count]
+    order = []
+    while ready:
+        order.append(heappop(ready))
+        for follower in followers[order[-1]]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heappush(ready, follower)
+    return order if len(order) == len(nodes) else None
 
 
 def _find_cycle(start: NodeInfo, producers: dict[str, NodeInfo]) -> list[str]:

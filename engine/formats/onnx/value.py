@@ -41,11 +41,19 @@ def read_name_and_type(view: memoryview, budget: Budget) -> tuple[str, memoryvie
     return name, kind
 
 
-def read_spec(name: str, view: memoryview, what: str, budget: Budget) -> TensorSpec:
-    """Decode the TypeProto of an input or output. `what` names it in errors."""
+def read_spec(name: str, view: memoryview, what: str, budget: Budget) -> TensorSpec | None:
+    """Decode the TypeProto of an input or output; None where it says nothing.
+
+    what: names it in errors.
+    """
     kind, tensor = ValueKind.TENSOR, None
     for depth in range(limits.TYPE_DEPTH + 1):
-        tag, body = _member(view, what, budget)
+        member = _member(view, what, budget)
+        if member is None:
+            if not depth:
+                return None
+            raise Invalid(f"{what} is of type {kind} but does not say of what")
+        tag, body = member
         if not depth:
             kind = _MEMBERS[tag]
         if tag == schema.TYPE_TENSOR_TYPE:
@@ -63,6 +71,8 @@ def read_spec(name: str, view: memoryview, what: str, budget: Budget) -> TensorS
             if shape is not None:
                 raise Invalid(f"{what} has two shapes")
             shape = _read_shape(value, what, budget)
+    if not number and kind is ValueKind.TENSOR:
+        return None
     dtype = dtype_of(number, what)
     if shape is not None:
         _check_size(shape, dtype, what)
@@ -81,8 +91,8 @@ def check_depth(view: memoryview, budget: Budget) -> None:
             pending += [(value, depth + 1) for _, value in fields(body, budget, (inner,))]
 
 
-def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryview]:
-    """Find which of its possible types a TypeProto holds."""
+def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryview] | None:
+    """Find which of its possible types a TypeProto holds; None for none."""
     found: tuple[int, memoryview] | None = None
     for tag, value in fields(view, budget):
         if tag in _OTHERS:
@@ -91,8 +101,6 @@ def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryvie
             if found is not None:
                 raise Invalid(f"{what} has two types")
             found = tag, value
-    if found is None:
-        raise Invalid(f"{what} has no type; add it with onnx.shape_inference.infer_shapes")
     return found
 
 

@@ -27,7 +27,12 @@ from engine.testing.hostile.registry import add
 # The parts of a node that most cases only need to have.
 ADD = ("Add", ["x", "w"], ["y"])
 add("unknown_input", lambda: chain(node("Add", ["x", "ghost"], ["y"], name="add")))
-add("unsorted", lambda: chain(node("Neg", ["a"], ["y"]), node("Neg", ["x"], ["a"], name="late")))
+add(
+    "unsorted_with_unknown_input",
+    lambda: chain(
+        node("Neg", ["a"], ["y"]), node("Add", ["x", "ghost"], ["a"], name="late"),
+    ),
+)  # fmt: skip
 add(
     "cycle",
     lambda: chain(
@@ -51,7 +56,7 @@ add(
 )
 add(
     "two_initializers_of_one_name",
-    lambda: chain(node(*ADD), initializers=[floats("w"), floats("w")]),
+    lambda: chain(node(*ADD), initializers=[floats("w"), ints("w", 1)]),
 )
 add("initializer_without_name", lambda: chain(node(*ADD), initializers=[floats("")]))
 add("output_of_nobody", lambda: chain(node("Neg", ["x"], ["z"])))
@@ -102,7 +107,7 @@ add("opaque_input", lambda: with_input(field(7, field(2, "thing"))))
 add("sequence_of_nothing", lambda: with_input(field(4, b"")))
 add(
     "output_without_type",
-    lambda: model(graph([node(*NEG)], [value("x")], [field(1, "y")])),
+    lambda: model(graph([node("Ghost", ["x"], ["y"])], [value("x")], [field(1, "y")])),
 )
 
 

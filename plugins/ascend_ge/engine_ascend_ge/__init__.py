@@ -28,6 +28,7 @@ from engine.types import (
     ModelSource,
     Values,
 )
+from engine_ascend_ge.options import OPTIONS
 
 if TYPE_CHECKING:
     from engine_ascend_ge.model import OmModel, OnnxModel
@@ -45,6 +46,7 @@ def engine_backend() -> BackendInfo:
         providers=("ge",),
         formats=("onnx", "om"),
         suffixes={".om": "om"},
+        options=OPTIONS,
         capabilities=frozenset(
             {Capability.DYNAMIC_SHAPES, Capability.DEADLINES, Capability.CANCEL_COMPILE}
         ),

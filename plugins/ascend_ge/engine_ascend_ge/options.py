@@ -6,7 +6,6 @@ The names are MindSpore Lite's where it has them; README.md lists them with thei
 from __future__ import annotations
 
 import difflib
-import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -57,19 +56,8 @@ _PASSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "op_compiler_cache_dir": ("op_compiler_cache_dir", ()),
 }
 
-_OWN = ("soc_version", "input_shape", "dynamic_dims", "precision_mode", "atc", "compile_timeout_s")
-
-# MindSpore Lite's names for things that only make it faster there: accepted, and said once.
-_WITHOUT_EFFECT = (
-    "enable_custom_op",
-    "plugin_custom_ops",
-    "ge_variable_memory_max_size",
-    "ge_graph_memory_max_size",
-    "model_cache_dir",
-    "model_cache_mode",
-)
-
-# Its names for things that change what happens, and that this version does not do.
+# MindSpore Lite's names for things that change what happens, and that this version does not do:
+# refused, because a run without them would not be what was asked for.
 _NOT_YET = (
     "rank_table_file", "profiling_config_file", "dump_config_file", "dump_model_name",
     "mixprecision_list_path", "parameter_as_refdata", "variable_weights_file",
@@ -77,6 +65,23 @@ _NOT_YET = (
     "shareable_weight_mem_handle", "custom_fusion_pattern", "op_attrs", "aoe_mode",
     "stream_label_file", "bundle_model", "insert_op_config_file_path",
 )  # fmt: skip
+
+OPTIONS: Mapping[str, str] = {
+    "input_shape": "'x:[-1,64];y:[1~8,3]': a size, -1 (open), or a range",
+    "dynamic_dims": "'[1~4],[8],[16]': gears for the sizes that are -1, in input_shape's order",
+    "precision_mode": "as context.ascend.precision_mode, or ATC's own name for a mode",
+    "output_type": "FP32, FP16, ...: element type of all outputs",
+    "op_select_impl_mode": "high_precision, high_performance, or either with _for_all",
+    "deterministic": "0, 1",
+    "input_format": "ND (default), NCHW, NHWC, NCDHW",
+    "fusion_switch_config_file_path": "a file for ATC's fusion_switch_file",
+    "op_compiler_cache_mode": "enable, disable, force: ATC's cache of compiled kernels",
+    "op_compiler_cache_dir": "the folder of that cache",
+    "soc_version": "for example Ascend910B3; default: the device's own",
+    "atc": "the command that starts ATC; default: atc, else python -m ge.pyatc",
+    "compile_timeout_s": "3600 (default): seconds after which ATC is ended",
+    **dict.fromkeys(_NOT_YET, "MindSpore Lite's; refused: this version does not do it"),
+}
 
 _SECTIONS_NOT_YET = (
     "acl_init_options",
@@ -88,9 +93,6 @@ _SECTIONS_NOT_YET = (
 )
 
 DEFAULT_TIMEOUT_S = 3600.0
-
-_log = logging.getLogger("engine.ascend_ge")
-_said: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,16 +148,11 @@ def read(options: CompileOptions) -> Settings:
 
 
 def _check_known(key: str) -> None:
-    if key in _OWN or key in _PASSED or key == "provider":
-        return
-    if key in _WITHOUT_EFFECT:
-        if key not in _said:
-            _said.add(key)
-            _log.warning("option %r has no effect in backend 'ascend_ge'", key)
-        return
     if key in _NOT_YET:
         raise ValueError(f"option {key!r} is not supported by backend 'ascend_ge' yet; remove it")
-    known = sorted((*_OWN, *_PASSED))
+    if key in OPTIONS:
+        return
+    known = sorted(set(OPTIONS) - set(_NOT_YET))
     near = difflib.get_close_matches(key, known, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(known)}")

@@ -3,9 +3,13 @@
 This file is the backend's hooks; what they do lies beside it:
 
     options.py   the user's settings -> ONNX Runtime's
-    session.py   load and compile: a session, and the errors it raises
+    session.py   load and compile: a session, or the nodes that there can be none for
+    prepare/     models that ONNX Runtime refuses as they are: said in other terms
+    distrust.py  its kernels that are not used, and glance.py: whether a model may have such
     run.py       one thread's execution context: how arrays reach the session and come back
+    values.py    the same for what ONNX Runtime's Python interface has no arrays of
     deadline.py  stopping a run that takes too long
+    reference/   a backend of its own, for the nodes that ONNX Runtime cannot run
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from engine.types import (
     ModelSource,
     Values,
 )
+from engine_cpu.options import OPTIONS
 
 if TYPE_CHECKING:
     from engine_cpu.run import CpuContext
@@ -42,7 +47,11 @@ def engine_backend() -> BackendInfo:
         device_types=("cpu",),
         providers=("onnxruntime",),
         formats=("onnx",),
-        capabilities=frozenset({Capability.DYNAMIC_SHAPES, Capability.DEADLINES}),
+        options=OPTIONS,
+        capabilities=frozenset(
+            {Capability.DYNAMIC_SHAPES, Capability.DEADLINES, Capability.MIXED_PLACEMENT}
+        ),
+        completed_by=("reference",),
     )
 
 
@@ -93,17 +102,17 @@ def engine_diagnose() -> Sequence[Check]:
 
 
 @hookimpl
-def engine_load(source: ModelSource) -> CpuModel:
-    from engine_cpu.session import CpuModel
+def engine_load(source: ModelSource, options: CompileOptions) -> CpuModel:
+    from engine_cpu.session import load_model
 
-    return CpuModel(source)
+    return load_model(source, options)
 
 
 @hookimpl
 def engine_compile(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
     from engine_cpu.session import compile_model
 
-    return compile_model(loaded.source, options)
+    return compile_model(loaded, options)
 
 
 @hookimpl

@@ -1,10 +1,10 @@
 """How a process that has loaded ONNX Runtime ends.
 
-In a forked child ONNX Runtime's static destructors wait for threads that only the parent has, so a
-child that ends by `sys.exit` would hang, whether it uses a model or not: it leaves the C library
-before they run. And when the interpreter ends while a daemon thread is inside a run, that thread
-wakes up in C++ without an interpreter and the process aborts: new runs are held back at exit, and
-those under way are waited for.
+From the import of onnxruntime on, its static destructors wait for a thread that a forked child
+does not have: a child that ends by `sys.exit` would hang, whether it uses a model or not. It
+flushes C's files, as `exit` does, and leaves before they run. And when the interpreter ends while
+a daemon thread is inside a run, that thread wakes up in C++ without an interpreter and the process
+aborts: new runs are held back at exit, and those under way are waited for.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ def _is_running(frame: FrameType | None) -> bool:
 
 
 def _leave_at_exit() -> None:
-    # on_exit calls its function with the exit status, and functions in reverse order: this one,
-    # registered last, comes before ONNX Runtime's. Python has flushed its files by then.
+    # on_exit calls its function with the exit status, and functions in reverse order: these two,
+    # registered last, come before ONNX Runtime's. Python has flushed its files by then.
     libc = ctypes.CDLL(None)
-    on_exit, leave = getattr(libc, "on_exit", None), getattr(libc, "_exit", None)
-    if on_exit is not None and leave is not None:  # glibc
-        on_exit(leave, None)
+    if all(hasattr(libc, name) for name in ("on_exit", "_exit", "fcloseall")):  # glibc
+        libc.on_exit(libc._exit, None)
+        libc.on_exit(libc.fcloseall, None)
 
 
 atexit.register(_wait_for_runs)

@@ -1,47 +1,60 @@
 """The user's settings -> ONNX Runtime's session options.
 
-Section [cpu_context] of the configuration:
-
-    graph_optimization  all (default) | extended | basic | none
-    spin_us             how long idle threads wait for more work before they sleep; 0 for not
-                        at all, -1 for ONNX Runtime's own choice; by default see spin.py
-    memory_arena        on (default) | off: keep freed activations for the next predict
-    deterministic       off (default) | on: kernels whose results do not depend on threads
-    denormal_as_zero    off (default) | on
-    session.*, optimization.*, mlas.*   ONNX Runtime's own session configuration entries, as
-                        listed in its onnxruntime_session_options_config_keys.h
+They are in section [cpu_context] of the configuration. Importing this module imports no runtime:
+the manifest declares OPTIONS.
 """
 
 from __future__ import annotations
 
 import difflib
+import logging
 import os
-
-import onnxruntime as ort
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from engine.types import CompileOptions, Threads
 from engine_cpu.spin import spin_us as default_spin_us
 
-_LEVELS = {
-    "none": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
-    "basic": ort.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+_ENTRIES = "ONNX Runtime's own session configuration entries: see its header of config keys"
+
+OPTIONS: Mapping[str, str] = {
+    "graph_optimization": "all (default), extended, basic, none: what may be rewritten",
+    "spin_us": "microseconds that idle threads wait for more work before they sleep; 0 for not at "
+    "all, -1 for ONNX Runtime's own choice; by default 100, or 15 beside busy processes",
+    "memory_arena": "on (default), off: keep freed activations for the next predict",
+    "deterministic": "off (default), on: kernels whose results do not depend on threads",
+    "denormal_as_zero": "off (default), on: flush denormal numbers",
+    "session.*": _ENTRIES,
+    "optimization.*": _ENTRIES,
+    "mlas.*": _ENTRIES,
 }
-_KEYS = ("graph_optimization", "spin_us", "memory_arena", "deterministic", "denormal_as_zero")
-_RAW = ("session.", "optimization.", "mlas.")
+_RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
+
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
+
+_log = logging.getLogger("engine.cpu")
 
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
     """ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
+    import onnxruntime as ort
+
     settings = options.options
     for key in settings:
-        if key not in _KEYS and not key.startswith(_RAW):
-            near = difflib.get_close_matches(key, _KEYS, 1)
+        if key not in OPTIONS and not key.startswith(_RAW):
+            near = difflib.get_close_matches(key, OPTIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
-                f"[cpu_context] has no key {key!r}{hint} "
-                f"(known: {', '.join(_KEYS)}, and ONNX Runtime's session.*)"
+                f"[cpu_context] has no key {key!r}{hint} (known: {', '.join(OPTIONS)})"
             )
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
@@ -51,10 +64,9 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     result.inter_op_num_threads = options.threads.inter_op
     if options.threads.inter_op > 1:
         result.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-    result.graph_optimization_level = _LEVELS[
-        _choice(settings, "graph_optimization", "all", tuple(_LEVELS))
-    ]
-    result.enable_cpu_mem_arena = _choice(settings, "memory_arena", "on", ("on", "off")) == "on"
+    level = _LEVELS[_choice(settings, "graph_optimization", "all", tuple(_LEVELS))]
+    result.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
+    result.enable_cpu_mem_arena = _is_on(settings, "memory_arena", "on")
     result.use_deterministic_compute = _is_on(settings, "deterministic")
     for key, value in _entries(options).items():
         try:
@@ -79,7 +91,8 @@ def _entries(options: CompileOptions) -> dict[str, str]:
     settings = options.options
     entries = dict(_LIMITS)
     text = settings.get("spin_us")
-    spin_us = default_spin_us(options.threads.intra_op) if text is None else _spin_us(text)
+    threads = max(options.threads.intra_op, options.threads.inter_op)
+    spin_us = default_spin_us(threads) if text is None else _spin_us(text)
     if spin_us == 0:
         entries["session.intra_op.allow_spinning"] = "0"
         entries["session.inter_op.allow_spinning"] = "0"
@@ -88,8 +101,15 @@ def _entries(options: CompileOptions) -> dict[str, str]:
         entries["session.inter_op.spin_duration_us"] = str(spin_us)
     if _is_on(settings, "denormal_as_zero"):
         entries["session.set_denormal_as_zero"] = "1"
-    if options.threads.cores and options.threads.intra_op > 1:
-        entries["session.intra_op_thread_affinities"] = _affinities(options.threads.cores)
+    cores = options.threads.cores
+    if cores and options.threads.intra_op > 1:
+        entries["session.intra_op_thread_affinities"] = _affinities(cores)
+    elif cores:
+        _log.warning(
+            "thread affinity to cores %s pins nothing: a model with one thread runs on the thread "
+            "that calls predict; pin that with os.sched_setaffinity(0, {%d})",
+            list(cores), cores[0],
+        )  # fmt: skip
     raw = {key: value for key, value in settings.items() if key.startswith(_RAW)}
     return {**entries, **raw}
 
@@ -106,7 +126,11 @@ def _intra_op(threads: Threads) -> int:
 
 
 def _affinities(cores: tuple[int, ...]) -> str:
-    """ONNX Runtime's form: 1-based processors, one entry for each thread but the caller's own."""
+    """ONNX Runtime's form: 1-based processors, one entry for each thread but the caller's own.
+
+    That one is the first of a model's threads and belongs to the user: it is never pinned, and
+    the first core is left to it.
+    """
     return ";".join(str(core + 1) for core in cores[1:])
 
 
@@ -123,13 +147,15 @@ def _spin_us(text: str) -> int:
     return value
 
 
-def _is_on(settings: object, key: str) -> bool:
-    return _choice(settings, key, "off", ("on", "off")) == "on"
+def _is_on(settings: Mapping[str, str], key: str, default: str = "off") -> bool:
+    value = settings.get(key, default).strip().lower()
+    if value not in _SWITCH:
+        raise ValueError(f"[cpu_context] {key} must be 'on' or 'off', but got {value!r}")
+    return _SWITCH[value]
 
 
-def _choice(settings: object, key: str, default: str, choices: tuple[str, ...]) -> str:
-    assert hasattr(settings, "get")
-    value = str(settings.get(key, default)).strip().lower()
+def _choice(settings: Mapping[str, str], key: str, default: str, choices: tuple[str, ...]) -> str:
+    value = settings.get(key, default).strip().lower()
     if value not in choices:
         raise ValueError(f"[cpu_context] {key} must be in {list(choices)}, but got {value!r}")
     return value

@@ -21,11 +21,19 @@ import numpy as np
 import onnxruntime as ort
 
 from engine.errors import DeadlineExceeded, EngineError, InputError, ModelError
-from engine.types import DType, TensorSpec, Values
+from engine.types import DType, TensorSpec, ValueKind, Values
 from engine_cpu import exits
 from engine_cpu.deadline import Deadline
 
 Array = np.ndarray[Any, Any]
+
+# The types that ONNX Runtime's Python interface takes and gives arrays of. Values of others, and
+# what is no tensor, take the way of values.py.
+PLAIN = frozenset(
+    {DType.BOOL, DType.STRING, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64}
+    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
+    | {DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
+)
 
 # ONNX Runtime's words where a result has another shape than the buffer bound for it.
 _BUFFER_REFUSED = "output OrtValue provided"
@@ -42,13 +50,18 @@ class Layout:
         self.outputs = outputs
         self.input_names = [spec.name for spec in inputs]
         self.output_names = [spec.name for spec in outputs]
+        self.is_plain = all(
+            spec.dtype in PLAIN and spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs)
+        )
         # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
         # without an error, where the graph's output is the graph's input itself.
         self.is_static = all(
             isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,)
         )
-        self.is_bindable = not set(self.input_names) & set(self.output_names) and all(
-            spec.dtype is not DType.STRING for spec in (*inputs, *outputs)
+        self.is_bindable = (
+            self.is_plain
+            and not set(self.input_names) & set(self.output_names)
+            and all(spec.dtype is not DType.STRING for spec in (*inputs, *outputs))
         )
 
     def output_shapes(self, inputs: Sequence[Array]) -> list[tuple[int, ...]] | None:
@@ -106,7 +119,7 @@ class CpuContext:
             if deadline_s is None:
                 bound.run(bound.binding, None)
             else:
-                with _stopping(deadline_s) as deadline:
+                with stopping(deadline_s) as deadline:
                     bound.run(bound.binding, deadline.options)
             return given
         except BaseException as error:
@@ -131,7 +144,7 @@ class CpuContext:
         if deadline_s is None:
             results = self._session.run(layout.output_names, feeds)
         else:
-            with _stopping(deadline_s) as deadline:
+            with stopping(deadline_s) as deadline:
                 results = self._session.run(layout.output_names, feeds, deadline.options)
         if self._may_stage:
             self._consider_staging(inputs, results)
@@ -288,7 +301,7 @@ def _translated(error: Exception) -> Exception:
 
 
 @contextmanager
-def _stopping(deadline_s: float) -> Iterator[Deadline]:
+def stopping(deadline_s: float) -> Iterator[Deadline]:
     """Stop the run inside at its deadline, with the error that says so."""
     deadline = Deadline(deadline_s)
     try:

@@ -1,84 +1,113 @@
-"""Load and compile: from a validated model to an ONNX Runtime session."""
+"""Load and compile: from a validated model to an ONNX Runtime session.
+
+ONNX Runtime reads and compiles in one step, so engine_load makes the session and engine_compile
+hands it on. Only a model that ONNX Runtime refuses, or runs with kernels that are not to be
+trusted, is prepared for it (prepare/), and only that costs more than the session.
+"""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
 from engine.errors import BackendUnavailable, ModelError
 from engine.types import (
     CompileOptions,
-    DType,
     GraphInfo,
     MemoryReport,
     ModelSource,
     Placement,
     TensorSpec,
+    ValueKind,
 )
+from engine_cpu.glance import is_suspect
 from engine_cpu.options import session_options
-from engine_cpu.run import CpuContext, Layout
+from engine_cpu.refusal import explained
+from engine_cpu.run import PLAIN, CpuContext, Layout
+
+if TYPE_CHECKING:
+    from engine_cpu.prepare import Prepared
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
-# onnxruntime computes with more types than its Python interface takes and gives arrays of.
-_ARRAYS = frozenset(
-    {DType.BOOL, DType.STRING, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64}
-    | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
-    | {DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64}
-)
 _PROVIDERS = ["CPUExecutionProvider"]
+_OUT_OF_MEMORY = "out of memory while compiling"
 
 
 class CpuModel:
-    """A model on its way to a session: ONNX Runtime reads and compiles in one step."""
+    """A model and, where ONNX Runtime can run all of it, the session made for it.
 
-    unsupported: Mapping[int, str] = {}
+    unsupported: the nodes that it cannot run, and why; then there is no session.
+    rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
+    """
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(
+        self,
+        source: ModelSource,
+        session: ort.InferenceSession | None,
+        unsupported: Mapping[int, str] | None = None,
+        rewritten: Mapping[int, str] | None = None,
+    ) -> None:
         self.source = source
+        self.session = session
+        self.unsupported = unsupported or {}
+        self.rewritten = rewritten or {}
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
         """As the file declares them."""
-        return _graph(self.source).inputs
+        return graph_of(self.source).inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
         """As the file declares them."""
-        return _graph(self.source).outputs
+        return graph_of(self.source).outputs
 
     def close(self) -> None:
-        """Hold nothing: there is nothing to free."""
+        """Let the session go; an executable that was made of it keeps it."""
+        self.session = None
 
 
 class CpuExecutable:
     """A session: weights and kernels, shared by the threads that run it."""
 
-    def __init__(
-        self, session: ort.InferenceSession, source: ModelSource, options: CompileOptions
-    ) -> None:
-        graph = _graph(source)
-        self.inputs = graph.inputs
-        self.outputs = graph.outputs
-        self._graph_info = graph
+    def __init__(self, loaded: CpuModel, options: CompileOptions) -> None:
+        self.inputs = loaded.inputs
+        self.outputs = loaded.outputs
+        self._graph_info = graph_of(loaded.source)
         self._provider = "onnxruntime:CPUExecutionProvider"
         self._reason = "onnxruntime runs every node of an ONNX model on the host"
         if options.precision == "preferred_fp16":
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
-        self._session: ort.InferenceSession | None = session
+        self._rewritten = loaded.rewritten
+        self._session = loaded.session
         self._layout = Layout(self.inputs, self.outputs)
+        self._context = CpuContext
+        if not self._layout.is_plain:
+            from engine_cpu.values import ValueContext
+
+            self._context = ValueContext
 
     def open_context(self) -> CpuContext:
         """A context of its own for one thread at a time; cheap."""
         assert self._session is not None, "open_context after close"
-        return CpuContext(self._session, self._layout)
+        return self._context(self._session, self._layout)
 
     def placement(self) -> Sequence[Placement]:
         """Every node on the host: ONNX Runtime has no other device here."""
         return [
             Placement(
-                node.index, node.name, node.op_type, "cpu", "cpu:0", self._provider, self._reason
+                node.index,
+                node.name,
+                node.op_type,
+                "cpu",
+                "cpu:0",
+                self._provider,
+                f"{self._rewritten[node.index]}; {self._reason}"
+                if node.index in self._rewritten
+                else self._reason,
             )
             for node in self._graph_info.nodes
         ]
@@ -96,8 +125,11 @@ class CpuExecutable:
         self._session = None
 
 
-def compile_model(source: ModelSource, options: CompileOptions) -> CpuExecutable:
-    """A session for `source`; ModelError names what ONNX Runtime refused."""
+def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
+    """A session for `source`, or the nodes that keep ONNX Runtime from making one.
+
+    Raises ModelError with what ONNX Runtime refused where that is not a matter of nodes.
+    """
     if options.cancel is not None:
         options.cancel.check()
     if options.device.id != 0:
@@ -105,49 +137,106 @@ def compile_model(source: ModelSource, options: CompileOptions) -> CpuExecutable
             f"device {str(options.device)!r} is not there: the host is the one device 'cpu:0'",
             "cpu",
         )
-    graph = _graph(source)
-    for spec in (*graph.inputs, *graph.outputs):
-        if spec.dtype not in _ARRAYS:
-            raise ModelError(
-                f"{source.name}: {spec.name!r} is {spec}, which onnxruntime's Python interface "
-                "cannot pass; export the model with a Cast to float32 there",
-                source.name,
-            )
     settings = session_options(options)
-    if source.data is not None and source.folder is not None:
-        settings.add_session_config_entry(_FOLDER, str(source.folder))
-    model = source.data if source.data is not None else str(source.path)
     if options.progress is not None:
         options.progress("compile", 0, 1)
+    carried, unpassable = _odd_values(graph_of(source))
+    if unpassable:
+        return CpuModel(source, None, unpassable)
+    session = refusal = None
     try:
-        session = ort.InferenceSession(model, settings, providers=_PROVIDERS)
-    except MemoryError as error:
-        raise ModelError(f"{source.name}: out of memory while compiling", source.name) from error
-    except Exception as error:  # ONNX Runtime's exceptions have no common base
-        raise ModelError(f"{source.name}: {_explained(str(error))}", source.name) from error
+        if source.data is None:
+            session = _session(source, str(source.path), settings)
+        else:
+            _look_in(source.folder, settings)
+            session = _session(source, source.data, settings)
+        if not carried and not is_suspect(source):
+            return CpuModel(source, session)
+    except ModelError as error:
+        if _is_out_of_memory(error.__cause__):
+            raise
+        refusal = error
+    if options.cancel is not None:
+        options.cancel.check()
+    prepared = _prepared(source, refusal, carried)
+    if prepared.unsupported:
+        return CpuModel(source, None, prepared.unsupported)
+    if prepared.data:
+        if source.data is None:
+            _look_in(prepared.folder, settings)
+        session = _session(source, prepared.data, settings)
+    return CpuModel(source, session, rewritten=prepared.rewritten)
+
+
+def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
+    """The executable of a loaded model; ModelError for one with nodes that cannot run."""
+    source = loaded.source
+    if loaded.session is None:
+        index, reason = next(iter(loaded.unsupported.items()))
+        node = graph_of(source).nodes[index]
+        raise ModelError(f"{source.name}: {node.op_type} {node.name!r}: {reason}", source.name)
     if options.progress is not None:
         options.progress("compile", 1, 1)
-    return CpuExecutable(session, source, options)
+    return CpuExecutable(loaded, options)
 
 
-def _graph(source: ModelSource) -> GraphInfo:
+def graph_of(source: ModelSource) -> GraphInfo:
+    """What the core has read of a model."""
     assert source.graph is not None, "the core reads every ONNX file before a backend does"
     return source.graph
 
 
-def _explained(text: str) -> str:
-    """ONNX Runtime's message in one line, with what it means where that is known."""
-    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", " ".join(text.split()))
-    text = re.sub(r"(/[\w./-]+/)?onnxruntime/[\w./]+:\d+ ", "", text)
-    missing = re.search(r"Could not find an implementation for (\w+)\((\d+)\) node", text)
-    if missing:
-        return (
-            f"operator {missing[1]!r} (version {missing[2]}) has no CPU kernel for these types "
-            f"in onnxruntime {ort.__version__}: {text}"
-        )
-    unknown = re.search(r"(?:Fatal error: )?([\w.]*:?[\w.]+)\(-1\) is not a registered", text)
-    if unknown:
-        domain, _, name = unknown[1].rpartition(":")
-        where = f" of domain {domain!r}" if domain else ""
-        return f"operator {name!r}{where} is unknown to onnxruntime {ort.__version__}: {text}"
-    return text
+def _look_in(folder: Path | None, settings: ort.SessionOptions) -> None:
+    """Say where the external data of a model that is given as bytes lies."""
+    if folder is not None:
+        settings.add_session_config_entry(_FOLDER, str(folder))
+
+
+def _session(
+    source: ModelSource, model: bytes | str, settings: ort.SessionOptions
+) -> ort.InferenceSession:
+    try:
+        # Without its own fallback: that prints to stdout, and tries the same once more.
+        session = ort.InferenceSession(model, settings, _PROVIDERS, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        reason = _OUT_OF_MEMORY if _is_out_of_memory(error) else explained(str(error))
+        raise ModelError(f"{source.name}: {reason}", source.name) from error
+    # It keeps the file's bytes for that fallback, as long as it lives.
+    session._model_bytes = None
+    return session
+
+
+def _prepared(source: ModelSource, refusal: ModelError | None, carried: Sequence[str]) -> Prepared:
+    try:
+        from engine_cpu.prepare import prepare
+
+        return prepare(source, refusal is None, carried)
+    except Exception as error:  # onnx's and protobuf's have no common base
+        if _is_out_of_memory(error):
+            raise ModelError(f"{source.name}: {_OUT_OF_MEMORY}", source.name) from error
+        if refusal is not None:
+            raise refusal from error
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ModelError(f"{source.name}: {text}", source.name) from error
+
+
+def _is_out_of_memory(error: BaseException | None) -> bool:
+    return isinstance(error, MemoryError) or "std::bad_alloc" in str(error)
+
+
+def _odd_values(graph: GraphInfo) -> tuple[list[str], dict[int, str]]:
+    """Outputs to be given in a carrier's type, and nodes whose values cannot be passed at all."""
+    specs = (*graph.inputs, *graph.outputs)
+    odd = [spec for spec in specs if spec.dtype not in PLAIN]
+    if not odd:
+        return [], {}
+    from engine_cpu.values import carried
+
+    nested = {spec.name: spec for spec in odd if spec.kind is not ValueKind.TENSOR}
+    unpassable = {
+        node.index: f"{name!r} is {nested[name]}, which onnxruntime takes and gives no values of"
+        for node in graph.nodes
+        for name in (*node.inputs, *node.outputs)
+        if name in nested
+    }
+    return [spec.name for spec in carried(graph.inputs, graph.outputs)], unpassable

@@ -24,6 +24,8 @@ def spin_us(threads: int) -> int:
 
     Decided when a model is built. A neighbour that comes or goes later changes nothing for it.
     """
+    if threads == 1:  # none of its threads is ever idle, so there is nothing to look for
+        return ALONE_US
     return ALONE_US if others_running() + threads <= usable_cpus() else SHARED_US
 
 

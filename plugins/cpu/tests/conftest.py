@@ -1,9 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
+from onnx import helper
 
 import engine
 from engine import Model
@@ -20,3 +23,54 @@ def load(tmp_path: Path) -> Load:
         return engine.load(make(tmp_path), target="cpu", config=config)
 
     return build
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Load:
+    """Build a model of these nodes for the cpu.
+
+    inputs, outputs: "name:type[dims]" in ONNX's words ("x:float[n,3]", "s:seq(float[n])"), or
+    value infos. constants: arrays by name. Further keywords go to onnx.helper.make_model.
+    """
+
+    def make(
+        nodes: Sequence[Any],
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        opset: int,
+        constants: dict[str, Any] | None = None,
+        opsets: dict[str, int] | None = None,
+        **extra: Any,
+    ) -> Model:
+        graph = helper.make_graph(
+            nodes,
+            "g",
+            [value(each) for each in inputs],
+            [value(each) for each in outputs],
+            [onnx.numpy_helper.from_array(v, name) for name, v in (constants or {}).items()],
+        )
+        imports = {"": opset, **(opsets or {})}
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid(*each) for each in imports.items()],
+            **{"ir_version": 10, **extra},
+        )
+        path = tmp_path / "model.onnx"
+        path.write_bytes(model.SerializeToString())
+        return engine.load(path, target="cpu")
+
+    return make
+
+
+def value(text: Any) -> onnx.ValueInfoProto:
+    """A value info from "name:type[dims]", in ONNX's textual form."""
+    if not isinstance(text, str):
+        return text
+    name, _, kind = text.partition(":")
+    parsed = onnx.parser.parse_graph(f"g ({kind} {name}) => () {{ }}").input[0]
+    return parsed
+
+
+def providers(model: Model) -> list[str]:
+    """The backends on which the nodes of a model run, in their order."""
+    return [place.backend for place in model.placement]

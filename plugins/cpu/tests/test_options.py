@@ -88,6 +88,21 @@ def test_affinity_pins_all_threads_but_the_callers_own() -> None:
     assert entry(found, "session.intra_op_thread_affinities") == "1"
 
 
+def test_one_core_for_one_thread_pins_nothing_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found = options(Threads(intra_op=1, cores=(3,)))
+    with pytest.raises(RuntimeError):  # ONNX Runtime has no such entry
+        entry(found, "session.intra_op_thread_affinities")
+    assert "[3] pins nothing" in caplog.text
+    assert "os.sched_setaffinity(0, {3})" in caplog.text
+
+
+@pytest.mark.parametrize(("text", "arena"), [("ON", True), ("True", True), ("0", False)])
+def test_switches_are_read_in_any_case_and_spelling(text: str, arena: bool) -> None:
+    assert options(memory_arena=text).enable_cpu_mem_arena is arena
+
+
 def test_graph_optimisation_and_raw_entries_reach_the_session() -> None:
     found = options(graph_optimization="basic", **{"session.disable_prepacking": "1"})
     assert found.graph_optimization_level == ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
@@ -101,7 +116,7 @@ def test_graph_optimisation_and_raw_entries_reach_the_session() -> None:
         ({"graph_optimization": "most"}, r"graph_optimization must be in \['none', 'basic'"),
         ({"spin_us": "soon"}, "spin_us must be -1 .* or 0..1000000 us, but got 'soon'"),
         ({"spin_us": "-2"}, "spin_us must be"),
-        ({"memory_arena": "yes"}, r"memory_arena must be in \['on', 'off'\], but got 'yes'"),
+        ({"memory_arena": "maybe"}, "memory_arena must be 'on' or 'off', but got 'maybe'"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(settings: dict[str, str], text: str) -> None:

@@ -36,6 +36,7 @@ from engine.types import (
     ModelSource,
     Values,
 )
+from engine_gpu_trt.options import OPTIONS
 
 if TYPE_CHECKING:
     from engine_gpu_trt.executable import TrtContext
@@ -60,6 +61,7 @@ def engine_backend() -> BackendInfo:
             }
         ),
         suffixes={".engine": "plan", ".plan": "plan"},
+        options=OPTIONS,
     )
 
 

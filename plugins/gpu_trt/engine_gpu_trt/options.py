@@ -1,18 +1,6 @@
 """The user's settings -> what this backend does.
 
-Sections [gpu_context] (MindSpore Lite's own) and, over it, [gpu_trt_context]:
-
-    input_shape         "x:[1,3,96,96];ids:[-1,128]": fixes dims; -1 leaves one open
-    dynamic_dims        "[1~8];[1~8,16~512]": lowest~highest of each -1 in input_shape, one entry
-                        an input in its order; "[1~8],[9~64]" gives two optimisation profiles
-    opt_dims            as dynamic_dims, one number a dim: the size to tune for (default: highest)
-    precision_mode      enforce_fp32 (default) | preferred_fp16; wins over context.gpu's
-    batch_range         1~1~32: lowest~usual~highest of an open axis 0 that nothing else fixes
-    dim_range           1~64~512: the same for an open axis that is not the first
-    workspace_bytes     the most scratch memory a layer may use; default: all of the device's
-    optimization_level  0..5 (default 3): how long TensorRT searches for fast kernels
-    tf32                off (default) | on: let float32 products round to TensorFloat-32's 10 bits
-    serialize_path, dump_ops, dump_dir   read, and without effect here
+They are in section [gpu_context] (MindSpore Lite's own) and, over it, [gpu_trt_context].
 """
 
 from __future__ import annotations
@@ -26,11 +14,22 @@ from typing import TypeAlias
 from engine.types import CompileOptions
 
 PROVIDERS = ("tensorrt",)
-_KEYS = (
-    "input_shape", "dynamic_dims", "opt_dims", "precision_mode", "batch_range", "dim_range",
-    "workspace_bytes", "optimization_level", "tf32", "serialize_path", "dump_ops", "dump_dir",
-)  # fmt: skip
+
+OPTIONS: Mapping[str, str] = {
+    "input_shape": "'x:[1,3,96,96];ids:[-1,128]': fixes dims; -1 leaves one open",
+    "dynamic_dims": "'[1~8];[1~8,16~512]': lowest~highest of each -1 in input_shape, one entry an "
+    "input in its order; '[1~8],[9~64]' gives two optimisation profiles",
+    "opt_dims": "as dynamic_dims, one number a dim: the size to tune for (default: highest)",
+    "precision_mode": "enforce_fp32 (default), preferred_fp16; wins over context.gpu's",
+    "batch_range": "1~1~32: lowest~usual~highest of an open axis 0 that nothing else fixes",
+    "dim_range": "1~64~512: the same for an open axis that is not the first",
+    "workspace_bytes": "the most scratch memory a layer may use: 64MiB, 2GiB; default: all",
+    "optimization_level": "0..5 (default 3): how long TensorRT searches for fast kernels",
+    "tf32": "off (default), on: let float32 products round to TensorFloat-32's 10 bits",
+}
+
 _PRECISIONS = ("enforce_fp32", "preferred_fp16")
+_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 Range: TypeAlias = tuple[int, int, int]
@@ -39,7 +38,7 @@ Range: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the module's docstring lists, read and checked.
+    """What OPTIONS lists, read and checked.
 
     shapes: dims by input name, -1 where open, in the order of `input_shape`.
     ranges: for each profile, by input name, one range for each -1 of its shape.
@@ -59,12 +58,12 @@ def read_settings(options: CompileOptions) -> Settings:
     """The settings of one compile; ValueError naming the key and what it takes."""
     given = options.options
     for key in given:
-        if key not in _KEYS:
-            near = difflib.get_close_matches(key, _KEYS, 1)
+        if key not in OPTIONS:
+            near = difflib.get_close_matches(key, OPTIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise ValueError(
                 f"[gpu_context] and [gpu_trt_context] have no key {key!r}{hint} "
-                f"(known: {', '.join(_KEYS)})"
+                f"(known: {', '.join(OPTIONS)})"
             )
     if options.provider not in ("", *PROVIDERS):
         raise ValueError(
@@ -212,9 +211,9 @@ def _number(key: str, text: str, lowest: int) -> int:
 
 def _switch(given: Mapping[str, str], key: str) -> bool:
     text = given.get(key, "off").strip().lower()
-    if text not in ("on", "off"):
+    if text not in _SWITCH:
         raise ValueError(f"{key} must be 'on' or 'off', but got {text!r}")
-    return text == "on"
+    return _SWITCH[text]
 
 
 def _size(given: Mapping[str, str], key: str) -> int | None:

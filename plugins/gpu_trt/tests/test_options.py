@@ -59,9 +59,6 @@ def test_upstreams_own_example_is_read() -> None:
         input_shape="x1:[1,1,28,-1];x2:[-1,-1]",
         dynamic_dims="[100~200];[200~300,20~30]",
         opt_dims="[150];[250,25]",
-        serialize_path="/tmp/engine",
-        dump_ops="a;b",
-        dump_dir="/tmp",
     )
     assert found.ranges == ({"x1": ((100, 150, 200),), "x2": ((200, 250, 300), (20, 25, 30))},)
 
@@ -83,6 +80,7 @@ def test_single_settings_are_read() -> None:
     found = read(tf32="on", optimization_level="5", batch_range="1~4~16", dim_range="8~64")
     assert (found.tf32, found.optimization_level) == (True, 5)
     assert (found.batch_range, found.dim_range) == ((1, 4, 16), (8, 64, 64))
+    assert (read(tf32="True").tf32, read(tf32="0").tf32) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +89,7 @@ def test_single_settings_are_read() -> None:
         ({"workspace_byte": "1"}, "'workspace_byte'; did you mean 'workspace_bytes'"),
         ({"workspace_bytes": "1 TB"}, "workspace_bytes must be a size"),
         ({"workspace_bytes": "-1"}, "workspace_bytes must be a size"),
-        ({"tf32": "yes"}, "tf32 must be 'on' or 'off', but got 'yes'"),
+        ({"tf32": "maybe"}, "tf32 must be 'on' or 'off', but got 'maybe'"),
         ({"optimization_level": "6"}, r"optimization_level must be in 0\.\.5, but got '6'"),
         ({"precision_mode": "int8"}, r"gpu_precision_mode must be in \[enforce_fp32, preferred"),
         ({"batch_range": "1"}, "batch_range must be 'lowest~usual~highest'"),

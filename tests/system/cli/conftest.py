@@ -1,12 +1,18 @@
-"""Two ways to run the command line: in this process, and as a user's shell does."""
+"""Ways to run the command line: in this process, as a shell does, and on a terminal."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import select
+import struct
 import subprocess
 import sys
-from collections.abc import Callable
+import termios
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +34,11 @@ class Result:
     @property
     def json(self) -> Any:
         return json.loads(self.out, parse_constant=_refuse)
+
+    @property
+    def text(self) -> str:
+        """What was printed, its words with one blank between."""
+        return " ".join(self.out.split())
 
 
 def _refuse(text: str) -> None:
@@ -74,6 +85,67 @@ def shell(tmp_path: Path) -> Run:
             check=False,
         )
         return Result(done.returncode, done.stdout, done.stderr)
+
+    return run
+
+
+# Makes the terminal on its standard input its own, so that Ctrl-C there becomes a signal.
+_ON_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def terminal() -> Run:
+    """Runs the command line on a terminal of its own; `out` is all that was written to it.
+
+    columns: of the terminal. press: keys to press once `when` has been written. then: further
+    (when, press) pairs.
+    """
+
+    def run(
+        *arguments: object,
+        columns: int = 80,
+        press: str = "",
+        when: str = "",
+        then: Sequence[tuple[str, str]] = (),
+        cwd: Path | None = None,
+        program: Sequence[object] = (sys.executable, "-m", "engine.cli"),
+        **environment: str,
+    ) -> Result:
+        kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+        command = [sys.executable, "-ISc", _ON_TERMINAL, *map(str, (*program, *arguments))]
+        child = subprocess.Popen(
+            command,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            env={**kept, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **environment},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        os.close(theirs)
+        shown, waiting = b"", [(when, press), *then]
+        until = time.monotonic() + 20
+        try:
+            while time.monotonic() < until:
+                if waiting and waiting[0][0].encode() in shown:
+                    os.write(ours, waiting.pop(0)[1].encode())
+                if select.select([ours], [], [], 0.1)[0]:
+                    part = os.read(ours, 65536)
+                    if not part:
+                        break
+                    shown += part
+        except OSError:  # how Linux says that the last process has closed its end
+            pass
+        else:
+            child.kill()
+        os.close(ours)
+        return Result(child.wait(60), shown.decode().replace("\r\n", "\n"), "")
 
     return run
 

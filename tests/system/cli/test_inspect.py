@@ -63,6 +63,21 @@ def test_nodes_are_listed_on_request(cli, tmp_path):
     assert "3 Neg unused x never_read" in rows
 
 
+def test_parameters_are_listed_on_request_and_agree_with_the_file(cli, digits, tmp_path):
+    path = digits / "digits.onnx"
+    listed = cli("inspect", path, "--json", "--parameters").json["parameter_list"]
+    weights = {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
+    assert {each["name"] for each in listed} == set(weights)
+    for each in listed:
+        array = weights[each["name"]]
+        assert (each["dtype"], each["shape"]) == (array.dtype.name, list(array.shape))
+        assert (each["size_bytes"], each["file"]) == (array.nbytes, None)
+    text = cli("inspect", models.external(tmp_path), "--parameters").out
+    assert re.search(r"Parameters\nname +type +shape +size +file\n", text)
+    assert re.search(r"float32 +\[\d+(, \d+)*\] +1\.02 kB +external\.bin$", text, re.M)
+    assert "Parameters" not in cli("inspect", path).out
+
+
 def test_a_target_shows_where_each_node_runs(cli, tmp_path):
     path = models.affine(tmp_path)
     shown = cli("inspect", path, "--target", "cpu", "--json").json
@@ -74,6 +89,14 @@ def test_a_target_shows_where_each_node_runs(cli, tmp_path):
     text = cli("inspect", path, "--target", "cpu", "--nodes").out
     assert re.search(r"cpu:0\s+cpu\s+\S+\s+2 ", text)
     assert re.search(r"Add\s+shift\s.*cpu:0", text)
+
+
+def test_how_to_build_for_the_target_can_be_said(cli, tmp_path):
+    arguments = ("inspect", models.affine(tmp_path), "--target", "cpu", "--set")
+    assert cli(*arguments, "cpu_context.spin_us=0").status == 0
+    done = cli(*arguments, "cpu_context.spin_us=often")
+    assert (done.status, done.out) == (1, "")
+    assert "'often'" in done.err
 
 
 def test_a_target_that_is_not_there_is_refused(cli, tmp_path):

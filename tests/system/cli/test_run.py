@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.cli.values import arrays_of, described, value_of
 from engine.testing import models
 from engine.types import DType
 
@@ -245,6 +246,90 @@ def test_a_shape_of_a_terabyte_is_an_error_and_not_a_crash(cli, tmp_path):
     assert re.match(r"error: (out of memory: unable|.*allocate|.*too big)", done.err, re.IGNORECASE)
 
 
+# ------------------------------------------------------------------- what is no single array
+
+
+def test_a_sequence_goes_in_and_out_as_arrays_with_a_number(cli, tmp_path):
+    path = models.sequences(tmp_path)
+    xs = [np.arange(2, dtype=np.float32), np.arange(3, dtype=np.float32) + 10]
+    for place, x in enumerate(xs):
+        np.save(tmp_path / f"{place}.npy", x)
+    np.save(tmp_path / "at.npy", np.int64(1))
+    files = [f"xs={tmp_path / '0.npy'}", f"xs={tmp_path / '1.npy'}", f"at={tmp_path / 'at.npy'}"]
+    given = [word for file in files for word in ("-i", file)]
+    out = tmp_path / "out.npz"
+    done = cli("run", path, *given, "--json", "--output", out)
+    assert done.status == 0, done.err
+    shown = {each["name"]: each["first_values"] for each in done.json["outputs"]}
+    expected = {"one": [10, 11, 12], "longer[0]": [0, 1], "longer[1]": [10, 11, 12]}
+    assert shown == {**expected, "longer[2]": [10, 11, 12]}
+    text = cli("run", path, *given).out
+    assert "input xs: sequence of 2: float32[2], float32[3], from " in text
+    assert "tensor name is: longer[1], tensor size is: 12 bytes" in text
+    # What was written can be read again, under the names of the inputs.
+    with np.load(out) as written:
+        assert sorted(written.files) == ["longer[0]", "longer[1]", "longer[2]", "one"]
+        again = {f"xs[{place}]": written[f"longer[{place}]"] for place in range(3)}
+    np.savez(tmp_path / "again.npz", at=np.int64(0), **again)
+    done = cli("run", path, "-i", tmp_path / "again.npz", "--json").json
+    assert [each["name"] for each in done["outputs"]][1:] == [f"longer[{n}]" for n in range(4)]
+    assert done["outputs"][0]["first_values"] == [0, 1]
+    generated = cli("run", path, "--fill", "zeros")
+    assert "input xs: sequence of 1: float32[1], generated: all zeros" in generated.out
+
+
+def test_an_array_for_a_sequence_is_refused_with_the_names_that_are_wanted(cli, tmp_path):
+    np.savez(tmp_path / "in.npz", xs=np.ones(3, np.float32), at=np.int64(0))
+    done = cli("run", models.sequences(tmp_path), "-i", tmp_path / "in.npz")
+    assert (done.status, done.out) == (1, "")
+    assert "no array 'xs[0]' for input sequence(float32[n]); it holds: 'xs', 'at'" in done.err
+    single = cli("run", models.sequences(tmp_path), "-o", tmp_path / "y.npy")
+    assert (single.status, "the model has 2 outputs" in single.err) == (2, True)
+
+
+def test_an_optional_is_absent_unless_it_is_given(cli, tmp_path):
+    path = models.optionals(tmp_path)
+    absent = cli("run", path)
+    assert "input x: absent, no file is given for it" in absent.out
+    assert "output data is: -1\n" in absent.out
+    np.save(tmp_path / "x.npy", np.full(2, 7, np.float32))
+    for given in (("-i", tmp_path / "x.npy"), ("--shape", "x=2")):
+        shown = {each["name"]: each for each in cli("run", path, *given, "--json").json["outputs"]}
+        assert shown["there"]["first_values"] == [True]
+        assert shown["y"]["first_values"] == ([7, 7] if given[0] == "-i" else [1, 1])
+
+
+def test_a_map_is_its_keys_and_values(cli, tmp_path):
+    path = models.vectorised(tmp_path)
+    values = {"x.keys": np.array(["c", "a"]), "x.values": np.array([3, 1], np.float32)}
+    np.savez(tmp_path / "in.npz", **values)
+    done = cli("run", path, "-i", tmp_path / "in.npz", "--json")
+    assert done.json["outputs"][0]["first_values"] == [1, 0, 3]
+    assert done.err == ""
+    nothing = cli("run", path)
+    assert (nothing.status, "arrays 'x.keys' and 'x.values'" in nothing.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6.0).reshape(2, 3),
+        [np.zeros(2), np.ones((1, 1))],
+        [[np.zeros(1)], [np.ones(1), np.ones(2)]],
+        {"a": 1.5, "b": 2.5},
+        [{0: 0.25, 7: 0.75}, {0: 1.0, 7: 0.0}],
+    ],
+    ids=["array", "sequence", "sequence of sequences", "map", "sequence of maps"],
+)
+def test_a_value_survives_being_taken_apart(value):
+    arrays = arrays_of("v", value)
+    assert all(isinstance(each, np.ndarray) for each in arrays.values())
+    back = value_of("v", {**arrays, "w": np.zeros(1), "v2[0]": np.zeros(1)})
+    assert str(back) == str(value)
+    assert described(back) == described(value)
+    assert value_of("v", {"w": np.zeros(1)}) is None
+
+
 # -------------------------------------------------------------------------------- output files
 
 
@@ -363,15 +448,15 @@ def test_a_later_target_is_used_where_the_first_cannot_be_had(cli, tmp_path, mon
 def test_settings_reach_the_backend_and_win_over_the_file(cli, tmp_path):
     path = models.affine(tmp_path)
     config = tmp_path / "config.ini"
-    config.write_text("[cpu_context]\nno_such_key = 1\n")
+    config.write_text("[cpu_context]\nspin_us = soon\n")
     bad = cli("run", path, "--config", config)
-    assert (bad.status, "no_such_key" in bad.err) == (1, True)
-    good = cli("run", path, "--set", "cpu_context.spin_us=0")
+    assert (bad.status, "spin_us must be" in bad.err) == (1, True)
+    good = cli("run", path, "--config", config, "--set", "cpu_context.spin_us=0")
     assert (good.status, good.err) == (0, "")
-    bad = cli("run", path, "--set", "cpu_context.other_key=1")
-    assert (bad.status, "other_key" in bad.err) == (1, True)
+    told = cli("run", path, "--set", "cpu_context.spin_uss=1")
+    assert (told.status, "did you mean 'spin_us'?" in told.err) == (0, True)
     absent = cli("run", path, "--config", tmp_path / "absent.ini")
-    assert (absent.status, "config_path does not exist" in absent.err) == (1, True)
+    assert (absent.status, "absent.ini: no such file" in absent.err) == (1, True)
     usage = cli("run", path, "--set", "other_key=1")
     assert (usage.status, "expected SECTION.KEY=VALUE" in usage.err) == (2, True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import ModelError
-from engine.testing.null import DEVICE, Settings
+from engine.testing.null import DEVICE
 from faulty import Faulty, caught_by
 
 
@@ -31,13 +31,13 @@ class DoesNotNameTheFile(Faulty):
 class BelievesEveryModel(Faulty):
     def load(self, source, options):
 
-        from engine.testing.null_runtime import NullModel
+        from engine.testing.evaluator import EvaluatorModel, Host
 
         assert source.path is not None
         # Not above: importing a plugin imports no runtime.
         import onnx
 
-        return NullModel(source, onnx.load(source.path), Settings())
+        return EvaluatorModel(source, onnx.load(source.path), Host("null", DEVICE))
 
 
 @caught_by("test_a_contradictory_model_is_a_model_error", says="the message has several lines")
@@ -63,6 +63,18 @@ class ReportsNothingUnsupported(Faulty):
         loaded = super().load(source, options)
         loaded.unsupported = {}
         return loaded
+
+
+@caught_by(
+    "test_a_part_of_a_model_runs_without_the_rest",
+    says="nodes are reported that are not in the part",
+    control="test_unsupported_nodes_are_reported_before_compiling",
+)
+class ReadsTheFileForItsParts(Faulty):
+    """Goes by the path, which is the whole model's."""
+
+    def load(self, source, options):
+        return super().load(replace(source, data=None), options)
 
 
 @caught_by(

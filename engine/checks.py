@@ -1,0 +1,82 @@
+"""Checks of arguments, in MindSpore Lite's words: scripts and their tests match on these texts.
+
+Each returns the value as it is to be kept. `name` is what the message calls it. As there, a bool
+passes for an int; a numpy integer does too.
+"""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def require(name: str, value: object, kind: type[T]) -> T:
+    """`value` if it is a `kind`, else TypeError."""
+    if not _is(value, kind):
+        raise TypeError(f"{name} must be {kind.__name__}, but got {type(value)}.")
+    return value  # type: ignore[return-value]  # what _is has found
+
+
+def require_int(name: str, value: object) -> int:
+    """`value` as an int if it is an integer, else TypeError."""
+    return int(require(name, value, int))
+
+
+def require_count(name: str, value: object, caller: str = "") -> int:
+    """`value` as an int if it is an integer of 0 or more, else TypeError or ValueError.
+
+    caller: what the text of the ValueError begins with.
+    """
+    count = require_int(name, value)
+    if count < 0:
+        raise ValueError(f"{caller}{name} must be a non-negative int. Got {count}")
+    return count
+
+
+def require_choice(name: str, value: object, *choices: str) -> str:
+    """`value` if it is one of `choices`, else TypeError or ValueError."""
+    text = require(name, value, str)
+    if text not in choices:
+        raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {text}.")
+    return text
+
+
+def require_list(name: str, value: object, kind: type[T]) -> list[T]:
+    """A copy of `value` if it is a list of `kind`, else TypeError."""
+    return _elements(name, require(name, value, list), kind)
+
+
+def require_shape(name: str, value: object) -> tuple[int, ...]:
+    """`value` as a tuple of ints if it is a list or tuple of integers, else TypeError."""
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{name} must be list or tuple, but got {type(value)}.")
+    return tuple(int(dim) for dim in _elements(name, value, int))
+
+
+def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
+    """A copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
+    sections: dict[str, dict[str, str]] = {}
+    for section, keys in require(name, value, dict).items():
+        copy = sections[require(f"{name}_key", section, str)] = {}
+        try:
+            for key, text in require(f"{name}_value", keys, dict).items():
+                require(f"{name}_value_key", key, str)
+                copy[key] = require(f"{name}_value_value", text, str)
+        except TypeError as error:
+            raise TypeError(f"{error} In section {section!r}; write every value as text") from None
+    return sections
+
+
+def _elements(name: str, value: list[Any] | tuple[Any, ...], kind: type[T]) -> list[T]:
+    for index, element in enumerate(value):
+        if not _is(element, kind):
+            raise TypeError(
+                f"{name} element must be {kind.__name__}, but got {type(element)} at index {index}."
+            )
+    return list(value)
+
+
+def _is(value: object, kind: type) -> bool:
+    return isinstance(value, Integral if kind is int else kind)

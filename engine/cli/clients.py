@@ -1,0 +1,125 @@
+"""Clients in a closed loop: threads that each call again as soon as their last call has ended."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from engine.cli.interrupt import start
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """latencies_s: of every call that ended, float64[calls]. seconds: first begin to last end."""
+
+    latencies_s: np.ndarray[Any, np.dtype[np.float64]]
+    seconds: float
+
+
+class Clients:
+    """Threads that time `work`, each call on its own, until the time or the calls are used up.
+
+    warmup_s: each first calls untimed for so long, at least once; 0 for not at all. Then all
+        begin together.
+    duration_s: how long to go on; a call that has begun is ended and counts. calls: how many,
+        of all clients together. One of the two is None.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[], object],
+        count: int = 1,
+        warmup_s: float = 0.0,
+        duration_s: float | None = None,
+        calls: int | None = None,
+    ) -> None:
+        self._work = work
+        self._warmup_s = warmup_s
+        self._duration_s = math.inf if duration_s is None else duration_s
+        self._turns: Iterator[object] = iter(range(calls)) if calls else itertools.repeat(None)
+        self._ready = threading.Barrier(count, self._begin)
+        self._latencies = [array("d") for _ in range(count)]  # appended to, never changed
+        self._ended = [0.0] * count
+        self._left = count
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+        self.began: float | None = None
+        """When all had warmed up, by perf_counter; None before."""
+
+    def start(self) -> None:
+        """Start the threads; they do not keep the process alive."""
+        for place in range(len(self._ended)):
+            start(partial(self._run, place))
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Whether all have ended within that time. Raises what a call raised."""
+        done = self._done.wait(timeout_s)
+        if self._error is not None:
+            raise self._error
+        return done
+
+    def stop(self) -> None:
+        """Ask the clients to end with the call that each is in."""
+        self._stopped = True
+        self._ready.abort()
+
+    @property
+    def calls(self) -> int:
+        """How many timed calls have ended."""
+        return sum(map(len, self._latencies))
+
+    def measured(self) -> Measured:
+        """What has been timed up to now."""
+        # Slices: a client may be appending, and an array that numpy looks into cannot grow.
+        latencies = np.concatenate([np.array(each[:]) for each in self._latencies])
+        return Measured(latencies, max(self._ended) - (self.began or 0.0))
+
+    def _begin(self) -> None:
+        self.began = perf_counter()
+
+    def _run(self, place: int) -> None:
+        try:
+            self._warm_up()
+            self._ready.wait()
+            self._repeat(place)
+        except threading.BrokenBarrierError:
+            pass  # stopped while it waited
+        except BaseException as error:
+            self._error = self._error or error
+            self.stop()
+        finally:
+            with self._lock:
+                self._left -= 1
+                if self._left == 0 or self._error is not None:
+                    self._done.set()
+
+    def _warm_up(self) -> None:
+        until = perf_counter() + self._warmup_s
+        while self._warmup_s > 0 and not self._stopped:
+            self._work()
+            if perf_counter() >= until:
+                return
+
+    def _repeat(self, place: int) -> None:
+        assert self.began is not None
+        work, keep = self._work, self._latencies[place].append
+        until = self.began + self._duration_s
+        for _ in self._turns:
+            begin = perf_counter()
+            work()
+            end = perf_counter()
+            keep(end - begin)
+            self._ended[place] = end
+            if end >= until or self._stopped:
+                return

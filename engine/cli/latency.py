@@ -1,0 +1,109 @@
+"""Latencies as numbers and as a histogram, in the terminal or in a file."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.cli.files import written_whole
+from engine.cli.output import console, duration, line
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+PERCENTILES = (50, 90, 99)
+METHOD = "linear"
+"""numpy's name for where a percentile lies that falls between two runs: on the line between."""
+
+SUFFIXES = (".png", ".svg", ".pdf")
+_BINS = 16
+
+
+def summary(latencies_s: Array) -> dict[str, float]:
+    """The percentiles, least, greatest and mean of at least one latency, by name, in seconds."""
+    values = np.percentile(latencies_s, list(PERCENTILES), method="linear")
+    return {
+        **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
+        "min": float(latencies_s.min()),
+        "max": float(latencies_s.max()),
+        "mean": float(latencies_s.mean()),
+    }
+
+
+def histogram(latencies_s: Array) -> tuple[Array, Array]:
+    """The edges and counts of bins from the least to the greatest, each wider by one factor.
+
+    Latencies have a long tail: bins of one width would put nearly all into the first.
+    """
+    least, most = float(latencies_s.min()), float(latencies_s.max())
+    if not 0 < least < most:
+        return np.array([least, most]), np.array([len(latencies_s)])
+    edges = np.geomspace(least, most, _BINS + 1)
+    edges[0], edges[-1] = least, most  # not a rounding error off
+    counts, _ = np.histogram(latencies_s, edges)
+    return edges, counts
+
+
+def draw(latencies_s: Array) -> None:
+    """Print the histogram, a row a bin, with the bins that hold the percentiles marked."""
+    edges, counts = histogram(latencies_s)
+    named = {f"p{rank}": summary(latencies_s)[f"p{rank}"] for rank in PERCENTILES}
+    rows = []
+    for least, most, count in zip(edges, edges[1:], counts, strict=False):
+        last = most == edges[-1]
+        marks = [name for name, at in named.items() if least <= at and (at < most or last)]
+        rows.append((duration(float(least)), f"{count:,}", " ".join(marks)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    room = max(min(console().width, 80) - sum(widths) - 6, 4)
+    for (start, number, mark), count in zip(rows, counts, strict=True):
+        bar = _bar(int(count), int(counts.max()), room)
+        line(f"{start:>{widths[0]}}  {bar:<{room}}  {number:>{widths[1]}}  {mark}".rstrip())
+
+
+def _bar(count: int, most: int, width: int) -> str:
+    """A bar of up to `width` characters, in eighths; what is not nothing can be seen."""
+    eighths = max(round(8 * width * count / most), 1 if count else 0)
+    whole, rest = divmod(eighths, 8)
+    try:
+        "█▏".encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return "#" * -(-eighths // 8)
+    return "█" * whole + " ▏▎▍▌▋▊▉"[rest].strip()
+
+
+def new_figure() -> Figure:
+    """An empty figure; ImportError with the command that helps where matplotlib is missing."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"a plot in a file needs matplotlib ({error}); "
+            'run: pip install "inference-engine[plot]", or use --plot for one in the terminal'
+        ) from error
+    return Figure(figsize=(8, 4.5), layout="constrained")
+
+
+def write_figure(figure: Figure, path: Path, latencies_s: Array, title: str) -> None:
+    """Draw the histogram with its percentiles into `figure`, and write that to `path`."""
+    edges, counts = histogram(latencies_s)
+    unit, factor = ("ms", 1e3) if np.median(latencies_s) >= 1e-3 else ("us", 1e6)
+    axes = figure.subplots()
+    axes.stairs(counts, edges * factor, fill=True, color="tab:blue")
+    if len(counts) > 1:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+    for (name, value), style in zip(summary(latencies_s).items(), ("-", "--", ":"), strict=False):
+        axes.axvline(
+            value * factor, color="black", ls=style, lw=1, label=f"{name} {duration(value)}"
+        )
+    axes.set_xlabel(f"latency of one run, {unit}")
+    axes.set_ylabel("runs")
+    axes.set_title(title.replace("$", r"\$"), wrap=True, fontsize="medium")  # no formula
+    axes.legend()
+    with written_whole(path) as file:
+        figure.savefig(file, format=path.suffix[1:])

@@ -1,0 +1,57 @@
+"""Values that are no single array, as arrays with names of their own: in files and in print.
+
+A sequence "y" is y[0], y[1] and so on; a map is y.keys and y.values; an absent optional is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+
+def arrays_of(name: str, value: Any) -> dict[str, Array]:
+    """The arrays that make up `value`, by name; none for an empty sequence or an absent optional.
+
+    value: an array, a list of values, a dict of str or int to number, or None.
+    """
+    if value is None:
+        return {}
+    if isinstance(value, list):
+        return {
+            key: array
+            for place, each in enumerate(value)
+            for key, array in arrays_of(f"{name}[{place}]", each).items()
+        }
+    if isinstance(value, dict):
+        keys, values = list(value), list(value.values())
+        return {f"{name}.keys": np.array(keys), f"{name}.values": np.array(values)}
+    return {name: value}
+
+
+def value_of(name: str, arrays: Mapping[str, Array]) -> Any:
+    """The value that `arrays_of` took apart; None where the arrays have nothing of that name."""
+    if name in arrays:
+        return arrays[name]
+    if f"{name}.keys" in arrays and f"{name}.values" in arrays:
+        return dict(zip(arrays[f"{name}.keys"].tolist(), arrays[f"{name}.values"].tolist()))
+    values: list[Any] = []
+    while any(key.startswith(f"{name}[{len(values)}]") for key in arrays):
+        values.append(value_of(f"{name}[{len(values)}]", arrays))
+    return values or None
+
+
+def described(value: Any) -> str:
+    """A value's type and shape: "float32[1, 3]", "sequence of 2: float32[3], float32[4]"."""
+    if value is None:
+        return "absent"
+    if isinstance(value, dict):
+        return f"map of {len(value)}"
+    if isinstance(value, list):
+        inside = [described(each) for each in value[:3]] + ["..."] * (len(value) > 3)
+        return f"sequence of {len(value)}" + (f": {', '.join(inside)}" if inside else "")
+    dtype = "string" if value.dtype.kind in "OUT" else value.dtype.name
+    return f"{dtype}{list(value.shape)}"

@@ -1,0 +1,106 @@
+"""What is wrong here, if anything, and what would help: of this machine and of each backend.
+
+`engine doctor` prints it. Each backend is examined in a process of its own, so that one that
+crashes or hangs is a finding like any other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine._probe import TIME_LIMIT_S, Examination, examine_all, known
+from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, record
+from engine.diagnosis.finding import Finding, Status
+from engine.diagnosis.machine import look_at_machine
+from engine.diagnosis.packages import Packages
+
+__all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose"]
+
+
+@dataclass(frozen=True, slots=True)
+class BackendDiagnosis:
+    """A backend's record, and what was found."""
+
+    record: BackendRecord
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What was found of this machine and environment, and of each backend."""
+
+    machine: tuple[Finding, ...]
+    backends: tuple[BackendDiagnosis, ...]
+
+    @property
+    def ailing(self) -> list[str]:
+        """Where there are problems: "machine" and names of backends."""
+        parts = {"machine": self.machine}
+        parts |= {each.record.name: each.findings for each in self.backends}
+        return [
+            name
+            for name, findings in parts.items()
+            if any(finding.status is Status.PROBLEM for finding in findings)
+        ]
+
+
+def diagnose(names: Sequence[str] = (), time_limit_s: float = TIME_LIMIT_S) -> Diagnosis:
+    """Look at this machine and the named backends; without names at all that are installed.
+
+    names: backends' names or the device types that this project's own serve; one that cannot be
+        used is a problem. Without names, what is not installed or disabled on purpose is a note.
+    time_limit_s: how long the process of one backend may take.
+    """
+    meant = [_backend(name) for name in names] or [*known(), *OFFICIAL.values()]
+    wanted = list(dict.fromkeys(meant))
+    here = [name for name in wanted if name in installed()]
+    examined = {each.record.name: each for each in examine_all(here, time_limit_s)}
+    packages = Packages()
+    return Diagnosis(
+        tuple(look_at_machine(packages, os.environ)),
+        tuple(
+            _judge(examined.get(name) or Examination(record(name)), packages, bool(names))
+            for name in wanted
+        ),
+    )
+
+
+def _backend(name: str) -> str:
+    """The backend that somebody means who gives a target: "gpu" is this project's gpu_trt."""
+    name = name.lower() if name.lower() in OFFICIAL else name
+    return name if name in installed() else OFFICIAL.get(name, name)
+
+
+def _judge(examined: Examination, packages: Packages, is_named: bool) -> BackendDiagnosis:
+    found = examined.record
+    findings = [_state(found, is_named)]
+    findings += [Finding(Status.NOTE, "hooks", text) for text in found.warnings]
+    if found.state is not BackendState.DISABLED:
+        findings += packages.look_at(found.distribution)
+    findings += [
+        Finding(Status.OK if check.ok else Status.PROBLEM, check.name, check.detail, check.fix)
+        for check in examined.checks
+    ]
+    if examined.fault:
+        fix = f"report it to the authors of {found.distribution or found.name}"
+        findings.append(Finding(Status.PROBLEM, "diagnosis", examined.fault, fix))
+    return BackendDiagnosis(found, tuple(findings))
+
+
+def _state(found: BackendRecord, is_named: bool) -> Finding:
+    state = found.state.replace("_", " ")
+    if found.state is BackendState.READY:
+        devices = found.devices.found if found.devices else ()
+        said = ", ".join(f"{each.device} ({each.name})" for each in devices)
+        return Finding(Status.OK, "state", f"{state}, with {said}")
+    intended = found.state in (BackendState.NOT_INSTALLED, BackendState.DISABLED)
+    status = Status.NOTE if intended and not is_named else Status.PROBLEM
+    fix = found.fix
+    if "engine doctor" in fix:  # that is where we are
+        fix = (
+            f"run: pip install --force-reinstall {found.distribution or found.name}; "
+            "if that does not help, report it to its authors"
+        )
+    return Finding(status, "state", f"{state}: {found.reason}", fix)

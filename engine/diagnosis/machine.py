@@ -1,0 +1,99 @@
+"""What belongs to no one backend: Python, the platform, the core, processors, element types."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from importlib_metadata import PackageNotFoundError, version
+
+import engine
+from engine.backends import installed
+from engine.diagnosis.finding import Finding, Status
+from engine.diagnosis.packages import CORE, Packages
+from engine.diagnosis.variables import look_at_variables
+from engine.threads import cgroup_quota, local_processes, usable_cpus
+from engine.types import DType
+
+
+def look_at_machine(packages: Packages, environ: Mapping[str, str]) -> list[Finding]:
+    """The findings on this machine and process, in the order in which one would mend them."""
+    return [
+        _python(),
+        _platform(),
+        _core(),
+        *packages.look_at(CORE),
+        _backends(),
+        _processors(),
+        _element_types(),
+        *look_at_variables(environ),
+    ]
+
+
+def _python() -> Finding:
+    detail = f"{platform.python_version()} ({platform.python_implementation()}), {sys.executable}"
+    return Finding(Status.OK, "Python", detail)
+
+
+def _platform() -> Finding:
+    if sys.platform != "linux":
+        detail = f"{platform.platform()}; this version is tested on Linux only"
+        return Finding(Status.NOTE, "platform", detail)
+    return Finding(Status.OK, "platform", platform.platform())
+
+
+def _core() -> Finding:
+    folder = Path(engine.__file__).parent
+    try:
+        there = version(CORE)
+    except PackageNotFoundError:
+        detail = f"{engine.__version__} in {folder}, imported without being installed"
+        return Finding(Status.NOTE, "core", detail)
+    if there != engine.__version__:
+        return Finding(
+            Status.PROBLEM,
+            "core",
+            f"{folder} is imported, version {engine.__version__}; installed is {there}",
+            f"take {folder.parent} off PYTHONPATH, or run: pip install --force-reinstall {CORE}",
+        )
+    return Finding(Status.OK, "core", f"{CORE} {engine.__version__} in {folder}")
+
+
+def _backends() -> Finding:
+    names = installed()
+    if not names:
+        fix = f'run: pip install "{CORE}[cpu]"'
+        return Finding(Status.PROBLEM, "backends", "none is installed; no model can run", fix)
+    return Finding(Status.OK, "backends", ", ".join(names))
+
+
+def _processors() -> Finding:
+    processes = local_processes()
+    said = [f"{usable_cpus(processes=processes)} of {os.cpu_count()} usable by this process"]
+    if hasattr(os, "sched_getaffinity"):
+        said.append(f"{len(os.sched_getaffinity(0))} in its affinity mask")
+    quota = cgroup_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
+    said.append("no cgroup quota" if quota is None else f"cgroup quota {quota:g}")
+    if processes > 1:
+        said.append(f"shared by {processes} processes of this job")
+    return Finding(Status.OK, "processors", ", ".join(said))
+
+
+def _element_types() -> Finding:
+    missing: list[str] = []
+    fix = ""
+    for dtype in DType:
+        try:
+            _ = dtype.numpy
+        except ImportError:
+            missing.append(dtype)
+            fix = "run: pip install ml_dtypes"
+        except AttributeError:  # ml_dtypes is there and too old to know it
+            missing.append(dtype)
+            fix = "run: pip install --upgrade ml_dtypes"
+    if missing:
+        return Finding(Status.NOTE, "element types", f"no arrays of {', '.join(missing)}", fix)
+    return Finding(Status.OK, "element types", "all of ONNX's")

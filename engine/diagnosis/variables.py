@@ -1,0 +1,57 @@
+"""The environment variables that begin with ENGINE_: what those that are set do."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from engine.backends import installed, is_target
+from engine.diagnosis.finding import Finding, Status
+
+_PREFIX = "ENGINE_"
+
+VARIABLES = {
+    "ENGINE_DEBUG": "the command line shows the traceback of an error",
+    "ENGINE_DISABLED_BACKENDS": "these backends are not used although they are installed",
+    "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
+    "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
+    "ENGINE_TARGET": "models run there, whatever target their script or command names",
+}
+"""Every such variable that the core and this project's backends read, and what it does."""
+
+
+def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
+    """A note on each that is set; a problem where its value stops every model."""
+    findings = []
+    for name in sorted(each for each in environ if each.startswith(_PREFIX)):
+        if name not in VARIABLES:
+            findings.append(_unknown(name))
+        elif environ[name]:  # an empty one is as good as none
+            findings.append(_known(name, environ[name]))
+    return findings
+
+
+def _known(name: str, value: str) -> Finding:
+    status, said, fix = Status.NOTE, f"{value!r}: {VARIABLES[name]}", f"run: unset {name}"
+    parts = [part for part in value.replace(" ", "").split(",") if part]
+    here = f"installed: {', '.join(installed()) or 'none'}"
+    if name == "ENGINE_TARGET":
+        absent = [part for part in parts if not is_target(part)]
+        if absent:
+            status = Status.PROBLEM
+            said += f"; no backend serves {', '.join(map(repr, absent))} ({here})"
+    elif name == "ENGINE_DISABLED_BACKENDS":
+        absent = [part for part in parts if part not in installed()]
+        if absent:
+            said += f"; there is no {', '.join(map(repr, absent))} ({here})"
+    elif name == "ENGINE_LOCAL_SIZE" and not (value.isdecimal() and int(value) > 0):
+        said = f"{value!r} is ignored: expected a whole number above 0"
+    return Finding(status, name, said, fix)
+
+
+def _unknown(name: str) -> Finding:
+    words = [known.removeprefix(_PREFIX) for known in VARIABLES]
+    near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, 1)
+    hint = f"; did you mean {_PREFIX}{near[0]}?" if near else ""
+    fix = f"run: unset {name}"
+    return Finding(Status.NOTE, name, f"nothing of this project reads it{hint}", fix)

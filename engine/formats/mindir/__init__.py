@@ -1,0 +1,180 @@
+"""MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
+
+decode.py      the file's messages
+crypto.py      encrypted files
+constants.py   what constants and inferred types mean, in every dialect
+lower.py       runs the graph on symbols; control.py: its functions, loops and branches
+primitives/    the table: one function a primitive, which writes ONNX nodes
+emit.py        what those functions write with
+fold.py        tidies the nodes; assemble.py: the ONNX model
+described.py   what is in a file, for people
+"""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ModelError
+from engine.formats.files import SMALL_BYTES, read_file
+from engine.formats.mindir import crypto, decode
+from engine.formats.mindir.assemble import StateSlot, Storage, lower
+from engine.formats.mindir.decode import Damaged, ModelProto
+from engine.formats.mindir.described import Description, describe
+from engine.formats.mindir.emit import Unsupported
+from engine.formats.mindir.lower import Fault
+from engine.formats.onnx import read_model
+from engine.formats.wire import TooManyFields, WireError
+from engine.types import ModelSource
+
+__all__ = ["Description", "MindirSource", "StateSlot", "describe", "open_mindir"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MindirSource(ModelSource):
+    """A .mindir lowered to ONNX.
+
+    state: parameters that the model assigns to. Each is the last but some of the ONNX model's
+    inputs and outputs; whoever runs it passes on what the output was, see `engine.plan`.
+    """
+
+    state: tuple[StateSlot, ...] = ()
+
+
+def open_mindir(
+    path: Path | None,
+    data: bytes | None = None,
+    *,
+    dec_key: bytes | None = None,
+    dec_mode: str = "AES-GCM",
+    folder: Path | None = None,
+    weights: bytes | None = None,
+) -> MindirSource:
+    """Read a .mindir file, or one in memory, as an ONNX model.
+
+    path: the file; None for `data`. dec_key, dec_mode: for an encrypted one. folder: where the
+    data files of a split model are, None for the folder of `path`; also [model_file] mindir_path.
+    weights: the data file of a split model in memory.
+    Large weights are not copied: the ONNX model names them in the .mindir or its data files, which
+    must not change while a model is built. Raises ModelError.
+    """
+    name = str(path) if path is not None else "model bytes"
+    where = str(path or "")
+    content = read_file(path) if path is not None else data
+    assert content is not None
+    view = memoryview(content)
+    try:
+        proto, view, plain = _decoded(view, dec_key, dec_mode)
+        base = folder if folder is not None else path.parent if path is not None else None
+        # Only tensors of a large file are left there: small models are the bytes that were checked.
+        large = isinstance(content, mmap.mmap) or len(view) > SMALL_BYTES
+        inside = (
+            path if plain and large and folder in (None, getattr(path, "parent", None)) else None
+        )
+        if inside is not None and set(inside.name) & set("\\*"):
+            inside = None
+        storage = Storage(view, inside, base)
+        _open_data(proto, storage, base, dec_key if not plain else None, dec_mode, weights)
+        lowered = lower(proto, storage)
+    except crypto.Locked as error:
+        raise ModelError(f"{name}: {error}", where) from None
+    except (Damaged, Unsupported, TooManyFields) as error:
+        raise ModelError(f"{name}: not a valid MindIR model: {_short(error)}", where) from None
+    except Fault as error:
+        raise ModelError(f"{name}: {_short(error)}", where) from None
+    except WireError as error:
+        raise ModelError(
+            f"{name}: damaged MindIR file: {error}, at byte {error.offset(view):,} of "
+            f"{len(view):,}; copy or download it again",
+            where,
+        ) from None
+    except RecursionError:
+        raise ModelError(
+            f"{name}: not a valid MindIR model: functions or tuples nested too deep", where
+        ) from None
+    beside = base / (path.name if path is not None else "part") if base is not None else None
+    model = read_model(memoryview(lowered.data), beside, name)
+    return MindirSource(
+        format="onnx",
+        path=path,
+        data=lowered.data,
+        folder=base,
+        graph=model.graph,
+        state=lowered.state,
+    )
+
+
+def _decoded(
+    view: memoryview, dec_key: bytes | None, dec_mode: str
+) -> tuple[ModelProto, memoryview, bool]:
+    """The file's messages, the plaintext that they lie in, and whether that is the file itself."""
+    plain = not crypto.is_encrypted(view)
+    if plain:
+        if dec_key:
+            raise crypto.Locked("it is not encrypted, but dec_key was given; leave dec_key out")
+    else:
+        view = memoryview(crypto.decrypt(view, dec_key, dec_mode))
+    try:
+        proto = decode.model(view)
+    except (Damaged, WireError) as error:
+        if plain or dec_mode == "AES-GCM":
+            raise
+        raise crypto.Locked("the key is wrong: what comes out is no MindIR") from error
+    if not proto.little_endian:
+        raise Damaged("its numbers are big endian; export it on a little-endian machine")
+    return proto, view, plain
+
+
+def _open_data(
+    proto: ModelProto,
+    storage: Storage,
+    base: Path | None,
+    dec_key: bytes | None,
+    dec_mode: str,
+    weights: bytes | None,
+) -> None:
+    """Put data files into memory where they cannot be read in place."""
+    assert proto.graph is not None
+    locations = {each.location for each in proto.graph.parameters if each.location}
+    if not locations:
+        return
+    if weights is not None:
+        if len(locations) != 1:
+            raise Damaged(f"its weights are in {len(locations)} files; give the model's path")
+        storage.data_files[locations.pop()] = memoryview(weights)
+        return
+    if base is None:
+        raise Damaged(
+            f"its weights are in {min(locations)!r}, but a model given as bytes has no folder to "
+            "find that in; give the model's path, or weight_bytes"
+        )
+    for location in sorted(locations):
+        file = base / location
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise Damaged(f"its weights are in {location!r}, outside of its folder")
+        if dec_key is not None:
+            held = memoryview(read_file(file))
+            storage.data_files[location] = memoryview(crypto.decrypt(held, dec_key, dec_mode))
+            continue
+        first = _first_byte(file)
+        if first not in (b"\x00", b"\x01"):
+            raise Damaged(f"the data file {location!r} does not begin as one; is it encrypted?")
+        if first == b"\x00":
+            raise Damaged(f"the data file {location!r} is big endian")
+
+
+def _first_byte(file: Path) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(1)
+    except OSError as error:
+        raise Damaged(
+            f"its weights are in {file.name!r}, which cannot be read: {error.strerror} (looked in "
+            f"{str(file.parent)!r}); keep it beside the model, or set [model_file] mindir_path"
+        ) from None
+
+
+def _short(error: Exception) -> str:
+    text = str(error)
+    return text if len(text) <= 1000 else f"{text[:1000]} ..."

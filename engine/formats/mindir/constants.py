@@ -1,0 +1,216 @@
+"""What an attribute of the file means: a constant's value, or the type inferred for a node.
+
+Newer files say it by the attribute's type; older ones by a form such as "scalar:Tuple[value1,
+value2,]" (ref_attr_name), with the numbers in one flat list beside it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from engine.formats.mindir import decode
+from engine.formats.mindir.decode import AttributeProto, Damaged, NodeProto, TensorProto
+from engine.formats.mindir.values import DTYPES, MONAD, Abstract, Shape, TypeId, Value
+from engine.types import DType
+
+_COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integer
+_TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
+
+
+def value_of(attribute: AttributeProto) -> Any:
+    """The value of a constant or setting: a number, a string, a tuple, None, a tensor..."""
+    if attribute.form:
+        return _by_form(attribute)
+    kind = attribute.type
+    if kind in (decode.TUPLE, decode.LIST):
+        return tuple(map(value_of, attribute.values))
+    if kind == decode.DICT:
+        return {each.name: value_of(each) for each in attribute.values}
+    if kind in (decode.UMONAD, decode.IOMONAD):
+        return MONAD
+    if kind in (decode.NONE, decode.TYPE_NULL):
+        return None
+    if kind in (decode.TENSORS, decode.TENSOR):
+        if not attribute.tensors:
+            return None
+        values = tuple(map(_tensor_or_type, attribute.tensors))
+        return values[0] if len(values) == 1 else values
+    if kind == decode.SCALAR:
+        raise Damaged(f"the constant {attribute.name!r} has no value")
+    return _scalar(attribute)
+
+
+def _scalar(attribute: AttributeProto) -> Any:
+    kind = attribute.type
+    if kind == decode.BOOL:
+        return bool(attribute.i or any(attribute.ints))
+    if kind in _COUNTED:
+        return attribute.ints[0] if attribute.ints else attribute.i
+    if kind == decode.FLOAT:
+        return attribute.floats[0] if attribute.floats else attribute.f
+    if kind == decode.DOUBLE:
+        return attribute.floats[0] if attribute.floats else attribute.d
+    if kind == decode.STRING:
+        found = attribute.strings[0] if attribute.strings else attribute.s
+        return found.decode("utf-8", "replace")
+    if kind in (10, 16):
+        return attribute.f or (attribute.floats[0] if attribute.floats else attribute.d)
+    if kind == 0:  # files from before attributes had types
+        listed: list[Any] = [*attribute.ints, *attribute.floats, *attribute.strings]
+        if listed:
+            return listed[0] if len(listed) == 1 else tuple(listed)
+        return attribute.i or attribute.f or attribute.s.decode("utf-8", "replace") or None
+    raise Damaged(f"the constant {attribute.name!r} has type {kind}, which is no value")
+
+
+def _by_form(attribute: AttributeProto) -> Any:
+    form = attribute.form
+    word, _, rest = form.partition(":")
+    if word == "none":
+        return None
+    if word == "Monad":
+        return MONAD
+    if word in ("tensor", "type"):
+        if not attribute.tensors:
+            raise Damaged(f"the attribute {attribute.name!r} says {form!r} and holds no tensor")
+        if "[" in rest:
+            return _nested(rest, iter(list(map(_tensor_or_type, attribute.tensors))), form)
+        return _tensor_or_type(attribute.tensors[0])
+    if "[" not in rest:
+        numbers = list(_flat(attribute))
+        return numbers[0] if numbers else _scalar(attribute)
+    return _nested(rest, _flat(attribute), form)
+
+
+def _flat(attribute: AttributeProto) -> Iterator[Any]:
+    if attribute.type == decode.BOOL:
+        yield from map(bool, attribute.ints)
+    else:
+        yield from attribute.ints
+    yield from attribute.floats
+    yield from (item.decode("utf-8", "replace") for item in attribute.strings)
+    yield from map(_tensor_or_type, attribute.tensors)
+
+
+def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
+    """The tuple that `text` describes, its leaves taken in order."""
+    stack: list[list[Any]] = [[]]
+    for token in _TOKEN.finditer(text):
+        word = token[0]
+        if word.endswith("["):
+            stack.append([])
+            if len(stack) > decode.DEPTH:
+                raise Damaged(f"a constant is nested more than {decode.DEPTH} levels deep")
+        elif word == "]":
+            if len(stack) < 2:
+                raise Damaged(f"the form {form[:80]!r} closes more than it opens")
+            done = tuple(stack.pop())
+            stack[-1].append(done)
+        else:
+            try:
+                stack[-1].append(next(numbers))
+            except StopIteration:
+                raise Damaged(f"the form {form[:80]!r} names more values than there are") from None
+    if len(stack) != 1 or len(stack[0]) != 1:
+        raise Damaged(f"the form {form[:80]!r} is not closed")
+    return stack[0][0]
+
+
+def _tensor_or_type(proto: TensorProto) -> Any:
+    """A constant tensor; where it has no data, the element type that it stands for."""
+    if proto.raw is None and proto.numbers is None and not proto.location:
+        if not proto.dims:
+            return TypeId(dtype_of(proto))
+        if 0 not in proto.dims:
+            raise Damaged(f"the tensor {proto.name!r} has no data")
+    return tensor_value(proto, "")
+
+
+def tensor_value(proto: TensorProto, name: str) -> Value:
+    """A tensor whose data lies in the file that was decoded."""
+    dtype = dtype_of(proto)
+    shape = tuple(proto.dims)
+    if any(dim < 0 for dim in shape):
+        raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
+    count = 1
+    for dim in shape:
+        count *= dim
+    if proto.compression:
+        raise Damaged(
+            f"the tensor {proto.name!r} is compressed (type {proto.compression}); export the "
+            "model without compression"
+        )
+    data: Any = proto.raw
+    if data is None:
+        data = _typed(proto, dtype, count)
+    wanted = (count * dtype.bits + 7) // 8
+    if len(data) != wanted:
+        raise Damaged(
+            f"the tensor {proto.name!r} has {len(data):,} bytes of data; its {dtype}"
+            f"{list(shape)} needs {wanted:,}"
+        )
+    return Value(name, dtype, shape, data)
+
+
+def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
+    import numpy as np
+
+    from engine.formats.mindir.emit import encode
+
+    numbers = proto.numbers or []
+    if len(numbers) != count:
+        raise Damaged(f"the tensor {proto.name!r} has {len(numbers)} numbers, not {count:,}")
+    if dtype is DType.FLOAT16 and all(type(number) is int for number in numbers):
+        return np.array(numbers, np.uint16).tobytes()
+    return encode(np.array(numbers), dtype)
+
+
+def dtype_of(proto: TensorProto) -> DType:
+    """The element type of a tensor of the file."""
+    found = DTYPES.get(proto.data_type)
+    if found is None:
+        raise Damaged(f"the tensor {proto.name!r} has element type {proto.data_type}")
+    return found
+
+
+# ---------------------------------------------------------------------------------- inferred types
+
+
+def abstract_of(node: NodeProto) -> Any:
+    """What the file says of a node's result: an Abstract, a tuple of them, or None."""
+    attribute = node.attribute("shape")
+    return None if attribute is None else abstract(attribute)
+
+
+def abstract(attribute: AttributeProto) -> Any:
+    """The type that an attribute describes."""
+    kind = attribute.type
+    if attribute.form.startswith("shape:"):
+        if "[" in attribute.form:
+            types = iter([tensor_type(each) for each in attribute.tensors])
+            return _nested(attribute.form.partition(":")[2], types, attribute.form)
+        return tensor_type(attribute.tensors[0]) if attribute.tensors else None
+    if kind in (decode.TUPLE, decode.LIST):
+        return tuple(map(abstract, attribute.values))
+    if kind in (decode.TENSORS, decode.TENSOR) and attribute.tensors:
+        types_ = tuple(map(tensor_type, attribute.tensors))
+        return types_[0] if len(types_) == 1 else types_
+    if kind == decode.SCALAR and attribute.tensors:
+        dtype = DTYPES.get(attribute.tensors[0].data_type)
+        return None if dtype is None else Abstract(dtype, (), True)
+    return None
+
+
+def tensor_type(proto: TensorProto) -> Abstract | None:
+    """The type in a tensor's description."""
+    dtype = DTYPES.get(proto.data_type)
+    return None if dtype is None else Abstract(dtype, shape_of(proto.dims))
+
+
+def shape_of(dims: list[int]) -> Shape:
+    """The shape: None for an unknown rank (-2), None in it for an unknown size (-1)."""
+    if -2 in dims:
+        return None
+    return tuple(dim if dim >= 0 else None for dim in dims)

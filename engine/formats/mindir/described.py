@@ -1,0 +1,104 @@
+"""What is in a .mindir, without lowering it: for `engine inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ModelError
+from engine.formats.files import read_file
+from engine.formats.mindir import constants, crypto, decode
+from engine.formats.mindir.decode import Damaged, ValueProto
+from engine.formats.mindir.lower import arranged, local
+from engine.formats.mindir.primitives import known
+from engine.formats.mindir.values import Abstract, leaves
+from engine.formats.wire import WireError
+from engine.types import ParameterInfo, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A .mindir as it is written.
+
+    primitives: how many nodes there are of each, in the main graph and in functions. unsupported:
+    those of them that this version has no ONNX form for. functions: the names of functions that
+    branches and loops call.
+    """
+
+    producer: str
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    primitives: Mapping[str, int]
+    unsupported: tuple[str, ...]
+    parameters: tuple[ParameterInfo, ...]
+    functions: tuple[str, ...]
+    user_info: Mapping[str, str]
+    encryption: str
+
+
+def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Description:
+    """Describe the file. Raises ModelError for one that cannot be decoded."""
+    view = memoryview(read_file(path))
+    encryption = ""
+    try:
+        if crypto.is_encrypted(view):
+            view, encryption = memoryview(crypto.decrypt(view, dec_key, dec_mode)), dec_mode
+        model = decode.model(view)
+        main = model.graph
+        assert main is not None
+        kinds = {key: row.op_type for key, row in model.primitives.items()}
+        counts: Counter[str] = Counter()
+        for graph in (main, *model.functions.values()):
+            for node in graph.nodes:
+                key = node.op_type.removeprefix("REF::")
+                if node.op_type == "Constant" or key in model.functions:
+                    continue
+                is_call = node.op_type.startswith("REF::") and key not in kinds
+                name = "(call)" if is_call else kinds.get(key, key).removeprefix("S-Prim-")
+                counts[name] += 1
+        table = {*known(), *arranged(), "(call)"}
+        return Description(
+            producer=" ".join(part for part in (model.producer, model.version) if part),
+            name=local(main.name),
+            inputs=tuple(spec for each in main.inputs for spec in _specs(each)),
+            outputs=tuple(spec for each in main.outputs for spec in _specs(each)),
+            primitives=dict(sorted(counts.items())),
+            unsupported=tuple(sorted(name for name in counts if name not in table)),
+            parameters=tuple(
+                ParameterInfo(
+                    each.ref_key or local(each.name),
+                    dtype := constants.dtype_of(each),
+                    tuple(each.dims),
+                    (_count(each.dims) * dtype.bits + 7) // 8,
+                    each.location,
+                )
+                for each in main.parameters
+            ),
+            functions=tuple(model.functions),
+            user_info=model.user_info,
+            encryption=encryption,
+        )
+    except (Damaged, WireError, crypto.Locked) as error:
+        raise ModelError(f"{path}: {error}", str(path)) from None
+
+
+def _count(dims: list[int]) -> int:
+    count = 1
+    for dim in dims:
+        count *= max(dim, 0)
+    return count
+
+
+def _specs(proto: ValueProto) -> list[TensorSpec]:
+    told = tuple(constants.tensor_type(each) for each in proto.tensors)
+    if not told and proto.structure is not None:
+        told = (constants.abstract(proto.structure),)
+    flat = [each for each in leaves(told) if isinstance(each, Abstract)]
+    name = local(proto.name)
+    return [
+        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", each.dtype, each.shape)
+        for place, each in enumerate(flat)
+    ]

@@ -1,0 +1,314 @@
+"""Collects ONNX nodes while a graph is lowered: what a primitive's function writes with."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value
+from engine.formats.onnx_write import Attribute, Node
+
+NODES = 200_000
+CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
+
+Known = "int | float | bool | np.ndarray[Any, Any] | Value"
+
+
+class Unsupported(ValueError):
+    """This node cannot be said in ONNX. The message says why; the caller adds which node it is."""
+
+
+class Scope:
+    """Nodes of one graph: the main one, or the body of an If or Loop. depth: 0 for the main one."""
+
+    def __init__(self, depth: int) -> None:
+        self.nodes: list[Node] = []
+        self.depth = depth
+
+
+class Emitter:
+    """Where nodes go. `scope` is the graph that is being filled, `origin` the node's name in it.
+
+    domain: set while one primitive is lowered, for messages and names of nodes.
+    """
+
+    def __init__(self) -> None:
+        self.scope = Scope(0)
+        self.origin = ""
+        self.result: Any = None  # what the file says of the node's result: Abstract or tuple
+        self._count = 0
+        self._constants: dict[tuple[Any, ...], Value] = {}
+        self.constants: dict[str, Value] = {}
+        self._origins: dict[str, int] = {}
+
+    # ------------------------------------------------------------------------------------- nodes
+
+    def node(
+        self,
+        op_type: str,
+        *inputs: Any,
+        dtype: DType | None = None,
+        shape: Shape = None,
+        domain: str = "",
+        like: Value | None = None,
+        **attributes: Attribute | None,
+    ) -> Value:
+        """Add an operator with one output.
+
+        inputs: Values, numbers (of the first Value's type), arrays, None for an absent one.
+        dtype: of the output; None for that of the first input. attributes: None is left out.
+        """
+        (value,) = self.nodes(
+            op_type, *inputs, types=[(dtype, shape)], domain=domain, like=like, **attributes
+        )
+        return value
+
+    def nodes(
+        self,
+        op_type: str,
+        *inputs: Any,
+        types: Sequence[tuple[DType | None, Shape]],
+        domain: str = "",
+        like: Value | None = None,
+        **attributes: Attribute | None,
+    ) -> list[Value]:
+        """Add an operator with several outputs of these types."""
+        first = like or next((item for item in inputs if isinstance(item, Value)), None)
+        names = []
+        for item in inputs:
+            if item is None:
+                names.append("")
+            elif isinstance(item, Value):
+                names.append(item.name)
+            else:
+                names.append(self.constant(item, first.dtype if first else None).name)
+        while names and not names[-1]:
+            names.pop()
+        values = []
+        for dtype, shape in types:
+            if dtype is None:
+                if first is None:
+                    raise Unsupported(f"{op_type} of constants only")
+                dtype = first.dtype
+            values.append(Value(self.fresh(), dtype, shape, depth=self.scope.depth))
+        self.add(
+            Node(
+                op_type,
+                names,
+                [value.name for value in values],
+                {key: given for key, given in attributes.items() if given is not None},
+                self.title(),
+                domain,
+            )
+        )
+        return values
+
+    def add(self, node: Node) -> None:
+        """Append a finished node."""
+        self.scope.nodes.append(node)
+
+    def fresh(self) -> str:
+        """A name that nothing has yet."""
+        self._count += 1
+        if self._count > NODES:
+            raise Unsupported(f"the model unfolds into more than {NODES:,} operators")
+        return f"%{self._count}"
+
+    def title(self) -> str:
+        """The node's name: that of its origin, with a number where there are several."""
+        number = self._origins.get(self.origin, 0)
+        self._origins[self.origin] = number + 1
+        return f"{self.origin}_{number}" if number else self.origin
+
+    # --------------------------------------------------------------------------------- constants
+
+    def constant(self, item: Any, dtype: DType | None = None) -> Value:
+        """A constant tensor: a Python number or tuple of them, or a numpy array.
+
+        dtype: for Python numbers; None is float32, int64 or bool by what they are. An array keeps
+        its own unless `dtype` is given.
+        """
+        if isinstance(item, Value):
+            return self.stored(item)
+        if isinstance(item, TypeId):
+            raise Unsupported("an element type where a tensor belongs")
+        if isinstance(item, str):
+            raise Unsupported("a text where a tensor belongs")
+        array = np.asarray(item)
+        if array.dtype == object:
+            raise Unsupported(f"{type(item).__name__} where a tensor belongs")
+        if dtype is None:
+            dtype = (
+                DType.from_numpy(array.dtype)
+                if isinstance(item, np.ndarray | np.generic)
+                else DType.BOOL if array.dtype == bool
+                else DType.INT64 if array.dtype.kind in "iu"
+                else DType.FLOAT32
+            )  # fmt: skip
+        data = encode(array, dtype)
+        if len(data) > CONSTANT_BYTES:
+            raise Unsupported(f"a constant of {len(data):,} bytes")
+        shape = tuple(array.shape)
+        key = (dtype, shape, data)
+        found = self._constants.get(key)
+        if found is None:
+            found = self.stored(Value("", dtype, shape, data))
+            self._constants[key] = found
+        return found
+
+    def stored(self, value: Value) -> Value:
+        """The value; a constant has a name afterwards and can be written into the model."""
+        if value.data is not None and not value.is_parameter:
+            value.name = value.name or self.fresh()
+            self.constants[value.name] = value
+        return value
+
+    def ints(self, item: Any) -> Value:
+        """A 1-D int64 tensor: of a number, a tuple that may hold computed ones, or a tensor."""
+        if isinstance(item, Value):
+            item = self.cast(item, DType.INT64)
+            return item if item.rank != 0 else self.reshape(item, (1,))
+        parts = item if isinstance(item, tuple | list) else (item,)
+        if not any(isinstance(part, Value) for part in parts):
+            return self.constant(np.array(parts, np.int64).reshape(-1))
+        if len(parts) == 1:
+            return self.ints(parts[0])
+        return self.node(
+            "Concat", *map(self._one_int, parts), axis=0, dtype=DType.INT64, shape=(len(parts),)
+        )
+
+    def _one_int(self, part: Any) -> Value:
+        value = self.ints(part)
+        return value if value.shape == (1,) else self.reshape(value, (1,))
+
+    def scalar(self, item: Any, dtype: DType) -> Value:
+        """A tensor without axes of that type."""
+        if isinstance(item, Value):
+            item = self.cast(item, dtype)
+            return item if item.rank in (0, None) else self.reshape(item, ())
+        return self.constant(item, dtype)
+
+    # ------------------------------------------------------------------------------ common parts
+
+    def cast(self, value: Any, dtype: DType) -> Value:
+        """The value as `dtype`; itself where it is that."""
+        if not isinstance(value, Value):
+            return self.constant(value, dtype)
+        if value.dtype is dtype:
+            return value
+        array = value.array()
+        if array is not None and array.size <= 16 and dtype is not DType.STRING:
+            return self.constant(array, dtype)
+        return self.node("Cast", value, dtype=dtype, shape=value.shape, to=dtype.onnx)
+
+    def reshape(self, value: Value, shape: Any) -> Value:
+        """The value in another shape: a tuple that may hold computed numbers, or a tensor."""
+        known = shape if isinstance(shape, tuple) and all(type(d) is int for d in shape) else None
+        resolved = None
+        if known is not None:
+            resolved = tuple(None if dim == -1 else dim for dim in known)
+            if None in resolved and value.shape is not None and None not in value.shape:
+                rest = int(np.prod([d for d in known if d != -1]))
+                count = int(np.prod([d or 0 for d in value.shape]))
+                resolved = tuple(count // rest if d == -1 and rest else d for d in known)
+                if -1 in resolved:
+                    resolved = tuple(None if d == -1 else d for d in resolved)
+            if resolved == value.shape and None not in (value.shape or (None,)):
+                return value
+        if value.data is not None and resolved is not None and None not in resolved:
+            return self.stored(Value("", value.dtype, resolved, value.data))
+        # MindSpore's zero is a size, not "as it was".
+        zero = known is None or 0 in known
+        return self.node(
+            "Reshape", value, self.ints(shape), shape=resolved, allowzero=1 if zero else None
+        )
+
+    def shape(self, value: Value) -> Value:
+        """The sizes of a tensor's axes, as a 1-D int64 tensor."""
+        if value.shape is not None and None not in value.shape:
+            return self.ints(value.shape)
+        return self.node("Shape", value, dtype=DType.INT64, shape=_one(value.rank))
+
+    def shape_part(self, value: Value, first: int, stop: int) -> Value:
+        """The sizes of the axes from `first` to before `stop`, as a 1-D int64 tensor."""
+        if value.shape is not None and None not in value.shape[first:stop]:
+            return self.ints(value.shape[first:stop])
+        return self.node(
+            "Shape", value, dtype=DType.INT64, shape=(stop - first,), start=first, end=stop
+        )
+
+    def dim(self, value: Value, axis: int) -> Any:
+        """The size of one axis: an int where it is known, else a tensor without axes."""
+        if value.shape is not None and value.shape[axis] is not None:
+            return value.shape[axis]
+        sizes = self.shape(value)
+        return self.node("Gather", sizes, self.constant(axis, DType.INT64), axis=0, shape=())
+
+    def dims(self, value: Value) -> tuple[Any, ...]:
+        """Every axis's size, as `dim` gives it."""
+        return tuple(self.dim(value, axis) for axis in range(self.rank(value)))
+
+    def rank(self, value: Value) -> int:
+        """The number of axes; Unsupported where the file leaves it open."""
+        if value.rank is None:
+            raise Unsupported("a tensor of unknown rank; export with the rank fixed")
+        return value.rank
+
+    def transpose(self, value: Value, perm: Sequence[int]) -> Value:
+        """Permute the axes."""
+        perm = [axis % len(perm) for axis in perm]
+        if perm == list(range(len(perm))):
+            return value
+        shape = None if value.shape is None else tuple(value.shape[axis] for axis in perm)
+        return self.node("Transpose", value, perm=perm, shape=shape)
+
+    def squeeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Drop axes of size 1."""
+        if not axes:
+            return value
+        shape = None
+        if value.shape is not None:
+            gone = {axis % len(value.shape) for axis in axes}
+            shape = tuple(dim for axis, dim in enumerate(value.shape) if axis not in gone)
+        return self.node("Squeeze", value, self.ints(tuple(axes)), shape=shape)
+
+    def unsqueeze(self, value: Value, axes: Sequence[int]) -> Value:
+        """Insert axes of size 1."""
+        shape = None
+        if value.shape is not None:
+            rank = len(value.shape) + len(axes)
+            new = {axis % rank for axis in axes}
+            rest = iter(value.shape)
+            shape = tuple(1 if axis in new else next(rest) for axis in range(rank))
+        return self.node("Unsqueeze", value, self.ints(tuple(axes)), shape=shape)
+
+
+def encode(array: np.ndarray[Any, Any], dtype: DType) -> bytes:
+    """The array's elements as `dtype`, C order, little endian."""
+    if dtype is DType.BFLOAT16:
+        bits = np.ascontiguousarray(array, "<f4").view("<u4").astype(np.uint64)
+        # Round half to even, as the hardware does.
+        rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return rounded.astype("<u2").tobytes()
+    with np.errstate(all="ignore"):
+        return array.astype(dtype.numpy.newbyteorder("<"), copy=False).tobytes()
+
+
+def lowest(dtype: DType) -> Any:
+    """The least number of a type."""
+    if dtype in FLOATS:
+        return -np.inf
+    return 0 if dtype is DType.BOOL else int(np.iinfo(str(dtype)).min)
+
+
+def single(number: float) -> float:
+    """The float32 nearest to a number, as the file's floats are."""
+    result: float = struct.unpack("<f", struct.pack("<f", number))[0]
+    return result
+
+
+def _one(rank: int | None) -> Shape:
+    return None if rank is None else (rank,)

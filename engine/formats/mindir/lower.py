@@ -1,0 +1,553 @@
+"""Lowers a decoded .mindir to ONNX by running it on symbols.
+
+Each node of the main graph is looked at in the file's order. What only arranges values - tuples,
+monads, Load, Depend, functions that are called - is done here and leaves nothing behind; other
+primitives are looked up in the table and write ONNX nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from engine.formats.mindir import constants
+from engine.formats.mindir.control import RETURN, Exits, Loop, State, loop, select
+from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, NodeProto
+from engine.formats.mindir.emit import Emitter, Scope, Unsupported
+from engine.formats.mindir.primitives import known
+from engine.formats.mindir.values import (
+    MONAD,
+    Abstract,
+    Choice,
+    Closure,
+    DType,
+    Value,
+    leaves,
+)
+
+STEPS = 300_000  # nodes looked at, each as often as its function is called
+CALLS = 100  # functions that call each other, one inside the other
+
+
+_ILL_FITTING = (
+    TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
+    MemoryError,
+)  # fmt: skip
+
+
+class Fault(ValueError):
+    """A node that cannot be lowered: the message says which and why."""
+
+
+class Lowering:
+    """One model on its way. parameters: by the name in the file. loop: the innermost one."""
+
+    def __init__(self, model: ModelProto, parameters: Mapping[str, Value]) -> None:
+        assert model.graph is not None
+        self.g = Emitter()
+        self.state: State = {}
+        self.loop: Loop | None = None
+        self._model = model
+        self._table = known()
+        self._parameters = parameters
+        self._frames: list[dict[str, Any]] = []
+        self._headers: list[str] = []
+        self._steps = 0
+        self._calls = 0
+        self._snapshots: dict[str, Value] = {}
+        self._reachable: dict[str, frozenset[str]] = {}
+        self._settings: dict[str, Mapping[str, Any]] = {}
+        self._constants: dict[str, Any] = {
+            node.output: node
+            for graph in (model.graph, *model.functions.values())
+            for node in graph.nodes
+            if node.op_type == "Constant"
+        }
+
+    # ------------------------------------------------------------------------------------ graphs
+
+    def run(self, graph: GraphProto, args: Sequence[Any]) -> Any:
+        """The result of a function for these arguments."""
+        if len(args) < len(graph.inputs):
+            raise Damaged(
+                f"function {graph.name!r} takes {len(graph.inputs)} values, and a call gives "
+                f"{len(args)}"
+            )
+        frame: dict[str, Any] = {
+            each.name: arg for each, arg in zip(graph.inputs, args, strict=False)
+        }
+        self._frames.append(frame)
+        try:
+            tail = _tail(graph)
+            for node in graph.nodes:
+                if node.op_type != "Constant":
+                    frame[node.output] = self._node(graph, node, node.output == tail)
+            results = [self._read(each.name) for each in graph.outputs]
+            return results[0] if len(results) == 1 else tuple(results)
+        finally:
+            self._frames.pop()
+
+    def call(self, target: Any, args: tuple[Any, ...], is_tail: bool) -> Any:
+        """The result of calling a closure."""
+        if isinstance(target, Choice):
+            return select(
+                self,
+                target.condition,
+                lambda: self.call(target.chosen, args, is_tail),
+                lambda: self.call(target.other, args, is_tail),
+            )
+        if not isinstance(target, Closure):
+            raise Unsupported("it calls what is no function")
+        name = target.graph
+        args = (*target.bound, *args)
+        if self.loop is not None and is_tail:
+            if name not in self.loop.members or name == self.loop.header:
+                return Exits(0, {name: (args, dict(self.state))})
+        elif name in self._headers:
+            raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+        members = self._members(name)
+        if members:
+            return self._enter(name, members, args, is_tail)
+        return self._inline(name, args, is_tail)
+
+    def turn(self, frame: Loop, args: Any) -> Exits:
+        """One turn of a loop: its header, and what that calls within the loop."""
+        outer, self.loop = self.loop, frame
+        self._headers.append(frame.header)
+        try:
+            outcome = self._inline(frame.header, args, True)
+        finally:
+            self._headers.pop()
+            self.loop = outer
+        return (
+            outcome
+            if isinstance(outcome, Exits)
+            else Exits(0, {RETURN: (outcome, dict(self.state))})
+        )
+
+    def _enter(
+        self, name: str, members: frozenset[str], args: tuple[Any, ...], is_tail: bool
+    ) -> Any:
+        outer, self.loop = self.loop, None
+        try:
+            exits = loop(self, name, members, args)
+            self.loop = outer if is_tail else None
+            return self._leave(exits)
+        finally:
+            self.loop = outer
+
+    def _leave(self, exits: Exits) -> Any:
+        """Go on after a loop, the way it ended."""
+        ways = list(exits.ways.items())
+
+        def take(place: int) -> Any:
+            name, (value, state) = ways[place]
+            self.state = dict(state)
+            if name == RETURN:
+                return value
+            return self.call(Closure(name), value, self.loop is not None)
+
+        def among(first: int) -> Any:
+            if first == len(ways) - 1 or not isinstance(exits.index, Value):
+                return take(first)
+            condition = self.g.node("Equal", exits.index, first, dtype=DType.BOOL, shape=())
+            return select(self, condition, lambda: take(first), lambda: among(first + 1))
+
+        return among(0 if isinstance(exits.index, Value) else exits.index)
+
+    def _inline(self, name: str, args: tuple[Any, ...], is_tail: bool) -> Any:
+        graph = self._model.functions.get(name)
+        if graph is None:
+            raise Damaged(f"a call of {name!r}, which is no function of the file")
+        self._calls += 1
+        if self._calls > CALLS:
+            raise Unsupported(f"functions that call each other {CALLS} deep")
+        outer = self.loop
+        if outer is not None and not (is_tail and name in outer.members):
+            self.loop = None
+        try:
+            return self.run(graph, args)
+        finally:
+            self.loop = outer
+            self._calls -= 1
+
+    def _members(self, name: str) -> frozenset[str]:
+        """The functions that `name` calls and that call it; empty where it does not recur."""
+        if name not in self._reaches(name):
+            return frozenset()
+        return frozenset(
+            each
+            for each in self._reaches(name)
+            if each not in self._headers and name in self._reaches(each)
+        )
+
+    def _reaches(self, name: str) -> frozenset[str]:
+        """The functions that `name` may call, not through the headers of loops under way."""
+        key = "\0".join((name, *self._headers))
+        found = self._reachable.get(key)
+        if found is None:
+            seen: set[str] = set()
+            todo = [name]
+            while todo:
+                for other in self._names(todo.pop()):
+                    if other not in seen and other not in self._headers:
+                        seen.add(other)
+                        todo.append(other)
+            found = self._reachable[key] = frozenset(seen)
+        return found
+
+    def _names(self, name: str) -> Iterator[str]:
+        graph = self._model.functions.get(name)
+        for node in graph.nodes if graph is not None else ():
+            if node.op_type.startswith("REF::") and node.op_type[5:] in self._model.functions:
+                yield node.op_type[5:]
+            for each in node.inputs:
+                if each in self._model.functions:
+                    yield each
+
+    # ------------------------------------------------------------------------------------- nodes
+
+    def _node(self, graph: GraphProto, node: NodeProto, is_tail: bool) -> Any:
+        self._steps += 1
+        if self._steps > STEPS:
+            raise Damaged(f"the graph unfolds into more than {STEPS:,} nodes")
+        g = self.g
+        outer = g.origin, g.result
+        g.origin = node.domain or local(node.name)
+        kind = node.op_type
+        try:
+            inputs = [self._read(name) for name in node.inputs]
+            target = self._target(node)
+            if target is not None:
+                return self.call(target, tuple(inputs), is_tail)
+            kind, attributes = self._primitive(node)
+            arrange = _ARRANGE.get(kind)
+            if arrange is not None:
+                return arrange(self, inputs, attributes)
+            g.result = constants.abstract_of(node)
+            return settled(g, self._lower(kind, inputs, attributes), g.result)
+        except (Unsupported, Damaged) as error:
+            raise Fault(
+                f"primitive {kind!r} at node {local(node.name or node.output)!r} "
+                f"(scope {node.domain or graph.name!r}): {error}"
+            ) from error
+        finally:
+            g.origin, g.result = outer
+
+    def _lower(self, kind: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
+        row = self._table.get(kind)
+        if row is None:
+            raise Unsupported(_advice(kind, attributes))
+        inputs = [each for each in inputs if each is not MONAD]
+        if any(isinstance(leaf, Exits) for leaf in leaves(tuple(inputs))):
+            raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+        target = inputs[0] if row.writes and inputs else None
+        inputs = [self._now(each) for each in inputs]
+        try:
+            result = row(self.g, inputs, attributes)
+        except (Unsupported, Damaged):
+            raise
+        except _ILL_FITTING as error:  # a file may give a primitive anything for an argument
+            raise Damaged(f"its arguments do not fit: {type(error).__name__}: {error}") from error
+        if isinstance(target, Value) and target.is_parameter:
+            written = result[0] if isinstance(result, tuple) else result
+            self.state[target.name] = self.g.cast(written, target.dtype)
+        return result
+
+    def _target(self, node: NodeProto) -> Any:
+        """What the node calls; None where it is a primitive."""
+        key = node.op_type
+        if key.startswith("REF::"):
+            key = key[5:]
+            if key in self._model.primitives:
+                return None
+            if key not in self._model.functions:
+                found = self._find(key)
+                if isinstance(found, Closure | Choice):
+                    return found
+                if found is not None:
+                    raise Unsupported("it calls what is no function")
+        return Closure(key) if key in self._model.functions else None
+
+    def _primitive(self, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
+        """The primitive's name and settings, in any of the dialects."""
+        key = node.op_type.removeprefix("REF::")
+        row = self._model.primitives.get(key)
+        if row is not None:
+            if key not in self._settings:
+                self._settings[key] = {
+                    each.name: self._stored(constants.value_of(each)) for each in row.attributes
+                }
+            return row.op_type.removeprefix("S-Prim-"), self._settings[key]
+        if node.op_type.startswith("REF::"):
+            for prefix in ("MetaFuncGraph::", "ClassType::"):
+                if key.startswith(prefix):
+                    return key.removeprefix(prefix), {}
+            raise Damaged(f"it names {key!r}, which the file does not define")
+        settings = {
+            each.name: self._stored(constants.value_of(each))
+            for each in node.decoded()
+            if each.name not in ("shape", "") and each.form[:6] != "shape:"
+        }
+        return key.removeprefix("S-Prim-").rpartition("::")[2], settings
+
+    # ------------------------------------------------------------------------------------ values
+
+    def _find(self, name: str) -> Any:
+        for frame in reversed(self._frames):
+            if name in frame:
+                return frame[name]
+        return None
+
+    def _read(self, name: str) -> Any:
+        """What a name stands for where a node uses it."""
+        if self._frames and name in self._frames[-1]:
+            return self._frames[-1][name]
+        if name in self._constants:
+            found = self._constants[name]
+            if isinstance(found, NodeProto):
+                found = self._constants[name] = self._constant(found)
+            return found
+        if name in self._parameters:
+            return self._parameters[name]
+        if name in self._model.functions:
+            return Closure(name)
+        for frame in reversed(self._frames):
+            if name in frame:
+                return frame[name]
+        raise Damaged(f"the input {name!r} is defined nowhere before it is used")
+
+    def _constant(self, node: NodeProto) -> Any:
+        attribute = node.attribute("value")
+        if attribute is None:
+            decoded = node.decoded()
+            if not decoded:
+                raise Damaged(f"the constant {node.output!r} has no value")
+            attribute = decoded[0]
+        return self._stored(constants.value_of(attribute))
+
+    def _stored(self, value: Any) -> Any:
+        for leaf in leaves(value):
+            if isinstance(leaf, Value):
+                self.g.stored(leaf)
+        return value
+
+    def current(self, name: str, state: State) -> Value:
+        """What the parameter holds in a state."""
+        if name in state:
+            return state[name]
+        if name not in self._snapshots:
+            found = next(each for each in self._parameters.values() if each.name == name)
+            self._snapshots[name] = Value(found.name, found.dtype, found.shape, found.data)
+        return self._snapshots[name]
+
+    def _now(self, value: Any) -> Any:
+        """The value with parameters read."""
+        if isinstance(value, Value):
+            return self.current(value.name, self.state) if value.is_parameter else value
+        if isinstance(value, tuple) and any(
+            isinstance(leaf, Value) and leaf.is_parameter for leaf in leaves(value)
+        ):
+            return tuple(map(self._now, value))
+        return value
+
+    def zeros(self, like: Value) -> Value:
+        """A tensor for where no value is needed, only its type."""
+        sizes = [dim or 0 for dim in like.shape or ()]
+        if not sizes:
+            return self.g.constant("" if like.dtype is DType.STRING else 0, like.dtype)
+        zero = self.g.constant(0, like.dtype)
+        return self.g.node("Expand", zero, self.g.ints(tuple(sizes)), shape=like.shape)
+
+    # ------------------------------------------------------------------------------------ scopes
+
+    @contextmanager
+    def inner(self) -> Iterator[Scope]:
+        """Fill a new scope inside the present one."""
+        with self.within(Scope(self.g.scope.depth + 1)) as scope:
+            yield scope
+
+    @contextmanager
+    def within(self, scope: Scope) -> Iterator[Scope]:
+        """Fill this scope."""
+        outer, self.g.scope = self.g.scope, scope
+        try:
+            yield scope
+        finally:
+            self.g.scope = outer
+
+    def produced(self, scope: Scope, value: Value, taken: set[str]) -> str:
+        """A name by which a node of `scope` itself gives the value, none of `taken`."""
+        own = any(value.name in node.outputs for node in scope.nodes)
+        if own and value.name not in taken:
+            return value.name
+        with self.within(scope):
+            return self.g.node("Identity", value, shape=value.shape).name
+
+
+def local(name: str) -> str:
+    """A name without the graph's before it."""
+    head, colon, rest = name.partition(":")
+    return rest if colon and rest else head
+
+
+def settled(g: Emitter, result: Any, abstract: Any) -> Any:
+    """A result with the type that the file says it has."""
+    if isinstance(result, Value) and isinstance(abstract, Abstract):
+        if result.dtype is not abstract.dtype:
+            result = g.cast(result, abstract.dtype)
+        if result.data is None and not result.is_parameter:
+            result.shape = _narrower(result.shape, abstract.shape)
+    elif isinstance(result, tuple) and isinstance(abstract, tuple):
+        return tuple(settled(g, *pair) for pair in zip(result, abstract, strict=False))
+    return result
+
+
+def _narrower(own: Any, told: Any) -> Any:
+    if told is None or own is None or len(own) != len(told):
+        return own if told is None else told
+    return tuple(b if b is not None else a for a, b in zip(own, told, strict=True))
+
+
+def _tail(graph: GraphProto) -> str:
+    """The node whose result is the function's, seen through Depend."""
+    if len(graph.outputs) != 1:
+        return ""
+    nodes = {node.output: node for node in graph.nodes}
+    name = graph.outputs[0].name
+    for _ in range(len(nodes)):
+        node = nodes.get(name)
+        key = node.op_type.removeprefix("REF::") if node is not None else ""
+        if node is None or not node.inputs or key.partition(":")[0] not in ("Depend", "Return"):
+            break
+        name = node.inputs[0]
+    return name
+
+
+def _advice(kind: str, attributes: Mapping[str, Any]) -> str:
+    if kind == "Custom":
+        what = attributes.get("type") or attributes.get("reg_op_name") or "another vendor's code"
+        return (
+            f"holds code compiled for one device ({what}), which nothing else can run; export the "
+            "model from its source without converting it for that device"
+        )
+    return (
+        "this version has no ONNX form for it; replace it in the source by operators that have "
+        "one, or add a function for it to engine/formats/mindir/primitives"
+    )
+
+
+# ----------------------------------------------------------------------- what leaves nothing behind
+
+Arrange = Callable[[Lowering, list[Any], Mapping[str, Any]], Any]
+_ARRANGE: dict[str, Arrange] = {}
+
+
+def arranged() -> frozenset[str]:
+    """The primitives that leave nothing behind."""
+    return frozenset(_ARRANGE)
+
+
+def _arrange(*names: str) -> Callable[[Arrange], Arrange]:
+    def enter(function: Arrange) -> Arrange:
+        _ARRANGE.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+@_arrange("Load")
+def _load(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    return low._now(inputs[0])
+
+
+@_arrange("Depend", "depend", "Return", "return")
+def _depend(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    return inputs[0]
+
+
+@_arrange("UpdateState", "U", "IsolatedNode")
+def _update_state(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    return MONAD
+
+
+@_arrange("MakeTuple", "make_tuple", "MakeList", "make_list", "RealMakeTuple")
+def _make_tuple(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    return tuple(inputs)
+
+
+@_arrange("TupleGetItem", "tuple_getitem", "ListGetItem", "list_getitem", "RealTupleGetItem")
+def _get_item(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    if len(inputs) != 2:
+        raise Damaged(f"{len(inputs)} inputs; expected a tuple and an index")
+    items, index = inputs
+    if isinstance(items, Exits):
+        raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+    if isinstance(items, Value):
+        return low.g.node("Gather", items, low.g.scalar(index, DType.INT64), axis=0)
+    if isinstance(index, Value):
+        array = index.array()
+        if array is None:
+            raise Unsupported("a tuple indexed by a computed number")
+        index = int(array)
+    if not isinstance(items, tuple) or not isinstance(index, int):
+        raise Damaged("it does not take an element out of a tuple")
+    if not -len(items) <= index < len(items):
+        raise Damaged(f"element {index} of a tuple of {len(items)}")
+    return items[index]
+
+
+@_arrange("Partial", "partial")
+def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    def bind(target: Any, args: tuple[Any, ...]) -> Any:
+        if isinstance(target, Choice):
+            return Choice(target.condition, bind(target.chosen, args), bind(target.other, args))
+        if not isinstance(target, Closure):
+            raise Damaged("it binds arguments to what is no function")
+        return Closure(target.graph, (*target.bound, *args))
+
+    if not inputs:
+        raise Damaged("no inputs; expected a function")
+    return bind(inputs[0], tuple(inputs[1:]))
+
+
+@_arrange("Switch", "switch")
+def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    if len(inputs) < 3:
+        raise Damaged(f"{len(inputs)} inputs; expected a condition and two values")
+    condition, chosen, other = inputs[:3]
+    condition = low._now(condition)
+    if not isinstance(condition, Value):
+        return chosen if condition else other
+    array = condition.array()
+    if array is not None and array.size == 1:
+        return chosen if array.any() else other
+    if any(isinstance(each, Closure | Choice) for each in leaves((chosen, other))):
+        return _choice(condition, chosen, other)
+    return select(low, condition, lambda: low._now(chosen), lambda: low._now(other))
+
+
+def _choice(condition: Value, chosen: Any, other: Any) -> Any:
+    if isinstance(chosen, tuple) and isinstance(other, tuple) and len(chosen) == len(other):
+        return tuple(_choice(condition, *pair) for pair in zip(chosen, other, strict=True))
+    return Choice(condition, chosen, other)
+
+
+@_arrange("SwitchLayer", "switch_layer")
+def _switch_layer(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    if len(inputs) < 2 or not isinstance(inputs[1], tuple) or not inputs[1]:
+        raise Damaged("expected an index and a tuple of functions")
+    index, branches = low._now(inputs[0]), inputs[1]
+    if not isinstance(index, Value):
+        return branches[index]
+    count = len(branches)
+    # As in Python, -1 is the last one.
+    place = low.g.cast(low.g.reshape(index, ()), DType.INT64)
+    zero = low.g.node("Less", place, 0, dtype=DType.BOOL, shape=())
+    place = low.g.node("Where", zero, low.g.node("Add", place, count), place, like=place, shape=())
+    found = branches[-1]
+    for number in range(count - 2, -1, -1):
+        is_it = low.g.node("Equal", place, number, dtype=DType.BOOL, shape=())
+        found = Choice(is_it, branches[number], found)
+    return found

@@ -1,0 +1,242 @@
+"""Resizing and sampling images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.convolution import check_layout
+from engine.formats.mindir.primitives.shapes import known
+from engine.formats.mindir.values import FLOATS, DType, Value
+
+
+def _resize(
+    g: Emitter, x: Value, size: Any, mode: str, coordinates: str, nearest: str = "floor",
+    **attributes: Any,
+) -> Value:  # fmt: skip
+    size = known(size)
+    count = len(size) if isinstance(size, tuple) else 2
+    work = (
+        x
+        if x.dtype in (DType.FLOAT32, DType.UINT8, DType.INT8, DType.INT32)
+        else g.cast(x, DType.FLOAT32)
+    )
+    if isinstance(size, tuple):
+        axes = list(range(g.rank(x) - count, g.rank(x)))
+        target = g.node("Concat", g.shape_part(x, 0, axes[0]), g.ints(size), axis=0)
+    else:
+        target = g.node("Concat", g.shape_part(x, 0, g.rank(x) - 2), g.ints(size), axis=0)
+    y = g.node(
+        "Resize", work, None, None, target, mode=mode,
+        coordinate_transformation_mode=coordinates,
+        nearest_mode=nearest if mode == "nearest" else None, **attributes,
+    )  # fmt: skip
+    return g.cast(y, x.dtype)
+
+
+def _coordinates(align_corners: Any, half_pixel: Any) -> str:
+    if align_corners:
+        return "align_corners"
+    return "half_pixel" if half_pixel else "asymmetric"
+
+
+def _picked(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any) -> Value:
+    """Nearest neighbours, by the very formula that picks them, where the sizes are known."""
+    size = known(size)
+    if not isinstance(size, tuple) or x.shape is None:
+        return _resize(
+            g,
+            x,
+            size,
+            "nearest",
+            _coordinates(align_corners, half_pixel),
+            "round_prefer_ceil" if align_corners else "floor",
+        )
+    first = g.rank(x) - len(size)
+    for place, new in enumerate(size):
+        axis = first + place
+        old = x.shape[axis] if x.shape is not None else None
+        if old is None or not isinstance(new, int):
+            return _resize(
+                g,
+                x,
+                size,
+                "nearest",
+                _coordinates(align_corners, half_pixel),
+                "round_prefer_ceil" if align_corners else "floor",
+            )
+    for place, new in enumerate(size):
+        axis = first + place
+        assert x.shape is not None
+        old = int(x.shape[axis] or 0)
+        if old == new:
+            continue
+        at = np.arange(new, dtype=np.float32)
+        if align_corners and new > 1:
+            picked = np.floor(at * np.float32((old - 1) / (new - 1)) + np.float32(0.5))
+        elif half_pixel:
+            picked = np.floor((at + np.float32(0.5)) * np.float32(old / new))
+        else:
+            picked = np.floor(at * np.float32(old / new))
+        index = np.minimum(picked.astype(np.int64), old - 1)
+        shape = tuple(new if a == axis else dim for a, dim in enumerate(x.shape))
+        x = g.node("Gather", x, g.constant(index), axis=axis, shape=shape)
+    return g.node("Identity", x)
+
+
+@primitive("ResizeNearestNeighbor", "ResizeNearestNeighborV2")
+def nearest(
+    g: Emitter, x: Value, size: Any, align_corners: Any = False, half_pixel_centers: Any = False, *,
+    format: Any = "NCHW",
+) -> Value:  # fmt: skip
+    check_layout(format)
+    return _picked(g, x, size, align_corners, half_pixel_centers)
+
+
+@primitive("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D")
+def upsample_nearest(g: Emitter, x: Value, output_size: Any = None, scales: Any = None) -> Value:
+    return _picked(g, x, _target(g, x, output_size, scales), False, False)
+
+
+def _target(g: Emitter, x: Value, size: Any, scales: Any) -> Any:
+    if size is not None:
+        return size
+    told = getattr(g.result, "shape", None)
+    if told is None or None in told[2:]:
+        raise Unsupported("an upsampling to an unknown size")
+    return tuple(told[2:])
+
+
+@primitive("ResizeBilinear", "ResizeBilinearV2")
+def bilinear(
+    g: Emitter, x: Value, size: Any, align_corners: Any = False, half_pixel_centers: Any = False, *,
+    format: Any = "NCHW",
+) -> Value:  # fmt: skip
+    check_layout(format)
+    return _resize(g, x, size, "linear", _coordinates(align_corners, half_pixel_centers))
+
+
+@primitive("UpsampleBilinear2D", "UpsampleLinear1D", "UpsampleTrilinear3D")
+def upsample_linear(
+    g: Emitter, x: Value, output_size: Any = None, scales: Any = None, align_corners: Any = False
+) -> Value:
+    return _resize(
+        g, x, _target(g, x, output_size, scales), "linear", _coordinates(align_corners, True)
+    )
+
+
+@primitive("ResizeLinear1D")
+def linear_1d(
+    g: Emitter, x: Value, size: Any, coordinate_transformation_mode: Any = "align_corners"
+) -> Value:
+    mode = coordinate_transformation_mode
+    names = {0: "asymmetric", 1: "align_corners", 2: "half_pixel"}
+    return _resize(g, x, size, "linear", names.get(mode, mode))
+
+
+def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[Any, Any]:
+    """The matrix float32[new, old] that resizes one axis as MindSpore does.
+
+    Places between pixels are rounded to 1/1024, for which it keeps a table of coefficients.
+    """
+    if old * new > 1 << 24:
+        raise Unsupported("a bicubic resize of an axis this long")
+    a = -0.5 if half else -0.75
+    steps = np.arange(1025, dtype=np.float64) / 1024
+    near = ((a + 2) * steps - (a + 3)) * steps * steps + 1
+    far_steps = steps + 1
+    far = ((a * far_steps - 5 * a) * far_steps + 8 * a) * far_steps - 4 * a
+    scale = np.float32((old - 1) / (new - 1) if align_corners and new > 1 else old / new)
+    at = np.arange(new, dtype=np.float32)
+    places = (at + np.float32(0.5)) * scale - np.float32(0.5) if half else at * scale
+    first = np.floor(places).astype(np.int64)
+    offset = np.rint((places - first) * 1024).astype(np.int64)
+    weights = np.stack([far[offset], near[offset], near[1024 - offset], far[1024 - offset]])
+    columns = first + np.arange(-1, 3)[:, None]
+    if half:
+        weights = np.where((columns >= 0) & (columns < old), weights, 0)
+        weights /= weights.sum(0)
+    matrix = np.zeros((new, old), np.float32)
+    for row_weights, row_columns in zip(weights, columns.clip(0, old - 1), strict=True):
+        np.add.at(matrix, (np.arange(new), row_columns), row_weights.astype(np.float32))
+    return matrix
+
+
+@primitive("ResizeBicubic")
+def bicubic(
+    g: Emitter, x: Value, size: Any, align_corners: Any = False, half_pixel_centers: Any = False
+) -> Value:
+    """Cubic: with -0.5 and without what falls outside where pixels have halves, else -0.75."""
+    half = bool(half_pixel_centers)
+    size = known(size)
+    old = x.shape[2:] if x.shape is not None else (None,)
+    if None not in old and isinstance(size, tuple) and all(type(each) is int for each in size):
+        rows, columns = (
+            _cubic(int(before or 0), after, bool(align_corners), half)
+            for before, after in zip(old, size, strict=True)
+        )
+        y = g.cast(x, DType.FLOAT32)
+        y = g.node("MatMul", g.node("MatMul", g.constant(rows), y, like=y), g.constant(columns.T))
+        return g.cast(y, x.dtype)
+    return _resize(
+        g, x, size, "cubic", _coordinates(align_corners, half),
+        cubic_coeff_a=-0.5 if half else -0.75, exclude_outside=1 if half else 0,
+    )  # fmt: skip
+
+
+@primitive("UpsampleBicubic2D")
+def upsample_bicubic(
+    g: Emitter, x: Value, output_size: Any = None, scales: Any = None, align_corners: Any = False
+) -> Value:
+    return _resize(
+        g,
+        x,
+        _target(g, x, output_size, scales),
+        "cubic",
+        _coordinates(align_corners, True),
+        cubic_coeff_a=-0.75,
+    )
+
+
+@primitive("Resize")
+def resize(
+    g: Emitter, x: Value, size: Any, *, method: Any = 0, coordinate_transform_mode: Any = 0,
+    cubic_coeff: float = -0.75, exclude_outside: Any = 0, nearest_mode: Any = 0,
+    format: Any = "NCHW", new_height: Any = 0, new_width: Any = 0, preserve_aspect_ratio: Any = False,
+) -> Value:  # fmt: skip
+    """The one primitive that converters make of many: method 0 linear, 1 nearest, 2 cubic."""
+    check_layout(format)
+    method = {"linear": 0, "nearest": 1, "cubic": 2}.get(method, method)
+    coordinates = {0: "asymmetric", 1: "align_corners", 2: "half_pixel"}[
+        int(coordinate_transform_mode)
+    ]
+    mode = {0: "linear", 1: "nearest", 2: "cubic"}[int(method)]
+    size = known(size)
+    if isinstance(size, Value) and size.dtype in FLOATS:
+        raise Unsupported("a Resize by computed scales")
+    if isinstance(size, tuple) and len(size) == 4:
+        size = size[2:]
+    return _resize(g, x, size, mode, coordinates)
+
+
+@primitive("GridSampler2D", "GridSampler3D")
+def grid_sampler(
+    g: Emitter, x: Value, grid: Value, interpolation_mode: Any = 0, padding_mode: Any = 0,
+    align_corners: Any = False,
+) -> Value:  # fmt: skip
+    modes = {
+        0: "linear",
+        1: "nearest",
+        2: "cubic",
+        "bilinear": "linear",
+        "nearest": "nearest",
+        "bicubic": "cubic",
+    }
+    pads = {0: "zeros", 1: "border", 2: "reflection"}
+    return g.node(
+        "GridSample", x, grid, mode=modes[interpolation_mode],
+        padding_mode=pads.get(padding_mode, padding_mode), align_corners=int(bool(align_corners)),
+    )  # fmt: skip

@@ -1,0 +1,427 @@
+"""Taking elements out of tensors and putting them in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.arithmetic import common
+from engine.formats.mindir.primitives.shapes import axes_of, known, number
+from engine.formats.mindir.values import DType, Value
+
+_FAR = 1 << 62
+
+
+@primitive("Gather", "GatherV2", "SparseGatherV2", "gather")
+def gather(g: Emitter, params: Value, indices: Any, axis: Any = 0, batch_dims: Any = 0) -> Value:
+    """Elements along an axis; the first `batch_dims` axes of both go together."""
+    ids = _ids(g, indices)
+    place = number(axis) % max(g.rank(params), 1)
+    batch = number(batch_dims)
+    if not batch:
+        return g.node("Gather", params, ids, axis=place)
+    batch %= g.rank(ids) + 1
+    rank, own = g.rank(params), g.rank(ids)
+    # The axis comes first behind the batch; then it and the rest are GatherND's.
+    order = [*range(batch), place, *(a for a in range(batch, rank) if a != place)]
+    data = g.transpose(params, order)
+    ids = g.cast(ids, DType.INT64)
+    found = g.node("GatherND", data, g.unsqueeze(ids, (-1,)), batch_dims=batch)
+    before = place - batch
+    count = own - batch
+    where = [
+        *range(batch),
+        *range(batch + count, batch + count + before),
+        *range(batch, batch + count),
+        *range(batch + count + before, rank - 1 + count),
+    ]
+    return g.transpose(found, where)
+
+
+def _ids(g: Emitter, indices: Any) -> Value:
+    value = g.constant(indices)
+    return value if value.dtype in (DType.INT32, DType.INT64) else g.cast(value, DType.INT64)
+
+
+@primitive("EmbeddingLookup")
+def embedding_lookup(g: Emitter, params: Value, indices: Value, offset: Any = 0) -> Value:
+    """Rows; an index outside of the table gives zeros."""
+    ids = _ids(g, indices)
+    shift = known(offset)
+    if shift != 0:
+        ids = g.node("Sub", ids, shift)
+    rows = g.scalar(g.dim(params, 0), ids.dtype)
+    zero = g.constant(0, ids.dtype)
+    good = g.node(
+        "And",
+        g.node("GreaterOrEqual", ids, zero, dtype=DType.BOOL),
+        g.node("Less", ids, rows, dtype=DType.BOOL),
+    )
+    safe = g.node("Where", good, ids, zero, like=ids)
+    found = g.node("Gather", params, safe, axis=0)
+    for _ in range(g.rank(params) - 1):
+        good = g.unsqueeze(good, (-1,))
+    return g.node("Where", good, found, g.constant(0, params.dtype), like=params)
+
+
+@primitive("Embedding", "embedding")
+def embedding(g: Emitter, ids: Value, weight: Value, *rest: Any) -> Value:
+    return g.node("Gather", weight, _ids(g, ids), axis=0)
+
+
+@primitive("GatherD", "GatherDim", "gather_d")
+def gather_d(g: Emitter, x: Value, dim: Any, index: Value) -> Value:
+    return g.node("GatherElements", x, _ids(g, index), axis=number(dim))
+
+
+@primitive("GatherElements")
+def gather_elements(g: Emitter, x: Value, dim: Any, index: Value) -> Value:
+    return g.node("GatherElements", x, _ids(g, index), axis=number(dim))
+
+
+@primitive("IndexSelect")
+def index_select(g: Emitter, x: Value, axis: Any, index: Value) -> Value:
+    return g.node("Gather", x, _ids(g, index), axis=number(axis))
+
+
+@primitive("GatherNd", "gather_nd")
+def gather_nd(g: Emitter, x: Value, indices: Value) -> Value:
+    return g.node("GatherND", x, g.cast(indices, DType.INT64))
+
+
+@primitive("Index")
+def index(g: Emitter, x: Value, indices: Any) -> Value:
+    """x[i, j, ...] by tensors for the first axes."""
+    items = indices if isinstance(indices, tuple) else (indices,)
+    if len(items) == 1:
+        if items[0].dtype is DType.BOOL:
+            return _where_true(g, x, items[0])
+        return g.node("Gather", x, _ids(g, items[0]), axis=0)
+    parts = [g.cast(each, DType.INT64) for each in items]
+    total = parts[0]
+    for each in parts[1:]:
+        total = g.node("Add", total, each)
+    size = g.shape(total)
+    columns = [
+        g.unsqueeze(g.node("Expand", each, size, shape=total.shape), (-1,)) for each in parts
+    ]
+    return g.node("GatherND", x, g.node("Concat", *columns, axis=-1))
+
+
+@primitive("MaskedSelect")
+def masked_select(g: Emitter, x: Value, mask: Value) -> Value:
+    """The elements where the mask holds, both broadcast; the number is known only at run time."""
+    if x.shape != mask.shape:
+        ones = g.node("Expand", g.constant(True), g.shape(x), shape=x.shape)
+        mask = g.node("And", mask, ones)
+        x = g.node("Expand", x, g.shape(mask))
+    return g.node("Compress", g.reshape(x, (-1,)), g.reshape(mask, (-1,)), axis=0)
+
+
+def _where_true(g: Emitter, x: Value, mask: Value) -> Value:
+    if mask.rank == 1:
+        return g.node("Compress", x, mask, axis=0)
+    places = g.node("NonZero", mask, dtype=DType.INT64)
+    return g.node("GatherND", x, g.transpose(places, [1, 0]))
+
+
+@primitive("NonZero", "nonzero")
+def non_zero(g: Emitter, x: Value) -> Value:
+    """Places of what is not zero, a row each."""
+    return g.node("Transpose", g.node("NonZero", x, dtype=DType.INT64), perm=[1, 0])
+
+
+@primitive("OneHot", "one_hot")
+def one_hot(
+    g: Emitter, indices: Value, depth: Any, on: Any = 1.0, off: Any = 0.0, axis: Any = -1
+) -> Value:
+    on_value, off_value = common(g, on, off)
+    kind = on_value.dtype
+    ids = g.cast(indices, DType.INT64)
+    place = number(axis)
+    spread = (
+        g.unsqueeze(ids, (place if place >= 0 else -1,)) if place != -1 else g.unsqueeze(ids, (-1,))
+    )
+    count = g.scalar(depth, DType.INT64)
+    steps = g.node("Range", g.constant(0), count, g.constant(1), dtype=DType.INT64)
+    rank = g.rank(ids) + 1
+    at = place % rank
+    steps = g.reshape(steps, tuple(-1 if axis_ == at else 1 for axis_ in range(rank)))
+    hit = g.node("Equal", spread, steps, dtype=DType.BOOL)
+    return g.node("Where", hit, g.scalar(on_value, kind), g.scalar(off_value, kind), dtype=kind)
+
+
+@primitive("OneHotExt")
+def one_hot_ext(
+    g: Emitter, indices: Value, num_classes: Any, on: Any = 1, off: Any = 0, axis: Any = -1
+) -> Value:
+    return one_hot(g, indices, num_classes, on, off, axis)
+
+
+# ------------------------------------------------------------------------------------------ slices
+
+
+@primitive("Slice", "slice", "SliceFusion")
+def slice_(g: Emitter, x: Value, begin: Any, size: Any, *, axes: Any = None) -> Value:
+    begin, size = known(begin), known(size)
+    if isinstance(begin, tuple) and isinstance(size, tuple):
+        ends = tuple(
+            _FAR if type(s) is int and s < 0
+            else s + b if isinstance(s, int) and isinstance(b, int)
+            else g.node("Add", g.scalar(b, DType.INT64), g.scalar(s, DType.INT64))
+            for b, s in zip(begin, size, strict=True)
+        )  # fmt: skip
+        stop = g.ints(ends)
+        count = len(begin)
+    else:
+        starts, sizes = g.ints(begin), g.ints(size)
+        open_ = g.node("Less", sizes, 0, dtype=DType.BOOL)
+        stop = g.node("Where", open_, g.constant(_FAR), g.node("Add", starts, sizes), like=starts)
+        count = g.rank(x)
+    places = axes_of(axes) if axes is not None else tuple(range(count))
+    return g.node("Slice", x, g.ints(begin), stop, g.ints(places))
+
+
+@primitive("SliceExt", "SliceExtView")
+def slice_ext(g: Emitter, x: Value, dim: Any, start: Any, end: Any, step: Any = 1) -> Value:
+    return g.node("Slice", x, *map(g.ints, (start, end, number(dim), step)))
+
+
+def _bit(mask: Any, at: int) -> bool:
+    return bool(number(mask) >> at & 1)
+
+
+@primitive("StridedSlice", "strided_slice", "StridedSliceV2")
+def strided_slice(
+    g: Emitter, x: Value, begin: Any, end: Any, strides: Any = None, begin_mask: Any = 0,
+    end_mask: Any = 0, ellipsis_mask: Any = 0, new_axis_mask: Any = 0, shrink_axis_mask: Any = 0,
+) -> Value:  # fmt: skip
+    """Python's x[a:b:c, ..., None, i], said with a bit in a mask for what is not a plain slice."""
+    plan = _Plan(
+        g, x, known(begin), known(end), strides, begin_mask, end_mask, ellipsis_mask,
+        new_axis_mask, shrink_axis_mask,
+    )  # fmt: skip
+    y = x
+    if plan.axes:
+        y = g.node(
+            "Slice", x, *map(g.ints, map(tuple, (plan.starts, plan.stops, plan.axes, plan.steps)))
+        )
+    y = g.squeeze(y, plan.gone)
+    y = g.unsqueeze(y, plan.new) if plan.new else y
+    return g.node("Identity", y) if y is x else y
+
+
+class _Plan:
+    """What a strided slice does to each axis: gone, cut, or new."""
+
+    def __init__(
+        self, g: Emitter, x: Value, begin: Any, end: Any, strides: Any, begin_mask: Any,
+        end_mask: Any, ellipsis: Any, new_axis: Any, shrink: Any,
+    ) -> None:  # fmt: skip
+        first, last = _parts(g, begin), _parts(g, end)
+        steps = axes_of(known(strides)) if strides is not None else (1,) * len(first)
+        rank = g.rank(x)
+        self.starts: list[Any] = []
+        self.stops: list[Any] = []
+        self.steps: list[int] = []
+        self.axes: list[int] = []
+        self.gone: list[int] = []
+        self.new: list[int] = []
+        axis = out = 0
+        taken = sum(not _bit(new_axis, at) and not _bit(ellipsis, at) for at in range(len(first)))
+        for at, (start, stop) in enumerate(zip(first, last, strict=True)):
+            if _bit(ellipsis, at):
+                axis += rank - taken
+                out += rank - taken
+                continue
+            if _bit(new_axis, at):
+                self.new.append(out)
+                out += 1
+                continue
+            if axis >= rank:
+                raise Unsupported("a slice of more axes than the tensor has")
+            step = steps[at] if at < len(steps) else 1
+            if _bit(shrink, at):
+                size = x.shape[axis] if x.shape is not None else None
+                if isinstance(start, int) and start < 0 and size is not None:
+                    start += size
+                self.add(axis, start, _after(g, start), 1)
+                self.gone.append(axis)
+            else:
+                low = -_FAR if step < 0 else _FAR
+                start = (_FAR if step < 0 else 0) if _bit(begin_mask, at) else start
+                stop = low if _bit(end_mask, at) else stop
+                if not (start == 0 and stop == _FAR and step == 1):
+                    self.add(axis, start, stop, step)
+                out += 1
+            axis += 1
+
+    def add(self, axis: int, start: Any, stop: Any, step: int) -> None:
+        """Cut an axis."""
+        self.axes.append(axis)
+        self.starts.append(start)
+        self.stops.append(stop)
+        self.steps.append(step)
+
+
+def _after(g: Emitter, start: Any) -> Any:
+    if isinstance(start, int):
+        return start + 1 if start != -1 else _FAR
+    # The place behind -1 is not 0 but the end.
+    is_last = g.node("Equal", start, g.constant(-1, start.dtype), dtype=DType.BOOL)
+    behind = g.node("Add", start, 1)
+    return g.node("Where", is_last, g.constant(_FAR, start.dtype), behind, like=start)
+
+
+def _parts(g: Emitter, item: Any) -> list[Any]:
+    """The elements of a tuple, or of a computed vector."""
+    if isinstance(item, tuple):
+        return [g.cast(each, DType.INT64) if isinstance(each, Value) else each for each in item]
+    if not isinstance(item, Value):
+        return [item]
+    if item.shape is None or len(item.shape) != 1 or item.shape[0] is None:
+        raise Unsupported("a slice by a vector of unknown length")
+    vector = g.cast(item, DType.INT64)
+    return [
+        g.node("Gather", vector, g.constant(at), axis=0, shape=()) for at in range(item.shape[0])
+    ]
+
+
+# ------------------------------------------------------------------------------------------ scatter
+
+
+@primitive("ScatterNd", "scatter_nd")
+def scatter_nd(g: Emitter, indices: Value, updates: Value, shape: Any) -> Value:
+    zero = g.constant(0, updates.dtype)
+    empty = g.node("Expand", zero, g.ints(known(shape)))
+    return g.node("ScatterND", empty, g.cast(indices, DType.INT64), updates, reduction="add")
+
+
+def _scatter(reduction: str, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, indices: Value, updates: Value) -> Value:
+        if reduction == "sub":
+            return g.node(
+                "ScatterND",
+                x,
+                g.cast(indices, DType.INT64),
+                g.node("Neg", updates),
+                reduction="add",
+            )
+        if reduction == "div":
+            raise Unsupported("a scatter that divides")
+        return g.node("ScatterND", x, g.cast(indices, DType.INT64), updates, reduction=reduction)
+
+
+_scatter("none", "TensorScatterUpdate")
+_scatter("add", "TensorScatterAdd")
+_scatter("sub", "TensorScatterSub")
+_scatter("mul", "TensorScatterMul")
+_scatter("max", "TensorScatterMax")
+_scatter("min", "TensorScatterMin")
+_scatter("div", "TensorScatterDiv")
+
+
+@primitive("TensorScatterElements")
+def tensor_scatter_elements(
+    g: Emitter, x: Value, indices: Value, updates: Value, axis: Any = 0, reduction: Any = 0
+) -> Value:
+    how = {0: "none", 1: "add", "none": "none", "add": "add"}.get(reduction)
+    if how is None:
+        raise Unsupported(f"the scatter reduction {reduction!r}")
+    return g.node("ScatterElements", x, _ids(g, indices), updates, axis=number(axis), reduction=how)
+
+
+@primitive("Scatter")
+def scatter(g: Emitter, x: Value, dim: Any, index: Value, src: Value, reduce: Any = 0) -> Value:
+    return tensor_scatter_elements(g, x, index, src, dim, reduce)
+
+
+@primitive("ScatterAddExt")
+def scatter_add_ext(g: Emitter, x: Value, dim: Any, index: Value, src: Value) -> Value:
+    return tensor_scatter_elements(g, x, index, src, dim, 1)
+
+
+@primitive("ScatterValue")
+def scatter_value(
+    g: Emitter, x: Value, dim: Any, index: Value, value: Any, reduce: Any = 0
+) -> Value:
+    src = g.node("Expand", g.scalar(value, x.dtype), g.shape(index), shape=index.shape)
+    return tensor_scatter_elements(g, x, index, src, dim, reduce)
+
+
+@primitive("IndexFill")
+def index_fill(g: Emitter, x: Value, dim: Any, index: Value, value: Any) -> Value:
+    axis = number(dim) % g.rank(x)
+    dims = list(g.dims(x))
+    ids = g.reshape(index, (-1,))
+    shape = [1] * len(dims)
+    shape[axis] = -1
+    dims[axis] = g.dim(ids, 0)
+    wide = g.node("Expand", g.reshape(_ids(g, ids), tuple(shape)), g.ints(tuple(dims)))
+    src = g.node("Expand", g.scalar(value, x.dtype), g.ints(tuple(dims)))
+    return g.node("ScatterElements", x, wide, src, axis=axis)
+
+
+@primitive("IndexAddExt")
+def index_add_ext(
+    g: Emitter, x: Value, index: Value, source: Value, axis: Any = 0, alpha: Any = 1
+) -> Value:
+    place = number(axis) % g.rank(x)
+    if alpha != 1:
+        source = g.node("Mul", source, alpha)
+    shape = [1] * g.rank(x)
+    shape[place] = -1
+    wide = g.node(
+        "Expand", g.reshape(_ids(g, index), tuple(shape)), g.shape(source), shape=source.shape
+    )
+    return g.node("ScatterElements", x, wide, source, axis=place, reduction="add")
+
+
+def _segments(reduction: str, neutral: Any, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, segment_ids: Value, num_segments: Any) -> Value:
+        lead = g.rank(segment_ids)
+        rest = g.dims(x)[lead:]
+        empty = g.node("Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *rest)))
+        ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
+        return g.node("ScatterND", empty, ids, x, reduction=reduction)
+
+
+_segments("add", 0, "UnsortedSegmentSum")
+_segments("mul", 1, "UnsortedSegmentProd")
+
+
+def _extreme_segments(op: str, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, segment_ids: Value, num_segments: Any) -> Value:
+        from engine.formats.mindir.emit import lowest
+
+        neutral = lowest(x.dtype)
+        if op == "min":
+            neutral = np.inf if neutral == -np.inf else int(np.iinfo(str(x.dtype)).max)
+        lead = g.rank(segment_ids)
+        empty = g.node(
+            "Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *g.dims(x)[lead:]))
+        )
+        ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
+        return g.node("ScatterND", empty, ids, x, reduction=op)
+
+
+_extreme_segments("max", "UnsortedSegmentMax")
+_extreme_segments("min", "UnsortedSegmentMin")
+
+
+@primitive("SequenceMask")
+def sequence_mask(g: Emitter, lengths: Value, maxlen: Any = None) -> Value:
+    most = (
+        g.node("ReduceMax", lengths, keepdims=0, shape=()) if maxlen is None
+        else g.scalar(maxlen, lengths.dtype)
+    )  # fmt: skip
+    steps = g.node(
+        "Range", g.constant(0, lengths.dtype), most, g.constant(1, lengths.dtype), like=lengths
+    )
+    return g.node("Less", steps, g.unsqueeze(lengths, (-1,)), dtype=DType.BOOL)

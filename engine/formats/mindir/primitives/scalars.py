@@ -1,0 +1,166 @@
+"""Python's numbers and tuples, as graphs with open shapes compute with them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.arithmetic import common, floor_div, floor_mod, type_of
+from engine.formats.mindir.values import FLOATS, DType, Value, leaves
+
+
+def _scalar(
+    exact: Callable[[Any, Any], Any], op_type: str, *names: str, is_bool: bool = False
+) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Any, y: Any) -> Any:
+        x, y = _plain(x), _plain(y)
+        if not isinstance(x, Value) and not isinstance(y, Value):
+            try:
+                return exact(x, y)
+            except (ZeroDivisionError, TypeError, OverflowError) as error:
+                raise Unsupported(f"{x!r} and {y!r}: {error}") from error
+        one, two = common(g, x, y)
+        if op_type == "FloorDiv":
+            return floor_div(g, one, two)
+        if op_type == "Mod":
+            return floor_mod(g, one, two)
+        if op_type == "TrueDiv":
+            kind = one.dtype if one.dtype in FLOATS else DType.FLOAT32
+            return g.node("Div", g.cast(one, kind), g.cast(two, kind), shape=())
+        return g.node(op_type, one, two, dtype=DType.BOOL if is_bool else None, shape=())
+
+
+def _plain(item: Any) -> Any:
+    """A constant tensor without axes as the number it is."""
+    if isinstance(item, Value) and item.rank == 0:
+        array = item.array()
+        if array is not None:
+            return array.item()
+    return item
+
+
+_scalar(operator.add, "Add", "ScalarAdd", "scalar_add")
+_scalar(operator.sub, "Sub", "ScalarSub", "scalar_sub")
+_scalar(operator.mul, "Mul", "ScalarMul", "scalar_mul")
+_scalar(operator.truediv, "TrueDiv", "ScalarDiv", "scalar_div")
+_scalar(operator.floordiv, "FloorDiv", "ScalarFloorDiv", "scalar_floordiv")
+_scalar(operator.mod, "Mod", "ScalarMod", "scalar_mod")
+_scalar(operator.pow, "Pow", "ScalarPow", "scalar_pow")
+_scalar(max, "Max", "ScalarMax", "scalar_max")
+_scalar(min, "Min", "ScalarMin", "scalar_min")
+_scalar(operator.eq, "Equal", "ScalarEq", "scalar_eq", "string_eq", is_bool=True)
+_scalar(operator.gt, "Greater", "ScalarGt", "scalar_gt", is_bool=True)
+_scalar(operator.ge, "GreaterOrEqual", "ScalarGe", "scalar_ge", is_bool=True)
+_scalar(operator.lt, "Less", "ScalarLt", "scalar_lt", is_bool=True)
+_scalar(operator.le, "LessOrEqual", "ScalarLe", "scalar_le", is_bool=True)
+_scalar(lambda a, b: bool(a and b), "And", "BoolAnd", "bool_and", is_bool=True)
+_scalar(lambda a, b: bool(a or b), "Or", "BoolOr", "bool_or", is_bool=True)
+
+
+@primitive("BoolNot", "bool_not")
+def bool_not(g: Emitter, x: Any) -> Any:
+    return g.node("Not", g.cast(x, DType.BOOL), shape=()) if isinstance(x, Value) else not x
+
+
+@primitive("ScalarBool", "bool", "BoolCast")
+def to_bool(g: Emitter, x: Any) -> Any:
+    return g.cast(x, DType.BOOL) if isinstance(x, Value) else bool(x)
+
+
+@primitive("ScalarUsub", "scalar_usub")
+def negative(g: Emitter, x: Any) -> Any:
+    return g.node("Neg", x, shape=()) if isinstance(x, Value) else -x
+
+
+@primitive("ScalarUadd", "scalar_uadd")
+def positive(g: Emitter, x: Any) -> Any:
+    return x
+
+
+@primitive("ScalarLog")
+def scalar_log(g: Emitter, x: Any) -> Any:
+    return g.node("Log", x, shape=()) if isinstance(x, Value) else math.log(x)
+
+
+@primitive("ScalarCast")
+def scalar_cast(g: Emitter, x: Any, dtype: Any = None) -> Any:
+    kind = type_of(g, dtype)
+    if isinstance(x, Value):
+        return g.cast(x, kind)
+    return float(x) if kind in FLOATS else bool(x) if kind is DType.BOOL else int(x)
+
+
+@primitive("ScalarToTensor", "scalar_to_tensor", "ScalarToArray")
+def scalar_to_tensor(g: Emitter, x: Any, dtype: Any = None) -> Value:
+    return g.cast(g.constant(x), type_of(g, dtype)) if dtype is not None else g.constant(x)
+
+
+@primitive("TensorToScalar", "ArrayToScalar", "array_to_scalar", "Item")
+def tensor_to_scalar(g: Emitter, x: Any) -> Any:
+    x = _plain(x)
+    return g.reshape(x, ()) if isinstance(x, Value) and x.rank != 0 else x
+
+
+@primitive("TupleToTensor", "ListToTensor", "SequenceToTensor", "TupleToArray", "tuple_to_array")
+def tuple_to_tensor(g: Emitter, x: Any, dtype: Any = None) -> Value:
+    if not isinstance(x, tuple):
+        x = (x,)
+    if not any(isinstance(leaf, Value) for leaf in leaves(x)):
+        value = g.constant(x if x else ())
+        return value if dtype is None else g.cast(value, type_of(g, dtype))
+    tensors = common(g, *x)
+    value = g.node("Concat", *(g.unsqueeze(each, (0,)) for each in tensors), axis=0)
+    return value if dtype is None else g.cast(value, type_of(g, dtype))
+
+
+@primitive("TensorToTuple", "TensorToList", "TensorToSequence")
+def tensor_to_tuple(g: Emitter, x: Value) -> tuple[Any, ...]:
+    array = x.array()
+    if array is not None:
+        return tuple(array.reshape(-1).tolist())
+    if x.shape is None or len(x.shape) != 1 or x.shape[0] is None:
+        raise Unsupported("a tuple of unknown length")
+    return tuple(g.node("Gather", x, g.constant(at), axis=0, shape=()) for at in range(x.shape[0]))
+
+
+@primitive("sequence_len", "SequenceLen", "tuple_len", "list_len", "Len", "array_len")
+def length(g: Emitter, x: Any) -> Any:
+    return len(x) if isinstance(x, tuple) else g.dim(x, 0)
+
+
+@primitive("SequenceAdd", "tuple_add")
+def sequence_add(g: Emitter, x: Any, y: Any) -> Any:
+    return (*x, *y)
+
+
+@primitive("SequenceMul")
+def sequence_mul(g: Emitter, x: Any, y: Any) -> Any:
+    if not isinstance(x, tuple) or not isinstance(y, int) or len(x) * y > 100_000:
+        raise Unsupported("a tuple repeated a computed number of times")
+    return x * y
+
+
+@primitive("SequenceSlice", "sequence_slice")
+def sequence_slice(g: Emitter, x: Any, start: Any, stop: Any, step: Any = 1) -> Any:
+    if any(isinstance(each, Value) for each in (start, stop, step)) or not isinstance(x, tuple):
+        raise Unsupported("a tuple cut at computed places")
+    return x[start:stop:step]
+
+
+@primitive("tuple_setitem", "TupleSetItem", "list_setitem", "SequenceSetItem")
+def set_item(g: Emitter, x: Any, place: Any, value: Any) -> Any:
+    if not isinstance(x, tuple) or not isinstance(place, int) or not -len(x) <= place < len(x):
+        raise Unsupported("a computed place in a tuple")
+    items = list(x)
+    items[place] = value
+    return tuple(items)
+
+
+@primitive("ListAppend", "list_append")
+def append(g: Emitter, x: Any, value: Any) -> Any:
+    return (*x, value)

@@ -1,0 +1,656 @@
+"""What changes the shape of tensors and leaves their elements as they are; and making tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.arithmetic import common, result_type, type_of
+from engine.formats.mindir.values import Abstract, DType, Value
+
+
+def axes_of(axis: Any) -> tuple[int, ...]:
+    """Axes given as a number or a tuple."""
+    if isinstance(axis, Value):
+        array = axis.array()
+        if array is None:
+            raise Unsupported("computed axes")
+        axis = tuple(int(each) for each in array.reshape(-1))
+    return tuple(int(each) for each in axis) if isinstance(axis, tuple) else (int(axis),)
+
+
+def number(item: Any) -> int:
+    """A number that must be known when the model is read."""
+    (value,) = axes_of(item)
+    return value
+
+
+def known(item: Any) -> Any:
+    """A tensor of numbers that is constant as a tuple of them; anything else as it is."""
+    if isinstance(item, Value):
+        array = item.array()
+        if array is not None and array.ndim <= 1:
+            found = tuple(int(each) for each in array.reshape(-1))
+            return found if array.ndim else found[0]
+    return item
+
+
+@primitive("Reshape", "reshape", "ReshapeView", "ReshapeExt", "View")
+def reshape(g: Emitter, x: Value, shape: Any) -> Value:
+    shape = known(shape)
+    if isinstance(shape, int):
+        shape = (shape,)
+    out = g.result.shape if isinstance(g.result, Abstract) else None
+    if out is not None and None not in out:
+        shape = out
+    elif isinstance(shape, tuple) and out is not None and len(out) == len(shape):
+        # Sizes that are computed but known by the file, and at most one that is not.
+        merged = tuple(a if b is None else b for a, b in zip(shape, out, strict=True))
+        if sum(type(each) is not int for each in merged) == 1 and -1 not in merged:
+            merged = tuple(each if type(each) is int else -1 for each in merged)
+        shape = merged
+    return g.reshape(x, shape)
+
+
+@primitive("Flatten")
+def flatten(g: Emitter, x: Value) -> Value:
+    return g.node("Flatten", x, axis=1)
+
+
+@primitive("FlattenExt", "flatten_ext")
+def flatten_ext(g: Emitter, x: Value, start_dim: int = 0, end_dim: int = -1) -> Value:
+    rank = g.rank(x)
+    first, last = start_dim % max(rank, 1), end_dim % max(rank, 1)
+    dims = g.dims(x)
+    return g.reshape(x, (*dims[:first], -1, *dims[last + 1 :]))
+
+
+@primitive("ExpandDims", "Unsqueeze", "ExpandDimsView", "expand_dims")
+def expand_dims(g: Emitter, x: Any, axis: Any) -> Value:
+    return g.unsqueeze(g.constant(x), axes_of(axis))
+
+
+@primitive("Squeeze", "SqueezeExt", "squeeze")
+def squeeze(g: Emitter, x: Value, axis: Any = ()) -> Value:
+    axes = axes_of(axis) if axis is not None else ()
+    if not axes:
+        if x.shape is None:
+            raise Unsupported("Squeeze of a tensor of unknown rank")
+        axes = tuple(place for place, size in enumerate(x.shape) if size == 1)
+    elif x.shape is not None:
+        axes = tuple(each for each in axes if x.shape[each] in (1, None))
+    return g.squeeze(x, axes)
+
+
+@primitive("Transpose", "TransposeView", "transpose", "Permute")
+def transpose(g: Emitter, x: Value, perm: Any) -> Value:
+    return g.transpose(x, axes_of(perm))
+
+
+@primitive("TransposeExt", "TransposeExtView", "SwapAxes", "swapaxes")
+def transpose_ext(g: Emitter, x: Value, dim0: Any, dim1: Any) -> Value:
+    perm = list(range(g.rank(x)))
+    one, two = number(dim0), number(dim1)
+    perm[one], perm[two] = perm[two], perm[one]
+    return g.transpose(x, perm)
+
+
+@primitive("TTransposed", "T", "Mt")
+def transposed(g: Emitter, x: Value) -> Value:
+    return g.transpose(x, list(range(g.rank(x)))[::-1])
+
+
+@primitive("Concat", "ConcatV2", "concat", "Cat")
+def concat(g: Emitter, *items: Any, axis: Any = None) -> Value:
+    flat = list(items)
+    if flat and isinstance(flat[0], tuple):
+        if len(flat) > 1 and axis is None:
+            axis = flat[1]
+        flat = list(flat[0])
+    elif axis is None and flat and not isinstance(flat[-1], Value):
+        axis = flat.pop()
+    tensors = common(g, *flat)
+    place = number(axis if axis is not None else 0)
+    return g.node("Concat", *tensors, axis=place) if len(tensors) > 1 else tensors[0]
+
+
+@primitive("Stack", "Pack", "StackExt", "stack")
+def stack(g: Emitter, *items: Any, axis: Any = 0) -> Value:
+    flat = items[0] if isinstance(items[0], tuple) else items
+    if isinstance(items[0], tuple) and len(items) > 1:
+        axis = items[1]
+    tensors = common(g, *flat)
+    place = number(axis)
+    return g.node("Concat", *(g.unsqueeze(each, (place,)) for each in tensors), axis=place)
+
+
+@primitive("Unstack", "Unpack", "UnstackExt", "UnstackView", "UnstackExtView", "unstack")
+def unstack(g: Emitter, x: Value, axis: Any = 0, *, num: Any = None) -> tuple[Value, ...]:
+    place = number(axis)
+    count = x.shape[place] if x.shape is not None and x.shape[place] is not None else num
+    if count is None:
+        raise Unsupported("Unstack along an axis of unknown size")
+    if count == 1:
+        return (g.squeeze(x, (place,)),)
+    parts = g.nodes("Split", x, types=[(None, None)] * count, axis=place, num_outputs=count)
+    rank = x.rank
+    for part in parts:
+        if rank is not None and x.shape is not None:
+            part.shape = tuple(1 if at == place % rank else size for at, size in enumerate(x.shape))
+    return tuple(g.squeeze(part, (place,)) for part in parts)
+
+
+@primitive("Split", "split")
+def split(g: Emitter, x: Value, axis: Any = 0, output_num: Any = 1) -> tuple[Value, ...]:
+    count = number(output_num)
+    if count == 1:
+        return (g.node("Identity", x),)
+    return tuple(
+        g.nodes("Split", x, types=[(None, None)] * count, axis=number(axis), num_outputs=count)
+    )
+
+
+def _pieces(g: Emitter, x: Value, sizes: tuple[int, ...], axis: int) -> tuple[Value, ...]:
+    if len(sizes) == 1:
+        return (g.node("Identity", x),)
+    return tuple(g.nodes("Split", x, g.ints(sizes), types=[(None, None)] * len(sizes), axis=axis))
+
+
+@primitive("SplitV", "SplitWithSize", "SplitWithSizeView")
+def split_v(
+    g: Emitter, x: Value, size_splits: Any = (), axis: Any = 0, *, split_dim: Any = None
+) -> tuple[Value, ...]:
+    place = number(axis if split_dim is None else split_dim)
+    sizes = axes_of(size_splits)
+    if -1 in sizes:
+        whole = x.shape[place] if x.shape is not None else None
+        if whole is None:
+            raise Unsupported("SplitV with an open size along an axis of unknown size")
+        rest = whole - sum(each for each in sizes if each >= 0)
+        sizes = tuple(rest if each < 0 else each for each in sizes)
+    return _pieces(g, x, sizes, place)
+
+
+@primitive("SplitTensor", "SplitTensorView", "Chunk", "ChunkView")
+def split_tensor(g: Emitter, x: Value, size: Any, axis: Any = 0) -> tuple[Value, ...]:
+    place = number(axis)
+    whole = x.shape[place] if x.shape is not None else None
+    if not isinstance(g.result, tuple):
+        raise Unsupported("a split into an unknown number of parts")
+    count = len(g.result)
+    if whole is None:
+        return tuple(
+            g.nodes("Split", x, types=[(None, None)] * count, axis=place, num_outputs=count)
+        )
+    each = -(-whole // count) if count else whole
+    told = [part.shape[place] for part in g.result if isinstance(part, Abstract) and part.shape]
+    sizes = tuple(size for size in told if size is not None)
+    if len(sizes) != count or sum(sizes) != whole:
+        sizes = tuple(min(each, whole - start) for start in range(0, whole, each))
+    return _pieces(g, x, sizes, place)
+
+
+@primitive("Tile", "tile")
+def tile(g: Emitter, x: Value, multiples: Any) -> Value:
+    repeats = known(multiples)
+    rank = g.rank(x)
+    if isinstance(repeats, tuple):
+        if len(repeats) > rank:
+            x = g.unsqueeze(x, range(len(repeats) - rank))
+        repeats = (*[1] * (rank - len(repeats)), *repeats)
+    return g.node("Tile", x, g.ints(repeats))
+
+
+@primitive("Repeat")
+def repeat(g: Emitter, x: Value, repeats: Any) -> Value:
+    return tile(g, x, repeats)
+
+
+@primitive("RepeatInterleaveInt", "RepeatInterleaveTensor", "RepeatElements")
+def repeat_interleave(
+    g: Emitter, x: Value, repeats: Any = 1, axis: Any = None, *, rep: Any = None, dim: Any = None
+) -> Value:
+    count = number(known(rep if rep is not None else repeats))
+    axis = axis if axis is not None else dim
+    if axis is None:
+        x, axis = g.reshape(x, (-1,)), 0
+    place = number(axis) % g.rank(x)
+    dims = g.dims(x)
+    wide = g.unsqueeze(x, (place + 1,))
+    wide = g.node("Expand", wide, g.ints((*dims[: place + 1], count, *dims[place + 1 :])))
+    merged = dims[place] * count if isinstance(dims[place], int) else -1
+    return g.reshape(wide, (*dims[:place], merged, *dims[place + 1 :]))
+
+
+@primitive("BroadcastTo", "broadcast_to", "BroadcastToView", "DynamicBroadcastTo")
+def broadcast_to(g: Emitter, x: Any, shape: Any = None) -> Value:
+    x, shape = g.constant(x), known(shape)
+    if isinstance(shape, tuple):
+        if any(each == -1 for each in shape if type(each) is int):
+            lead = len(shape) - g.rank(x)
+            shape = tuple(
+                (1 if place < lead else g.dim(x, place - lead))
+                if type(size) is int and size == -1
+                else size
+                for place, size in enumerate(shape)
+            )
+        if x.shape == shape:
+            return g.node("Identity", x)
+    return g.node("Expand", x, g.ints(shape))
+
+
+@primitive("ExpandAs")
+def expand_as(g: Emitter, x: Value, other: Value) -> Value:
+    return g.node("Expand", x, g.shape(other))
+
+
+@primitive("Shape", "shape", "DynamicShape")
+def shape(g: Emitter, x: Any) -> tuple[Any, ...]:
+    return g.dims(g.constant(x))
+
+
+@primitive("TensorShape", "DynamicShapeTensor")
+def tensor_shape(g: Emitter, x: Value) -> Value:
+    return g.shape(x)
+
+
+@primitive("Rank", "rank")
+def rank(g: Emitter, x: Value) -> int:
+    return g.rank(x)
+
+
+@primitive("Size", "size")
+def size(g: Emitter, x: Value) -> Any:
+    if x.shape is not None and None not in x.shape:
+        return int(np.prod([dim or 0 for dim in x.shape]))
+    return g.node("Size", x, dtype=DType.INT64, shape=())
+
+
+@primitive("ZerosLike", "zeros_like", "zeroslike")
+def zeros_like(g: Emitter, x: Any) -> Value:
+    return _full_like(g, g.constant(x), 0)
+
+
+@primitive("OnesLike", "ones_like")
+def ones_like(g: Emitter, x: Any) -> Value:
+    return _full_like(g, g.constant(x), 1)
+
+
+@primitive("ZerosLikeExt")
+def zeros_like_ext(g: Emitter, x: Value, dtype: Any = None) -> Value:
+    return full(g, g.shape(x), 0, dtype)
+
+
+@primitive("OnesLikeExt")
+def ones_like_ext(g: Emitter, x: Value, dtype: Any = None) -> Value:
+    return full(g, g.shape(x), 1, dtype)
+
+
+@primitive("FullLike", "FullLikeExt")
+def full_like(g: Emitter, x: Value, fill_value: Any, dtype: Any = None) -> Value:
+    return full(g, g.shape(x), fill_value, dtype)
+
+
+def _full_like(g: Emitter, x: Value, value: int) -> Value:
+    zero = g.constant(value, x.dtype)
+    if x.rank == 0:
+        return zero
+    return g.node("Expand", zero, g.shape(x), shape=x.shape)
+
+
+def full(g: Emitter, size: Any, value: Any, dtype: Any) -> Value:
+    kind = result_type(g, DType.FLOAT32) if dtype is None else type_of(g, dtype)
+    fill = g.scalar(value, kind)
+    size = known(size)
+    return fill if size == () else g.node("Expand", fill, g.ints(size))
+
+
+@primitive("Fill", "fill", "DynamicFill")
+def fill(g: Emitter, dtype: Any, shape: Any, value: Any) -> Value:
+    return full(g, shape, value, dtype)
+
+
+@primitive("FillV2", "FillScalar", "FillTensor", "Full")
+def fill_v2(g: Emitter, shape: Any, value: Any, dtype: Any = None) -> Value:
+    return full(g, shape, value, dtype)
+
+
+@primitive("Zeros")
+def zeros(g: Emitter, size: Any, dtype: Any = None) -> Value:
+    return full(g, size, 0, dtype)
+
+
+@primitive("Ones")
+def ones(g: Emitter, size: Any, dtype: Any = None) -> Value:
+    return full(g, size, 1, dtype)
+
+
+@primitive("NewZeros")
+def new_zeros(g: Emitter, x: Value, size: Any, dtype: Any = None) -> Value:
+    return full(g, size, 0, dtype)
+
+
+@primitive("NewOnes")
+def new_ones(g: Emitter, x: Value, size: Any, dtype: Any = None) -> Value:
+    return full(g, size, 1, dtype)
+
+
+@primitive("Eye", "eye")
+def eye(g: Emitter, n: Any, m: Any, dtype: Any = None) -> Value:
+    kind = type_of(g, dtype)
+    plain = g.node("Expand", g.constant(0.0), g.ints((n, m)))
+    return g.cast(g.node("EyeLike", plain), kind)
+
+
+@primitive("Range", "range", "Arange", "arange", "RangeV2")
+def range_(g: Emitter, start: Any, limit: Any, delta: Any = 1, *rest: Any) -> Value:
+    kind = result_type(g, DType.INT64)
+    work = (
+        kind
+        if kind in (DType.INT32, DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.INT16)
+        else DType.FLOAT32
+    )
+    parts = [g.scalar(each, work) for each in (start, limit, delta)]
+    return g.cast(g.node("Range", *parts), kind)
+
+
+@primitive("Pad")
+def pad(g: Emitter, x: Value, paddings: Any) -> Value:
+    return _pad(g, x, [tuple(map(int, pair)) for pair in _pairs(paddings)], "constant", 0)
+
+
+def _pairs(paddings: Any) -> list[Any]:
+    if isinstance(paddings, Value):
+        array = paddings.array()
+        if array is None:
+            raise Unsupported("computed paddings")
+        return array.reshape(-1, 2).tolist()
+    if paddings and not isinstance(paddings[0], tuple):
+        return [paddings[at : at + 2] for at in range(0, len(paddings), 2)]
+    return list(paddings)
+
+
+def _pad(g: Emitter, x: Value, pairs: Any, mode: str, value: Any) -> Value:
+    starts, ends = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    fill = g.scalar(value, x.dtype) if mode == "constant" else None
+    work = g.cast(x, DType.UINT8) if x.dtype is DType.BOOL else x
+    if fill is not None:
+        fill = g.cast(fill, work.dtype)
+    shape = None
+    if x.shape is not None and all(isinstance(each, int) for each in (*starts, *ends)):
+        sides = zip(x.shape, starts, ends, strict=True)
+        shape = tuple(None if d is None else d + before + after for d, before, after in sides)
+    y = g.node("Pad", work, g.ints((*starts, *ends)), fill, mode=mode, shape=shape)
+    return g.cast(y, x.dtype)
+
+
+@primitive("PadV2")
+def pad_v2(g: Emitter, x: Value, paddings: Any, constant_values: Any = 0) -> Value:
+    return _pad(g, x, _pairs(paddings), "constant", constant_values)
+
+
+@primitive("MirrorPad")
+def mirror_pad(g: Emitter, x: Value, paddings: Any, *, mode: str = "REFLECT") -> Value:
+    pairs = _pairs(paddings)
+    if mode.upper() == "REFLECT":
+        return _pad(g, x, pairs, "reflect", None)
+    for axis, (before, after) in enumerate(pairs):  # the edge itself is mirrored too
+        parts = []
+        if before:
+            parts.append(_slice(g, x, before - 1, None, axis, -1))
+        parts.append(x)
+        if after:
+            parts.append(_slice(g, x, -1, -after - 1, axis, -1))
+        if len(parts) > 1:
+            x = g.node("Concat", *parts, axis=axis)
+    return x
+
+
+def _slice(g: Emitter, x: Value, start: Any, stop: Any, axis: int, step: int = 1) -> Value:
+    lowest = -(1 << 62)
+    stop = lowest if stop is None else stop
+    return g.node("Slice", x, *map(g.ints, (start, stop, axis, step)))
+
+
+@primitive("PadV3")
+def pad_v3(
+    g: Emitter,
+    x: Value,
+    paddings: Any,
+    constant_value: Any = None,
+    *,
+    mode: str = "constant",
+    paddings_contiguous: bool = True,
+) -> Value:
+    """Pairs for the last axes first; or, not contiguous, all starts and then all ends."""
+    rank = g.rank(x)
+    flat = known(paddings)
+    if isinstance(flat, Value):
+        if flat.shape is None or len(flat.shape) != 1 or flat.shape[0] is None:
+            raise Unsupported("paddings of unknown number")
+        flat = tuple(
+            g.node("Gather", flat, g.constant(at), axis=0, shape=()) for at in range(flat.shape[0])
+        )
+    count = len(flat) // 2
+    pairs: list[Any] = [(flat[2 * at], flat[2 * at + 1]) for at in range(count)]
+    if not paddings_contiguous:
+        pairs = [(flat[at], flat[at + count]) for at in range(count)]
+    full: list[Any] = [(0, 0)] * (rank - count) + pairs[::-1]
+    names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "circular": "wrap"}
+    return _pad(g, x, full, names[mode], 0 if constant_value is None else constant_value)
+
+
+def _pad_mode(mode: str, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, padding: Any) -> Value:
+        return pad_v3(g, x, padding, None, mode=mode)
+
+
+_pad_mode("reflect", "ReflectionPad1D", "ReflectionPad2D", "ReflectionPad3D")
+_pad_mode("edge", "ReplicationPad1D", "ReplicationPad2D", "ReplicationPad3D")
+
+
+@primitive("ConstantPadND")
+def constant_pad(g: Emitter, x: Value, padding: Any, value: Any = 0) -> Value:
+    return pad_v3(g, x, padding, value)
+
+
+@primitive("DepthToSpace")
+def depth_to_space(g: Emitter, x: Value, *, block_size: int, format: Any = "NCHW") -> Value:
+    """As ONNX in its DCR order."""
+    return g.node("DepthToSpace", x, blocksize=int(block_size), mode="DCR")
+
+
+@primitive("SpaceToDepth")
+def space_to_depth(g: Emitter, x: Value, *, block_size: int, format: Any = "NCHW") -> Value:
+    return g.node("SpaceToDepth", x, blocksize=int(block_size))
+
+
+@primitive("PixelShuffle")
+def pixel_shuffle(g: Emitter, x: Value, upscale_factor: int) -> Value:
+    return g.node("DepthToSpace", x, blocksize=int(upscale_factor), mode="CRD")
+
+
+@primitive("BatchToSpaceND", "BatchToSpace")
+def batch_to_space(
+    g: Emitter, x: Value, block_shape: Any = None, crops: Any = (), *, block_size: Any = None
+) -> Value:
+    block = _block(block_shape, block_size, crops)
+    dims = g.dims(x)
+    count = int(np.prod(block))
+    spatial = dims[len(dims) - len(block) :]
+    lead = dims[1 : len(dims) - len(block)]
+    y = g.reshape(x, (*block, -1, *lead, *spatial))
+    first = len(block) + 1 + len(lead)
+    perm = [len(block), *range(len(block) + 1, first)]
+    for place in range(len(block)):
+        perm += [first + place, place]
+    y = g.transpose(y, perm)
+    sizes = tuple(
+        size * b if isinstance(size, int) else g.node("Mul", size, b)
+        for size, b in zip(spatial, block, strict=True)
+    )
+    y = g.reshape(y, (dims[0] // count if isinstance(dims[0], int) else -1, *lead, *sizes))
+    for place, (before, after) in enumerate(_pairs(crops)):
+        if before or after:
+            y = _slice(g, y, before, -after if after else 1 << 62, 1 + len(lead) + place)
+    return y
+
+
+@primitive("SpaceToBatchND", "SpaceToBatch")
+def space_to_batch(
+    g: Emitter, x: Value, block_shape: Any = None, paddings: Any = (), *, block_size: Any = None
+) -> Value:
+    block = _block(block_shape, block_size, paddings)
+    pairs = _pairs(paddings)
+    rank = g.rank(x)
+    lead_count = rank - len(block)
+    x = _pad(g, x, [(0, 0)] * lead_count + pairs, "constant", 0)
+    dims = list(g.dims(x)) if x.shape is not None else [g.dim(x, at) for at in range(rank)]
+    lead = dims[1:lead_count]
+    split_sizes: list[Any] = [dims[0], *lead]
+    for place, b in enumerate(block):
+        size = dims[lead_count + place]
+        split_sizes += [size // b if isinstance(size, int) else g.node("Div", size, b), b]
+    y = g.reshape(x, tuple(split_sizes))
+    first = lead_count
+    perm = [first + 2 * at + 1 for at in range(len(block))] + list(range(first))
+    perm += [first + 2 * at for at in range(len(block))]
+    y = g.transpose(y, perm)
+    sizes = tuple(split_sizes[first + 2 * at] for at in range(len(block)))
+    return g.reshape(y, (-1, *lead, *sizes))
+
+
+def _block(block_shape: Any, block_size: Any, pairs: Any) -> tuple[int, ...]:
+    if block_shape is None:
+        return (int(block_size),) * len(_pairs(pairs))
+    return axes_of(block_shape)
+
+
+@primitive("ReverseV2", "Flip", "Reverse")
+def reverse(g: Emitter, x: Value, axis: Any) -> Value:
+    axes = axes_of(axis)
+    if not axes:
+        return g.node("Identity", x)
+    ends = (-(1 << 62),) * len(axes)
+    return g.node(
+        "Slice", x, g.ints((-1,) * len(axes)), g.ints(ends), g.ints(axes), g.ints((-1,) * len(axes))
+    )
+
+
+@primitive("ReverseSequence")
+def reverse_sequence(
+    g: Emitter, x: Value, seq_lengths: Value, *, seq_dim: int, batch_dim: int = 0
+) -> Value:
+    if {seq_dim, batch_dim} != {0, 1}:
+        raise Unsupported("ReverseSequence along axes beyond the first two")
+    lengths = g.cast(seq_lengths, DType.INT64)
+    return g.node("ReverseSequence", x, lengths, time_axis=seq_dim, batch_axis=batch_dim)
+
+
+@primitive("Roll", "roll")
+def roll(
+    g: Emitter,
+    x: Value,
+    shifts: Any = None,
+    axis: Any = None,
+    *,
+    shift: Any = None,
+    dims: Any = None,
+) -> Value:
+    amounts = axes_of(shifts if shifts is not None else shift)
+    places = axis if axis is not None else dims
+    if places is None or places == ():
+        flat = roll(g, g.reshape(x, (-1,)), amounts, (0,))
+        return g.reshape(flat, g.dims(x))
+    shape = x.shape
+    for amount, place in zip(amounts, axes_of(places), strict=True):
+        size = shape[place] if shape is not None else None
+        if size is not None:
+            amount = amount % size if size else 0
+        if amount:
+            head = _slice(g, x, -amount, 1 << 62, place)
+            x = g.node("Concat", head, _slice(g, x, 0, -amount, place), axis=place)
+    return x
+
+
+@primitive("Meshgrid", "meshgrid")
+def meshgrid(g: Emitter, items: tuple[Any, ...], indexing: Any = "xy") -> tuple[Value, ...]:
+    """Each vector over the grid of all; indexing 1 is "xy", which swaps the first two axes."""
+    swapped = indexing in (1, "xy") and len(items) > 1
+    order = [1, 0, *range(2, len(items))] if swapped else list(range(len(items)))
+    sizes: list[Any] = [g.dim(items[place], 0) for place in order]
+    result = []
+    for place, item in enumerate(items):
+        at = order.index(place)
+        shaped = g.reshape(item, tuple(-1 if axis == at else 1 for axis in range(len(items))))
+        result.append(g.node("Expand", shaped, g.ints(tuple(sizes))))
+    return tuple(result)
+
+
+@primitive("Tril", "TrilExt")
+def tril(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
+    return _triangle(g, x, diagonal, 0)
+
+
+@primitive("Triu")
+def triu(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
+    return _triangle(g, x, diagonal, 1)
+
+
+def _triangle(g: Emitter, x: Value, diagonal: Any, upper: int) -> Value:
+    good = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
+    work = (
+        x if x.dtype in good else g.cast(x, DType.INT64 if "int" in str(x.dtype) else DType.FLOAT32)
+    )
+    return g.cast(g.node("Trilu", work, g.scalar(diagonal, DType.INT64), upper=upper), x.dtype)
+
+
+@primitive("Diag")
+def diag(g: Emitter, x: Value) -> Value:
+    if x.rank != 1:
+        raise Unsupported("Diag of a tensor that is no vector")
+    size_ = g.dim(x, 0)
+    square_ = g.node("Expand", g.constant(0.0), g.ints((size_, size_)))
+    mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
+    return g.node("Where", mask, x, g.constant(0, x.dtype), like=x)
+
+
+@primitive("DiagPart", "Diagonal")
+def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    dims = x.shape
+    if dims is None or dims[dim1] is None or dims[dim2] is None:
+        raise Unsupported("the diagonal of a tensor of unknown size")
+    rank_ = len(dims)
+    one, two = dim1 % rank_, dim2 % rank_
+    rows, columns = int(dims[one] or 0), int(dims[two] or 0)
+    places = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
+    rest = [axis for axis in range(rank_) if axis not in (one, two)]
+    y = g.transpose(x, [one, two, *rest])
+    index = g.constant(np.array(places, np.int64).reshape(-1, 2))
+    y = g.node("GatherND", y, index)
+    return g.transpose(y, [*range(1, len(rest) + 1), 0]) if rest else y
+
+
+@primitive("AsStrided", "as_strided")
+def as_strided(g: Emitter, x: Value, size: Any, stride: Any, storage_offset: Any = 0) -> Value:
+    sizes, strides = axes_of(size), axes_of(stride)
+    index = np.full((), number(storage_offset), np.int64)
+    for length, step in zip(sizes, strides, strict=True):
+        index = index[..., None] + np.arange(length) * step
+    return g.node("Gather", g.reshape(x, (-1,)), g.constant(index), axis=0)
+
+
+@primitive("Narrow", "NarrowView")
+def narrow(g: Emitter, x: Value, dim: Any, start: Any, length: Any) -> Value:
+    first = number(start)
+    stop = first + number(length)
+    return _slice(g, x, first, stop if stop != 0 else 1 << 62, number(dim))
+
+
+@primitive("SelectView", "SelectExtView")
+def select_view(g: Emitter, x: Value, index: Any, axis: Any = 0) -> Value:
+    return g.node("Gather", x, g.scalar(index, DType.INT64), axis=number(axis))

@@ -1,0 +1,159 @@
+"""Order: the largest, the smallest, the sorted, the distinct."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.formats.mindir.emit import Emitter
+from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.arithmetic import type_of
+from engine.formats.mindir.primitives.shapes import known, number
+from engine.formats.mindir.values import FLOATS, DType, Value
+
+
+def _place(g: Emitter, op_type: str, x: Value, axis: Any, keep: bool) -> Value:
+    axis = known(axis)
+    if axis is None:
+        flat = g.reshape(x, (-1,))
+        return g.node(op_type, flat, axis=0, keepdims=0, dtype=DType.INT64, shape=())
+    return g.node(op_type, x, axis=number(axis), keepdims=int(keep), dtype=DType.INT64)
+
+
+def _argument(op_type: str, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, axis: Any = -1, output_type: Any = 34) -> Value:
+        return g.cast(_place(g, op_type, x, axis, False), type_of(g, output_type))
+
+
+_argument("ArgMax", "Argmax", "ArgMaxV2")
+_argument("ArgMin", "Argmin")
+
+
+def _argument_ext(op_type: str, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, axis: Any = None, keep_dims: Any = False) -> Value:
+        return _place(g, op_type, x, axis, bool(keep_dims))
+
+
+_argument_ext("ArgMax", "ArgMaxExt")
+_argument_ext("ArgMin", "ArgMinExt")
+
+
+def _with_value(op_type: str, reduce: str, index_first: bool, *names: str) -> None:
+    @primitive(*names)
+    def lower(g: Emitter, x: Value, axis: Any = 0, keep_dims: Any = False) -> tuple[Value, Value]:
+        if x.rank == 0:
+            place = g.constant(0, DType.INT32)
+            return (place, x) if index_first else (x, place)
+        index = g.cast(_place(g, op_type, x, axis, bool(keep_dims)), DType.INT32)
+        value = g.node(reduce, x, g.ints(number(axis)), keepdims=int(bool(keep_dims)))
+        return (index, value) if index_first else (value, index)
+
+
+_with_value("ArgMax", "ReduceMax", True, "ArgMaxWithValue")
+_with_value("ArgMin", "ReduceMin", True, "ArgMinWithValue")
+_with_value("ArgMax", "ReduceMax", False, "MaxDim")
+_with_value("ArgMin", "ReduceMin", False, "MinDim")
+
+
+@primitive("TopK", "topk")
+def top_k(g: Emitter, x: Value, k: Any, *, sorted: Any = True) -> tuple[Value, Value]:
+    return _top(g, x, k, -1, True, sorted)
+
+
+@primitive("TopkExt")
+def topk_ext(
+    g: Emitter, x: Value, k: Any, axis: Any = -1, largest: Any = True, sorted: Any = True
+) -> tuple[Value, Value]:
+    return _top(g, x, k, number(axis), bool(largest), sorted)
+
+
+def _top(
+    g: Emitter, x: Value, k: Any, axis: int, largest: bool, ordered: Any
+) -> tuple[Value, Value]:
+    values, places = g.nodes(
+        "TopK", x, g.ints(k), types=[(None, None), (DType.INT64, None)], axis=axis,
+        largest=int(largest), sorted=1,
+    )  # fmt: skip
+    return values, g.cast(places, _second(g, DType.INT32))
+
+
+def _second(g: Emitter, default: DType) -> DType:
+    if isinstance(g.result, tuple) and len(g.result) > 1 and g.result[1] is not None:
+        dtype: DType = g.result[1].dtype
+        return dtype
+    return default
+
+
+@primitive("Sort")
+def sort(g: Emitter, x: Value, *, axis: Any = -1, descending: Any = False) -> tuple[Value, Value]:
+    place = number(axis)
+    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)
+
+
+@primitive("SortExt", "SortV2")
+def sort_ext(
+    g: Emitter, x: Value, axis: Any = -1, descending: Any = False, stable: Any = False
+) -> tuple[Value, Value]:
+    place = number(axis)
+    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)
+
+
+@primitive("ArgSort")
+def arg_sort(
+    g: Emitter, x: Value, axis: Any = -1, descending: Any = False, stable: Any = False
+) -> Value:
+    place = number(axis)
+    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)[1]
+
+
+@primitive("Unique")
+def unique(g: Emitter, x: Value) -> tuple[Value, Value]:
+    """The distinct values in the order in which they come first, and each element's place there."""
+    flat = g.reshape(_sortable(g, x), (-1,))
+    kind = _second(g, DType.INT32)
+    values, _, inverse, _ = g.nodes(
+        "Unique", flat,
+        types=[(None, None), (DType.INT64, None), (DType.INT64, None), (DType.INT64, None)],
+        sorted=0,
+    )  # fmt: skip
+    return g.cast(values, x.dtype), g.cast(inverse, kind)
+
+
+def _sortable(g: Emitter, x: Value) -> Value:
+    if x.dtype in (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.INT8, DType.STRING):
+        return x
+    return g.cast(x, DType.FLOAT32 if x.dtype in FLOATS else DType.INT64)
+
+
+@primitive("Unique2")
+def unique2(
+    g: Emitter,
+    x: Value,
+    sorted: Any = True,
+    return_inverse: Any = False,
+    return_counts: Any = False,
+) -> tuple[Value, Value, Value]:
+    flat = g.reshape(_sortable(g, x), (-1,))
+    values, _, inverse, counts = g.nodes(
+        "Unique", flat,
+        types=[(None, None), (DType.INT64, None), (DType.INT64, None), (DType.INT64, None)],
+        sorted=1,
+    )  # fmt: skip
+    return g.cast(values, x.dtype), g.reshape(inverse, g.dims(x)), counts
+
+
+@primitive("SearchSorted", "searchsorted")
+def search_sorted(
+    g: Emitter,
+    sequence: Value,
+    values: Value,
+    sorter: Any = None,
+    dtype: Any = None,
+    right: Any = False,
+) -> Value:
+    """How many elements of the sequence are below each value (or not above it)."""
+    wide = g.unsqueeze(sequence, (-2,))
+    each = g.unsqueeze(values, (-1,))
+    below = g.node("LessOrEqual" if right else "Less", wide, each, dtype=DType.BOOL)
+    return g.node("ReduceSum", g.cast(below, DType.INT64), g.ints((-1,)), keepdims=0)

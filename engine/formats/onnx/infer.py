@@ -1,0 +1,147 @@
+"""Types of values that the file does not say, by the onnx package; imported where that is.
+
+An operator that onnx does not know ends its inference. What such a node makes can be guessed: of
+the type that its readers' own rules want, else of the type that goes in.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from math import prod
+
+import onnx
+from onnx import GraphProto, ModelProto, NodeProto, TypeProto
+
+SMALL = 64
+"""Elements of a constant that inference may look at: the shapes and axes of other nodes."""
+
+
+def types_of(model: ModelProto, names: Collection[str], guess: bool) -> dict[str, TypeProto]:
+    """The types of these values of the main graph; one that cannot be told is left out.
+
+    guess: go on where onnx's inference ends. A wrong guess is refused by the runtime that gets
+        it: it knows its operators.
+    """
+    graph = model.graph
+    types = {
+        each.name: each.type
+        for each in (*graph.value_info, *graph.output, *graph.input)
+        if is_known(each.type)
+    }
+    for tensor in graph.initializer:
+        types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+    for sparse in graph.sparse_initializer:
+        types[sparse.values.name] = onnx.helper.make_tensor_type_proto(
+            sparse.values.data_type, sparse.dims
+        )
+    opsets = {each.domain or "ai.onnx": each.version for each in model.opset_import}
+    while not types.keys() >= {*names}:
+        found = _inferred(model, types)
+        if not found and guess:
+            found = dict(_guessed(graph, types, opsets))
+        if not found:
+            break
+        types.update(found)
+    return {name: types[name] for name in names if name in types}
+
+
+def is_known(kind: TypeProto) -> bool:
+    """Whether a type says what it is a type of."""
+    which = kind.WhichOneof("value")
+    return which is not None and (which != "tensor_type" or kind.tensor_type.elem_type != 0)
+
+
+def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+    """What onnx infers beyond `types`. Weights become inputs: their type is all that counts."""
+    graph = model.graph
+    light = ModelProto(ir_version=model.ir_version)
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = graph.name
+    light.graph.node.extend(graph.node)
+    light.graph.initializer.extend(
+        each
+        for each in graph.initializer
+        if prod(each.dims) <= SMALL and each.data_location != onnx.TensorProto.EXTERNAL
+    )
+    made = {name for node in graph.node for name in node.output}
+    for name in types.keys() - {each.name for each in light.graph.initializer}:
+        values = light.graph.value_info if name in made else light.graph.input
+        values.add(name=name).type.CopyFrom(types[name])
+    try:
+        result = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    except Exception:  # onnx's own: it knows nothing more, and the runtimes will say what is wrong
+        return {}
+    return {
+        each.name: each.type
+        for each in result.graph.value_info
+        if each.name not in types and is_known(each.type)
+    }
+
+
+def _guessed(
+    graph: GraphProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]
+) -> Iterator[tuple[str, TypeProto]]:
+    """Types of what nodes make from inputs of known type, where inference went no further."""
+    readers: dict[str, list[NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            readers[name].append(node)
+    for node in graph.node:
+        if not all(name in types for name in node.input if name):
+            continue
+        for name in node.output:
+            if name and name not in types:
+                rules = (_by_rule(each, name, types, opsets) for each in (node, *readers[name]))
+                element = next(filter(None, rules), 0) or _first(node, types)
+                if element:
+                    yield name, onnx.helper.make_tensor_type_proto(element, None)
+
+
+def _by_rule(
+    node: NodeProto, name: str, types: Mapping[str, TypeProto], opsets: Mapping[str, int]
+) -> int:
+    """The element type that the rules of a node's operator leave for a value; 0 for none.
+
+    name: what it reads or makes; of the type of whatever its operator says is of the same type.
+    """
+    try:
+        version = opsets.get(node.domain or "ai.onnx", 1)
+        schema = onnx.defs.get_schema(node.op_type, version, node.domain)
+    except onnx.defs.SchemaError:
+        return 0
+    kinds = {**_kinds(node.output, schema.outputs), **_kinds(node.input, schema.inputs)}
+    kind = kinds.get(name, "")
+    for other, its_kind in kinds.items():
+        if its_kind == kind and other in types and types[other].HasField("tensor_type"):
+            return int(types[other].tensor_type.elem_type)
+    allowed = next(
+        (each.allowed_type_strs for each in schema.type_constraints if each.type_param_str == kind),
+        [kind],
+    )
+    return _ELEMENTS.get(allowed[0], 0) if len(allowed) == 1 else 0
+
+
+def _kinds(
+    names: Sequence[str], formal: Sequence[onnx.defs.OpSchema.FormalParameter]
+) -> dict[str, str]:
+    """The type variable, or the type, of each value; none where values may differ."""
+    return {
+        name: formal[min(place, len(formal) - 1)].type_str
+        for place, name in enumerate(names)
+        if name and formal and formal[min(place, len(formal) - 1)].is_homogeneous
+    }
+
+
+def _first(node: NodeProto, types: Mapping[str, TypeProto]) -> int:
+    """The element type of the first tensor that a node reads; 0 for none."""
+    kinds = (types[name].tensor_type.elem_type for name in node.input if name)
+    return next((int(kind) for kind in kinds if kind), 0)
+
+
+# As operators' rules write them: "tensor(float)".
+_ELEMENTS = {
+    f"tensor({onnx.TensorProto.DataType.Name(number).lower()})": number
+    for number in onnx.TensorProto.DataType.values()
+}

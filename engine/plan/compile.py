@@ -1,0 +1,154 @@
+"""What a backend makes of a model, and whose fault it is where that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from engine.backends import Backend
+from engine.errors import BackendError, BackendUnavailable, EngineError
+from engine.plan.contexts import ContextPool, close
+from engine.types import (
+    CompileOptions,
+    Executable,
+    ExecutionContext,
+    LoadedModel,
+    ModelSource,
+    Placement,
+    Values,
+)
+
+Predict = Callable[..., Values]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A model ready to run.
+
+    backend: that of the target; others: those that run what it cannot. predict: the backend's own
+    function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
+    pool: lends it contexts. why: how this target came to be chosen. fell: why nodes, by index, are
+    not where the target would have them.
+    """
+
+    backend: Backend
+    source: ModelSource
+    executable: Executable
+    predict: Predict
+    pool: ContextPool
+    why: str = ""
+    others: tuple[Backend, ...] = ()
+    fell: Mapping[int, str] = field(default_factory=dict)
+
+    def placement(self) -> list[Placement]:
+        """Where each node runs, and why."""
+        with blamed_on(self.backend, "placement"):
+            placed = self.executable.placement()
+        reasons = ((self.fell.get(each.index), each.reason, self.why) for each in placed)
+        return [
+            replace(each, reason="; ".join(filter(None, parts)))
+            for each, parts in zip(placed, reasons, strict=True)
+        ]
+
+    def lacks(self, capability: str) -> str:
+        """The name of a backend in this plan that does not announce `capability`; "" for none."""
+        backends = (self.backend, *self.others)
+        return next((each.name for each in backends if not each.can(capability)), "")
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A backend that may run a model or a part of it. is_listed: the user named it as a target."""
+
+    backend: Backend
+    options: CompileOptions
+    is_listed: bool = True
+
+
+def compile_plan(
+    first: Candidate, source: ModelSource, further: Iterator[Candidate | BackendError]
+) -> Plan:
+    """Compile a model for `first`, and what that reports as unsupported for others.
+
+    further: the candidates for such nodes, in the order in which they are to be asked, opened
+        when they are taken; an error is one that cannot be had.
+    """
+    backend = first.backend
+    loaded, unsupported = load(backend, source, first.options)
+    try:
+        if not unsupported:
+            return plan_of(first, loaded, source)
+    finally:
+        close(loaded)  # logged if it fails: by then there is a better error, or a good model
+    from engine.plan.mixed import compile_mixed  # rare
+
+    return compile_mixed(first, source, unsupported, further)
+
+
+def plan_of(candidate: Candidate, loaded: LoadedModel, source: ModelSource) -> Plan:
+    """The plan of a model that one backend runs whole."""
+    backend = candidate.backend
+    executable = compile_loaded(backend, loaded, candidate.options)
+    # The file's bytes are the backend's business now: a model does not hold them twice.
+    source = replace(source, data=None)
+    pool = ContextPool(Opener(backend, executable))
+    return Plan(backend, source, executable, backend.predict, pool)
+
+
+def load(
+    backend: Backend, source: ModelSource, options: CompileOptions
+) -> tuple[LoadedModel, dict[int, str]]:
+    """The model as the backend reads it, for the caller to close, and what it cannot run."""
+    with blamed_on(backend, "engine_load"):
+        loaded = backend.load(source, options)
+        try:
+            return loaded, dict(loaded.unsupported)
+        except BaseException:
+            close(loaded)
+            raise
+
+
+def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOptions) -> Executable:
+    """The executable of a loaded model, for the caller to close."""
+    with blamed_on(backend, "engine_compile"):
+        executable = backend.compile(loaded, options)
+        try:
+            _ = (*executable.inputs, *executable.outputs)
+        except BaseException:
+            close(executable)
+            raise
+    return executable
+
+
+class Opener:
+    """An executable whose contexts are opened with the blame where it belongs."""
+
+    def __init__(self, backend: Backend, executable: Executable) -> None:
+        self._backend = backend
+        self._executable = executable
+        self.close = executable.close
+
+    def open_context(self) -> ExecutionContext:
+        """See Executable."""
+        with blamed_on(self._backend, "open_context"):
+            context = self._executable.open_context()
+            if not hasattr(context, "close"):
+                raise TypeError(f"it returned {context!r}, which is no execution context")
+            return context
+
+
+@contextmanager
+def blamed_on(backend: Backend, hook: str) -> Iterator[None]:
+    """Report what no hook may raise as the backend's fault, in one line."""
+    try:
+        yield
+    except (EngineError, ValueError, MemoryError, KeyboardInterrupt):
+        raise  # ValueError: what an option's value may raise
+    except BaseException as error:  # SystemExit, or a panic of a compiled extension
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BackendUnavailable(
+            f"backend {backend.name!r} is at fault: its {hook} raised {text}; "
+            f"report it to the authors of {backend.name!r} {backend.info.version}",
+            backend.name,
+        ) from error

@@ -1,0 +1,130 @@
+"""A segment as a model of its own, cut out of the whole with the onnx package."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TypeProto,
+)
+from onnx.external_data_helper import uses_external_data
+
+from engine.errors import ModelError
+from engine.formats import source_of_part
+from engine.formats.onnx.names import reads, subgraphs, tensors
+from engine.plan.cut import Graph, Node, Segment
+from engine.types import ModelSource
+
+
+class Whole:
+    """A model to take segments from. proto: as read, with external data left where it is."""
+
+    def __init__(self, source: ModelSource) -> None:
+        self.proto = _read(source)
+        self.graph = _graph(self.proto.graph)
+        self._source = source
+        self._folder = _relocate(self.proto, source)
+
+    def part(self, segment: Segment, types: Mapping[str, TypeProto]) -> ModelSource:
+        """The model of a segment.
+
+        Initializers and functions that it needs are in it, those in external data by reference;
+        opsets, names and symbolic dims are the whole model's. types: of every input and output.
+        """
+        whole = self.proto.graph
+        part = ModelProto()
+        for field, value in self.proto.ListFields():
+            if field.name not in ("graph", "functions", "training_info"):
+                _copy(part, field.name, value)
+        graph = part.graph
+        graph.name = whole.name
+        graph.node.extend(whole.node[index] for index in segment.nodes)
+        needed = {name for index in segment.nodes for name in self.graph.nodes[index].reads}
+        needed.update(segment.outputs)
+        graph.initializer.extend(each for each in whole.initializer if each.name in needed)
+        graph.sparse_initializer.extend(
+            each for each in whole.sparse_initializer if each.values.name in needed
+        )
+        for names, values in ((segment.inputs, graph.input), (segment.outputs, graph.output)):
+            for name in names:
+                value = values.add(name=name)
+                value.type.CopyFrom(types[name])
+        outside = {*segment.inputs, *segment.outputs}
+        inside = {name for index in segment.nodes for name in self.graph.nodes[index].writes}
+        graph.value_info.extend(each for each in whole.value_info if each.name in inside - outside)
+        part.functions.extend(_called(graph.node, self.proto.functions))
+        return source_of_part(part.SerializeToString(), self._source, self._folder)
+
+
+def _read(source: ModelSource) -> ModelProto:
+    try:
+        if source.data is not None:
+            return onnx.load_model_from_string(source.data)
+        return onnx.load(str(source.path), load_external_data=False)
+    except Exception as error:  # protobuf's and the file system's share no base
+        raise ModelError(f"{source.name}: {type(error).__name__}: {error}", source.name) from error
+
+
+def _graph(graph: GraphProto) -> Graph:
+    constants = {each.name for each in graph.initializer}
+    constants |= {each.values.name for each in graph.sparse_initializer}
+    return Graph(
+        nodes=tuple(
+            Node(frozenset(reads(node)), tuple(filter(None, node.output))) for node in graph.node
+        ),
+        inputs=tuple(each.name for each in graph.input if each.name not in constants),
+        outputs=tuple(each.name for each in graph.output),
+        constants=frozenset(constants),
+    )
+
+
+def _copy(part: ModelProto, name: str, value: object) -> None:
+    if isinstance(value, int | str):
+        setattr(part, name, value)
+    else:
+        getattr(part, name).extend(value)
+
+
+def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> list[FunctionProto]:
+    """The model's own functions that these nodes call, and those that they call in turn."""
+    bodies: dict[tuple[str, str], list[NodeProto]] = defaultdict(list)  # of all overloads
+    for function in functions:
+        bodies[function.domain, function.name] += function.node
+    called = set()
+    pending = list(nodes) if bodies else []
+    while pending:
+        node = pending.pop()
+        key = (node.domain, node.op_type)
+        if key in bodies and key not in called:
+            called.add(key)
+            pending += bodies[key]
+        pending += [inner for graph in subgraphs(node) for inner in graph.node]
+    return [each for each in functions if (each.domain, each.name) in called]
+
+
+def _relocate(proto: ModelProto, source: ModelSource) -> Path | None:
+    """The folder of the external data; locations that a link leads out of it are rewritten.
+
+    Such data is found from the path of the whole model only (see `ModelSource.folder`), and a
+    part has none: it is given the folder that the links lead to.
+    """
+    if source.folder is None or source.path is None or source.data is not None:
+        return source.folder
+    external = [each for each in tensors(proto) if uses_external_data(each)]
+    entries = [e for each in external for e in each.external_data if e.key == "location"]
+    real = {e.value: os.path.realpath(source.folder / e.value) for e in entries}
+    inside = Path(os.path.realpath(source.folder))
+    if all(Path(path).is_relative_to(inside) for path in real.values()):
+        return source.folder
+    folder = Path(os.path.realpath(source.path)).parent
+    for entry in entries:
+        entry.value = os.path.relpath(real[entry.value], folder)
+    return folder

@@ -1,0 +1,92 @@
+"""Models that remember: parameters they assign to, passed on from one predict to the next.
+
+A lowered MindIR has such a parameter as an input and an output of its ONNX form, after those that
+a user sees. They live with the model, not with a thread: predicts of all threads take turns.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.errors import ModelError
+from engine.plan.compile import Opener, Plan
+from engine.plan.contexts import ContextPool
+from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
+
+
+def with_state(plan: Plan) -> Plan:
+    """The plan as a user sees it: without the inputs and outputs that carry state."""
+    slots = getattr(plan.source, "state", ())
+    if not slots or isinstance(plan.executable, StatefulExecutable):
+        return plan
+    values = []
+    for slot in slots:
+        array = slot.initial.array()
+        if array is None:
+            plan.pool.close()
+            raise ModelError(
+                f"{plan.source.name}: the parameter {slot.input!r} is assigned to, but its data is "
+                "in another file; export the model in one file",
+                plan.source.name,
+            )
+        values.append(np.array(array, slot.initial.dtype.numpy))
+    executable = StatefulExecutable(plan, values)
+    pool = ContextPool(Opener(plan.backend, executable))
+    return replace(plan, executable=executable, predict=executable.predict, pool=pool)
+
+
+class StatefulExecutable:
+    """An executable that keeps some of its outputs as its next inputs."""
+
+    def __init__(self, plan: Plan, values: list[np.ndarray[Any, Any]]) -> None:
+        inner: Executable = plan.executable
+        self._inner = inner
+        self._run = plan.predict
+        self._values: list[Any] = values
+        self._count = len(inner.outputs) - len(values)
+        self._turn = threading.Lock()
+        self.inputs = inner.inputs[: len(inner.inputs) - len(values)]
+        self.outputs = inner.outputs[: self._count]
+
+    def predict(
+        self,
+        context: ExecutionContext,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+    ) -> Values:
+        """See engine_predict. A run that fails leaves the state as it was."""
+        given = None if outputs is None else [*outputs, *[None] * len(self._values)]
+        with self._turn:
+            results = self._run(context, [*inputs, *self._values], given, deadline_s)
+            self._values = list(results[self._count :])
+        results = results[: self._count]
+        if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
+            return outputs
+        return results
+
+    def open_context(self) -> ExecutionContext:
+        """See Executable."""
+        return self._inner.open_context()
+
+    def placement(self) -> Sequence[Placement]:
+        """See Executable."""
+        return self._inner.placement()
+
+    def memory(self) -> MemoryReport:
+        """See Executable."""
+        return self._inner.memory()
+
+    def save(self, folder: Path) -> str:
+        """See Executable."""
+        return self._inner.save(folder)
+
+    def close(self) -> None:
+        """See Executable."""
+        self._inner.close()

@@ -1,0 +1,82 @@
+"""How the classes of Context declare their settings: one method each.
+
+    class CpuSettings(Settings):
+        @setting(0)
+        def thread_num(self, value: object) -> int:
+            '''Threads inside one operator.'''
+            return require_count("cpu_thread_num", value)
+
+The method checks what is assigned and returns what is kept; its type is the setting's, its
+docstring the setting's documentation. `settings.thread_num` reads 0 until something is assigned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, cast, overload
+
+T = TypeVar("T")
+
+
+class Setting(Generic[T]):
+    """One setting, as an attribute of its class. An object keeps in its __dict__ what was set."""
+
+    def __init__(self, check: Callable[[Any, Any], T], default: Any) -> None:
+        self.name = check.__name__
+        self.default: T = default
+        self.__doc__ = check.__doc__
+        self._check = check
+
+    @overload
+    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    @overload
+    def __get__(self, settings: object, owner: type) -> T: ...
+    def __get__(self, settings: object | None, owner: type) -> T | Setting[T]:
+        if settings is None:
+            return self
+        kept: Any = settings.__dict__.get(self.name, self.default)
+        # A copy of a list: what is changed in place would pass unchecked.
+        return cast("T", kept.copy() if isinstance(kept, list) else kept)
+
+    def __set__(self, settings: object, value: T) -> None:
+        settings.__dict__[self.name] = self._check(settings, value)
+
+
+def setting(default: object = None) -> Callable[[Callable[[Any, Any], T]], Setting[T]]:
+    """Make a Setting of the method that checks it. Without a default, __init__ must assign it."""
+    return lambda check: Setting(check, default)
+
+
+class Settings:
+    """Settings that belong together.
+
+    Another attribute is kept, as MindSpore Lite keeps it, but with a warning: nothing reads it.
+    Not locked: threads that change the same settings coordinate among themselves.
+    """
+
+    _called = "settings"  # what a user writes to get at them
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not name.startswith("_") and not hasattr(type(self), name):
+            _warn_of_unknown(self, name)
+        super().__setattr__(name, value)
+
+    def __repr__(self) -> str:
+        changed = [
+            f"{name}={value!r}"
+            for name, value in vars(self).items()
+            if not isinstance(value, Settings) or vars(value)
+        ]
+        return f"{type(self).__name__}({', '.join(changed)})"
+
+
+def _warn_of_unknown(settings: Settings, name: str) -> None:
+    import warnings
+    from difflib import get_close_matches
+
+    known = [each for each in dir(type(settings)) if not each.startswith("_")]
+    near = get_close_matches(name, known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
+    warnings.warn(
+        f"{settings._called} has no setting {name!r}, so nothing reads it; {hint}", stacklevel=3
+    )

@@ -1,0 +1,271 @@
+"""Runs the conformance kit on an installed backend, in a process of its own.
+
+    report = check("mine")
+    print(report.ok, [result.name for result in report.results if result.outcome == "failed"])
+
+A test that crashes or hangs costs itself alone: it counts as failed, and the rest is run in
+another process. Nothing of this needs pytest here, and no file is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from engine._probe import ending, probe
+from engine.backends import BackendRecord, BackendState
+from engine.errors import BackendError
+from engine.types import Progress
+
+LEVELS = ("manifest", "semantics", "ownership", "errors", "lifecycle", "threads")
+"""The levels of the kit, the simplest first; each is a module beside this one."""
+
+LIMIT_S = 300.0
+"""What one test may take: far more than any needs, so that only a hang is stopped."""
+
+# Exit statuses of pytest.
+_DONE = (0, 1)  # without and with a failed test
+_MISUSED = 4
+
+_NEEDED = ("pytest", "onnx")
+# What would change how the tests run: the caller's own pytest, and targets that are not asked for.
+_UNWANTED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST", "ENGINE_TARGET")
+
+
+class Outcome(StrEnum):
+    """How a test ended."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    GAP = "gap"  # it failed, as the backend's `gaps` says, or was not run, as `crashes` says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """How one test ended.
+
+    level: one of LEVELS; for other tests the module they are in. reason: what failed, or why it
+    was skipped or is a gap. place: where that was, "file:line". traceback: for people.
+    """
+
+    name: str
+    level: str
+    outcome: Outcome
+    seconds: float = 0.0
+    reason: str = ""
+    place: str = ""
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The results for a backend, in the order in which the tests ran."""
+
+    record: BackendRecord
+    results: tuple[Result, ...]
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether no test failed."""
+        return not self.of(Outcome.FAILED)
+
+    def of(self, outcome: Outcome) -> list[Result]:
+        """The results of one kind."""
+        return [result for result in self.results if result.outcome is outcome]
+
+    def levels(self) -> dict[str, Counter[Outcome]]:
+        """How many tests of each level ended in each way; levels without a test are left out."""
+        counts: dict[str, Counter[Outcome]] = {}
+        for result in self.results:
+            counts.setdefault(result.level, Counter())[result.outcome] += 1
+        return counts
+
+
+def check(
+    backend: str,
+    *,
+    levels: Sequence[str] = (),
+    expression: str = "",
+    limit_s: float = LIMIT_S,
+    progress: Progress | None = None,
+) -> Report:
+    """Run the kit on an installed backend; a test that fails is a result, not an exception.
+
+    levels: of LEVELS; all if empty. expression: as pytest's -k. limit_s: for each test.
+    progress: called with a test's name when it begins, and how many are done, of how many.
+    Raises ImportError where the extra `testing` is not installed, BackendError for a backend that
+    cannot be tested, ValueError where no test is chosen.
+    """
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise ImportError(
+            f"the conformance kit needs {' and '.join(missing)}, which "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; "
+            'run: pip install "inference-engine[testing]"'
+        )
+    record = probe(backend)
+    if record.state not in (BackendState.READY, BackendState.NO_DEVICE):
+        raise BackendError(str(record), backend)
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="engine-check-", ignore_cleanup_errors=True) as folder:
+        results = tuple(_results(Path(folder), backend, levels, expression, limit_s, progress))
+    return Report(record, results, time.monotonic() - begin)
+
+
+def _results(
+    folder: Path,
+    backend: str,
+    levels: Sequence[str],
+    expression: str,
+    limit_s: float,
+    progress: Progress | None,
+) -> Iterator[Result]:
+    """The results as they come; a process that dies is followed by another for the rest."""
+    chosen: dict[str, str] | None = None  # the level of each test, by name
+    done: list[str] = []
+    while chosen is None or len(done) < len(chosen):
+        running = ""
+        order = {"backend": backend, "levels": [*levels], "k": expression, "done": done}
+        with _Child(folder, order) as child:
+            for event in child.events(limit_s):
+                if "error" in event:
+                    raise _cannot_load(backend, event["error"])
+                if "tests" in event and chosen is None:
+                    chosen = event["tests"]
+                elif "start" in event:
+                    running = event["start"]
+                    if progress is not None and chosen is not None:
+                        progress(running, len(done), len(chosen))
+                elif "result" in event:
+                    running = ""
+                    result = event["result"]
+                    done.append(result["name"])
+                    yield Result(**{**result, "outcome": Outcome(result["outcome"])})
+        if chosen is None:
+            if expression and child.status == _MISUSED:
+                text = child.last_words.removeprefix("ERROR: ")
+                raise ValueError(f"{text[:1].lower()}{text[1:]}")
+            raise _cannot_load(backend, f"its process {child.end} ({child.last_words})")
+        if not chosen:
+            raise ValueError(f"no test of the kit is chosen by -k {expression!r}")
+        if running:
+            yield child.failure(running, chosen[running])
+            done.append(running)
+        elif child.status not in _DONE or len(done) < len(chosen):
+            # Between two tests, or after the last: no test is to blame, so no rest is tried.
+            yield child.failure("the process", "lifecycle")
+            return
+
+
+def _cannot_load(backend: str, why: str) -> BackendError:
+    return BackendError(f"the tests of backend {backend!r} cannot be loaded: {why}", backend)
+
+
+class _Child:
+    """One process that runs tests: `python -m engine.testing.inside`, its order as JSON.
+
+    status, end: how it ended, once it has. last_words: the last line that it wrote to stderr.
+    """
+
+    def __init__(self, folder: Path, order: dict[str, Any]) -> None:
+        own = Path(tempfile.mkdtemp(dir=folder))
+        self._events = own / "events"
+        self._events.touch()
+        self._errors = own / "errors"
+        self.status: int | None = None
+        self._hung_s = 0.0
+        kept = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+        with self._errors.open("wb") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "engine.testing.inside", json.dumps(order)],
+                cwd=own,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+                env={
+                    **kept,
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                    "PYTHONDONTWRITEBYTECODE": "1",
+                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                    "TMPDIR": str(own),  # all that is written goes when the folder goes
+                },
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> _Child:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._process.poll() is None:
+            self._kill()
+
+    def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
+        """What the process says, until it ends; it is ended if it says nothing for `limit_s`."""
+        rest = b""
+        last = time.monotonic()
+        # A file, not a pipe: what a backend leaves running may hold a pipe open for ever.
+        with self._events.open("rb") as written:
+            while True:
+                self.status = self._process.poll()
+                *lines, rest = (rest + written.read()).split(b"\n")
+                for line in lines:
+                    yield json.loads(line)
+                    last = time.monotonic()
+                if self.status is not None:
+                    return
+                if time.monotonic() - last > limit_s:
+                    self._hung_s = limit_s
+                    self._process.send_signal(signal.SIGABRT)  # pytest then says where it was
+                    with suppress(subprocess.TimeoutExpired):
+                        self._process.wait(5)
+                    self._kill()
+                time.sleep(0.02)
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def last_words(self) -> str:
+        lines = self._said().strip().splitlines()
+        return lines[-1].strip() if lines else ""
+
+    @property
+    def end(self) -> str:
+        if self._hung_s:
+            return f"did not end within {self._hung_s:g} s"
+        assert self.status is not None
+        return ending(self.status) or "ended with status 0"
+
+    def failure(self, name: str, level: str) -> Result:
+        """The result of the test that was running when the process ended."""
+        said = self._said()
+        frame = re.search(r'^Current thread.*\n  File "(.+)", line (\d+),? in (.+)$', said, re.M)
+        return Result(
+            name=name,
+            level=level,
+            outcome=Outcome.FAILED,
+            reason=f"{self.end} in {frame[3]}" if frame else self.end,
+            place=f"{frame[1]}:{frame[2]}" if frame else "",
+            traceback=said,
+        )
+
+    def _said(self) -> str:
+        return self._errors.read_text(errors="replace")

@@ -1,0 +1,129 @@
+"""Runs the kit with pytest and says what happens: `python -m engine.testing.inside ORDER`.
+
+The process that `check.py` starts. Everything is written into the working folder, which is its
+own: the events, as lines of JSON, into "events".
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_TESTS = """
+import sys
+from engine.testing.declared import conformance_class
+
+TestBackend = conformance_class({backend!r})
+"""
+
+
+def run(order: Mapping[str, Any]) -> int:
+    """Run the tests that `order` asks for and return pytest's exit status.
+
+    order: "backend"; "levels" to be run, all if empty; "k", pytest's expression; "done", the names
+    of the tests that are to be left out.
+    """
+    folder = Path.cwd()
+    tests = folder / "test_backend.py"
+    tests.write_text(_TESTS.format(backend=order["backend"]), encoding="utf-8")
+    settings = folder / "pytest.ini"
+    settings.write_text("[pytest]\n", encoding="utf-8")  # not the caller's, if he has one
+    arguments = [
+        str(tests),
+        *("-c", str(settings)),
+        f"--rootdir={folder}",
+        f"--confcutdir={folder}",
+        f"--basetemp={folder / 'tmp'}",
+        "--import-mode=importlib",
+        "--tb=short",
+        "--color=no",
+        *("-p", "no:cacheprovider"),
+        *("-k", order["k"]),
+    ]
+    return pytest.main(arguments, plugins=[_Watch(order["levels"], order["done"])])
+
+
+class _Watch:
+    """Writes an event when the tests are known, and as each begins and ends."""
+
+    def __init__(self, levels: Sequence[str], done: Sequence[str]) -> None:
+        self._levels = levels
+        self._done = frozenset(done)
+        self._level: dict[str, str] = {}
+        self._reports: list[pytest.TestReport] = []
+        self._events = Path("events").absolute().open("a", encoding="utf-8")
+
+    def _say(self, **event: Any) -> None:
+        print(json.dumps(event), file=self._events, flush=True)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._say(error=report.longreprtext.strip().splitlines()[-1].removeprefix("E").strip())
+
+    @pytest.hookimpl(trylast=True)  # after -k
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        levels = {item.name: _level(item) for item in items}
+        self._level = {
+            name: level for name, level in levels.items() if level in (self._levels or (level,))
+        }
+        items[:] = [
+            item for item in items if item.name in self._level and item.name not in self._done
+        ]
+        self._say(tests=self._level)
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._reports.clear()
+        self._say(start=_name(nodeid))
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.append(report)
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        name = _name(nodeid)
+        self._say(
+            result={
+                "name": name,
+                "level": self._level[name],
+                "seconds": sum(report.duration for report in self._reports),
+                **_outcome(self._reports),
+            }
+        )
+
+
+def _name(nodeid: str) -> str:
+    return nodeid.partition("::TestBackend::")[2]
+
+
+def _level(item: pytest.Item) -> str:
+    """The module that defines a test: a level of the kit, or what the backend's own class adds."""
+    module: str = getattr(item, "function").__module__  # noqa: B009  # Item has no such member
+    return module.rpartition(".")[2]
+
+
+def _outcome(reports: Sequence[pytest.TestReport]) -> dict[str, str]:
+    """How a test ended, from the reports on its setup, call and teardown."""
+    for report in reports:
+        if report.failed:
+            return {"outcome": "failed", "traceback": report.longreprtext, **_failure(report)}
+    for report in reports:
+        if report.skipped and hasattr(report, "wasxfail"):
+            return {"outcome": "gap", "reason": report.wasxfail.removeprefix("reason: ")}
+        if report.skipped and isinstance(report.longrepr, tuple):
+            return {"outcome": "skipped", "reason": report.longrepr[2].removeprefix("Skipped: ")}
+    return {"outcome": "passed"}
+
+
+def _failure(report: pytest.TestReport) -> dict[str, str]:
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if crash is None:  # a gap that is closed; pytest has only a text for it
+        return {"reason": report.longreprtext}
+    return {"reason": crash.message, "place": f"{crash.path}:{crash.lineno}"}
+
+
+if __name__ == "__main__":
+    sys.exit(run(json.loads(sys.argv[1])))

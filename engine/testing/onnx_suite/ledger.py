@@ -1,0 +1,104 @@
+"""A ledger: a committed file that lists the tests that do not pass on a backend, each with why.
+
+    [versions]            # what it holds for: installed distributions
+    onnx = "1.23.2"
+
+    [refused]             # a status, and the tests that end so
+    test_name = "why"
+
+It has to be right in both directions: `mistakes` names what is listed and passes, and what does
+not pass, or otherwise, and is not listed.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from engine.testing.onnx_suite.score import Score, Status
+
+__all__ = ["Ledger", "mistakes", "read", "write"]
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """versions: by distribution. reasons: by status, for each test by name."""
+
+    versions: Mapping[str, str] = field(default_factory=dict)
+    reasons: Mapping[Status, Mapping[str, str]] = field(default_factory=dict)
+
+    def other_versions(self) -> list[str]:
+        """Which distributions are installed in another version than the ledger holds for."""
+        return [
+            f"{name} is {_version(name)}, the ledger is for {wanted}"
+            for name, wanted in self.versions.items()
+            if _version(name) != wanted
+        ]
+
+
+def read(path: Path) -> Ledger:
+    """Read a ledger. Raises ValueError for text that is none, OSError where there is no file."""
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    versions = tables.pop("versions", {})
+    return Ledger(versions, {Status(name): reasons for name, reasons in tables.items()})
+
+
+def write(path: Path, score: Score) -> None:
+    """Write the ledger of a run of the whole suite.
+
+    A test that the file lists in the same status keeps its reason, others get the error's text.
+    The file's versions are brought up to date; a new file has onnx's.
+    """
+    old = read(path) if path.exists() else Ledger({"onnx": ""})
+    lines = [
+        f"# The tests of onnx's backend suite that do not pass on {score.backend}, each with why.",
+        f"# After a change: python -m engine.testing.onnx_suite {score.backend} "
+        f"--write-ledger {path.name}",
+        "",
+        "[versions]",
+        *(f"{name} = {_quoted(_version(name))}" for name in old.versions),
+    ]
+    for status in Status:
+        results = score.of(status) if status is not Status.PASSED else []
+        if not results:
+            continue
+        kept = old.reasons.get(status, {})
+        lines += ["", f"[{status}]"]
+        lines += [f"{each.name} = {_quoted(kept.get(each.name, each.reason))}" for each in results]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def mistakes(ledger: Ledger, score: Score, *, is_whole: bool = True) -> list[str]:
+    """What of the ledger is not so, a line each.
+
+    is_whole: `score` is of the whole suite; else nothing is said of tests that it does not have.
+    """
+    listed = {name: status for status, names in ledger.reasons.items() for name in names}
+    found = []
+    for each in score.results:
+        said = listed.pop(each.name, Status.PASSED)
+        if said is Status.PASSED and each.status is not said:
+            found.append(f"{each.name} is not listed, but {each.status}: {each.reason}")
+        elif each.status is Status.PASSED is not said:
+            found.append(f"{each.name} is listed as {said}, but passed; take it out")
+        elif each.status is not said:
+            found.append(f"{each.name} is listed as {said}, but {each.status}: {each.reason}")
+    if is_whole:
+        found += [f"{name} is listed, but the suite has no such test" for name in listed]
+    return found
+
+
+def _version(distribution: str) -> str:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return ""
+
+
+def _quoted(text: str) -> str:
+    """A TOML string; what JSON escapes, TOML escapes likewise."""
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,272 @@
+"""A node by itself: what decides whether ONNX Runtime runs it, and nothing of where it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import onnx
+from onnx import (
+    AttributeProto,
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    TensorProto,
+    TypeProto,
+    helper,
+)
+
+if TYPE_CHECKING:
+    from engine_cpu.distrust import Doubt
+
+# Constants of so many elements are part of a kind: kernels look at axes, scales and the like
+# while they are made. A weight is told by its type alone.
+SMALL = 16
+
+Opsets = Mapping[str, int]
+
+
+@dataclass
+class Scope:
+    """What is known of the values that a node can read: their types, and the small constants."""
+
+    types: dict[str, TypeProto] = field(default_factory=dict)
+    constants: dict[str, TensorProto] = field(default_factory=dict)
+
+    def inner(self) -> Scope:
+        """The scope of a subgraph that begins here."""
+        return Scope(dict(self.types), dict(self.constants))
+
+
+@dataclass(frozen=True)
+class Kind:
+    """An operator with its attributes on inputs of known types.
+
+    node: with inputs x0, x1, ... and outputs y0, y1, ...; unnamed, so that equal ones are equal.
+    types: of the inputs. constants: those of the inputs that are small
+    constants. opsets: what it is written for. guessed: inputs of unknown type, taken for float32.
+    doubt: why ONNX Runtime's kernel is not used though there may be one.
+    """
+
+    node: NodeProto
+    types: Mapping[str, TypeProto]
+    constants: Mapping[str, TensorProto]
+    opsets: Opsets
+    guessed: frozenset[str] = frozenset()
+    doubt: Doubt | None = None
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for equal kinds."""
+        return (
+            self.node.SerializeToString(deterministic=True),
+            tuple(each.SerializeToString(deterministic=True) for each in self.types.values()),
+            tuple((name, each.SerializeToString()) for name, each in self.constants.items()),
+            tuple(sorted(self.opsets.items())),
+            self.guessed,
+            self.doubt.reason if self.doubt else "",
+        )
+
+    @property
+    def domain(self) -> str:
+        """Of its operator; "" is ONNX's own."""
+        return "" if self.node.domain == "ai.onnx" else self.node.domain
+
+    @property
+    def version(self) -> int:
+        """Of the operator set that it is written for; 0 where none is imported."""
+        return self.opsets.get(self.domain, 0)
+
+    def model(self, node: NodeProto | None = None, opsets: Opsets | None = None) -> ModelProto:
+        """A model of this node alone, or of `node` in its place; its outputs have no types."""
+        return model_of(
+            [node or self.node], self.types, opsets or self.opsets, constants=self.constants
+        )
+
+
+def kind_of(node: NodeProto, scope: Scope, opsets: Opsets, doubt: Doubt | None = None) -> Kind:
+    """The kind of a node. One with subgraphs keeps its names: they are used in there too."""
+    copy = NodeProto()
+    copy.CopyFrom(node)
+    copy.name = copy.doc_string = ""
+    del copy.metadata_props[:]
+    names = {name: name for name in reads(node)}
+    if not has_subgraphs(node):
+        names = {name: f"x{i}" for i, name in enumerate(names)}
+        copy.input[:] = [names.get(name, "") for name in node.input]
+        copy.output[:] = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
+    attributes = sorted(copy.attribute, key=lambda each: each.name)
+    del copy.attribute[:]
+    copy.attribute.extend(attributes)
+    for each in copy.attribute:
+        each.doc_string = ""
+    _lighten(copy)
+    guess = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
+    return Kind(
+        copy,
+        {short: scope.types.get(name, guess) for name, short in names.items()},
+        {
+            short: _anonymous(scope.constants[name], short)
+            for name, short in names.items()
+            if name in scope.constants
+        },
+        opsets,
+        frozenset(short for name, short in names.items() if name not in scope.types),
+        doubt,
+    )
+
+
+def model_of(
+    nodes: list[NodeProto],
+    inputs: Mapping[str, TypeProto],
+    opsets: Opsets,
+    constants: Mapping[str, TensorProto] | None = None,
+    functions: list[FunctionProto] | None = None,
+    outputs: Iterable[str] | None = None,
+) -> ModelProto:
+    """A model of these nodes. Its outputs have no types; by default all that no node reads."""
+    model = ModelProto(ir_version=onnx.IR_VERSION)
+    model.opset_import.extend(helper.make_opsetid(*each) for each in opsets.items())
+    model.functions.extend(functions or ())
+    graph = model.graph
+    graph.name = "kind"
+    graph.node.extend(nodes)
+    constants = constants or {}
+    graph.initializer.extend(constants.values())
+    for name, kind in inputs.items():
+        if name not in constants:
+            graph.input.add(name=name).type.CopyFrom(kind)
+    if outputs is None:
+        read = {name for node in nodes for name in reads(node)}
+        outputs = [name for node in nodes for name in node.output if name not in read]
+    for name in filter(None, outputs):
+        graph.output.add(name=name)
+    return model
+
+
+def reads(node: NodeProto) -> dict[str, None]:
+    """The names that a node needs, in its subgraphs too, in order."""
+    names = dict.fromkeys(filter(None, node.input))
+    for graph in subgraphs(node):
+        own = {each.name for each in (*graph.input, *graph.initializer)}
+        own |= {each.values.name for each in graph.sparse_initializer}
+        own.update(name for inner in graph.node for name in inner.output)
+        wanted = [name for inner in graph.node for name in reads(inner)]
+        wanted += [each.name for each in graph.output]
+        names.update(dict.fromkeys(name for name in wanted if name not in own))
+    return names
+
+
+def has_subgraphs(node: NodeProto) -> bool:
+    """Whether there are graphs in a node's attributes."""
+    return any(True for _ in subgraphs(node))
+
+
+def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
+    """The graphs in a node's attributes."""
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.GRAPH:
+            yield attribute.g
+        elif attribute.type == AttributeProto.GRAPHS:
+            yield from attribute.graphs
+
+
+def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
+    """What a graph, after shape inference, says of its values."""
+    scope = outer.inner() if outer else Scope()
+    for name in names_in(graph):  # a name of its own hides one of the graph around it
+        scope.types.pop(name, None)
+        scope.constants.pop(name, None)
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        if is_known(value.type):
+            scope.types[value.name] = value.type
+    for tensor in graph.initializer:
+        scope.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+        if elements(tensor) <= SMALL and tensor.data_location != TensorProto.EXTERNAL:
+            scope.constants[tensor.name] = tensor
+    for sparse in graph.sparse_initializer:
+        scope.types[sparse.values.name] = helper.make_tensor_type_proto(
+            sparse.values.data_type, sparse.dims
+        )
+    return scope
+
+
+def names_in(graph: GraphProto) -> Iterator[str]:
+    """The names that a graph itself defines."""
+    yield from (each.name for each in graph.input)
+    yield from (each.name for each in graph.initializer)
+    yield from (each.values.name for each in graph.sparse_initializer)
+    yield from (name for node in graph.node for name in node.output if name)
+
+
+def attribute(node: NodeProto, name: str) -> Any:
+    """The value of an attribute; None where it is not given."""
+    found = (each for each in node.attribute if each.name == name)
+    return next((helper.get_attribute_value(each) for each in found), None)
+
+
+def is_known(kind: TypeProto) -> bool:
+    """Whether a type says of which elements it is."""
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        return bool(getattr(kind, which).elem_type)
+    if which in ("sequence_type", "optional_type"):
+        return is_known(getattr(kind, which).elem_type)
+    return which == "map_type" and is_known(kind.map_type.value_type)
+
+
+def element(kind: TypeProto) -> int:
+    """The element type of a tensor, or of the tensors inside; 0 where there are none."""
+    which = kind.WhichOneof("value")
+    if which in ("tensor_type", "sparse_tensor_type"):
+        return int(getattr(kind, which).elem_type)
+    if which in ("sequence_type", "optional_type"):
+        return element(getattr(kind, which).elem_type)
+    return element(kind.map_type.value_type) if which == "map_type" else 0
+
+
+def type_named(text: str) -> TypeProto | None:
+    """The type that ONNX Runtime calls so: "tensor(float)"; None for all but tensors."""
+    name = text.removeprefix("tensor(").removesuffix(")")
+    number = _NUMBERS.get(name.upper(), 0) if text == f"tensor({name})" else 0
+    return helper.make_tensor_type_proto(number, None) if number else None
+
+
+_NUMBERS = dict(TensorProto.DataType.items())
+
+
+def inferred(model: ModelProto, is_strict: bool = False) -> ModelProto:
+    """The model with what onnx can tell of its types; as it is where onnx fails."""
+    try:
+        return onnx.shape_inference.infer_shapes(model, strict_mode=is_strict)
+    except Exception:
+        if is_strict:
+            raise
+        return model
+
+
+def elements(tensor: TensorProto) -> int:
+    """How many elements a tensor has."""
+    count = 1
+    for dim in tensor.dims:
+        count *= dim
+    return count
+
+
+def _lighten(node: NodeProto) -> None:
+    """Leave out the content of a large Constant: only its type can be beyond a runtime."""
+    if node.op_type != "Constant":
+        return
+    for attribute in node.attribute:
+        if attribute.type == AttributeProto.TENSOR and elements(attribute.t) > SMALL:
+            attribute.t.CopyFrom(TensorProto(data_type=attribute.t.data_type, dims=[0]))
+
+
+def _anonymous(tensor: TensorProto, name: str) -> TensorProto:
+    copy = TensorProto()
+    copy.CopyFrom(tensor)
+    copy.name = name
+    copy.doc_string = ""
+    return copy

@@ -1,0 +1,265 @@
+"""Says the nodes of a model in terms that ONNX Runtime takes, or says which it cannot be told.
+
+A node that must be said otherwise becomes a call of a function that is added to the model, so
+that everything around it stays as it is; ONNX Runtime puts the function's body in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
+
+from engine_cpu.distrust import OPERATORS, doubt
+from engine_cpu.prepare import opsets
+from engine_cpu.prepare.kind import (
+    Kind,
+    Opsets,
+    Scope,
+    has_subgraphs,
+    inferred,
+    kind_of,
+    reads,
+    scope_of,
+    subgraphs,
+    type_named,
+)
+from engine_cpu.prepare.rewrites import (
+    FunctionId,
+    converted,
+    expanded,
+    special,
+    widened,
+    wider_types,
+)
+from engine_cpu.prepare.trial import take
+
+DOMAIN = "engine_cpu"
+DEPTH = 30
+"""Functions in functions, and wider types in those, that are followed."""
+
+
+class Refused(Exception):
+    """ONNX Runtime has no way to run a node; the text says why."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How nodes of one kind are said.
+
+    drop: attributes to leave out. call: the name of the function to call instead, "" for none.
+    nested: the node itself with its subgraphs as they are to be said; None where it has none.
+    outputs: the types of the outputs as ONNX Runtime tells them.
+    """
+
+    drop: frozenset[str] = frozenset()
+    call: str = ""
+    nested: NodeProto | None = None
+    outputs: tuple[TypeProto | None, ...] = ()
+
+    def said(self, node: NodeProto) -> NodeProto:
+        """A node of this kind as it is to be said."""
+        if self.call:
+            outputs = [name for name in node.output if name]
+            return helper.make_node(
+                self.call, list(reads(node)), outputs, name=node.name, domain=DOMAIN
+            )
+        if self.nested is None and not self.drop:
+            return node
+        copy = NodeProto()
+        copy.CopyFrom(node if self.nested is None else self.nested)
+        copy.name = node.name
+        kept = [each for each in copy.attribute if each.name not in self.drop]
+        del copy.attribute[:]
+        copy.attribute.extend(kept)
+        return copy
+
+
+class Rewriter:
+    """For one model and one choice of opset versions.
+
+    functions: the model's own. versions: the opset versions to write for, by domain.
+    is_taken: ONNX Runtime takes the model as it is, so that only kernels that are not to be
+        trusted are looked at.
+    """
+
+    def __init__(
+        self,
+        functions: Mapping[FunctionId, FunctionProto],
+        versions: Opsets,
+        is_taken: bool = False,
+    ) -> None:
+        self.functions = functions
+        self.versions = versions
+        self.is_taken = is_taken
+        self.calls: dict[str, FunctionProto] = {}
+        self.notes: dict[str, str] = {}
+        self._answers: dict[tuple[object, ...], Answer | str] = {}
+        self._depth = 0
+
+    def nodes(
+        self, nodes: Iterable[NodeProto], scope: Scope, opsets: Opsets
+    ) -> Iterator[NodeProto | Refused]:
+        """Each node in turn as it is to be said, or why it cannot be.
+
+        scope: what is known of values; what is learned on the way is added.
+        """
+        for node in nodes:
+            try:
+                yield self._node(node, scope, opsets)
+            except Refused as refusal:
+                yield refusal
+
+    def used(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
+        """The functions that these nodes call, and those that these call in turn."""
+        found: dict[str, FunctionProto] = {}
+        pending = list(nodes)
+        while pending:
+            node = pending.pop()
+            if node.domain == DOMAIN and node.op_type not in found:
+                found[node.op_type] = self.calls[node.op_type]
+                pending += found[node.op_type].node
+            for graph in subgraphs(node):
+                pending += graph.node
+        return list(found.values())
+
+    def _node(self, node: NodeProto, scope: Scope, opsets: Opsets) -> NodeProto:
+        found = doubt(node, scope)
+        if self.is_taken and not self._depth and not found and not self._hides_doubt(node):
+            return node
+        kind = kind_of(node, scope, opsets, found)
+        key = kind.key
+        if key not in self._answers:
+            try:
+                self._answers[key] = self._answer(kind)
+            except Refused as refusal:
+                self._answers[key] = str(refusal)
+        answer = self._answers[key]
+        if isinstance(answer, str):
+            raise Refused(answer)
+        for name, told in zip(filter(None, node.output), answer.outputs, strict=False):
+            if told is not None:
+                scope.types.setdefault(name, told)
+        return answer.said(node)
+
+    def _hides_doubt(self, node: NodeProto) -> bool:
+        """Whether an operator of the table may stand in a node's subgraphs, or in its function."""
+        inner = [each for graph in subgraphs(node) for each in graph.node]
+        if self._is_own(node):
+            inner += self.functions[node.domain, node.op_type, node.overload].node
+        return any(each.op_type in OPERATORS or self._hides_doubt(each) for each in inner)
+
+    def _answer(self, kind: Kind) -> Answer:
+        try:
+            return self._as_it_is(kind)
+        except Refused as refusal:
+            reason = str(refusal)
+        self._depth += 1
+        try:
+            for way, how in self._ways(kind) if self._depth <= DEPTH else ():
+                model = _tried(way)
+                if model is None:
+                    continue
+                try:
+                    name = self._call(kind, model, how)
+                except Refused as refusal:
+                    if self._is_own(kind.node):
+                        reason = f"in function {kind.node.op_type!r}: {refusal}"
+                else:
+                    return Answer(call=name)
+        finally:
+            self._depth -= 1
+        raise Refused(reason)
+
+    def _is_own(self, node: NodeProto) -> bool:
+        """Whether a node calls a function of the model's own."""
+        return (node.domain, node.op_type, node.overload) in self.functions
+
+    def _as_it_is(self, kind: Kind) -> Answer:
+        """The node itself, perhaps with less attributes and other subgraphs."""
+        node = kind.node
+        if self._is_own(node):
+            raise Refused(f"it calls function {node.op_type!r}, which leads too deep")
+        if kind.doubt:
+            raise Refused(kind.doubt.reason)
+        try:
+            drop = opsets.dropped(kind, self.versions.get(kind.domain, kind.version))
+        except opsets.Changed as change:
+            raise Refused(str(change)) from None
+        nested = self._with_subgraphs(kind) if has_subgraphs(node) else None
+        if self.is_taken and not self._depth:
+            return Answer(drop, nested=nested)
+        answer = Answer(drop, nested=nested)
+        said = kind.model(answer.said(node), {**kind.opsets, **self.versions, DOMAIN: 1})
+        said.functions.extend(self.used(said.graph.node))
+        said.ir_version = opsets.newest_ir()
+        trial = take(said.SerializeToString())
+        if trial.is_taken:
+            return replace(answer, outputs=tuple(map(type_named, trial.outputs)))
+        if kind.guessed and not trial.is_unknown:
+            return answer  # it may do for the types that there really are
+        raise Refused(trial.refusal)
+
+    def _with_subgraphs(self, kind: Kind) -> NodeProto:
+        copy = NodeProto()
+        copy.CopyFrom(kind.node)
+        outer = Scope(dict(kind.types), dict(kind.constants))
+        for graph in subgraphs(copy):
+            said = list(self.nodes(graph.node, scope_of(graph, outer), kind.opsets))
+            for node, each in zip(graph.node, said, strict=True):
+                if isinstance(each, Refused):
+                    raise Refused(f"{node.op_type!r} in its subgraph {graph.name!r}: {each}")
+            del graph.node[:]
+            graph.node.extend(said)
+        return copy
+
+    def _ways(self, kind: Kind) -> Iterator[tuple[_Way, str]]:
+        """Other ways to say a node of this kind, the quickest first, and what to call them."""
+        by_function = partial(expanded, kind, self.functions), "computed by the operators it is of"
+        if kind.guessed:  # only a function's body does not depend on the types
+            yield from [by_function] if self._is_own(kind.node) else []
+            return
+        if kind.node.op_type == "Constant":  # a kind does not hold all of a large one
+            return
+        for wider in kind.doubt.wider if kind.doubt else wider_types(kind):
+            yield partial(widened, kind, wider), "computed in wider types"
+        yield partial(special, kind, self.versions), "computed by other operators"
+        yield by_function
+        yield partial(converted, kind, self.versions[""]), "computed as in a newer operator set"
+
+    def _call(self, kind: Kind, model: ModelProto, how: str) -> str:
+        """The name of a function with this model's nodes, to call for nodes of this kind."""
+        model.functions.extend(self.functions.values())
+        graph = inferred(model).graph
+        opsets = {each.domain: each.version for each in model.opset_import}
+        body = []
+        for node in self.nodes(graph.node, scope_of(graph), opsets):
+            if isinstance(node, Refused):
+                raise node
+            body.append(node)
+        name = f"{kind.node.op_type}_{len(self.calls)}"
+        self.calls[name] = helper.make_function(
+            DOMAIN,
+            name,
+            list(reads(kind.node)),
+            [each for each in kind.node.output if each],
+            body,
+            [helper.make_opsetid(*each) for each in {**opsets, **self.versions, DOMAIN: 1}.items()],
+        )
+        self.notes[name] = how
+        return name
+
+
+_Way = Callable[[], ModelProto | None]
+
+
+def _tried(way: _Way) -> ModelProto | None:
+    """What a way gives; nothing where onnx, which may know the operator otherwise, fails."""
+    try:
+        return way()
+    except MemoryError:
+        raise
+    except Exception:  # its exceptions have no common base
+        return None

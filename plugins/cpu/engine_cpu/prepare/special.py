@@ -1,0 +1,206 @@
+"""Operators in cases that ONNX Runtime has no kernel for, said by hand in other operators.
+
+Each function takes a kind and gives nodes from its inputs x0, x1, ... to its outputs y0, ..., or
+None where it has nothing to say. What they say must be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
+
+from engine_cpu.prepare.kind import Kind, attribute, element
+
+
+def _nodes(text: str, kind: Kind) -> list[NodeProto]:
+    """The nodes of ONNX's textual form, on x0, x1, ... and y0, y1, ..."""
+    head = '<domain: "engine_cpu", opset_import: ["" : 1]> F'
+    function: FunctionProto = parser.parse_function(
+        f"{head} ({', '.join(kind.types)}) => (y0) {{ {text} }}"
+    )
+    return list(function.node)
+
+
+def _mod(kind: Kind) -> list[NodeProto] | None:
+    """The remainder of floats with the sign of the divisor, from that with the dividend's.
+
+    The same steps as numpy's and Python's own.
+    """
+    if attribute(kind.node, "fmod"):
+        return None
+    return _nodes(
+        """
+        minus_one = Constant <value_float: float = -1.0> ()
+        minus = CastLike (minus_one, x0)
+        zero = Sub (minus, minus)
+        minus_zero = Mul (minus, zero)
+        m = Mod <fmod: int = 1> (x0, x1)
+        negative_m = Less (m, zero)
+        negative_y = Less (x1, zero)
+        differ = Xor (negative_m, negative_y)
+        shifted = Add (m, x1)
+        moved = Where (differ, shifted, m)
+        none = Equal (m, zero)
+        signed_zero = Where (negative_y, minus_zero, zero)
+        y0 = Where (none, signed_zero, moved)
+        """,
+        kind,
+    )
+
+
+def _bit_shift(kind: Kind) -> list[NodeProto] | None:
+    """Any integers by any distance, with ONNX Runtime's shift of uint64 by 0 to 63 bits.
+
+    A distance that is negative or as large as the type leaves the sign: 0 or -1.
+    """
+    number = element(kind.types["x0"])
+    bits = _BITS.get(number)
+    if bits is None:
+        return None
+    if attribute(kind.node, "direction") == b"RIGHT" and number in _SIGNED:
+        # ~(~x >> n) shifts a negative x as if its sign went on for ever.
+        value = """
+            signed = Cast <to: int = 7> (x0)
+            negative = Less (signed, zero)
+            flipped = Sub (minus_one, signed)
+            value = Where (negative, flipped, signed)
+            """
+        result = "unflipped = Sub (minus_one, moved)  result = Where (negative, unflipped, moved)"
+    else:
+        value, result = "value = Cast <to: int = 13> (x0)", "result = Identity (moved)"
+    direction = attribute(kind.node, "direction").decode()
+    return _nodes(
+        f"""
+        zero = Constant <value_int: int = 0> ()
+        minus_one = Constant <value_int: int = -1> ()
+        bits = Constant <value_int: int = {bits}> ()
+        by = Cast <to: int = 7> (x1)
+        not_negative = GreaterOrEqual (by, zero)
+        small = Less (by, bits)
+        fits = And (not_negative, small)
+        near = Where (fits, by, zero)
+        distance = Cast <to: int = 13> (near)
+        {value}
+        wide = Cast <to: int = 13> (value)
+        shifted = BitShift <direction: string = "{direction}"> (wide, distance)
+        signed_shifted = Cast <to: int = 7> (shifted)
+        moved = Where (fits, signed_shifted, zero)
+        {result}
+        y0 = Cast <to: int = {number}> (result)
+        """,
+        kind,
+    )
+
+
+_T = TensorProto
+_SIGNED = (_T.INT8, _T.INT16, _T.INT32, _T.INT64)
+_BITS: dict[int, int] = {
+    _T.INT8: 8, _T.INT16: 16, _T.INT32: 32, _T.INT64: 64,
+    _T.UINT8: 8, _T.UINT16: 16, _T.UINT32: 32, _T.UINT64: 64,
+}  # fmt: skip
+
+
+def _batchwise(kind: Kind) -> list[NodeProto] | None:
+    """GRU, LSTM and RNN with the batch as first axis: that axis is moved and moved back."""
+    if attribute(kind.node, "layout") != 1:
+        return None
+    node = NodeProto()
+    node.CopyFrom(kind.node)
+    kept = [each for each in node.attribute if each.name != "layout"]
+    del node.attribute[:]
+    node.attribute.extend(kept)
+    before, after = [], []
+    for place in (0, 5, 6):  # X; initial_h and initial_c: [batch, ...]
+        if len(node.input) > place and node.input[place]:
+            moved = f"moved_{place}"
+            before.append(
+                helper.make_node("Transpose", [node.input[place]], [moved], perm=[1, 0, 2])
+            )
+            node.input[place] = moved
+    for place, perm in enumerate(([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])):  # Y, Y_h, Y_c
+        if len(node.output) > place and node.output[place]:
+            moved = f"moved_y{place}"
+            after.append(helper.make_node("Transpose", [moved], [node.output[place]], perm=perm))
+            node.output[place] = moved
+    return [*before, node, *after]
+
+
+def _prelu(kind: Kind) -> list[NodeProto] | None:
+    """One slope a channel, as before version 7: broadcasting began at the front."""
+    x, slope = kind.types["x0"].tensor_type, kind.types["x1"].tensor_type
+    if kind.version >= 7 or len(slope.shape.dim) != 1 or not x.HasField("shape"):
+        return None
+    axes = list(range(1, len(x.shape.dim) - 1))
+    return [
+        helper.make_node("Unsqueeze", ["x1"], ["slopes"], axes=axes),
+        helper.make_node("PRelu", ["x0", "slopes"], ["y0"]),
+    ]
+
+
+def _resize(kind: Kind) -> list[NodeProto] | None:
+    """align_corners with scales of which the sizes are not whole: by cropping.
+
+    ONNX stretches the corners over size * scale, ONNX Runtime over the whole part of that.
+    tf_crop_and_resize lets the last corner be put where ONNX has it.
+    """
+    if attribute(kind.node, "coordinate_transformation_mode") != b"align_corners":
+        return None
+    if len(kind.node.input) != 3 or not kind.node.input[2] or attribute(kind.node, "antialias"):
+        return None
+    node = NodeProto()
+    node.CopyFrom(kind.node)
+    scales = node.input[2]
+    for each in node.attribute:
+        if each.name == "coordinate_transformation_mode":
+            each.s = b"tf_crop_and_resize"
+    node.input[1] = "roi"
+    axes = attribute(node, "axes")
+    axes = attribute(node, "axes")
+    chosen = "sizes = Identity (all_sizes)"
+    if axes is not None:
+        chosen = f"""
+            axes = Constant <value_ints: ints = {list(axes)}> ()
+            sizes = Gather (all_sizes, axes)
+            """
+    text = f"""
+        all_sizes = Shape (x0)
+        {chosen}
+        one = Constant <value_float: float = 1.0> ()
+        whole = Cast <to: int = 1> (sizes)
+        stretched = Mul (whole, {scales})
+        floored = Floor (stretched)
+        last = Sub (floored, one)
+        length = Sub (stretched, one)
+        zeros = Sub (whole, whole)
+        is_long = Greater (last, zeros)
+        divisor = Where (is_long, length, one)
+        ends = Div (last, divisor)
+        roi = Concat <axis: int = 0> (zeros, ends)
+        """
+    return [*_nodes(text, kind), node]
+
+
+def _any_locale(kind: Kind) -> list[NodeProto] | None:
+    """Upper and lower case in the locale that every machine has.
+
+    Where the model names none, ONNX Runtime wants en_US, which is the same and often not there.
+    """
+    if attribute(kind.node, "locale") is not None:
+        return None
+    node = NodeProto()
+    node.CopyFrom(kind.node)
+    node.attribute.append(helper.make_attribute("locale", "C.UTF-8"))
+    return [node]
+
+
+SPECIAL: dict[str, Callable[[Kind], list[NodeProto] | None]] = {
+    "BitShift": _bit_shift,
+    "GRU": _batchwise,
+    "LSTM": _batchwise,
+    "Mod": _mod,
+    "PRelu": _prelu,
+    "RNN": _batchwise,
+    "Resize": _resize,
+    "StringNormalizer": _any_locale,
+}

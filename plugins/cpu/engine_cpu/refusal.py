@@ -1,0 +1,35 @@
+"""ONNX Runtime's messages, in one line, with what they mean where that is known."""
+
+from __future__ import annotations
+
+import re
+
+import onnxruntime as ort
+
+
+def explained(text: str) -> str:
+    """What ONNX Runtime says where it refuses a model."""
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", " ".join(text.split()))
+    text = re.sub(r"(/[\w./-]+/)?onnxruntime/[\w./]+:\d+ ", "", text)
+    missing = re.search(
+        r"(?:Could not find an implementation|Failed to find kernel) for (\w+)\((\d+)\)", text
+    )
+    if missing:
+        return (
+            f"operator {missing[1]!r} (version {missing[2]}) has no CPU kernel for these types "
+            f"in onnxruntime {ort.__version__}: {text}"
+        )
+    name = unknown_operator(text)
+    if name:
+        domain, _, name = name.rpartition(":")
+        where = f" of domain {domain!r}" if domain else ""
+        return f"operator {name!r}{where} is unknown to onnxruntime {ort.__version__}: {text}"
+    return text
+
+
+def unknown_operator(text: str) -> str:
+    """The operator, as "domain:name", that ONNX Runtime says it does not know; "" for none."""
+    found = re.search(r"(?:Fatal error: )?([\w.]*:?[\w.]+)\(-1\) is not a registered", text)
+    if found is None:
+        found = re.search(r"No Op registered for (\w+)", text)
+    return found[1] if found else ""

@@ -1,0 +1,150 @@
+"""Values that ONNX Runtime computes with but its Python interface takes no arrays of.
+
+bfloat16, float8 and the types of less than a byte go in and out as OrtValues over the same bytes;
+types of less than a byte are packed there, as in an ONNX file, and one to a byte in an array.
+Sequences, optionals and maps are Python's lists, None and dicts on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from engine.types import DType, TensorSpec, ValueKind
+from engine_cpu.run import PLAIN, Array, CpuContext, Layout, stopping
+
+# Where a value must be of a type that ONNX Runtime gives arrays of: one that holds it exactly.
+CARRIERS = {
+    DType.BFLOAT16: DType.FLOAT32,
+    DType.FLOAT8E4M3FN: DType.FLOAT32,
+    DType.FLOAT8E4M3FNUZ: DType.FLOAT32,
+    DType.FLOAT8E5M2: DType.FLOAT32,
+    DType.FLOAT8E5M2FNUZ: DType.FLOAT32,
+    DType.FLOAT8E8M0: DType.FLOAT32,
+    DType.INT2: DType.INT8,
+    DType.INT4: DType.INT8,
+    DType.UINT2: DType.UINT8,
+    DType.UINT4: DType.UINT8,
+}
+
+
+def carried(inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """The outputs that a session must give in a carrier's type.
+
+    ONNX Runtime gives either all outputs as OrtValues, for which all inputs must be such too, and
+    strings and lists cannot be; or all as arrays and lists.
+    """
+    odd = [spec for spec in outputs if spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN]
+    as_values = all(spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs)) and all(
+        spec.dtype is not DType.STRING for spec in inputs
+    )
+    return [] if as_values else odd
+
+
+class ValueContext(CpuContext):
+    """Runs a session whose inputs or outputs are more than numpy's arrays."""
+
+    def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
+        super().__init__(session, layout)
+        specs = layout.inputs
+        self._carried = {spec.name: spec for spec in carried(specs, layout.outputs)}
+        self._as_values = not self._carried and any(
+            spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN for spec in layout.outputs
+        )
+
+    def _run(self, inputs: Sequence[Any], options: ort.RunOptions | None) -> list[Any]:
+        layout, session = self._layout, self._session
+        given = {
+            spec.name: _given(value, spec)
+            for value, spec in zip(inputs, layout.inputs, strict=True)
+        }
+        if not self._as_values:
+            results = session.run(layout.output_names, given, options)
+            return [
+                value.astype(spec.dtype.numpy) if spec.name in self._carried else value
+                for value, spec in zip(results, layout.outputs, strict=True)
+            ]
+        feeds = {
+            name: value if isinstance(value, ort.OrtValue) else _over(value)
+            for name, value in given.items()
+        }
+        found = session.run_with_ort_values(layout.output_names, feeds, options)
+        arrays = (_array(value, spec) for value, spec in zip(found, layout.outputs, strict=True))
+        # An output that is an input itself comes back as the caller's own memory.
+        return [
+            array.copy() if name in feeds else array
+            for array, name in zip(arrays, layout.output_names, strict=True)
+        ]
+
+    def _feed(self, inputs: Sequence[Any], deadline_s: float | None) -> list[Any]:
+        if deadline_s is None:
+            return self._run(inputs, None)
+        with stopping(deadline_s) as deadline:
+            return self._run(inputs, deadline.options)
+
+
+_over = ort.OrtValue.ortvalue_from_numpy
+
+
+def _given(value: Any, spec: TensorSpec) -> Any:
+    """One input as a session takes it."""
+    if spec.dtype in PLAIN or not isinstance(value, np.ndarray):
+        return value
+    words = value.view(f"u{value.dtype.itemsize}")
+    if spec.dtype.bits < 8:
+        words = _packed(words, spec.dtype.bits)
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(words, spec.dtype.onnx)
+
+
+def _array(value: ort.OrtValue, spec: TensorSpec) -> Array:
+    """One output as an array; it keeps the OrtValue, whose memory it is, alive."""
+    dtype = spec.dtype
+    if dtype in PLAIN:
+        plain: Array = value.numpy()
+        return plain
+    shape = tuple(value.shape())
+    if 0 in shape:
+        return np.empty(shape, dtype.numpy)
+    size = max(1, dtype.bits // 8)
+    count = value.tensor_size_in_bytes() // size
+    words = np.asarray(_Memory(value, count, f"<u{size}"))
+    if dtype.bits < 8:
+        words = _unpacked(words, dtype.bits, int(np.prod(shape)))
+    return words.reshape(shape).view(dtype.numpy)
+
+
+class _Memory:
+    """What numpy needs to see the memory of an OrtValue."""
+
+    def __init__(self, value: ort.OrtValue, count: int, code: str) -> None:
+        self._value = value
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (value.data_ptr(), False),
+            "shape": (count,),
+            "typestr": code,
+        }
+
+
+def _packed(words: Array, bits: int) -> Array:
+    """Elements of `bits` bits, the first in the lowest, from bytes of which those are the lowest.
+
+    In an array of the same shape, as ONNX Runtime wants it; it reads as much as is needed.
+    """
+    count = 8 // bits
+    flat = words.reshape(-1) & ((1 << bits) - 1)
+    packed = np.zeros(words.shape, np.uint8)
+    into = packed.reshape(-1)
+    for place in range(count):
+        part = flat[place::count]
+        into[: len(part)] |= part << (place * bits)
+    return packed
+
+
+def _unpacked(words: Array, bits: int, size: int) -> Array:
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    spread = (words[:, None] >> shifts) & ((1 << bits) - 1)
+    return np.ascontiguousarray(spread.reshape(-1)[:size])

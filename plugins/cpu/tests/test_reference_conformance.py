@@ -1,0 +1,5 @@
+from engine.testing import BackendConformance
+
+
+class TestReference(BackendConformance):
+    backend = "reference"

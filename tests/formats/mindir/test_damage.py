@@ -1,0 +1,157 @@
+"""Damaged and hostile files: a ModelError each, soon, and never anything else."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from engine.errors import ModelError
+from engine.formats import open_source, source_from_bytes
+
+DATA = Path(__file__).parents[2] / "data" / "mindir"
+PLAIN = sorted(path for path in DATA.rglob("*.mindir") if not path.name.startswith("enc_"))
+SMALL = [path for path in PLAIN if path.stat().st_size < 20_000]
+BUDGET_S = 10.0  # of one file; they take milliseconds
+
+
+def _read(data: bytes) -> bool:
+    """Whether the bytes are a model; anything but a ModelError fails the test."""
+    start = time.monotonic()
+    try:
+        source_from_bytes(data)
+    except ModelError:
+        return False
+    finally:
+        assert time.monotonic() - start < BUDGET_S
+    return True
+
+
+@pytest.mark.parametrize("path", SMALL[::8], ids=lambda path: path.stem)
+def test_a_truncated_file_is_refused(path: Path) -> None:
+    data = path.read_bytes()
+    for place in range(20):
+        _read(data[: len(data) * place // 20])
+    assert not _read(data[: len(data) // 2])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.stem)
+def test_every_file_truncated_at_twenty_places(path: Path) -> None:
+    data = path.read_bytes()
+    for place in range(20):
+        _read(data[: len(data) * place // 20])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_flipped_bytes_give_a_model_or_a_model_error(seed: int) -> None:
+    _flip(seed, 75)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 120))
+def test_two_thousand_flipped_bytes(seed: int) -> None:
+    _flip(seed, 100)
+
+
+def _flip(seed: int, times: int) -> None:
+    chosen = random.Random(seed)
+    for _ in range(times):
+        data = bytearray(chosen.choice(SMALL).read_bytes())
+        for _ in range(chosen.choice((1, 1, 3))):
+            data[chosen.randrange(len(data))] = chosen.randrange(256)
+        _read(bytes(data))
+
+
+def test_tuples_nested_ten_thousand_deep_are_refused(mindir: SimpleNamespace) -> None:
+    nested = mindir.scalar("", 1)
+    for _ in range(10_000):
+        nested = mindir.text(17, nested) + mindir.number(16, 20)
+    node = mindir.node("Constant", (), "deep", mindir.text(1, "value") + nested)
+    used = mindir.node("Reshape", ["G:x", "deep"], "G:y")
+    main = mindir.graph("G", [node, used], [mindir.value("G:x", 2)], [mindir.value("G:y", 2)])
+    with pytest.raises(ModelError, match="nested more than"):
+        source_from_bytes(mindir.model(main))
+
+
+def test_a_length_of_two_gigabytes_is_refused(mindir: SimpleNamespace) -> None:
+    data = mindir.model(mindir.graph("G", [], [], []))
+    with pytest.raises(ModelError, match="claims 2,147,483,647 bytes"):
+        source_from_bytes(data + mindir.varint(8 << 3 | 2) + mindir.varint((1 << 31) - 1))
+
+
+def test_a_node_that_reads_its_own_result_is_refused(mindir: SimpleNamespace) -> None:
+    nodes = [mindir.node("ReLU", ["G:b"], "G:a"), mindir.node("ReLU", ["G:a"], "G:b")]
+    main = mindir.graph("G", nodes, [mindir.value("G:x", 2)], [mindir.value("G:b", 2)])
+    with pytest.raises(ModelError, match=r"'G:b' is defined nowhere before it is used"):
+        source_from_bytes(mindir.model(main))
+
+
+def test_a_function_that_calls_itself_without_end_is_refused(mindir: SimpleNamespace) -> None:
+    body = mindir.graph(
+        "F",
+        [mindir.node("REF::F", ["F:x"], "F:a"), mindir.node("ReLU", ["F:a"], "F:b")],
+        [mindir.value("F:x", 2)],
+        [mindir.value("F:b", 2)],
+    )
+    main = mindir.graph(
+        "G",
+        [mindir.node("REF::F", ["G:x"], "G:y")],
+        [mindir.value("G:x", 2)],
+        [mindir.value("G:y", 2)],
+    )
+    with pytest.raises(ModelError, match="calls itself"):
+        source_from_bytes(mindir.model(main, [body]))
+
+
+def test_functions_that_unfold_without_bound_are_refused(mindir: SimpleNamespace) -> None:
+    functions = []
+    for level in range(40):
+        callee = f"REF::F{level + 1}" if level < 39 else "ReLU"
+        functions.append(
+            mindir.graph(
+                f"F{level}",
+                [
+                    mindir.node(callee, [f"F{level}:x"], f"F{level}:a"),
+                    mindir.node(callee, [f"F{level}:a"], f"F{level}:b"),
+                ],
+                [mindir.value(f"F{level}:x", 2)],
+                [mindir.value(f"F{level}:b", 2)],
+            )
+        )
+    main = mindir.graph(
+        "G",
+        [mindir.node("REF::F0", ["G:x"], "G:y")],
+        [mindir.value("G:x", 2)],
+        [mindir.value("G:y", 2)],
+    )
+    with pytest.raises(ModelError, match="unfolds into more than"):
+        source_from_bytes(mindir.model(main, functions))
+
+
+@pytest.mark.parametrize("name", ["enc_AES-GCM_16", "enc_AES-CBC_24", "enc_SM4-CBC_16"])
+def test_a_wrong_key_is_told_from_damage(name: str, tmp_path: Path) -> None:
+    path = DATA / "nets" / f"{name}.mindir"
+    mode, size = name.split("_")[1], int(name.split("_")[2])
+    right = bytes(range(size))
+    with pytest.raises(ModelError, match="the key is wrong"):
+        open_source(path, dec_key=right[::-1], dec_mode=mode)
+    with pytest.raises(ModelError, match=f"pass its key.*dec_mode='{mode}'"):
+        open_source(path)
+    with pytest.raises(ModelError, match=r"bytes; .* takes"):
+        open_source(path, dec_key=b"short", dec_mode=mode)
+    other = "AES-CBC" if mode == "AES-GCM" else "AES-GCM"
+    with pytest.raises(ModelError, match=rf"encrypted with {mode}, but dec_mode is"):
+        open_source(path, dec_key=right, dec_mode=other)
+    cut = tmp_path / "cut.mindir"
+    cut.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="damaged"):
+        open_source(cut, dec_key=right, dec_mode=mode)
+
+
+def test_a_key_for_a_plain_file_is_an_error() -> None:
+    with pytest.raises(ModelError, match="not encrypted, but dec_key was given"):
+        open_source(DATA / "mlp.mindir", dec_key=bytes(16))

@@ -1,0 +1,271 @@
+"""`engine bench`: what it measures, what it says of it, and what it draws."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from engine.cli.clients import Clients
+from engine.cli.latency import draw, histogram, summary
+from engine.testing import models
+from engine.testing.plugins import install
+
+# ---------------------------------------------------------------------------- what is measured
+
+
+class Work:
+    """Takes at least `seconds`; counts its calls and how many there are at once."""
+
+    def __init__(self, seconds: float = 0.0, fail_at: int = 0) -> None:
+        self.seconds = seconds
+        self.fail_at = fail_at
+        self.calls = self.now = self.most = 0
+        self.lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self.lock:
+            self.calls += 1
+            self.now += 1
+            self.most = max(self.most, self.now)
+            if self.calls == self.fail_at:
+                raise ValueError("the model failed")
+        time.sleep(self.seconds)
+        with self.lock:
+            self.now -= 1
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_calls_asked_for_are_made_and_timed(count):
+    work = Work(0.002)
+    clients = Clients(work, count, calls=20)
+    clients.start()
+    assert clients.wait(60)
+    measured = clients.measured()
+    assert work.calls == clients.calls == len(measured.latencies_s) == 20
+    assert measured.latencies_s.min() >= 0.002
+    # One client's calls come one after another; those of three overlap.
+    assert work.most == count
+    assert measured.seconds >= measured.latencies_s.sum() / count
+
+
+def test_the_warm_up_is_not_counted_and_is_at_least_one_call():
+    work = Work()
+    clients = Clients(work, warmup_s=1e-9, calls=5)
+    clients.start()
+    assert clients.wait(60)
+    assert (work.calls, clients.calls) == (6, 5)
+    work = Work()
+    clients = Clients(work, warmup_s=0, calls=5)
+    clients.start()
+    assert clients.wait(60)
+    assert work.calls == 5
+
+
+def test_a_duration_is_kept_and_a_call_that_has_begun_counts():
+    work = Work(0.05)
+    clients = Clients(work, 2, duration_s=0.12)
+    begin = time.perf_counter()
+    clients.start()
+    assert clients.wait(60)
+    measured = clients.measured()
+    assert 0.12 <= measured.seconds <= time.perf_counter() - begin
+    assert work.calls == len(measured.latencies_s)
+    assert work.now == 0
+
+
+def test_an_error_ends_all_clients_and_is_raised():
+    clients = Clients(Work(0.001, fail_at=7), 3, duration_s=3600)
+    clients.start()
+    with pytest.raises(ValueError, match="the model failed"):
+        clients.wait(60)
+
+
+@pytest.mark.parametrize("warmup_s", [0, 3600])
+def test_clients_that_are_stopped_keep_what_they_have(warmup_s):
+    work = Work(0.001)
+    clients = Clients(work, 2, warmup_s, duration_s=3600)
+    clients.start()
+    while work.calls < 10:
+        time.sleep(0.001)
+    clients.stop()
+    assert clients.wait(60)
+    assert (clients.calls > 0) == (warmup_s == 0)
+    assert len(clients.measured().latencies_s) == clients.calls
+
+
+# ---------------------------------------------------------------------------------- the numbers
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 1000])
+def test_percentiles_are_linear_between_the_two_nearest(count):
+    latencies = np.random.default_rng(count).exponential(1e-3, count)
+    shown = summary(latencies)
+    if count == 1:
+        assert set(shown.values()) == {float(latencies[0])}
+        return
+    cuts = statistics.quantiles(latencies, n=100, method="inclusive")  # a second implementation
+    for rank in (50, 90, 99):
+        assert shown[f"p{rank}"] == pytest.approx(cuts[rank - 1], rel=1e-12)
+    assert shown["min"] == min(latencies)
+    assert shown["max"] == max(latencies)
+    assert shown["mean"] == pytest.approx(statistics.fmean(latencies))
+
+
+def test_a_histogram_holds_every_latency_once():
+    latencies = np.random.default_rng(1).lognormal(-8, 1, 5000)
+    edges, counts = histogram(latencies)
+    assert counts.sum() == 5000
+    assert (edges[0], edges[-1]) == (latencies.min(), latencies.max())
+    ratios = edges[1:] / edges[:-1]
+    assert ratios == pytest.approx(ratios[0])
+    for place, count in enumerate(counts):
+        inside = (latencies >= edges[place]) & (latencies < edges[place + 1])
+        assert count == inside.sum() + (place == len(counts) - 1)
+    assert histogram(np.full(9, 2e-3))[1].tolist() == [9]
+
+
+def test_the_drawing_shows_counts_in_proportion_and_marks_the_percentiles(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    latencies = np.concatenate([np.full(800, 1e-3), np.full(199, 2e-3), np.full(1, 16e-3)])
+    draw(latencies)
+    lines = capsys.readouterr().out.splitlines()
+    bars = {int(re.findall(r"(\d+)(?:  p.*)?$", line)[0]): line.count("█") for line in lines}
+    assert sum(bars) == 1000
+    assert bars[800] == max(bars.values()) > 40
+    assert bars[199] == pytest.approx(bars[800] * 199 / 800, abs=1)
+    assert "▏" in lines[-1]  # one of 1000 can be seen
+    assert lines[0].startswith("1.00 ms")
+    assert lines[0].endswith("800  p50")
+    assert [line for line in lines if line.endswith("p90 p99")] == [
+        line for line in lines if "  199  " in line
+    ]
+    assert max(map(len, lines)) <= 80
+
+
+# ---------------------------------------------------------------------------------- the command
+
+
+def test_prints_percentiles_throughput_and_where_it_ran(cli, tmp_path):
+    done = cli("bench", models.affine(tmp_path), "--runs", 200, "--warmup", 0, "--shape", "x=4,3")
+    assert (done.status, done.err) == (0, "")
+    time_ = r"\d[\d.]* (us|ms|s)"
+    for name in ("p50", "p90", "p99", "min", "max", "mean"):
+        assert re.search(rf"^latency {name} +{time_}$", done.out, re.M), done.out
+    assert re.search(r"^throughput +[\d,.]+ runs/s$", done.out, re.M)
+    assert re.search(r"^ran on +cpu:0 \(", done.out, re.M)
+    assert re.search(r"^CPUs +\d+ usable of \d+, host threads: \d+$", done.out, re.M)
+    assert re.search(rf"^measured +200 runs in {time_}, 1 client, without warm-up$", done.out, re.M)
+    assert "input x: float32[4, 3], generated: all ones" in done.out
+
+
+def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
+    install(plugin_folder, "null", "engine.testing.null")
+    done = cli(
+        "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.02",
+        "--runs", 10, "--clients", 2, "--warmup", 0.001, "--threads", 3, "--json", "--plot",
+    )  # fmt: skip
+    values = done.json
+    assert (values["runs"], values["clients"], values["threads"]) == (10, 2, 3)
+    assert (values["warmup_s"], values["interrupted"]) == (0.001, False)
+    assert values["throughput_per_s"] == pytest.approx(10 / values["seconds"])
+    latency = values["latency_s"]
+    assert latency["min"] >= 0.02
+    assert latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+    # Two at once: the runs take longer together than the time that passed.
+    assert latency["mean"] * 10 > 1.2 * values["seconds"]
+    assert sum(values["histogram"]["counts"]) == 10
+    assert values["backend"] == "null"
+    assert values["devices"][0]["nodes"] == 2
+    assert values["inputs"] == [
+        {"name": "x", "dtype": "float32", "shape": [1, 3], "source": "generated: all ones"}
+    ]
+
+
+def test_a_duration_is_how_long_it_measures(cli, tmp_path):
+    arguments = ("bench", models.affine(tmp_path), "--warmup", 0, "--json")
+    assert 0.2 <= cli(*arguments, "--duration", 0.2).json["seconds"] < 5
+
+
+def test_few_runs_are_said_to_say_little(cli, tmp_path):
+    path = models.affine(tmp_path)
+    assert re.match(r"note: with 99 runs the p99 ", cli("bench", path, "--runs", 99).err)
+    assert cli("bench", path, "--runs", 100).err == ""
+
+
+def test_inputs_come_from_files_as_for_a_run(cli, digits):
+    path, images = digits / "digits.onnx", digits / "test_images.npz"
+    done = cli("bench", path, "-i", images, "--runs", 3, "--json")
+    assert done.json["inputs"][0]["shape"][0] == 360
+    assert "not used: 'label'" in done.err
+
+
+def test_what_fails_in_a_run_is_one_line_of_error(cli, tmp_path):
+    done = cli("bench", models.affine(tmp_path), "--shape", "x=2,4", "--clients", 3)
+    assert (done.status, done.out) == (1, "")
+    assert "expected float32[batch, 3], got float32[2, 4]" in done.err
+    assert done.err.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------- plots
+
+
+def test_a_plot_is_drawn_below_the_numbers(cli, tmp_path):
+    done = cli("bench", models.affine(tmp_path), "--runs", 300, "--plot")
+    below = done.out.partition("latency mean")[2].splitlines()[2:]
+    assert sum(int(re.findall(r"(\d+)(?:  p.*)?$", line)[0]) for line in below) == 300
+
+
+def test_a_plot_is_drawn_in_ascii_where_nothing_else_can_be_printed(shell, tmp_path):
+    done = shell(
+        "bench", models.affine(tmp_path), "--runs", 300, "--plot", PYTHONIOENCODING="ascii"
+    )
+    assert done.status == 0
+    assert "#####" in done.out
+    assert "\\u" not in done.out
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is None, reason="matplotlib is not installed")
+@pytest.mark.parametrize(
+    ("name", "begins"), [("p.png", b"\x89PNG\r\n"), ("p.svg", b"<?xml"), ("p.pdf", b"%PDF-")]
+)
+def test_a_plot_is_written_into_a_file(cli, tmp_path, name, begins):
+    path = models.affine(tmp_path).rename(tmp_path / "$a_{b$.onnx")  # no formula
+    done = cli("bench", path, "--runs", 100, "--plot-file", tmp_path / name)
+    assert (done.status, done.err) == (0, f"plot written to {tmp_path / name}\n")
+    assert (tmp_path / name).read_bytes().startswith(begins)
+    again = cli("bench", path, "--runs", 100, "--plot-file", tmp_path / "absent" / name)
+    assert again.status == 1
+    assert again.err.startswith(f"error: {tmp_path / 'absent' / name}: no such file")
+    assert "latency p50" in again.out  # what was measured is not lost
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from engine.cli import main
+sys.exit(main(["bench", "absent.onnx", "--plot-file", "p.png"]))
+"""
+
+
+def test_without_matplotlib_a_plot_file_is_refused_before_anything_is_measured():
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: a plot in a file needs matplotlib")
+    assert 'pip install "inference-engine[plot]"' in done.stderr
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,156 @@
+"""`engine doctor`: what it prints, for people and for programs, and with which status."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+import engine
+from engine.testing.plugins import install
+
+PLUGIN = """
+import ctypes, os, sys, time
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+from engine.types import Check
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name={name!r})
+
+@hookimpl
+def engine_diagnose():
+    {diagnose}
+"""
+CHECKS = "return [Check('beads', True, 'nine'), Check('wire', False, 'rusty', 'run: oil wire')]"
+
+
+def plugin(folder, name, diagnose):
+    install(folder, name, name, source=PLUGIN.format(name=name, diagnose=diagnose))
+
+
+def test_a_backend_in_order_has_status_0(cli):
+    done = cli("doctor", "cpu")
+    assert (done.status, done.err) == (0, "")
+    machine, cpu, summary = done.out.split("\n\n")
+    assert machine.startswith("machine\nok       Python: ")
+    assert f"ok       core: inference-engine {engine.__version__} in " in machine
+    assert cpu.startswith(f"cpu inference-engine-cpu {engine.__version__}\nok       state: ready")
+    assert "onnxruntime" in cpu
+    assert summary == "no problem\n"
+
+
+def test_a_problem_has_its_fix_below_it_and_status_1(cli, plugin_folder):
+    plugin(plugin_folder, "abacus", CHECKS)
+    done = cli("doctor", "abacus")
+    assert done.status == 1
+    assert "ok       beads: nine\nproblem  wire: rusty\n         fix: run: oil wire\n" in done.out
+    assert done.out.endswith("\n\nproblems with: abacus\n")
+
+
+def test_a_step_that_helps_with_several_is_said_once(cli, plugin_folder):
+    two = "return [Check(name, False, 'rusty', 'run: oil all') for name in ('wire', 'frame')]"
+    plugin(plugin_folder, "abacus", two)
+    assert cli("doctor", "abacus").out.count("fix: run: oil all") == 1
+
+
+@pytest.mark.parametrize(
+    ("diagnose", "said"),
+    [
+        ("ctypes.string_at(0)", "crashed with SIGSEGV in engine_diagnose"),
+        ("time.sleep(600)", "did not answer within 4 s in engine_diagnose"),
+        ("sys.exit(0)", "engine_diagnose raised SystemExit: 0"),
+    ],
+)
+def test_a_driver_that_crashes_or_hangs_is_a_line_like_any_other(
+    cli, plugin_folder, diagnose, said
+):
+    plugin(plugin_folder, "faulty", diagnose)
+    done = cli("doctor", "faulty", "cpu", "--timeout", "4")
+    assert (done.status, done.err) == (1, "")
+    assert said in done.out
+    assert "\ncpu inference-engine-cpu " in done.out
+    assert done.out.endswith("problems with: faulty\n")
+
+
+def test_programs_get_the_same_as_json(cli, plugin_folder):
+    plugin(plugin_folder, "abacus", CHECKS)
+    done = cli("doctor", "abacus", "cpu", "--json")
+    assert done.status == 1
+    values = done.json
+    assert values["ok"] is False
+    assert {each["status"] for each in values["machine"]} <= {"ok", "note"}
+    abacus, cpu = values["backends"]
+    assert (abacus["name"], abacus["state"]) == ("abacus", "ready")
+    assert abacus["findings"][-1] == {
+        "status": "problem", "name": "wire", "detail": "rusty", "fix": "run: oil wire",
+    }  # fmt: skip
+    assert cpu["devices"][0]["device"] == "cpu:0"
+    # The record is the one that `engine plugins` shows.
+    listed = cli("plugins", "--json").json["backends"]
+    [same] = [each for each in listed if each["name"] == "cpu"]
+    assert {key: cpu[key] for key in same} == same
+
+
+def test_without_a_name_every_backend_is_looked_at(cli, plugin_folder):
+    plugin(plugin_folder, "abacus", CHECKS)
+    names = [each["name"] for each in cli("doctor", "--json").json["backends"]]
+    assert {"abacus", "cpu", "gpu_trt", "ascend_ge"} <= {*names}
+    assert len(names) == len({*names})
+
+
+def test_a_name_that_nothing_offers_is_a_problem(cli):
+    done = cli("doctor", "abacus")
+    assert done.status == 1
+    assert "problem  state: not installed: " in done.out
+    assert "installed: " in done.out
+
+
+def test_a_misspelt_variable_is_told_the_right_name(cli, monkeypatch):
+    monkeypatch.setenv("ENGINE_DISABLED_BACKEND", "x")
+    done = cli("doctor", "cpu")
+    assert done.status == 0
+    assert "note     ENGINE_DISABLED_BACKEND: nothing of this project reads it" in done.out
+    assert "did you mean ENGINE_DISABLED_BACKENDS?" in done.out
+    assert "fix: run: unset ENGINE_DISABLED_BACKEND\n" in done.out
+
+
+def test_a_wrong_time_limit_is_wrong_usage(cli):
+    done = cli("doctor", "--timeout", "0")
+    assert (done.status, done.out) == (2, "")
+    assert "seconds above 0" in done.err
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_lines_fit_the_terminal_except_those_to_be_copied(terminal, tmp_path, columns):
+    fix = "run: pip install " + "a-distribution " * 12
+    plugin(tmp_path, "abacus", f"return [Check('wire', False, 'rusty ' * 20, {fix!r})]")
+    done = terminal("doctor", "abacus", columns=columns, PYTHONPATH=str(tmp_path))
+    assert done.status == 1
+    bars, _, results = done.out.rpartition("\x1b[2K")
+    assert "asking the backends" in bars
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", results).splitlines()
+    assert f"         fix: {fix}".rstrip() in [line.rstrip() for line in lines]
+    assert all(len(line) <= columns for line in lines if "fix: " not in line)
+    assert "\x1b[32mok" in results  # green
+    assert "\x1b[1;31mproblem" in results
+
+
+def test_an_interrupt_is_status_130(terminal, tmp_path):
+    plugin(tmp_path, "hanging", "time.sleep(600)")
+    done = terminal(
+        "doctor", "hanging", press="\x03", when="asking the backends", PYTHONPATH=str(tmp_path)
+    )
+    assert done.status == 130
+    assert done.out.rstrip().endswith("interrupted")
+    assert "Traceback" not in done.out
+
+
+def test_the_help_explains_findings_and_statuses(shell):
+    done = shell("doctor", "--help")
+    assert (done.status, done.err) == (0, "")
+    for text in ("Usage: engine doctor [OPTIONS] [NAME]", "note", "problem", "Exit status"):
+        assert text in done.text

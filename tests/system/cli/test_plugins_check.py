@@ -1,0 +1,153 @@
+"""`engine plugins check`: the conformance kit on an installed backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.testing.plugins import install
+
+PLUGIN = """
+import os, time
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name={name!r}, capabilities=frozenset())
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    {predict}
+    return null.engine_predict(context, inputs, outputs, deadline_s)
+"""
+OUTCOMES = ["passed", "failed", "skipped", "gaps"]
+
+
+@pytest.fixture
+def faulty(plugin_folder):
+    """A backend that gives a scalar back as it came and crashes for what is empty."""
+    predict = (
+        "if inputs[0].ndim == 0: return [inputs[0]]\n"
+        "    if inputs[0].size == 0: os.kill(os.getpid(), 11)"
+    )
+    install(plugin_folder, "faulty", "faulty", source=PLUGIN.format(name="faulty", predict=predict))
+    return "faulty"
+
+
+def test_the_cpu_backend_passes_every_level_of_the_kit(cli):
+    done = cli("plugins", "check", "cpu")
+    assert done.status == 0, done.out + done.err
+    assert done.err == ""
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["level", *OUTCOMES]
+    rows = {line.split()[0]: line.split()[1:] for line in lines[1:7]}
+    assert list(rows) == ["manifest", "semantics", "ownership", "errors", "lifecycle", "threads"]
+    assert all(int(row[0]) > 5 and row[1] == "0" for row in rows.values())
+    assert lines[-1].startswith("cpu: ")
+    assert "failed" not in lines[-1]
+
+
+def test_failures_are_shown_with_their_messages_and_the_status_is_1(cli, faulty):
+    expression = "a_scalar_stays or without_elements or closed_form or deadline"
+    done = cli("plugins", "check", faulty, "-k", expression)
+    assert done.status == 1
+    assert done.err == ""
+    rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()[1:3]}
+    assert rows["semantics"] == ["3", "2", "0", "0"]
+    scalar, crash = done.out.split("\n\n")[-3:-1]
+    assert scalar.startswith("failed: test_a_scalar_stays_a_scalar (semantics)\n")
+    assert "Not equal to tolerance" in scalar
+    assert "level.py:" in scalar
+    assert crash.startswith("failed: test_tensors_without_elements_are_tensors (semantics)\n")
+    assert "crashed with SIGSEGV in engine_predict" in crash
+    assert "skipped:\n" in done.out
+    assert "backend 'faulty' does not announce 'deadlines'\n" in done.out
+    assert done.out.splitlines()[-1].startswith("faulty: 3 passed, 2 failed, ")
+
+
+@pytest.mark.parametrize("arguments", [("plugins", "--json", "check"), ("plugins", "check")])
+def test_programs_get_every_test_as_json(cli, faulty, arguments):
+    options = [] if "--json" in arguments else ["--json"]
+    done = cli(*arguments, faulty, "-k", "a_scalar_stays or closed_form", *options)
+    assert done.status == 1
+    values = done.json
+    assert (values["backend"], values["suite"], values["ok"]) == ("faulty", "kit", False)
+    assert values["levels"] == {"semantics": {"passed": 3, "failed": 1, "skipped": 0, "gap": 0}}
+    assert {test["name"]: test["outcome"] for test in values["tests"]} == {
+        **{f"test_predict_matches_the_closed_form[{batch}]": "passed" for batch in (1, 3, 4)},
+        "test_a_scalar_stays_a_scalar": "failed",
+    }
+    [failed] = [test for test in values["tests"] if test["outcome"] == "failed"]
+    assert "assert_close" in failed["traceback"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["no_such_backend"], 1, "backend 'no_such_backend' is not installed"),
+        (["cpu", "--level", "all"], 2, "'all' is not one of manifest, semantics"),
+        (["cpu", "-k", "("], 2, "wrong expression passed to '-k'"),
+        (["cpu", "-k", "no_such_test"], 2, "no test of the kit is chosen"),
+        (["cpu", "--timeout", "0"], 2, "seconds above 0"),
+        (["cpu", "--suite", "none"], 2, "'none' is not one of"),
+        ([], 2, "missing argument 'NAME'"),
+    ],
+)
+def test_what_cannot_be_tested_is_one_line_of_error(cli, arguments, status, said):
+    done = cli("plugins", "check", *arguments)
+    assert (done.status, done.out) == (status, "")
+    assert done.err.startswith("error: ")
+    assert said in done.err
+
+
+def test_a_backend_that_hangs_fails_at_the_limit(cli, plugin_folder):
+    source = PLUGIN.format(name="hanging", predict="time.sleep(600)")
+    install(plugin_folder, "hanging", "hanging", source=source)
+    arguments = ("plugins", "check", "hanging", "-k", "a_scalar_stays", "--timeout", "5")
+    done = cli(*arguments)
+    assert done.status == 1
+    assert "did not end within 5 s in engine_predict" in done.out
+
+
+def test_a_bar_shows_the_progress_on_a_terminal_and_goes_away(terminal, tmp_path):
+    done = terminal(
+        "plugins", "check", "cpu", "--level", "manifest", columns=60, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.status == 0
+    bars, _, results = done.out.rpartition("\x1b[2K")
+    assert "testing cpu" in bars
+    assert "testing cpu" not in results
+    assert "manifest" in results
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_is_status_130(terminal, tmp_path):
+    source = PLUGIN.format(name="hanging", predict="time.sleep(600)")
+    install(tmp_path, "hanging", "hanging", source=source)
+    done = terminal(
+        "plugins", "check", "hanging", "-k", "a_scalar_stays",
+        press="\x03", when="testing hanging", PYTHONPATH=str(tmp_path),
+    )  # fmt: skip
+    assert done.status == 130
+    assert done.out.rstrip().endswith("interrupted")
+    assert "Traceback" not in done.out
+
+
+@pytest.mark.parametrize("width", ["50", "200"])
+def test_the_help_explains_levels_and_statuses(shell, width):
+    done = shell("plugins", "check", "--help", COLUMNS=width)
+    assert (done.status, done.err) == (0, "")
+    assert "Usage: engine plugins check [OPTIONS] NAME" in done.text
+    for word in ("--suite", "--level", "-k", "--json", "manifest", "threads", "Exit status"):
+        assert word in done.text
+
+
+def test_it_works_outside_a_checkout_and_leaves_nothing_there(shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = shell("plugins", "check", "cpu", "--level", "manifest")
+    assert done.status == 0
+    assert [*Path(tmp_path).iterdir()] == []

@@ -1,0 +1,567 @@
+"""Wrong use of every public method: the right exception each, and nothing left broken.
+
+Three tables: what each method of Model does in each state of a model's life, and what the methods
+of Model, Tensor and Context say of arguments that are wrong. Every case asserts both: what is
+raised, and that the object works afterwards. The tables are whole: a new method fails the suite
+until it has its rows.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine import Context, DataType, Model, ModelStateError, ModelType, Tensor
+from engine.testing import models
+
+pytestmark = pytest.mark.usefixtures("null_backend")
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+Y = 2 * X + 1
+MINDIR = ModelType.MINDIR
+
+
+def null_context() -> Context:
+    context = Context()
+    context.target = ["null"]
+    return context
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(models.affine(tmp_path))
+
+
+def build(path: str) -> Model:
+    model = Model()
+    model.build_from_file(path, MINDIR, null_context())
+    return model
+
+
+def works(model: Model) -> None:
+    """Raise unless a built model gives the right numbers, whatever was done to it before."""
+    np.testing.assert_array_equal(model.predict([X])[0], Y)
+    inputs = model.get_inputs()
+    inputs[0].set_data_from_numpy(X)
+    buffer = np.zeros_like(X)
+    assert model.predict(inputs, [Tensor(buffer)])
+    np.testing.assert_array_equal(buffer, Y)
+    np.testing.assert_array_equal(model(x=X)["y"], Y)
+
+
+def complaint(call: Callable[[], object], kind: type[Exception] | None, text: str) -> str:
+    """What is wrong with how a call ended; "" if it raised `kind` with `text`, or nothing."""
+    try:
+        call()
+    except Exception as error:
+        if kind is not None and isinstance(error, kind) and text in str(error):
+            return "" if "\n" not in str(error) else f"several lines: {error}"
+        return f"expected {kind} with {text!r}, got {type(error)}: {error}"
+    return "" if kind is None else f"expected {kind} with {text!r}, and nothing was raised"
+
+
+def in_a_thread(work: Callable[[], object]) -> None:
+    errors: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=guarded)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+
+
+def in_a_forked_child(work: Callable[[], object]) -> str:
+    """What work raised in a child process, as text; "" if nothing."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            os.close(read)
+            work()
+            status = 0
+        except BaseException:
+            os.write(write, traceback.format_exc().encode()[-60000:])
+        finally:
+            os._exit(status)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    return said or ("" if ended == 0 else f"the child ended with {ended}")
+
+
+# ------------------------------------------------------------------------- Model: state by state
+
+NOT_BUILT = "the model is not built; call build_from_file first"
+BUILT = "the model is already built; make another Model"
+CLOSED = "the model is closed; build a new one"
+FORKED = "this process was forked after the model was built"
+WORKS = None
+
+
+@dataclass(frozen=True)
+class Use:
+    """The right use of a method, and what it says in each state; None where it works there."""
+
+    call: Callable[[Model, str], object]
+    before: str | None = NOT_BUILT
+    built: str | None = WORKS
+    closed: str | None = CLOSED
+    forked: str | None = FORKED
+
+
+def from_bytes(model: Model, path: str) -> None:
+    model.build_from_buffer(Path(path).read_bytes(), context=null_context())
+
+
+FILE, BUFFER = "build_from_file failed! Error is ", "build_from_buffer failed! Error is "
+PREDICT, RESIZE = "predict failed! ", "resize failed! Error is "
+USES = {
+    "build_from_file": Use(
+        lambda model, path: model.build_from_file(path, MINDIR, null_context()),
+        WORKS, FILE + BUILT, FILE + CLOSED, FILE + FORKED,
+    ),
+    "build_from_buffer": Use(
+        from_bytes, WORKS, BUFFER + BUILT, BUFFER + CLOSED, BUFFER + FORKED
+    ),
+    "predict": Use(
+        lambda model, path: model.predict([X], [Tensor()]),
+        PREDICT + NOT_BUILT, WORKS, PREDICT + CLOSED, PREDICT + FORKED,
+    ),
+    "__call__": Use(
+        lambda model, path: model(x=X),
+        PREDICT + NOT_BUILT, WORKS, PREDICT + CLOSED, PREDICT + FORKED,
+    ),
+    "get_inputs": Use(lambda model, path: model.get_inputs(), WORKS),
+    "get_outputs": Use(lambda model, path: model.get_outputs(), WORKS),
+    "resize": Use(
+        lambda model, path: model.resize([Tensor()], [[2, 3]]),
+        RESIZE + NOT_BUILT, WORKS, RESIZE + CLOSED, RESIZE + FORKED,
+    ),
+    "get_model_info": Use(
+        lambda model, path: model.get_model_info("input_shape"), WORKS, WORKS, WORKS, WORKS
+    ),
+    "input_specs": Use(lambda model, path: model.input_specs),
+    "output_specs": Use(lambda model, path: model.output_specs),
+    "placement": Use(lambda model, path: model.placement),
+    "close": Use(lambda model, path: model.close(), WORKS, WORKS, WORKS, WORKS),
+    "__enter__": Use(lambda model, path: model.__enter__(), WORKS, WORKS, WORKS, WORKS),
+    "__str__": Use(lambda model, path: str(model), WORKS, WORKS, WORKS, WORKS),
+}  # fmt: skip
+SPECIAL = {"__call__", "__enter__", "__str__"}
+
+
+def refused(text: str | None) -> type[Exception] | None:
+    return None if text is None else ModelStateError
+
+
+def test_the_table_has_every_public_method() -> None:
+    public = {name for name in vars(Model) if not name.startswith("_")}
+    assert set(USES) == public | SPECIAL
+
+
+@pytest.mark.parametrize("name", USES)
+def test_before_building(name: str, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    use, model = USES[name], Model()
+    assert complaint(lambda: use.call(model, path), refused(use.before), use.before or "") == ""
+    if name in ("get_inputs", "get_outputs"):
+        assert len(use.call(model, path)) == 0  # type: ignore[arg-type]
+        assert NOT_BUILT in caplog.text
+    if not name.startswith("build"):
+        model.build_from_file(path, MINDIR, null_context())
+    works(model)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_twice_and_again(name: str, path: str) -> None:
+    use, model = USES[name], build(path)
+    for _ in range(2):
+        assert complaint(lambda: use.call(model, path), refused(use.built), use.built or "") == ""
+    if name == "close":
+        return  # the next test's
+    works(model)
+
+
+@pytest.mark.parametrize("name", USES)
+def test_after_closing(name: str, path: str) -> None:
+    use, model = USES[name], build(path)
+    result = model.predict([X])[0]
+    for _ in range(2):
+        model.close()
+        assert complaint(lambda: use.call(model, path), refused(use.closed), use.closed or "") == ""
+    np.testing.assert_array_equal(result, Y)
+    works(build(path))
+
+
+@pytest.mark.parametrize("name", USES)
+def test_in_another_thread_than_the_one_that_built(name: str, path: str) -> None:
+    use, model = USES[name], build(path)
+    found: list[str] = []
+    in_a_thread(
+        lambda: found.append(
+            complaint(lambda: use.call(model, path), refused(use.built), use.built or "")
+        )
+    )
+    assert found == [""]
+    if name != "close":
+        in_a_thread(lambda: works(model))
+        works(model)
+
+
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_after_a_fork(path: str) -> None:
+    model, unbuilt = build(path), Model()
+    works(model)
+
+    def child() -> None:
+        for name, use in USES.items():
+            call = partial(use.call, model, path)
+            assert complaint(call, refused(use.forked), use.forked or "") == "", name
+        unbuilt.build_from_file(path, MINDIR, null_context())
+        works(unbuilt)
+        assert [row.label for row in ARGUMENTS if row.of != "Model" and row.verdict(path)] == []
+
+    assert in_a_forked_child(child) == ""
+    works(model)
+
+
+# ------------------------------------------------------------------------ arguments that are wrong
+
+
+@dataclass(frozen=True)
+class Row:
+    """One wrong call of a method. `of` is the class, `name` the method or attribute."""
+
+    of: str
+    name: str
+    call: Callable[[Any], object]
+    kind: type[Exception]
+    text: str = ""
+    label: str = ""
+
+    def verdict(self, path: str) -> str:
+        """What is wrong with the row's outcome, or with the object afterwards; "" for nothing."""
+        if self.of == "Model":
+            model = build(path)
+            return complaint(lambda: self.call(model), self.kind, self.text) or complaint(
+                lambda: works(model), None, ""
+            )
+        if self.of == "Tensor":
+            tensor = Tensor(X.copy())
+            before = str(tensor)
+            said = complaint(lambda: self.call(tensor), self.kind, self.text)
+            return said or complaint(lambda: unharmed(tensor, before), None, "")
+        context = null_context()
+        texts = described(context)
+        said = complaint(lambda: self.call(context), self.kind, self.text)
+        if not said and described(context) != texts:
+            return f"it changed: {described(context)}"
+        return said or complaint(lambda: runs(context, path), None, "")
+
+
+def unharmed(tensor: Tensor, before: str) -> None:
+    assert str(tensor) == before
+    np.testing.assert_array_equal(tensor, X)
+    tensor.set_data_from_numpy(Y)
+    np.testing.assert_array_equal(tensor.get_data_to_numpy(), Y)
+
+
+def runs(context: Context, path: str) -> None:
+    model = Model()
+    model.build_from_file(path, MINDIR, context)
+    works(model)
+
+
+def described(context: Context) -> list[str]:
+    parts = (context, context.cpu, context.gpu, context.ascend, context.parallel)
+    return [*map(str, parts), context.group_info_file, context.gpu.provider]
+
+
+def passing(name: str, value: object) -> Callable[[Any], object]:
+    return lambda target: getattr(target, name)(value)
+
+
+def assigning(name: str, value: object) -> Callable[[Any], object]:
+    *owners, last = name.split(".")
+
+    def assign(target: Any) -> None:
+        for owner in owners:
+            target = getattr(target, owner)
+        setattr(target, last, value)
+
+    return assign
+
+
+def rows(
+    of: str, name: str, *cases: tuple[object, type[Exception], str], calls: bool = False
+) -> list[Row]:
+    """A row for each (value, error, text): the value assigned, or with `calls` passed alone."""
+    made = []
+    for value, kind, text in cases:
+        call = passing(name, value) if calls else assigning(name, value)
+        made.append(Row(of, name, call, kind, text, f"{of}.{name}: {value!r}"[:60]))
+    return made
+
+
+def called(
+    of: str, name: str, *cases: tuple[Callable[[Any], object], type[Exception], str]
+) -> list[Row]:
+    return [
+        Row(of, name, call, kind, text, f"{of}.{name} {place}")
+        for place, (call, kind, text) in enumerate(cases)
+    ]
+
+
+READ_ONLY = "object has no setter"
+INPUT, STATE = engine.InputError, ModelStateError
+
+MODEL = [
+    *called(
+        "Model", "build_from_file",
+        (lambda m: m.build_from_file(), TypeError, "missing 2 required positional arguments"),
+        (lambda m: m.build_from_file("m.onnx"), TypeError, "missing 1 required positional"),
+        (lambda m: m.build_from_file(1, MINDIR), TypeError, "model_path must be str"),
+        (lambda m: m.build_from_file(MINDIR, "m.onnx"), TypeError, "model_path must be str"),
+        (lambda m: m.build_from_file("m.onnx", 0), TypeError, "model_type must be ModelType"),
+        (lambda m: m.build_from_file("m\0", MINDIR), RuntimeError, "model_path does not exist!"),
+        (lambda m: m.build_from_file("m", MINDIR, target="cpu"), TypeError, "unexpected keyword"),
+    ),
+    *called(
+        "Model", "build_from_buffer",
+        (lambda m: m.build_from_buffer(), TypeError, "missing 1 required positional"),
+        (lambda m: m.build_from_buffer("m.onnx"), TypeError, "model_bytes must be bytes"),
+        (lambda m: m.build_from_buffer(b""), RuntimeError, "model_bytes is empty."),
+        (lambda m: m.build_from_buffer(b"0", MINDIR), TypeError, "weight_bytes must be bytes"),
+    ),
+    *rows(
+        "Model", "predict",
+        ("x", TypeError, "inputs must be list or tuple"),
+        (None, TypeError, "inputs must be list or tuple"),
+        (5, TypeError, "inputs must be list or tuple"),
+        (X, TypeError, "inputs must be list or tuple"),
+        (iter([X]), TypeError, "inputs must be list or tuple"),
+        ({X.shape}, TypeError, "inputs must be list or tuple"),
+        ([], INPUT, "model input len:1 not equal input len:0!"),
+        ((X, X), INPUT, "model input len:1 not equal input len:2!"),
+        ([None], TypeError, "inputs element must be Tensor, of numpy."),
+        ([[1.0]], TypeError, "inputs element must be Tensor, of numpy."),
+        ([[X]], TypeError, "inputs element must be Tensor, of numpy."),
+        ([DataType.FLOAT32], TypeError, "inputs element must be Tensor, of numpy."),
+        ([Tensor(shape=[-1, 3], dtype=DataType.FLOAT32)], INPUT, "the tensor has no data"),
+        ([X.astype("f8")], INPUT, "data type not equal!"),
+        ([X.astype(complex)], INPUT, "data type not equal!"),
+        ([X.astype("datetime64[s]")], TypeError, "Unsupported numpy dtype value"),
+        ([X.astype(object)], INPUT, "data type not equal!"),
+        ([X[0]], INPUT, "data size not equal!"),
+        ([X.reshape(3, 2)], INPUT, "data size not equal!"),
+        ([X[None]], INPUT, "data size not equal!"),
+        ({}, INPUT, "input 'x' is missing"),
+        ({"y": X}, INPUT, "unknown input 'y'"),
+        ({"x": X, "y": X}, INPUT, "unknown input 'y'"),
+        ({1: X}, INPUT, "unknown input 1"),
+        calls=True,
+    ),
+    *called(
+        "Model", "predict",
+        (lambda m: m.predict(), TypeError, "missing 1 required positional"),
+        (lambda m: m.predict(x=X), TypeError, "unexpected keyword"),
+        (lambda m: m.predict([X], Tensor()), TypeError, "outputs must be list"),
+        (lambda m: m.predict([X], (Tensor(),)), TypeError, "outputs must be list"),
+        (lambda m: m.predict([X], [X]), TypeError, "outputs element must be Tensor"),
+        (lambda m: m.predict([X], [None]), TypeError, "outputs element must be Tensor"),
+        (lambda m: m.predict([X], []), INPUT, "expected 1 outputs"),
+        (lambda m: m.predict([X], [Tensor(), Tensor()]), INPUT, "expected 1 outputs"),
+        (lambda m: m.predict([X], [Tensor(Y[:1].copy())]), INPUT, "expected a buffer of float32"),
+        (lambda m: m.predict([X], [Tensor(Y.astype("i4"))]), INPUT, "expected a buffer of float32"),
+        (lambda m: m.predict([X], timeout_s="1"), TypeError, "timeout_s must be a number"),
+        (lambda m: m.predict([X], timeout_s=True), TypeError, "timeout_s must be a number"),
+        (lambda m: m.predict([X], timeout_s=0), ValueError, "timeout_s must be above 0 s"),
+        (lambda m: m.predict([X], timeout_s=float("nan")), ValueError, "timeout_s must be above 0"),
+    ),
+    *called(
+        "Model", "__call__",
+        (lambda m: m(), INPUT, "input 'x' is missing"),
+        (lambda m: m(X, X), INPUT, "model input len:1 not equal input len:2!"),
+        (lambda m: m(X, x=X), TypeError, "all inputs by place or all by name"),
+        (lambda m: m(y=X), INPUT, "unknown input 'y'"),
+        (lambda m: m([[1.0]]), TypeError, "inputs element must be Tensor, of numpy."),
+    ),
+    *called("Model", "get_inputs", (lambda m: m.get_inputs(0), TypeError, "positional argument")),
+    *called("Model", "get_outputs", (lambda m: m.get_outputs(0), TypeError, "positional argument")),
+    *called(
+        "Model", "resize",
+        (lambda m: m.resize(), TypeError, "missing 2 required positional arguments"),
+        (lambda m: m.resize([[2, 3]]), TypeError, "missing 1 required positional"),
+        (lambda m: m.resize([[2, 3]], m.get_inputs()), TypeError, "inputs element must be Tensor"),
+        (lambda m: m.resize({}, {}), TypeError, "inputs must be list or tuple of Lite Tensor"),
+        (lambda m: m.resize(m.get_inputs(), None), TypeError, "dims must be list or tuple of"),
+        (lambda m: m.resize(m.get_inputs(), X), TypeError, "dims must be list or tuple of shape"),
+        (lambda m: m.resize(m.get_inputs(), [2, 3]), TypeError, "dims element must be list or"),
+        (lambda m: m.resize(m.get_inputs(), [[2.0, 3]]), TypeError, "element must be int, but got"),
+        (lambda m: m.resize(m.get_inputs(), []), ValueError, "inputs' size does not match dims'"),
+        (lambda m: m.resize([], []), INPUT, "model input len:1 not equal input len:0"),
+        (lambda m: m.resize(m.get_inputs(), [[]]), INPUT, "expected 2 dims"),
+        (lambda m: m.resize(m.get_inputs(), [[0, 3]]), INPUT, "Error is Invalid shape!"),
+        (lambda m: m.resize(m.get_inputs(), [[-1, 3]]), INPUT, "Error is Invalid shape!"),
+        (lambda m: m.resize(m.get_inputs(), [[2**31, 3]]), INPUT, "Error is Invalid shape!"),
+        (lambda m: m.resize(m.get_inputs(), [[2, 4]]), INPUT, "!= original input shape's value."),
+    ),
+    *rows(
+        "Model", "get_model_info",
+        (None, TypeError, "key must be str"), (1, TypeError, "key must be str"), calls=True,
+    ),
+    *rows("Model", "input_specs", ((), AttributeError, READ_ONLY)),
+    *rows("Model", "output_specs", ((), AttributeError, READ_ONLY)),
+    *rows("Model", "placement", ([], AttributeError, READ_ONLY)),
+    *called("Model", "close", (lambda m: m.close(1), TypeError, "positional argument")),
+    *called("Model", "__enter__", (lambda m: m.__enter__(1), TypeError, "positional argument")),
+    *called("Model", "__str__", (lambda m: m.__str__(1), TypeError, "")),
+]  # fmt: skip
+
+TENSOR = [
+    *rows("Tensor", "name", (1, TypeError, "name must be str"), (None, TypeError, "name must be")),
+    *rows("Tensor", "dtype", (1, TypeError, "dtype must be DataType"),
+          ("float32", TypeError, "dtype must be"), (np.float32, TypeError, "dtype must be")),
+    *rows("Tensor", "shape", (2, TypeError, "shape must be list or tuple"),
+          (None, TypeError, "shape must be list"), ([2, "3"], TypeError, "shape element must be"),
+          ([2.0, 3], TypeError, "shape element must be int"), (X, TypeError, "shape must be")),
+    *rows("Tensor", "format", (0, TypeError, "format must be Format"),
+          ("NCHW", TypeError, "format must be Format"), (DataType.INT8, TypeError, "format must")),
+    *rows("Tensor", "element_num", (6, AttributeError, READ_ONLY)),
+    *rows("Tensor", "data_size", (24, AttributeError, READ_ONLY)),
+    *rows("Tensor", "device", ("gpu:0", AttributeError, READ_ONLY)),
+    *called("Tensor", "get_data_to_numpy",
+            (lambda t: t.get_data_to_numpy(np.float32), TypeError, "positional argument")),
+    *rows(
+        "Tensor", "set_data_from_numpy",
+        (None, TypeError, "numpy_obj must be numpy.ndarray"),
+        ([[1.0]], TypeError, "numpy_obj must be numpy.ndarray"),
+        (Tensor(X), TypeError, "numpy_obj must be numpy.ndarray"),
+        (X.astype("f8"), RuntimeError, "data type not equal! Numpy type: "),
+        (X.astype("datetime64[s]"), TypeError, "Unsupported numpy dtype value"),
+        (X[:1], RuntimeError, "data size not equal! Numpy size: 12, Tensor size: 24"),
+        calls=True,
+    ),
+    *called(
+        "Tensor", "__init__",
+        (lambda t: Tensor([1.0]), TypeError, "tensor must be MindSpore Lite's Tensor._tensor or"),
+        (lambda t: Tensor(t, shape=[3, 2]), TypeError, "user set shape is not equal"),
+        (lambda t: Tensor(t, dtype=DataType.INT8), TypeError, "user set dtype is not equal"),
+        (lambda t: Tensor(X, [3, 2]), TypeError, "user set shape is not equal numpy shape"),
+        (lambda t: Tensor(X, None, DataType.INT8), TypeError, "user set dtype is not equal"),
+        (lambda t: Tensor(shape=2), TypeError, "shape must be list or tuple"),
+        (lambda t: Tensor(shape=[2], dtype="float32"), TypeError, "dtype must be DataType"),
+        (lambda t: Tensor(X, device=0), TypeError, "device must be str"),
+    ),
+]  # fmt: skip
+
+
+def counts(name: str, text: str, prefix: str = "") -> list[Row]:
+    return rows(
+        "Context", name,
+        ("1", TypeError, f"{text} must be int"), (1.0, TypeError, f"{text} must be int"),
+        (None, TypeError, f"{text} must be int"),
+        (-1, ValueError, f"{prefix}{text} must be a non-negative int."),
+    )  # fmt: skip
+
+
+def words(name: str, text: str) -> list[Row]:
+    return rows("Context", name, *[(value, TypeError, text) for value in (1, None, [])])
+
+
+def choices(name: str, text: str) -> list[Row]:
+    return [*words(name, text), *rows("Context", name, ("fp8", ValueError, f"{text} must be in ["))]
+
+
+CONTEXT = [
+    *rows(
+        "Context", "target",
+        ("cpu", TypeError, "target must be list"), (("cpu",), TypeError, "target must be list"),
+        (5, TypeError, "target must be list"), ([5], TypeError, "at index 0"),
+        (["cpu", None], TypeError, "target element must be str"),
+        (["tpu"], ValueError, "target elements must be in ['cpu', 'gpu', 'ascend'], but got tpu."),
+    ),
+    *rows("Context", "cpu", (None, TypeError, "cpu must be CpuSettings")),
+    *rows("Context", "gpu", ("gpu", TypeError, "gpu must be GpuSettings")),
+    *rows("Context", "ascend", (Context().gpu, TypeError, "ascend must be AscendSettings")),
+    *rows("Context", "parallel", ({}, TypeError, "parallel must be ParallelSettings")),
+    *words("group_info_file", "group_info_file must be str"),
+    *choices("cpu.precision_mode", "cpu_precision_mode"),
+    *counts("cpu.thread_num", "cpu_thread_num"),
+    *counts("cpu.inter_op_parallel_num", "cpu_inter_op_parallel_num"),
+    *rows("Context", "cpu.thread_affinity_mode",
+          ("1", TypeError, "cpu_thread_affinity_mode must be int")),
+    *rows("Context", "cpu.thread_affinity_core_list",
+          (1, TypeError, "cpu_thread_affinity_core_list must be list"),
+          ((1,), TypeError, "must be list"), ([0, "1"], TypeError, "int, but got <class 'str'>")),
+    *choices("gpu.precision_mode", "gpu_precision_mode"),
+    *counts("gpu.device_id", "gpu_device_id"),
+    *words("gpu.provider", "gpu_provider must be str"),
+    *rows("Context", "gpu.rank_id", (1, AttributeError, READ_ONLY)),
+    *rows("Context", "gpu.group_size", (1, AttributeError, READ_ONLY)),
+    *choices("ascend.precision_mode", "ascend_precision_mode"),
+    *counts("ascend.device_id", "ascend_device_id"),
+    *counts("ascend.rank_id", "ascend_rank_id"),
+    *words("ascend.provider", "ascend_provider must be str"),
+    *counts("parallel.workers_num", "workers_num", "Set parallel failed, "),
+    *rows("Context", "parallel.config_info",
+          ([], TypeError, "config_info must be dict"),
+          ({1: {}}, TypeError, "config_info_key must be str"),
+          ({"a": 1}, TypeError, "config_info_value must be dict"),
+          ({"a": {"b": 1}}, TypeError, "config_info_value_value must be str")),
+    *rows("Context", "parallel.config_path", (1, TypeError, "config_path must be str"),
+          ("nowhere", ValueError, "Set parallel failed, config_path does not exist!")),
+    *rows("Context", "parallel.device_ids", (1, TypeError, "device_ids must be list"),
+          (["1"], TypeError, "device_ids element must be int"),
+          ([0, -1], ValueError, "Set parallel failed, device_ids contain a negative number.")),
+]  # fmt: skip
+
+ARGUMENTS: Sequence[Row] = [*MODEL, *TENSOR, *CONTEXT]
+
+
+def test_every_method_and_setting_has_rows() -> None:
+    rowed = {"Model": set[str](), "Tensor": set[str](), "Context": set[str]()}
+    for row in ARGUMENTS:
+        rowed[row.of].add(row.name)
+    assert rowed["Model"] == set(USES)
+    assert rowed["Tensor"] == {n for n in vars(Tensor) if not n.startswith("_")} | {"__init__"}
+    names = {name for name in vars(Context) if not name.startswith("_")}
+    for group in ("cpu", "gpu", "ascend", "parallel"):
+        kind = type(getattr(Context(), group))
+        names |= {f"{group}.{name}" for name in vars(kind) if not name.startswith("_")}
+    assert rowed["Context"] == names
+
+
+@pytest.mark.parametrize("row", ARGUMENTS, ids=lambda row: row.label)
+def test_a_wrong_argument_is_refused_and_breaks_nothing(row: Row, path: str) -> None:
+    assert row.verdict(path) == ""
+
+
+def test_it_is_so_in_another_thread_too(path: str) -> None:
+    found: list[str] = []
+    in_a_thread(lambda: found.extend(row.label for row in ARGUMENTS if row.verdict(path)))
+    assert found == []
+
+
+def test_one_model_survives_all_of_it(path: str) -> None:
+    model = build(path)
+    for row in MODEL:
+        assert complaint(lambda row=row: row.call(model), row.kind, row.text) == ""
+    works(model)
