@@ -123,7 +123,13 @@ class Model:
         _check_watchers(progress, cancel)
         self._build(
             "build_from_file",
-            lambda suffixes: open_source(model_path, suffixes),
+            lambda suffixes: open_source(
+                model_path,
+                suffixes,
+                dec_key=dec_key or None,
+                dec_mode=dec_mode,
+                folder=config.get("model_file", {}).get("mindir_path"),
+            ),
             context,
             config,
             progress,
@@ -145,8 +151,8 @@ class Model:
     ) -> None:
         """Compile a model that is in memory, as build_from_file does one in a file.
 
-        model_bytes: a whole ONNX model; external data has no folder here and is refused.
-        weight_bytes: the weights beside a MindIR model; an ONNX model has none.
+        model_bytes: a whole ONNX or MindIR model; external data has no folder here and is refused.
+        weight_bytes: the data file of a split MindIR model; an ONNX model has none.
         model_type: None goes by the content, and so does MINDIR.
 
         Raises what build_from_file raises.
@@ -172,16 +178,14 @@ class Model:
         config = configuration(config_path, config_dict, "build_from_buffer")
         _check_watchers(progress, cancel)
 
-        def open_source(suffixes: Mapping[str, str]) -> ModelSource:
-            source = source_from_bytes(model_bytes)
-            if weight_bytes:
-                raise ModelError(
-                    "weight_bytes belong to a MindIR model, and these model_bytes are ONNX; "
-                    "leave weight_bytes out"
-                )
-            return source
-
-        self._build("build_from_buffer", open_source, context, config, progress, cancel)
+        self._build(
+            "build_from_buffer",
+            lambda suffixes: source_from_bytes(model_bytes, weight_bytes or None),
+            context,
+            config,
+            progress,
+            cancel,
+        )
 
     def _build(
         self,
@@ -563,10 +567,7 @@ def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: objec
         )
     if not mode:
         raise ValueError("dec_mode must not be empty string! The usual mode is 'AES-GCM'")
-    raise ModelError(
-        "build_from_file failed! Error is dec_key was given, but only MindIR files can be "
-        "encrypted, and this version reads ONNX; leave dec_key out"
-    )
+
 
 
 def _check_resize(inputs: object, dims: object) -> None:

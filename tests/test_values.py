@@ -120,7 +120,8 @@ def test_what_is_no_such_sequence_is_told_what_is_expected(
 
 
 def test_elements_may_be_of_other_shapes_than_the_file_says(sequences: engine.Model) -> None:
-    assert sequences(xs=[A, B.reshape(1, 3)], at=np.array(1))["one"].tolist() == [[3, 4, 5]]
+    longer = sequences(xs=[A, B.reshape(1, 3)], at=np.array(0))["longer"]
+    assert [array.tolist() for array in longer] == [[1, 2], [[3, 4, 5]], [1, 2]]
 
 
 def test_arrays_in_a_sequence_are_made_plain(sequences: engine.Model) -> None:

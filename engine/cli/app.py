@@ -62,6 +62,8 @@ app.add_typer(plugins.app, name="plugins")
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("completion", epilog=completion.EPILOG)(completion.completion)
 
+_METHOD = re.compile(r"^(build_from_file|predict|load configuration) failed! (Error is )?")
+
 # The base of typer's own errors about usage; typer names only this child of it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
 
@@ -167,7 +169,9 @@ def _said(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return re.sub(r"^(build_from_file|predict) failed! (Error is )?", "", str(error))
+    return re.sub(
+        r"^(build_from_file|predict|load configuration) failed! (Error is )?", "", str(error)
+    )
 
 
 def _misused(error: Any) -> int:

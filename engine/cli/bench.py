@@ -212,8 +212,8 @@ def _check_seconds(value: float, least: float, option: str) -> None:
 def _measure(loop: Clients, warmup_s: float, duration_s: float | None, runs: int | None) -> bool:
     """Let the clients run; whether they came to the end, and were not interrupted."""
     begin = perf_counter()
-    loop.start()
     try:
+        loop.start()
         with progress(_REFRESHES_PER_S) as show:
             while not loop.wait(1 / _REFRESHES_PER_S):
                 now = perf_counter()

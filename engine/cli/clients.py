@@ -58,9 +58,15 @@ class Clients:
         """When all had warmed up, by perf_counter; None before."""
 
     def start(self) -> None:
-        """Start the threads; they do not keep the process alive."""
+        """Start the threads, which do not keep the process alive; ValueError for too many."""
         for place in range(len(self._ended)):
-            start(partial(self._run, place))
+            try:
+                start(partial(self._run, place))
+            except RuntimeError as error:
+                self.stop()
+                raise ValueError(
+                    f"{len(self._ended)} clients are too many, {place} could be started: {error}"
+                ) from error
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Whether all have ended within that time. Raises what a call raised."""

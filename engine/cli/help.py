@@ -56,7 +56,7 @@ def _print(out: Console, command: Any, context: typer.Context) -> None:
     _definitions(out, "Arguments", rows)
     _definitions(out, "Options", [_option(each, context) for each in options])
     shown = {name: each for name, each in commands.items() if not each.hidden}
-    rows = [(name, _first_sentence(each.help)) for name, each in shown.items()]
+    rows = [(name, _first_paragraph(each.help)) for name, each in shown.items()]
     _definitions(out, "Commands", rows)
     for heading, paragraphs in _sections(command.epilog or ""):
         if all("  " in each for each in paragraphs):
@@ -83,7 +83,7 @@ def _option(parameter: Any, context: typer.Context) -> tuple[str, str]:
     return term, re.sub(r"(?<![\w.])x(?=[<>]=)", parameter.metavar or "x", text)
 
 
-def _first_sentence(text: str | None) -> str:
+def _first_paragraph(text: str | None) -> str:
     return " ".join((text or "").partition("\n\n")[0].split())
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
 PERCENTILES = (50, 90, 99)
-METHOD = "linear"
+METHOD: Final = "linear"
 """numpy's name for where a percentile lies that falls between two runs: on the line between."""
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -26,7 +26,7 @@ _BINS = 16
 
 def summary(latencies_s: Array) -> dict[str, float]:
     """The percentiles, least, greatest and mean of at least one latency, by name, in seconds."""
-    values = np.percentile(latencies_s, list(PERCENTILES), method="linear")
+    values = np.percentile(latencies_s, list(PERCENTILES), method=METHOD)
     return {
         **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
         "min": float(latencies_s.min()),
@@ -43,8 +43,8 @@ def histogram(latencies_s: Array) -> tuple[Array, Array]:
     least, most = float(latencies_s.min()), float(latencies_s.max())
     if not 0 < least < most:
         return np.array([least, most]), np.array([len(latencies_s)])
-    edges = np.geomspace(least, most, _BINS + 1)
-    edges[0], edges[-1] = least, most  # not a rounding error off
+    edges = np.geomspace(least, most, _BINS + 1).clip(least, most)  # not a rounding error outside
+    edges[0], edges[-1] = least, most
     counts, _ = np.histogram(latencies_s, edges)
     return edges, counts
 
@@ -52,11 +52,12 @@ def histogram(latencies_s: Array) -> tuple[Array, Array]:
 def draw(latencies_s: Array) -> None:
     """Print the histogram, a row a bin, with the bins that hold the percentiles marked."""
     edges, counts = histogram(latencies_s)
-    named = {f"p{rank}": summary(latencies_s)[f"p{rank}"] for rank in PERCENTILES}
+    shown = summary(latencies_s)
     rows = []
     for least, most, count in zip(edges, edges[1:], counts, strict=False):
         last = most == edges[-1]
-        marks = [name for name, at in named.items() if least <= at and (at < most or last)]
+        here = [f"p{rank}" for rank in PERCENTILES if least <= shown[f"p{rank}"]]
+        marks = [name for name in here if shown[name] < most or last]
         rows.append((duration(float(least)), f"{count:,}", " ".join(marks)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = max(min(console().width, 80) - sum(widths) - 6, 4)

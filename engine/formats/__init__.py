@@ -56,6 +56,12 @@ def open_source(
     content = read_file(file)
     view = memoryview(content)
     kind = kinds.kind_of(view)
+    if dec_key and kind not in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
+        raise ModelError(
+            f"{file}: dec_key was given, but only MindIR files can be encrypted, and this is none; "
+            "leave dec_key out",
+            str(file),
+        )
     if kind == kinds.ONNX:
         model = read_model(view, file, str(file))
         # Data that a link leads out of the folder is found from the path only: see ExternalFiles.
@@ -70,11 +76,6 @@ def open_source(
         )
     if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
         return _open_mindir(file, None, dec_key, dec_mode, Path(folder) if folder else None)
-    if dec_key:
-        raise ModelError(
-            f"{file}: only MindIR files can be encrypted, and this is none; leave dec_key out",
-            str(file),
-        )
     # By content where the format has a magic number, else by name: compiled forms are opaque.
     named = (form for suffix, form in suffixes.items() if file.name.lower().endswith(suffix))
     compiled = kind if kind in suffixes.values() else next(named, None)
@@ -94,6 +95,11 @@ def source_from_bytes(data: bytes, weights: bytes | None = None) -> ModelSource:
     view = memoryview(data)
     kind = kinds.kind_of(view)
     if kind == kinds.ONNX:
+        if weights:
+            raise ModelError(
+                "weight_bytes belong to a MindIR model, and these model_bytes are ONNX; "
+                "leave weight_bytes out"
+            )
         model = read_model(view, None, "model bytes")
         return ModelSource(format=kinds.ONNX, data=model.mended or data, graph=model.graph)
     if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):

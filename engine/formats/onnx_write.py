@@ -14,6 +14,7 @@ from typing import TypeAlias
 
 from engine.types import Dim, DType
 
+_NUMBERS = {dtype: number for number, dtype in enumerate(DType, 1)}
 IR_VERSION = 10  # the one that came with operator set 21
 
 Buffer: TypeAlias = "bytes | memoryview"
@@ -142,7 +143,7 @@ def _attribute(name: str, value: Attribute) -> bytes:
 
 def _tensor(tensor: Tensor) -> list[Buffer]:
     dims = b"".join(_number(1, dim) for dim in tensor.shape)
-    parts: list[Buffer] = [dims, _number(2, tensor.dtype.onnx), _text(8, tensor.name)]
+    parts: list[Buffer] = [dims, _number(2, _NUMBERS[tensor.dtype]), _text(8, tensor.name)]
     if isinstance(tensor.data, External):
         for name, value in (
             ("location", tensor.data.location),
@@ -157,7 +158,7 @@ def _tensor(tensor: Tensor) -> list[Buffer]:
 
 
 def _value_info(value: ValueInfo) -> bytes:
-    kind = _number(1, value.dtype.onnx)
+    kind = _number(1, _NUMBERS[value.dtype])
     if value.shape is not None:
         kind += _bytes(2, b"".join(_bytes(1, _dim(dim)) for dim in value.shape))
     return _text(1, value.name) + _bytes(2, _bytes(1, kind))
@@ -191,10 +192,13 @@ def _number(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value)
 
 
+_SMALL = [bytes((value,)) for value in range(128)]
+
+
 def _varint(value: int) -> bytes:
+    if 0 <= value < 128:
+        return _SMALL[value]
     value &= (1 << 64) - 1
-    if value < 128:
-        return bytes((value,))
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)

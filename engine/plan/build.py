@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from engine.backends import OFFICIAL, find_target, installed, open_backend
 from engine.errors import BackendError, InputError, ModelError
 from engine.plan.compile import Candidate, Plan, compile_plan
+from engine.plan.state import with_state
 from engine.sections import CORE, is_declared, remarks
 from engine.threads import preferred_cores, threads_per_worker, usable_cpus
 from engine.types import CancelToken, CompileOptions, Device, ModelSource, Progress, Threads
@@ -65,7 +66,9 @@ def build_plan(
         if cancel is not None:
             cancel.check()
         try:
-            plan = compile_plan(first, source, _further(first, targets[place + 1 :], options))
+            plan = with_state(
+                compile_plan(first, source, _further(first, targets[place + 1 :], options))
+            )
         except (BackendError, ModelError) as error:
             if watched.error is not None:  # the user's own, out of the progress callback
                 raise watched.error from None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import BackendError, ModelError
 from engine.plan import segments
-from engine.plan.compile import Candidate, Plan, compile_loaded, load, plan_of
+from engine.plan.compile import Candidate, Plan, blamed_on, compile_loaded, load, plan_of
 from engine.plan.contexts import ContextPool, close
 from engine.plan.cut import Segment, cut
 from engine.types import (
@@ -24,6 +24,7 @@ from engine.types import (
     Placement,
     Progress,
     TensorSpec,
+    ValueKind,
 )
 
 if TYPE_CHECKING:
@@ -200,11 +201,14 @@ def _settle(division: _Division, closing: ExitStack) -> list[_Part]:
         for segment in done.keys() - {*cuts}:
             close(done.pop(segment).loaded)
         for segment in cuts:
-            if segment not in done:
-                part = _read(division, whole, segment, types)
-                if part is not None:
-                    done[segment] = part
-        if len(done) == len(cuts):
+            if segment in done:
+                continue
+            part = _read(division, whole, segment, types)
+            if part is None:
+                break  # cut anew: what comes later may be read otherwise then
+            done[segment] = part
+            _learn(part, types)
+        else:
             return [done[segment] for segment in cuts]
 
 
@@ -242,7 +246,7 @@ def _infer(
     from engine.formats.onnx.infer import types_of
 
     names = {*segment.inputs, *segment.outputs} - types.keys()
-    types.update(types_of(whole.proto, names, guess=True))
+    types.update(types_of(whole.proto, names, guess=True, known=types))
     for name in sorted(names - types.keys()):
         raise ModelError(
             f"{division.source.name}: the type of {name!r}, which goes to or comes from "
@@ -250,6 +254,20 @@ def _infer(
             "to the graph's value_info",
             division.source.name,
         )
+
+
+def _learn(part: _Part, types: dict[str, TypeProto]) -> None:
+    """Take the shapes of a part's outputs from its backend where nobody knew them.
+
+    It knows its own operators, and what comes later may need to know how many axes there are.
+    """
+    from engine.formats.onnx.infer import shaped
+
+    with blamed_on(part.candidate.backend, "engine_load"):
+        specs = tuple(part.loaded.outputs)
+    for name, spec in zip(part.segment.outputs, specs):
+        if spec.kind is ValueKind.TENSOR and spec.shape is not None:
+            types[name] = shaped(types[name], spec.shape)
 
 
 def _of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> ModelError:

@@ -7,6 +7,7 @@ has: the model as read, the executable with the weights, the context.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -32,6 +33,7 @@ from engine.types import (
     Placement,
     TensorSpec,
     Value,
+    ValueKind,
     Values,
 )
 
@@ -266,8 +268,8 @@ def _refusal(proto: ModelProto) -> str:
     """Why the evaluator does not take a model; "" where it does."""
     try:
         Evaluator(proto)
-    except Exception as error:  # of several kinds; its lists of what it knows are left out
-        return str(error).split(", known functions")[0].split(" in\n")[0].strip()
+    except Exception as error:  # of several kinds; what follows are lists of all that it knows
+        return re.split(r", known|, schema|\. | in\n", str(error))[0].strip()
     return ""
 
 
@@ -291,6 +293,12 @@ def _own(result: Any, spec: TensorSpec) -> Value:
         return [_own(item, spec) for item in result]
     if isinstance(result, dict):
         return dict(result)
+    declared = spec.shape if spec.kind is ValueKind.TENSOR else None
+    if declared is not None and np.ndim(result) != len(declared):
+        raise ModelError(
+            f"output {spec.name!r} is declared {spec}, but onnx's reference evaluator gives it "
+            f"shape {list(np.shape(result))}"
+        )
     return np.array(result, dtype=spec.dtype.numpy, order="C")
 
 

@@ -72,7 +72,7 @@ def test_build_from_file_checks_in_the_documented_order(
         (ValueError, "dec_num_parallel should be in range [0, 64]", {"dec_num_parallel": 65}),
         (ValueError, "dec_num_parallel should be in range [0, 64]", {"dec_num_parallel": 64}),
         (ValueError, "dec_mode must not be empty string!", {"dec_mode": "AES-GCM"}),
-        (RuntimeError, "build_from_file failed! Error is dec_key was given", {"dec_key": b""}),
+        (RuntimeError, "build_from_file failed! Error is ", {"dec_key": b""}),
     ]  # fmt: skip
     model = Model()
     walk(model.build_from_file, wrong, steps)

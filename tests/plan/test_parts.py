@@ -306,3 +306,29 @@ def test_a_type_that_cannot_be_told_is_asked_for_by_name(
         ModelError, match=r"the type of 't', .* cannot infer it; add it to .*value_info"
     ):
         build(path)
+
+
+def test_a_shape_that_only_a_backend_knows_reaches_the_next(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    knows = """
+from dataclasses import replace as _replace
+_load = engine_load
+
+@hookimpl
+def engine_load(source, options):
+    loaded = _load(source, options)
+    loaded.outputs = tuple(_replace(spec, shape=("pairs", 2)) for spec in loaded.outputs)
+    return loaded
+"""
+    first, second = install("first"), install("second", extra=knows)
+    path = save(
+        tmp_path,
+        [node("Reshape", "x shape", "a"), node("Neg", "a", "y")],
+        inputs=[value("x"), value("shape", ["axes"], TensorProto.INT64)],
+        outputs=[value("y", [None, None])],
+    )
+    refuses = {"first_context": {"unsupported_ops": "Reshape"}}
+    engine.load(path, target=["first", "second"], config=refuses)
+    assert second.loads[0].graph.outputs[0].shape is None
+    assert first.loads[1].graph.inputs[0].shape == ("pairs", 2)

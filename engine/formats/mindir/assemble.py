@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,13 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     ]
     if not flat:
         raise Damaged("the graph gives nothing")
-    titles = [unique(title, names) for title in _titles(main, [result], len(flat))]
+    # A network may give an input back as it is: then the two have one name, as in the file.
+    given = {leaf.name for value, _ in inputs for leaf in leaves(value) if isinstance(leaf, Value)}
+    titles = []
+    for title, value in zip(_titles(main, len(flat)), flat, strict=True):
+        is_input = title == value.name and value.name in given
+        given.discard(value.name)
+        titles.append(title if is_input else unique(title, names))
     renamed: dict[str, str] = {}
     outputs = []
     made = {name for node in low.g.scope.nodes for name in node.outputs}
@@ -128,7 +134,7 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     for place, (value, title) in enumerate(zip(flat, titles, strict=True)):
         if value.name in made and value.name not in renamed:
             renamed[value.name] = title
-        else:
+        elif title != value.name:
             source = renamed.get(value.name, value.name)
             low.g.add(Node("Identity", [source], [title], {}, title))
         shape = value.shape
@@ -217,7 +223,7 @@ def _symbolic(value: Value) -> Any:
     )
 
 
-def _titles(main: GraphProto, results: Sequence[Any], count: int) -> list[str]:
+def _titles(main: GraphProto, count: int) -> list[str]:
     """The outputs' names: of the file's output, or of the nodes that a tuple is made of."""
     nodes = {node.output: node for node in main.nodes}
     if count == 1 and len(main.outputs) == 1:

@@ -13,8 +13,13 @@ from typing import Any
 from engine.formats.mindir import decode
 from engine.formats.mindir.decode import AttributeProto, Damaged, NodeProto, TensorProto
 from engine.formats.mindir.values import DTYPES, MONAD, Abstract, Shape, TypeId, Value
+from engine.formats.wire import BYTES, VARINT, Budget, fields, signed
+from engine.formats.wire import key as key_of
 from engine.types import DType
 
+_DIM, _DATA_TYPE = key_of(1, VARINT), key_of(2, VARINT)  # of a TensorProto
+_TENSORS, _FORM = key_of(12, BYTES), key_of(15, BYTES)  # of an AttributeProto
+_TYPE, _VALUES = key_of(16, VARINT), key_of(17, BYTES)
 _COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integer
 _TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
 
@@ -180,8 +185,43 @@ def dtype_of(proto: TensorProto) -> DType:
 
 def abstract_of(node: NodeProto) -> Any:
     """What the file says of a node's result: an Abstract, a tuple of them, or None."""
-    attribute = node.attribute("shape")
-    return None if attribute is None else abstract(attribute)
+    view = node.view("shape")
+    return None if view is None else _abstract(view, node.budget)
+
+
+def _abstract(view: memoryview, budget: Budget) -> Any:
+    """As `abstract`, from the encoded attribute: nearly every node has one, so it is read lean."""
+    kind = 0
+    tensors: list[Any] = []
+    values: list[Any] = []
+    for key, value in fields(view, budget):
+        if key == _TENSORS:
+            tensors.append(value)
+        elif key == _TYPE:
+            kind = value
+        elif key == _VALUES:
+            values.append(value)
+        elif key == _FORM or (key >> 3 in (12, 16, 17)):
+            return abstract(decode.attribute(view, budget))
+    if kind in (decode.TUPLE, decode.LIST) and len(values) < 100:
+        return tuple(_abstract(each, budget) for each in values)
+    if kind in (decode.TENSORS, decode.SCALAR) and len(tensors) == 1:
+        dims: list[int] = []
+        number = 0
+        for key, value in fields(tensors[0], budget):
+            if key == _DIM:
+                dims.append(signed(value))
+            elif key == _DATA_TYPE:
+                number = value
+            elif key >> 3 in (1, 2):
+                return abstract(decode.attribute(view, budget))
+        dtype = DTYPES.get(number)
+        if dtype is None:
+            return None
+        return Abstract(
+            dtype, () if kind == decode.SCALAR else shape_of(dims), kind == decode.SCALAR
+        )
+    return abstract(decode.attribute(view, budget))
 
 
 def abstract(attribute: AttributeProto) -> Any:

@@ -80,17 +80,22 @@ class NodeProto:
         """Its one output."""
         return self.outputs[0] if self.outputs else self.name
 
-    def attribute(self, name: str) -> AttributeProto | None:
-        """The attribute of that name, decoded now."""
+    def view(self, name: str) -> memoryview | None:
+        """The encoded attribute of that name."""
         wanted = name.encode()
         for view in self.attributes:
             # The name comes first in every file that a writer of protobuf makes.
             if len(view) > 1 and view[0] == 10 and view[1] == len(wanted):
                 if view[2 : 2 + len(wanted)] == wanted:
-                    return attribute(view, self.budget)
-            elif (found := attribute(view, self.budget)).name == name:
-                return found
+                    return view
+            elif attribute(view, self.budget).name == name:
+                return view
         return None
+
+    def attribute(self, name: str) -> AttributeProto | None:
+        """The attribute of that name, decoded now."""
+        view = self.view(name)
+        return None if view is None else attribute(view, self.budget)
 
     def decoded(self) -> list[AttributeProto]:
         """Every attribute."""
@@ -120,11 +125,20 @@ class GraphProto:
 
 @dataclass(slots=True)
 class PrimitiveProto:
-    """An operator with its settings, which all nodes that name it share."""
+    """An operator and its settings, encoded; all nodes that name it share them."""
 
     name: str
     op_type: str
-    attributes: list[AttributeProto]
+    attributes: list[memoryview]
+    budget: Budget
+
+    def decoded(self) -> list[AttributeProto]:
+        """Every setting but the names of inputs and outputs, which say nothing here."""
+        return [
+            attribute(view, self.budget)
+            for view in self.attributes
+            if bytes(view[2:14])[:11] != b"input_names" and bytes(view[2:14]) != b"output_names"
+        ]
 
 
 @dataclass(slots=True)
@@ -235,10 +249,10 @@ def _primitive(view: memoryview, budget: Budget) -> PrimitiveProto:
         elif number == 2:
             op_type = text(value)
         elif number == 3:
-            attributes.append(attribute(value, budget))
+            attributes.append(_view(value))
         elif number == 4:
             instance = text(value)
-    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], attributes)
+    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], attributes, budget)
 
 
 def _value(view: memoryview, budget: Budget) -> ValueProto:

@@ -13,15 +13,24 @@ from math import prod
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
+from engine.types import Dim
+
+_NOTHING: Mapping[str, TypeProto] = {}
+
 SMALL = 64
 """Elements of a constant that inference may look at: the shapes and axes of other nodes."""
 
 
-def types_of(model: ModelProto, names: Collection[str], guess: bool) -> dict[str, TypeProto]:
+def types_of(
+    model: ModelProto,
+    names: Collection[str],
+    guess: bool,
+    known: Mapping[str, TypeProto] = _NOTHING,
+) -> dict[str, TypeProto]:
     """The types of these values of the main graph; one that cannot be told is left out.
 
     guess: go on where onnx's inference ends. A wrong guess is refused by the runtime that gets
-        it: it knows its operators.
+        it: it knows its operators. known: types beyond those in the file.
     """
     graph = model.graph
     types = {
@@ -35,6 +44,7 @@ def types_of(model: ModelProto, names: Collection[str], guess: bool) -> dict[str
         types[sparse.values.name] = onnx.helper.make_tensor_type_proto(
             sparse.values.data_type, sparse.dims
         )
+    types.update(known)
     opsets = {each.domain or "ai.onnx": each.version for each in model.opset_import}
     while not types.keys() >= {*names}:
         found = _inferred(model, types)
@@ -50,6 +60,14 @@ def is_known(kind: TypeProto) -> bool:
     """Whether a type says what it is a type of."""
     which = kind.WhichOneof("value")
     return which is not None and (which != "tensor_type" or kind.tensor_type.elem_type != 0)
+
+
+def shaped(kind: TypeProto, shape: Sequence[Dim]) -> TypeProto:
+    """`kind` itself where it has a shape or is of no tensor, else a tensor's type with `shape`."""
+    tensor = kind.tensor_type
+    if not kind.HasField("tensor_type") or tensor.HasField("shape"):
+        return kind
+    return onnx.helper.make_tensor_type_proto(tensor.elem_type, list(shape))
 
 
 def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:

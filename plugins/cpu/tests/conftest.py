@@ -29,14 +29,15 @@ def load(tmp_path: Path) -> Load:
 def build(tmp_path: Path) -> Load:
     """Build a model of these nodes for the cpu.
 
-    inputs, outputs: "name:type[dims]" in ONNX's words ("x:float[n,3]", "s:seq(float[n])"), or
-    value infos. constants: arrays by name. Further keywords go to onnx.helper.make_model.
+    inputs, outputs: "name:type" in ONNX's words: "x:float[n,3]", "x:float" (a scalar), "x:float[]"
+    (of any shape), "s:seq(float[n])". constants: arrays by name. Further keywords go to
+    onnx.helper.make_model.
     """
 
     def make(
         nodes: Sequence[Any],
-        inputs: Sequence[Any],
-        outputs: Sequence[Any],
+        inputs: Sequence[str],
+        outputs: Sequence[str],
         opset: int,
         constants: dict[str, Any] | None = None,
         opsets: dict[str, int] | None = None,
@@ -62,15 +63,8 @@ def build(tmp_path: Path) -> Load:
     return make
 
 
-def value(text: Any) -> onnx.ValueInfoProto:
-    """A value info from "name:type[dims]", in ONNX's textual form."""
-    if not isinstance(text, str):
-        return text
+def value(text: str) -> onnx.ValueInfoProto:
+    """A value info from "name:type"."""
     name, _, kind = text.partition(":")
-    parsed = onnx.parser.parse_graph(f"g ({kind} {name}) => () {{ }}").input[0]
-    return parsed
-
-
-def providers(model: Model) -> list[str]:
-    """The backends on which the nodes of a model run, in their order."""
-    return [place.backend for place in model.placement]
+    parsed: onnx.GraphProto = onnx.parser.parse_graph(f"g ({kind} {name}) => () {{ }}")
+    return parsed.input[0]

@@ -52,6 +52,18 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
+def test_what_c_has_not_written_yet_is_written_when_a_forked_child_ends(tmp_path: Path) -> None:
+    code = """
+import ctypes
+if os.fork() == 0:
+    ctypes.CDLL(None).printf(b"from C\\n")
+    sys.exit(0)
+os.wait()
+"""
+    done = run(code, models.affine(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "from C\n"), done.stderr
+
+
 def test_a_child_that_drops_the_parents_lane_does_not_hang(tmp_path: Path) -> None:
     code = """
 try:

@@ -88,6 +88,24 @@ def test_an_error_ends_all_clients_and_is_raised():
         clients.wait(60)
 
 
+def test_more_clients_than_can_be_had_are_refused(monkeypatch):
+    real, begun = threading.Thread.start, []
+
+    def start(thread):
+        if len(begun) == 3:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    work = Work()
+    with pytest.raises(ValueError, match=r"5 clients are too many, 3 could be started: can't"):
+        Clients(work, 5, calls=10).start()
+    for thread in begun:
+        thread.join(60)
+    assert work.calls == 0
+
+
 @pytest.mark.parametrize("warmup_s", [0, 3600])
 def test_clients_that_are_stopped_keep_what_they_have(warmup_s):
     work = Work(0.001)

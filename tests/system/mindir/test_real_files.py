@@ -9,10 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import Context
-from engine.formats import open_source
-from engine.plan import build_plan
-from engine.plan.state import with_state
+from engine import Model, ModelType
 
 OWN = Path(__file__).parents[2] / "data" / "mindir"
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "mindir"
@@ -53,29 +50,24 @@ def _calls(arrays: Any) -> list[tuple[list[Any], list[Any]]]:
 @pytest.mark.parametrize(("folder", "entry"), [*_entries(OWN), *_entries(SHARED)])
 def test_a_file_of_mindspore_gives_mindspores_results(folder: Path, entry: dict[str, Any]) -> None:
     path = folder / entry["file"]
-    key = bytes.fromhex(entry["dec_key"]) if "dec_key" in entry else None
-    plan = with_state(
-        build_plan(
-            lambda suffixes: open_source(
-                path, suffixes, dec_key=key, dec_mode=entry.get("dec_mode", "AES-GCM")
-            ),
-            Context(),
-            {},
-        )
+    model = Model()
+    model.build_from_file(
+        str(path),
+        ModelType.MINDIR,
+        dec_key=bytes.fromhex(entry["dec_key"]) if "dec_key" in entry else None,
+        dec_mode=entry.get("dec_mode", "AES-GCM"),
     )
-    for declared, spec in zip(entry.get("inputs", ()), plan.executable.inputs, strict=False):
-        assert spec.name == declared["name"].partition(":")[2]
-        assert str(spec.dtype) == declared["dtype"]
-    context = plan.pool.take()
-    with np.load(path.with_suffix(".npz")) as arrays:
+    with model, np.load(path.with_suffix(".npz")) as arrays:
+        for declared, spec in zip(entry.get("inputs", ()), model.input_specs, strict=False):
+            assert spec.name == declared["name"].partition(":")[2]
+            assert str(spec.dtype) == declared["dtype"]
         calls = _calls(arrays)
         assert calls
         for inputs, expected in calls:
-            results = plan.predict(context, inputs, None, None)
+            results = model.predict(inputs)
             assert len(results) == len(expected)
-            for result, wanted in zip(results, expected, strict=True):
+            for tensor, wanted in zip(results, expected, strict=True):
+                result = tensor.get_data_to_numpy()
                 assert result.dtype == wanted.dtype
                 assert result.shape == wanted.shape
                 np.testing.assert_allclose(result, wanted, **entry["tolerance"])
-    plan.pool.give_back(context)
-    plan.pool.close()

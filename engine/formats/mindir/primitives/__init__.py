@@ -2,7 +2,8 @@
 
 A function's signature is the primitive's: parameters are taken from the node's inputs in order
 and, where those end, by name from the attributes (newer files keep as an input what older ones
-keep as an attribute, so one function serves both). Keyword-only parameters are attributes in every dialect.
+keep as an attribute, so one function serves both). Keyword-only parameters are attributes in
+every dialect.
 
     @primitive("LeakyReLU", "LeakyRelu")
     def leaky_relu(g: Emitter, x: Value, alpha: float = 0.2) -> Value:
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from engine.formats.mindir.emit import Unsupported
@@ -40,20 +40,24 @@ _SYNONYMS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
 class Primitive:
     """One row of the table. writes: it assigns to the parameter that is its first argument."""
 
-    function: Callable[..., Any]
-    places: tuple[inspect.Parameter, ...]
-    writes: bool
+    __slots__ = ("_places", "function", "writes")
+
+    def __init__(self, function: Callable[..., Any], writes: bool) -> None:
+        self.function = function
+        self.writes = writes
+        self._places: tuple[inspect.Parameter, ...] | None = None
 
     def __call__(self, emitter: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         """Lower one node. Raises Unsupported."""
         given = list(inputs)
         places: list[Any] = []
         names: dict[str, Any] = {}
-        for place in self.places:
+        if self._places is None:  # a model has few of the table's primitives
+            self._places = tuple(inspect.signature(self.function).parameters.values())[1:]
+        for place in self._places:
             if place.kind is place.VAR_POSITIONAL:
                 places += given
                 given = []
@@ -80,8 +84,7 @@ def primitive(*names: str, writes: bool = False) -> Callable[[Function], Functio
     """Enter a function into the table under a primitive's name and the older names of the same."""
 
     def enter(function: Function) -> Function:
-        places = tuple(inspect.signature(function).parameters.values())[1:]
-        row = Primitive(function, places, writes)
+        row = Primitive(function, writes)
         for name in names:
             assert name not in TABLE, f"two functions for {name}"
             TABLE[name] = row

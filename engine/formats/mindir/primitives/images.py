@@ -205,7 +205,7 @@ def upsample_bicubic(
 def resize(
     g: Emitter, x: Value, size: Any, *, method: Any = 0, coordinate_transform_mode: Any = 0,
     cubic_coeff: float = -0.75, exclude_outside: Any = 0, nearest_mode: Any = 0,
-    format: Any = "NCHW", new_height: Any = 0, new_width: Any = 0, preserve_aspect_ratio: Any = False,
+    format: Any = "NCHW",
 ) -> Value:  # fmt: skip
     """The one primitive that converters make of many: method 0 linear, 1 nearest, 2 cubic."""
     check_layout(format)

@@ -33,7 +33,6 @@ from engine_cpu.prepare.kind import (
     subgraphs,
 )
 from engine_cpu.prepare.rewriter import DOMAIN, Refused, Rewriter
-from engine_cpu.refusal import explained
 from engine_cpu.values import CARRIERS
 
 
@@ -61,12 +60,12 @@ def prepare(source: ModelSource, is_taken: bool = False, carried: Collection[str
     """
     model = _read(source)
     written = {_domain(each.domain): each.version for each in model.opset_import} or {"": 1}
+    written.setdefault("", opsets.newest(""))  # what is added needs one
     functions = {(each.domain, each.name, each.overload): each for each in model.functions}
     scope = scope_of(inferred(_light(model)).graph)
-    said, rewriter = _said(model, scope, Rewriter(functions, _versions(written), is_taken), written)
-    unsupported = {
-        i: explained(str(each)) for i, each in enumerate(said) if isinstance(each, Refused)
-    }
+    versions = written if is_taken else _versions(written)
+    said, rewriter = _said(model, scope, Rewriter(functions, versions, is_taken), written)
+    unsupported = {i: str(each) for i, each in enumerate(said) if isinstance(each, Refused)}
     if unsupported:
         return Prepared(unsupported=unsupported)
     nodes = [each for each in said if isinstance(each, NodeProto)]
@@ -126,12 +125,12 @@ def _domain(name: str) -> str:
 
 def _versions(written: Opsets) -> dict[str, int]:
     """The opset versions to write for: those of the model as far as ONNX Runtime reads them."""
-    versions = {"": opsets.newest("")}
-    for domain, version in written.items():
-        if opsets.is_official(domain):
-            versions[domain] = min(version, opsets.newest(domain))
-    versions[""] = max(versions[""], opsets.OLDEST)
-    return versions
+    versions = {
+        domain: min(version, opsets.newest(domain))
+        for domain, version in written.items()
+        if opsets.is_official(domain)
+    }
+    return {**versions, "": max(versions[""], opsets.OLDEST)}
 
 
 def _former(node: NodeProto, versions: Opsets) -> int:

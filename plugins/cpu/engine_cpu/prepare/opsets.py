@@ -36,6 +36,11 @@ def is_official(domain: str) -> bool:
     return _known(domain) > 0
 
 
+def is_too_new(kind: Kind) -> bool:
+    """Whether a node is of an operator set of ONNX's that onnx does not know yet."""
+    return 0 < _known(kind.domain) < kind.version
+
+
 def _newest(upper: int, model: Callable[[int], bytes]) -> int:
     for version in range(upper, 0, -1):
         if take(model(version)).is_taken:
@@ -70,7 +75,7 @@ def dropped(kind: Kind, target: int) -> frozenset[str]:
     node, domain, source = kind.node, kind.domain, kind.version
     if source == target:
         return frozenset()
-    if max(source, target) > _known(domain):
+    if is_too_new(kind):
         raise Changed(
             f"operator set {source} is newer than what onnx {onnx.__version__} knows "
             f"({_known(domain)})"

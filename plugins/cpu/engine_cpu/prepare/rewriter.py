@@ -35,6 +35,7 @@ from engine_cpu.prepare.rewrites import (
     wider_types,
 )
 from engine_cpu.prepare.trial import take
+from engine_cpu.refusal import explained
 
 DOMAIN = "engine_cpu"
 DEPTH = 30
@@ -200,7 +201,7 @@ class Rewriter:
             return replace(answer, outputs=tuple(map(type_named, trial.outputs)))
         if kind.guessed and not trial.is_unknown:
             return answer  # it may do for the types that there really are
-        raise Refused(trial.refusal)
+        raise Refused(explained(trial.refusal))
 
     def _with_subgraphs(self, kind: Kind) -> NodeProto:
         copy = NodeProto()
@@ -218,10 +219,11 @@ class Rewriter:
     def _ways(self, kind: Kind) -> Iterator[tuple[_Way, str]]:
         """Other ways to say a node of this kind, the quickest first, and what to call them."""
         by_function = partial(expanded, kind, self.functions), "computed by the operators it is of"
-        if kind.guessed:  # only a function's body does not depend on the types
-            yield from [by_function] if self._is_own(kind.node) else []
+        if self._is_own(kind.node):
+            yield by_function
             return
-        if kind.node.op_type == "Constant":  # a kind does not hold all of a large one
+        # Of these too little is known: a kind does not hold all of a large constant.
+        if kind.guessed or opsets.is_too_new(kind) or kind.node.op_type == "Constant":
             return
         for wider in kind.doubt.wider if kind.doubt else wider_types(kind):
             yield partial(widened, kind, wider), "computed in wider types"

@@ -25,25 +25,26 @@ def _nodes(text: str, kind: Kind) -> list[NodeProto]:
 def _mod(kind: Kind) -> list[NodeProto] | None:
     """The remainder of floats with the sign of the divisor, from that with the dividend's.
 
-    The same steps as numpy's and Python's own.
+    Zeros have that sign too; ONNX Runtime's Where does not keep it, hence the last two lines.
     """
     if attribute(kind.node, "fmod"):
         return None
     return _nodes(
         """
-        minus_one = Constant <value_float: float = -1.0> ()
-        minus = CastLike (minus_one, x0)
-        zero = Sub (minus, minus)
-        minus_zero = Mul (minus, zero)
         m = Mod <fmod: int = 1> (x0, x1)
+        zero_in_float = Constant <value_float: float = 0.0> ()
+        zero = CastLike (zero_in_float, x1)
         negative_m = Less (m, zero)
         negative_y = Less (x1, zero)
         differ = Xor (negative_m, negative_y)
-        shifted = Add (m, x1)
-        moved = Where (differ, shifted, m)
         none = Equal (m, zero)
-        signed_zero = Where (negative_y, minus_zero, zero)
-        y0 = Where (none, signed_zero, moved)
+        some = Not (none)
+        short = And (differ, some)
+        shifted = Add (m, x1)
+        moved = Where (short, shifted, m)
+        size = Abs (moved)
+        sign = Sign (x1)
+        y0 = Mul (size, sign)
         """,
         kind,
     )
