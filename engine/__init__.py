@@ -8,6 +8,7 @@ The classes are MindSpore Lite's: a script that says `import mindspore_lite as m
 `import engine as mslite`. Importing this package loads no backend and no runtime.
 """
 
+from engine.cancel import CancelToken
 from engine.context import Context
 from engine.enums import DataType, FmkType, Format, ModelGroupFlag
 from engine.errors import (
@@ -35,6 +36,7 @@ __all__ = [
     "BackendIncompatible",
     "BackendNotInstalled",
     "BackendUnavailable",
+    "CancelToken",
     "Cancelled",
     "CommunicatorError",
     "Context",

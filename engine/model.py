@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from enum import Enum
@@ -97,7 +96,7 @@ class Model:
         context: None stands for Context(), the CPU. config_path, config_dict: sections of
         options; the dict wins, and what nobody reads is logged. dec_key: for encrypted files, with
         dec_mode and dec_num_parallel (0..64). progress(phase, done, total) is called while a
-        backend compiles; `cancel`, an engine.types.CancelToken, stops it: as soon as the backend
+        backend compiles; `cancel`, an engine.CancelToken, stops it: as soon as the backend
         can, at the latest when it has compiled.
 
         Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
@@ -433,6 +432,8 @@ class Model:
             inputs = self._signature.inputs
             return ";".join(f"{s.name}:{','.join(map(str, tensor_for(s).shape))}" for s in inputs)
         if key == "user_info":
+            import json
+
             graph = self._plan.source.graph
             return json.dumps(dict(graph.metadata)) if graph and graph.metadata else ""
         if key == "dynamic_dims":
@@ -567,7 +568,6 @@ def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: objec
         )
     if not mode:
         raise ValueError("dec_mode must not be empty string! The usual mode is 'AES-GCM'")
-
 
 
 def _check_resize(inputs: object, dims: object) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from engine.errors import Cancelled
+from engine.cancel import CancelToken as CancelToken
 
 # ------------------------------------------------------------------------------------- elements
 
@@ -375,23 +375,6 @@ class LoadedModel(Protocol):
 
 
 # ------------------------------------------------------------------------------------ compiling
-
-
-class CancelToken:
-    """Asks long work to stop. One thread calls `cancel()`, the worker looks at `cancelled`."""
-
-    __slots__ = ("cancelled",)
-
-    def __init__(self) -> None:
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        self.cancelled = True
-
-    def check(self) -> None:
-        """Raise Cancelled if `cancel()` was called."""
-        if self.cancelled:
-            raise Cancelled("cancelled by its owner")
 
 
 Progress: TypeAlias = Callable[[str, int, "int | None"], None]

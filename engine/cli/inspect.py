@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from engine.cli import mindir
 from engine.cli.build import (
     Config,
     DeviceId,
@@ -23,6 +24,9 @@ from engine.cli.build import (
 from engine.cli.completion import targets
 from engine.cli.output import as_json, counted, fields, size, table
 from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
+
+if TYPE_CHECKING:
+    from engine.formats.mindir import Description
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -65,18 +69,21 @@ def inspect(
             "--config, --set and --device-id say how to build the model; give --target as well",
             param_hint="--target",
         )
-    source = _open(model, target)
+    require_file(model)
+    written = mindir.description(model)
+    source = None if written else _open(model, target)
     placement: list[Placement] | None = None
-    specs = (source.graph.inputs, source.graph.outputs) if source.graph is not None else None
+    shown = written or (source and source.graph)
+    specs = (shown.inputs, shown.outputs) if shown else None
     if target:
         built = build(model, target, config, settings, device_id=device_id)
         with built.model:
             placement = built.model.placement
         specs = specs or (built.inputs, built.outputs)
     if json:
-        as_json(_values(model, source, specs, placement, nodes, parameters))
+        as_json(_values(model, source, written, specs, placement, nodes, parameters))
     else:
-        _print(model, source, specs, placement, nodes, parameters)
+        _print(model, source, written, specs, placement, nodes, parameters)
 
 
 def _open(path: Path, target: str) -> ModelSource:
@@ -84,7 +91,6 @@ def _open(path: Path, target: str) -> ModelSource:
     from engine.errors import BackendError
     from engine.formats import open_source
 
-    require_file(path)
     suffixes: dict[str, str] = {}
     for name in parse_targets(target) if target else ():
         try:
@@ -99,12 +105,35 @@ Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
 
 def _print(
     path: Path,
-    source: ModelSource,
+    source: ModelSource | None,
+    written: Description | None,
     specs: Specs | None,
     placement: list[Placement] | None,
     nodes: bool,
     parameters: bool,
 ) -> None:
+    graph = source.graph if source is not None else None
+    if source is None:
+        assert written is not None
+        mindir.show(path, written, _parameters(written.parameters))
+    else:
+        _print_facts(path, source)
+    for title, some in zip(("Inputs", "Outputs"), specs or ((), ()), strict=True):
+        rows = [(spec.name, _type(spec), _shape(spec)) for spec in some]
+        if specs is not None:
+            table(title, ("name", "type", "shape"), rows)
+    if graph is not None:
+        _print_operators(graph)
+    if placement is not None:
+        _print_placement(placement)
+    if nodes and (graph is not None or placement is not None):
+        _print_nodes(graph, placement)
+    listed = graph or written
+    if parameters and listed is not None:
+        _print_parameters(listed.parameters)
+
+
+def _print_facts(path: Path, source: ModelSource) -> None:
     graph = source.graph
     facts = {"model": str(path), "format": source.format, "file": size(path.stat().st_size)}
     if graph is not None:
@@ -118,31 +147,23 @@ def _print(
             "parameters": _parameters(graph.parameters),
         }
     fields(facts)
-    for title, some in zip(("Inputs", "Outputs"), specs or ((), ()), strict=True):
-        rows = [(spec.name, _type(spec), _shape(spec)) for spec in some]
-        if specs is not None:
-            table(title, ("name", "type", "shape"), rows)
-    if graph is not None:
-        if graph.metadata:
-            table("Metadata", ("key", "value"), list(graph.metadata.items()))
+
+
+def _print_operators(graph: GraphInfo) -> None:
+    if graph.metadata:
+        table("Metadata", ("key", "value"), list(graph.metadata.items()))
+    table(
+        "Operators",
+        ("operator", "domain", ">count"),
+        [(op, domain, f"{n:,}") for (domain, op), n in _operators(graph)],
+    )
+    external = _external(graph.parameters)
+    if external:
         table(
-            "Operators",
-            ("operator", "domain", ">count"),
-            [(op, domain, f"{n:,}") for (domain, op), n in _operators(graph)],
+            "External data",
+            ("file", ">parameters", ">size"),
+            [(name, f"{len(some):,}", size(_bytes(some))) for name, some in external.items()],
         )
-        external = _external(graph.parameters)
-        if external:
-            table(
-                "External data",
-                ("file", ">parameters", ">size"),
-                [(name, f"{len(some):,}", size(_bytes(some))) for name, some in external.items()],
-            )
-    if placement is not None:
-        _print_placement(placement)
-    if nodes:
-        _print_nodes(graph, placement)
-    if parameters and graph is not None:
-        _print_parameters(graph.parameters)
 
 
 def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
@@ -237,25 +258,25 @@ def _shape(spec: TensorSpec) -> str:
 
 def _values(
     path: Path,
-    source: ModelSource,
+    source: ModelSource | None,
+    written: Description | None,
     specs: Specs | None,
     placement: list[Placement] | None,
     nodes: bool,
     parameters: bool,
 ) -> dict[str, Any]:
     """What is shown, as plain values; null where it is not known."""
-    graph = source.graph
+    graph = source.graph if source is not None else None
     values: dict[str, Any] = {
         "model": str(path),
-        "format": source.format,
+        "format": source.format if source is not None else "mindir",
         "size_bytes": path.stat().st_size,
         "inputs": None if specs is None else [_spec(spec) for spec in specs[0]],
         "outputs": None if specs is None else [_spec(spec) for spec in specs[1]],
     }
+    if written is not None:
+        values |= mindir.values(written)
     if graph is not None:
-        elements: Counter[str] = Counter()
-        for each in graph.parameters:
-            elements[str(each.dtype)] += prod(each.shape)
         values |= {
             "graph": graph.name,
             "ir_version": graph.ir_version,
@@ -268,16 +289,6 @@ def _values(
             "operators": [
                 {"domain": domain, "operator": op, "count": count}
                 for (domain, op), count in _operators(graph)
-            ],
-            "parameters": {
-                "tensors": len(graph.parameters),
-                "elements": elements.total(),
-                "elements_by_dtype": dict(elements),
-                "size_bytes": _bytes(graph.parameters),
-            },
-            "external_data": [
-                {"file": name, "parameters": len(some), "size_bytes": _bytes(some)}
-                for name, some in _external(graph.parameters).items()
             ],
         }
         if nodes:
@@ -292,17 +303,9 @@ def _values(
                 }
                 for node in graph.nodes
             ]
-        if parameters:
-            values["parameter_list"] = [
-                {
-                    "name": each.name,
-                    "dtype": str(each.dtype),
-                    "shape": list(each.shape),
-                    "size_bytes": each.nbytes,
-                    "file": each.location or None,
-                }
-                for each in graph.parameters
-            ]
+    listed = graph or written
+    if listed is not None:
+        values |= _parameter_values(listed.parameters, parameters)
     if placement is not None:
         values["placement"] = [
             {
@@ -315,6 +318,36 @@ def _values(
                 "reason": each.reason,
             }
             for each in placement
+        ]
+    return values
+
+
+def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict[str, Any]:
+    elements: Counter[str] = Counter()
+    for each in parameters:
+        elements[str(each.dtype)] += prod(each.shape)
+    values: dict[str, Any] = {
+        "parameters": {
+            "tensors": len(parameters),
+            "elements": elements.total(),
+            "elements_by_dtype": dict(elements),
+            "size_bytes": _bytes(parameters),
+        },
+        "external_data": [
+            {"file": name, "parameters": len(some), "size_bytes": _bytes(some)}
+            for name, some in _external(parameters).items()
+        ],
+    }
+    if listed:
+        values["parameter_list"] = [
+            {
+                "name": each.name,
+                "dtype": str(each.dtype),
+                "shape": list(each.shape),
+                "size_bytes": each.nbytes,
+                "file": each.location or None,
+            }
+            for each in parameters
         ]
     return values
 

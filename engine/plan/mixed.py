@@ -45,7 +45,9 @@ def compile_mixed(
     refuses a part of which it has reported nothing.
     """
     division = _Division(first, source, further)
-    every = range(len(division.levels))
+    if not division.nodes or not first.backend.can(Capability.MIXED_PLACEMENT):
+        raise division.nobody(0, unsupported)
+    every = range(len(division.nodes))
     division.refuse(0, every, unsupported)
     if set(division.levels) == {1}:
         second = division.candidates[1]
@@ -100,8 +102,7 @@ class _Division:
             for node in self.nodes
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx")
         }
-        mixes = source.graph is not None and first.backend.can(Capability.MIXED_PLACEMENT)
-        self._further = further if mixes else iter(())
+        self._further = further
         self._missing: list[str] = []
 
     @property
@@ -131,13 +132,14 @@ class _Division:
         # A copy of a constant is on another level: the backend of that makes it for this one.
         falling = {i: reason for i, reason in by_index.items() if self.levels[i] == level}
         if falling and not self.reaches(level + 1):
-            raise self._nobody(level, falling)
+            raise self.nobody(level, falling)
         for index, reason in falling.items():
             self.levels[index] = level + 1
             earlier = f"{self.fell[index]}; " if index in self.fell else ""
             self.fell[index] = f"{earlier}{self.names[level]} cannot run it: {reason}"
 
-    def _nobody(self, level: int, refused: Mapping[int, str]) -> ModelError:
+    def nobody(self, level: int, refused: Mapping[int, str]) -> ModelError:
+        """The error for nodes that the backend of the last level refuses, each with its reason."""
         lines = [f"{self._title(index)}: {reason}" for index, reason in refused.items()]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
         names = [each.backend.name for each in self.candidates]

@@ -19,6 +19,7 @@ DIGITS = Path(__file__).parents[1] / "digits" / "digits.onnx"
 
 
 def main() -> None:
+    """Run the model that the command line names."""
     parser = argparse.ArgumentParser(description="Run a model on the CPU and print its outputs.")
     parser.add_argument("model", nargs="?", default=str(DIGITS))
     parser.add_argument("input", nargs="?", help="raw bytes of the first input")

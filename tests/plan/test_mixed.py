@@ -404,3 +404,30 @@ print([name for name in names if "engine.plan." + name in sys.modules])
         capture_output=True, text=True, timeout=60, check=True,
     ).stdout  # fmt: skip
     assert printed == "[]\n"
+
+
+def test_nodes_of_a_compiled_form_are_named_by_number(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    """Nobody else reads it, and what its nodes are called only its backend knows."""
+    install(
+        "own",
+        extra="""
+class Loaded:
+    inputs = outputs = ()
+    unsupported = {3: "made for another chip"}
+
+    def close(self):
+        pass
+
+@hookimpl
+def engine_load(source, options):
+    return Loaded()
+""",
+        formats=("onnx", "own"),
+        suffixes={".own": "own"},
+    )
+    path = tmp_path / "model.own"
+    path.write_bytes(bytes(range(200, 250)))
+    with pytest.raises(ModelError, match="'own' cannot run node 3: made for another chip"):
+        engine.load(path, target="own")

@@ -47,49 +47,59 @@ def _look(model: memoryview, graph: GraphInfo) -> bool:
     budget = Budget(_FIELDS)
     wanted = {schema.MODEL_GRAPH, schema.MODEL_FUNCTIONS}
     found = list(fields(model, budget, wanted))
-    needles = [_NEEDLES.get(name, name.encode()) for name in OPERATORS]
-    if any(tag == schema.MODEL_FUNCTIONS and _has(part, needles) for tag, part in found):
+    if any(tag == schema.MODEL_FUNCTIONS and _hides(part) for tag, part in found):
         return True
-    body = next(part for tag, part in found if tag == schema.MODEL_GRAPH)
-    nodes = [bytes(part) for _, part in fields(body, budget, {schema.GRAPH_NODE})]
-    for node, part in zip(graph.nodes, nodes, strict=True):
-        if node.op_type in OPERATORS:
-            if _GLANCES.get(node.op_type, _always)(node, part, graph, nodes):
-                return True
-        elif node.op_type in _NESTS and _has(part, needles):
-            return True
-    return False
-
-
-def _has(part: bytes | memoryview, needles: list[bytes]) -> bool:
-    text = bytes(part)
-    return any(needle and needle in text for needle in needles)
-
-
-# What to find an operator by where the nodes are not listed; "" where it never gives a wrong
-# result, but only an error that it need not.
-_NEEDLES = {"ReduceMax": b"", "ReduceMin": b"", "Resize": b"align_corners"}
-
-
-_Glance = Callable[[NodeInfo, bytes, GraphInfo, list[bytes]], bool]
-
-
-def _always(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[bytes]) -> bool:
-    return True
-
-
-def _attention(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[bytes]) -> bool:
-    if len(node.outputs) > 3 or len(node.inputs) > 6:
-        return True
-    known = {spec.dtype for spec in graph.inputs} | {each.dtype for each in graph.parameters}
-    # float16 is 10: in AttributeProto.i of a Cast, in TensorProto.data_type of a Constant.
-    return DType.FLOAT16 in known or any(
-        each.op_type in ("Cast", "Constant") and (b"\x18\x0a" in text or b"\x10\x0a" in text)
-        for each, text in zip(graph.nodes, nodes, strict=True)
+    bodies = [part for tag, part in found if tag == schema.MODEL_GRAPH]
+    parts = [part for body in bodies for _, part in fields(body, budget, {schema.GRAPH_NODE})]
+    return any(
+        _GLANCES.get(node.op_type, _always)(node, part, graph, parts)
+        if node.op_type in OPERATORS
+        else node.op_type in _NESTS and _hides(part)
+        for node, part in zip(graph.nodes, parts, strict=True)
     )
 
 
-def _conv_integer(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[bytes]) -> bool:
+def _hides(part: memoryview) -> bool:
+    """Whether an operator of the table may be in a function, or in a node's subgraphs."""
+    text = bytes(part)
+    return any(needle in text for needle in _NEEDLES)
+
+
+def _field_4(text: str) -> bytes:
+    """How NodeProto.op_type and AttributeProto.s stand in a file."""
+    return bytes([schema.NODE_OP_TYPE, len(text)]) + text.encode()
+
+
+# Not of operators that only give an error that they need not.
+_NEEDLES = [_field_4(name) for name in OPERATORS - {"ReduceMax", "ReduceMin", "Resize"}]
+_NEEDLES.append(_field_4("align_corners"))
+
+_Glance = Callable[[NodeInfo, memoryview, GraphInfo, list[memoryview]], bool]
+
+
+def _always(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
+    return True
+
+
+def _attention(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
+    if len(node.outputs) > 3 or len(node.inputs) > 6:
+        return True
+    known = {spec.dtype for spec in graph.inputs} | {each.dtype for each in graph.parameters}
+    # float16 is 10: in AttributeProto.i of a Cast, in TensorProto.data_type of a Constant, which
+    # stands before the data.
+    return DType.FLOAT16 in known or any(
+        b"\x18\x0a" in text or b"\x10\x0a" in text
+        for text in (
+            bytes(other[:4096])
+            for each, other in zip(graph.nodes, parts, strict=True)
+            if each.op_type in ("Cast", "Constant")
+        )
+    )
+
+
+def _conv_integer(
+    node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]
+) -> bool:
     if len(node.inputs) < 4 or not node.inputs[3]:
         return False
     return all(
@@ -97,14 +107,16 @@ def _conv_integer(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[byt
     )
 
 
-def _of_nothing(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[bytes]) -> bool:
+def _of_nothing(
+    node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]
+) -> bool:
     return any(0 in (spec.shape or ()) for spec in graph.inputs) or any(
         0 in parameter.shape for parameter in graph.parameters
     )
 
 
-def _resize(node: NodeInfo, part: bytes, graph: GraphInfo, nodes: list[bytes]) -> bool:
-    return b"align_corners" in part
+def _resize(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
+    return _field_4("align_corners") in bytes(part)
 
 
 _GLANCES: dict[str, _Glance] = {

@@ -30,6 +30,7 @@ def cases() -> list[Case]:
 
 @pytest.fixture
 def ledger() -> Ledger:
+    pytest.importorskip("PIL", reason="the reference evaluator's ImageDecoder needs Pillow")
     ledger = read(LEDGER)
     other = ledger.other_versions()
     if other:

@@ -45,9 +45,9 @@ class Kind:
     """An operator with its attributes on inputs of known types.
 
     node: with inputs x0, x1, ... and outputs y0, y1, ...; unnamed, so that equal ones are equal.
-    types: of the inputs. constants: those of the inputs that are small
-    constants. opsets: what it is written for. guessed: inputs of unknown type, taken for float32.
-    doubt: why ONNX Runtime's kernel is not used though there may be one.
+    types: of the inputs. constants: those of the inputs that are small constants. opsets: what it
+    is written for. guessed: inputs of unknown type, taken for float32. doubt: why ONNX Runtime's
+    kernel is not used though there may be one.
     """
 
     node: NodeProto
@@ -237,13 +237,14 @@ def type_named(text: str) -> TypeProto | None:
 _NUMBERS = dict(TensorProto.DataType.items())
 
 
-def inferred(model: ModelProto, is_strict: bool = False) -> ModelProto:
-    """The model with what onnx can tell of its types; as it is where onnx fails."""
+def inferred(model: ModelProto) -> ModelProto:
+    """The model with what onnx can tell of its types; as it is where onnx fails.
+
+    Without data propagation: a shape of a billion axes would be written out.
+    """
     try:
-        return onnx.shape_inference.infer_shapes(model, strict_mode=is_strict)
-    except Exception:
-        if is_strict:
-            raise
+        return onnx.shape_inference.infer_shapes(model)
+    except Exception:  # onnx's own, and ONNX Runtime will say what is wrong
         return model
 
 

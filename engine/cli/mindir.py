@@ -1,0 +1,65 @@
+"""What `engine inspect` shows of a MindIR file: the primitives as they are written, unlowered."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.output import counted, fields, size, table
+
+if TYPE_CHECKING:
+    from engine.formats.mindir import Description
+
+
+def description(path: Path) -> Description | None:
+    """What is in the file if it is MindIR, else None. Raises ModelError for a damaged file."""
+    from engine.formats import kinds, recognise
+
+    if recognise(str(path)) not in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
+        return None
+    from engine.formats.mindir import describe
+
+    return describe(path)
+
+
+def show(path: Path, model: Description, parameters: str) -> None:
+    """Print the facts and a table of the primitives, those that this version lacks first."""
+    fields(
+        {
+            "model": str(path),
+            "format": "mindir",
+            "file": size(path.stat().st_size),
+            "producer": model.producer,
+            "graph": f"{model.name or 'unnamed'}, "
+            f"{counted(sum(model.primitives.values()), 'node')}",
+            "functions": ", ".join(model.functions),
+            "parameters": parameters,
+            "metadata": ", ".join(f"{key}={value}" for key, value in model.user_info.items()),
+        }
+    )
+    table(
+        "Primitives",
+        ("primitive", ">count", "supported"),
+        [
+            (name, f"{model.primitives[name]:,}", "no" if name in model.unsupported else "yes")
+            for name in sorted(
+                model.primitives,
+                key=lambda name: (name not in model.unsupported, -model.primitives[name], name),
+            )
+        ],
+    )
+
+
+def values(model: Description) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "graph": model.name,
+        "producer": model.producer,
+        "metadata": dict(model.user_info),
+        "functions": list(model.functions),
+        "nodes": sum(model.primitives.values()),
+        "primitives": [
+            {"primitive": name, "count": count, "supported": name not in model.unsupported}
+            for name, count in model.primitives.items()
+        ],
+    }
