@@ -7,6 +7,7 @@
                                           model was built, and come after
     python bench/overhead.py import       CPU time of `import engine` over `import numpy`
     python bench/overhead.py build        building a model beside creating a session
+    python bench/overhead.py mindir       MobileNetV2 as MindSpore wrote it beside its ONNX
 
 The baseline is `InferenceSession(path).run(None, feeds)` with ONNX Runtime's defaults. Ratios
 below 1 are faster than that. Needs the cpu backend and onnx. `--json` for programs.
@@ -147,12 +148,51 @@ def building(folder: Path, rounds: int) -> list[Row]:
     return rows
 
 
+def mindir(folder: Path, rounds: int) -> list[Row]:
+    """The file is not in the repository: it is looked for where the tests look for such files."""
+    file = Path(__file__).parents[2] / "shared" / "data" / "mindir" / "mobilenetv2.mindir"
+    if not file.is_file():
+        print(f"mindir: skipped, there is no {file.name} of MindSpore here", file=sys.stderr)
+        return []
+    path = models.mobilenet_v2(folder)
+    raw, feeds = _raw(path)
+    arrays = list(feeds.values())
+    model = engine.load(file)
+
+    def first_predict() -> None:
+        with engine.load(file) as fresh:
+            fresh.predict(arrays)
+
+    def first_run() -> None:
+        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        session.run(None, feeds)
+
+    rows = compare(
+        raw,
+        {"mobilenetv2.mindir, predict": (lambda: model.predict(arrays), 1.03)},
+        rounds=rounds,
+        calls=5,
+        pause_s=PAUSE_S,
+        progress=bar("mindir, predict"),
+    )
+    model.close()
+    return rows + compare(
+        first_run,
+        {"mobilenetv2.mindir, file to first predict": (first_predict, 1.5)},
+        rounds=max(20, rounds // 4),
+        calls=1,
+        pause_s=PAUSE_S,
+        progress=bar("mindir, load"),
+    )
+
+
 TABLES: dict[str, tuple[Callable[[Path, int], list[Row]], int]] = {
     "calls": (calls, 400),
     "models": (lambda folder, rounds: big(folder, rounds, "idle machine", 1.02), 200),
     "neighbours": (neighbours, 200),
     "import": (importing, 15),
     "build": (building, 20),
+    "mindir": (mindir, 100),
 }
 
 

@@ -21,16 +21,13 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from engine.backends import (
-    _ANY_VERSION,
     BackendRecord,
     BackendState,
-    _one_line,
-    _points,
-    _resolve,
     crashed,
     record,
+    resolve,
 )
-from engine.errors import Cancelled
+from engine.errors import Cancelled, one_line
 from engine.types import BackendInfo, Check, Device, DeviceInfo, Devices
 
 TIME_LIMIT_S = 30.0
@@ -47,11 +44,6 @@ class Examination:
     record: BackendRecord
     checks: tuple[Check, ...] = ()
     fault: str = ""
-
-
-def known() -> list[str]:
-    """The names of the installed backends, of this contract version or another."""
-    return sorted({point.name for point in _points(_ANY_VERSION)})
 
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
@@ -254,7 +246,7 @@ def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
         def say(**values: Any) -> None:
             print(json.dumps(values), file=lines, flush=True)
 
-        found, backend = _resolve(name, look_for_devices=False)
+        found, backend = resolve(name, look_for_devices=False)
         say(manifest=to_json(found), place=_DEVICES)
         if "record" in questions:
             say(record=to_json(record(name) if backend is not None else found))
@@ -263,7 +255,7 @@ def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
             try:
                 say(checks=[_check(each) for each in backend.diagnose()])
             except BaseException as error:  # SystemExit, or a panic of a compiled extension
-                say(fault=f"engine_diagnose raised {_one_line(error)}")
+                say(fault=f"engine_diagnose raised {one_line(error)}")
         say(place=_LEAVING)
 
 

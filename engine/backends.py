@@ -19,7 +19,7 @@ import pluggy
 from importlib_metadata import EntryPoint, distributions
 
 from engine import hookspecs
-from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable
+from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
 from engine.types import (
     BackendInfo,
     Check,
@@ -171,36 +171,23 @@ def open_backend(name: str) -> Backend:
     opened = _opened.get(name)
     if opened is not None and not _is_disabled(name):
         return opened
-    found, backend = _resolve(name)
+    found, backend = resolve(name)
     if backend is None or found.state is not BackendState.READY:
         raise _error(found)
     return _opened.setdefault(name, backend)
 
 
-def record(name: str, isolated: bool = False) -> BackendRecord:
-    """What is known of backend `name`; never raises.
+def record(name: str) -> BackendRecord:
+    """What is known of backend `name`, found out in this process; never raises.
 
-    isolated: look in a process of its own with a time limit, so that a plugin or driver that
-    crashes or hangs takes nothing with it.
+    A plugin or driver that crashes or hangs takes the process with it: see `engine._probe`.
     """
-    if isolated:
-        from engine._probe import probe
-
-        return probe(name)
-    return _resolve(name)[0]
+    return resolve(name)[0]
 
 
-def records(isolated: bool = False) -> list[BackendRecord]:
-    """One record for each installed backend, of this contract version or another, by name."""
-    names = sorted({point.name for point in _points(_ANY_VERSION)})
-    return _isolated(names) if isolated else [record(name) for name in names]
-
-
-def _isolated(names: Sequence[str]) -> list[BackendRecord]:
-    from concurrent.futures import ThreadPoolExecutor
-
-    with ThreadPoolExecutor(max_workers=4) as pool:
-        return list(pool.map(lambda name: record(name, isolated=True), names))
+def known() -> list[str]:
+    """The names of the installed backends, of this contract version or another."""
+    return sorted({point.name for point in _points(_ANY_VERSION)})
 
 
 def installed() -> tuple[str, ...]:
@@ -253,7 +240,7 @@ def find_target(text: str) -> Target:
     asked: dict[str, BackendRecord] = {}
     for name in (kind, OFFICIAL.get(kind, ""), provider):
         if name in names:
-            found = asked[names[name]] = _resolve(names[name], look_for_devices=False)[0]
+            found = asked[names[name]] = resolve(names[name], look_for_devices=False)[0]
             if _serves(found, kind, provider):
                 return _target(found, kind, provider)
     asked |= _ask([name for name in names.values() if name not in asked])
@@ -279,7 +266,11 @@ def find_target(text: str) -> Target:
 def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
     here = [name for name in names if name in _opened or name in OFFICIAL.values()]
     elsewhere = [name for name in names if name not in here]
-    found = [_resolve(name, look_for_devices=False)[0] for name in here] + _isolated(elsewhere)
+    found = [resolve(name, look_for_devices=False)[0] for name in here]
+    if elsewhere:
+        from engine._probe import probe_all  # rare
+
+        found += probe_all(elsewhere)
     return {each.name: each for each in found}
 
 
@@ -322,12 +313,12 @@ def _points(prefix: str) -> list[EntryPoint]:
                     owner = _owner(point).get("distribution", "")
                     found.setdefault((point.group, point.name, owner), point)
         except Exception as error:  # somebody's damaged metadata; it must not hide the others
-            _warn_once(f"entry points of {getattr(dist, '_path', dist)} are unreadable: "
-                       f"{_one_line(error)}")  # fmt: skip
+            warn_once(f"entry points of {getattr(dist, '_path', dist)} are unreadable: "
+                      f"{one_line(error)}")  # fmt: skip
     return list(found.values())
 
 
-def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
+def resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
     """The one place that decides a backend's state; the backend itself where it can be opened."""
     points = [point for point in _points(GROUP) if point.name == name]
     if not points:
@@ -355,14 +346,14 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
-            return broken(f"importing {points[0].value!r} failed: {_one_line(error)}")
+            return broken(f"importing {points[0].value!r} failed: {one_line(error)}")
         try:
             backend = Backend(name, plugin, warnings)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             return broken(f"{points[0].value!r} is not a backend of this contract: "
-                          f"{_one_line(error)}")  # fmt: skip
+                          f"{one_line(error)}")  # fmt: skip
     facts["info"] = backend.info
     facts["warnings"] = backend.warnings
     if not look_for_devices:
@@ -373,7 +364,7 @@ def _resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, B
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        return broken(f"engine_devices raised {_one_line(error)}")
+        return broken(f"engine_devices raised {one_line(error)}")
     facts["devices"] = devices
     if not found:
         return BackendRecord(
@@ -408,7 +399,8 @@ def _owner(point: EntryPoint) -> dict[str, str]:
 _warned: set[str] = set()
 
 
-def _warn_once(text: str) -> None:
+def warn_once(text: str) -> None:
+    """Log a warning, unless this process has logged the same one before."""
     if text not in _warned:
         _warned.add(text)
         logging.getLogger("engine").warning(text)
@@ -463,8 +455,3 @@ def _unknown_hooks(manager: pluggy.PluginManager) -> list[str]:
         hint = f"; did you mean {near[0]}?" if near else ""
         unknown.append(f"unknown hook {name!r} is ignored{hint}")
     return unknown
-
-
-def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

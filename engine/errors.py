@@ -91,3 +91,9 @@ class CommunicatorError(EngineError, RuntimeError):
     def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.ranks = ranks
+
+
+def one_line(error: BaseException) -> str:
+    """Any exception as one line, for a message of ours: "KeyError: 'x'"."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

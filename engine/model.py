@@ -11,7 +11,14 @@ import numpy as np
 
 from engine import forks
 from engine.checks import require, require_int
-from engine.errors import BackendError, EngineError, InputError, ModelError, ModelStateError
+from engine.errors import (
+    BackendError,
+    EngineError,
+    InputError,
+    ModelError,
+    ModelStateError,
+    one_line,
+)
 from engine.lane import Lane, buffers_of, meta_for, same_buffers, tensor_for
 from engine.tensor import Array, Tensor, TensorMeta
 
@@ -356,9 +363,8 @@ class Model:
         if isinstance(error, EngineError):
             raise error
         backend = lane.plan.backend.name
-        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise ModelError(
-            f"predict failed! backend {backend!r} raised {text}", self.model_path_
+            f"predict failed! backend {backend!r} raised {one_line(error)}", self.model_path_
         ) from error
 
     # ----------------------------------------------------------------------- inputs and outputs

@@ -11,6 +11,7 @@ import pytest
 
 import engine
 from engine import backends
+from engine._probe import probe, probe_all
 from engine.backends import BackendState
 from engine.testing import models
 from engine.testing.plugins import install
@@ -171,7 +172,7 @@ def test_a_backend_without_a_device_says_why_and_what_to_do(plugin_folder: Path)
 def test_a_probe_that_raises_breaks_only_its_own_backend(plugin_folder: Path) -> None:
     plugin(plugin_folder, "bad", devices="raise RuntimeError('driver says no')")
     plugin(plugin_folder, "well")
-    states = {found.name: found.state for found in backends.records()}
+    states = {name: backends.record(name).state for name in backends.known()}
     assert states["bad"] is BackendState.BROKEN
     assert states["well"] is BackendState.READY
 
@@ -196,7 +197,7 @@ def test_a_probe_that_crashes_takes_nothing_with_it(
 ) -> None:
     plugin(plugin_folder, "crashing", devices=crash)
     plugin(plugin_folder, "well")
-    found = {each.name: each for each in backends.records(isolated=True)}
+    found = {each.name: each for each in probe_all(backends.known())}
     assert found["crashing"].state is BackendState.BROKEN
     assert said in found["crashing"].reason
     assert found["crashing"].distribution == "engine-plugin-crashing"
@@ -204,8 +205,6 @@ def test_a_probe_that_crashes_takes_nothing_with_it(
 
 
 def test_a_probe_that_hangs_is_ended_at_its_time_limit(plugin_folder: Path) -> None:
-    from engine._probe import probe
-
     plugin(plugin_folder, "hanging", devices="import time; time.sleep(600)")
     found = probe("hanging", time_limit_s=1.0)
     assert found.state is BackendState.BROKEN
@@ -213,7 +212,7 @@ def test_a_probe_that_hangs_is_ended_at_its_time_limit(plugin_folder: Path) -> N
 
 
 def test_an_isolated_record_equals_the_one_of_this_process(null_backend: str) -> None:
-    assert backends.record(null_backend, isolated=True) == backends.record(null_backend)
+    assert probe(null_backend) == backends.record(null_backend)
 
 
 @pytest.mark.parametrize("hook", ["load", "compile", "placement"])
@@ -284,7 +283,7 @@ def test_a_panic_in_a_plugin_breaks_only_that_plugin(plugin_folder: Path, place:
     code = "import sys; sys.exit(1)" if place == "devices" else panic
     plugin(plugin_folder, "odd", **{place: code})
     plugin(plugin_folder, "well")
-    states = {found.name: found.state for found in backends.records()}
+    states = {name: backends.record(name).state for name in backends.known()}
     assert states["odd"] is BackendState.BROKEN
     assert states["well"] is BackendState.READY
 
@@ -302,8 +301,7 @@ def test_damaged_metadata_of_some_package_hides_no_backend(
     bare = tmp_path / "damaged/bare-1.0.dist-info"  # a backend whose METADATA is missing
     bare.mkdir()
     (bare / "entry_points.txt").write_text("[engine.backends.v1]\nbare = plugin_well\n")
-    names = [found.name for found in backends.records()]
-    assert {"well", "bare"} <= set(names)
+    assert {"well", "bare"} <= set(backends.known())
     assert backends.find_target("well").backend == "well"
 
 
@@ -313,7 +311,7 @@ def test_a_probe_that_leaves_a_process_behind_still_answers(plugin_folder: Path)
         before="import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)\n",
     )  # fmt: skip
     begin = time.monotonic()
-    assert backends.record("leaving", isolated=True).state is BackendState.READY
+    assert probe("leaving").state is BackendState.READY
     assert time.monotonic() - begin < 15
 
 
@@ -439,7 +437,7 @@ def test_engine_target_overrides_the_script_and_says_so(
     null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("engine.plan.build._said", set())
+    monkeypatch.setattr("engine.backends._warned", set())
     monkeypatch.setenv("ENGINE_TARGET", "null")
     path = models.affine(tmp_path)
     for _ in range(2):

@@ -22,7 +22,7 @@ Config = dict[str, dict[str, str]]
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged since the last look, as of a process that has said nothing yet."""
-    monkeypatch.setattr("engine.plan.build._said", set())
+    monkeypatch.setattr("engine.backends._warned", set())
 
     class Said(list[str]):
         def __iter__(self) -> Any:

@@ -18,7 +18,7 @@ import engine
 from engine.cli import bench, completion, doctor, help, inspect, plugins
 from engine.cli import run as run_command
 from engine.cli.interrupt import INTERRUPTED, leave
-from engine.cli.output import note, plain
+from engine.cli.output import drop, note, plain
 
 app = typer.Typer(
     name="engine",
@@ -96,13 +96,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
             status = _run(arguments)
         sys.stdout.flush()  # here a reader that went away can still be noticed
     except BrokenPipeError:  # what reads our output has had enough: not an error
-        _drop_output()
+        drop(sys.stdout)
         status = 0
     except OSError as error:  # a full disk, seen only when what was printed is flushed
-        _drop_output()
+        drop(sys.stdout)
         status = _failed(error)
     except KeyboardInterrupt:  # while what reads our output makes us wait
-        _drop_output()
+        drop(sys.stdout)
         status = _interrupted()
     leave(status)
     return status
@@ -169,13 +169,14 @@ def _said(error: BaseException) -> str:
     """
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return re.sub(
-        r"^(build_from_file|predict|load configuration) failed! (Error is )?", "", str(error)
-    )
+    return _METHOD.sub("", str(error))
 
 
 def _misused(error: Any) -> int:
     text = " ".join(error.format_message().split()).rstrip(".")
+    # Newer typers let pydantic say what is wrong with a value.
+    text = re.sub(r"(?<=: )Value error, ", "", text, count=1)
+    text = re.sub(r"(?<=: )Input should be ", "must be ", text, count=1)
     command = error.ctx.command_path if error.ctx is not None else "engine"
     note(f"error: {plain(text[:1].lower() + text[1:])}")
     note(f"help: {command} --help")
@@ -185,13 +186,6 @@ def _misused(error: Any) -> int:
 def _interrupted() -> int:
     note("interrupted")
     return INTERRUPTED
-
-
-def _drop_output() -> None:
-    """Let what is still to be printed go nowhere: Python flushes it once more when it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
 
 
 class _Messages(logging.Handler):

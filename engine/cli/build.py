@@ -153,6 +153,14 @@ def require_file(path: Path) -> None:
         raise ModelError(f"{path}: expected a model's file, got a folder or device", str(path))
 
 
+def require_timeout(seconds: float | None) -> None:
+    """A usage error unless --timeout is above 0, or not given."""
+    if seconds is not None and not seconds > 0:
+        raise typer.BadParameter(
+            f"expected a number of seconds above 0, got {seconds:g}", param_hint="--timeout"
+        )
+
+
 def parse_targets(text: str) -> list[str]:
     """ "gpu,cpu" as ["gpu", "cpu"]."""
     targets = [part.strip() for part in text.split(",")]

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from engine.backends import installed
-from engine.cli.build import Json
+from engine.cli.build import Json, require_timeout
 from engine.cli.onnx_suite import check_onnx
 from engine.cli.output import as_json, line, plain, table
 from engine.cli.progress import progress
@@ -107,10 +107,7 @@ def check_backend(
             raise typer.BadParameter(
                 f"{each!r} is not one of {', '.join(LEVELS)}", param_hint="--level"
             )
-    if not timeout > 0:
-        raise typer.BadParameter(
-            f"expected a number of seconds above 0, got {timeout:g}", param_hint="--timeout"
-        )
+    require_timeout(timeout)
     json = json or bool(context.obj)  # of `engine plugins --json check`
     if suite is Suite.ONNX:
         if level:

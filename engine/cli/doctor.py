@@ -11,8 +11,8 @@ from rich.text import Text
 
 from engine._probe import TIME_LIMIT_S
 from engine.backends import installed
-from engine.cli.build import Json
-from engine.cli.output import _print_trimmed, as_json, console, line, plain
+from engine.cli.build import Json, require_timeout
+from engine.cli.output import as_json, console, line, plain, print_trimmed
 from engine.cli.plugins import values
 from engine.cli.progress import progress
 from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
@@ -63,10 +63,7 @@ def doctor(
     Each backend is asked in a process of its own, so one that crashes or hangs takes nothing
     with it.
     """
-    if not timeout > 0:
-        raise typer.BadParameter(
-            f"expected a number of seconds above 0, got {timeout:g}", param_hint="--timeout"
-        )
+    require_timeout(timeout)
     with progress() as show:
         show("asking the backends", 0, None)
         found = diagnose(names or (), timeout)
@@ -108,7 +105,7 @@ def _print_section(title: str, findings: tuple[Finding, ...]) -> None:
         detail = f": {plain(each.detail)}" if each.detail else ""
         text = Text.assemble((plain(each.name), "bold"), detail)
         grid.add_row(Text(each.status, style=_STYLES[each.status]), text)
-        _print_trimmed(out, grid)
+        print_trimmed(out, grid)
         if each.fix and each.fix not in said:
             said.add(each.fix)
             # Not broken by us where the terminal is narrow: it is there to be copied.

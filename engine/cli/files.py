@@ -13,9 +13,9 @@ from typing import IO, Any
 import numpy as np
 
 from engine.errors import InputError
+from engine.tensor import Array
 from engine.types import DType, TensorSpec
 
-Array = np.ndarray[Any, Any]
 SUFFIXES = (".npy", ".npz", ".bin")
 # What numpy and zipfile raise for a file that is cut, damaged, or another thing altogether.
 _UNREADABLE = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)

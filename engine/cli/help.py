@@ -74,7 +74,8 @@ def _print(out: Console, command: Any, context: typer.Context) -> None:
 
 def _argument(parameter: Any) -> str:
     name = str(parameter.metavar or parameter.name.upper())
-    return name if parameter.required else f"[{name}]"
+    name = name if parameter.required else f"[{name}]"
+    return f"{name}..." if parameter.nargs == -1 else name
 
 
 def _option(parameter: Any, context: typer.Context) -> tuple[str, str]:

@@ -14,9 +14,9 @@ import numpy as np
 from engine.cli.files import SUFFIXES, read_bin, read_npy, read_npz
 from engine.cli.values import arrays_of, described, value_of
 from engine.errors import InputError
+from engine.tensor import Array
 from engine.types import DType, TensorSpec, ValueKind
 
-Array = np.ndarray[Any, Any]
 Shape = tuple[int, ...]
 
 

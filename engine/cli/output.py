@@ -8,8 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
+from typing import Any, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -47,8 +46,17 @@ def line(text: str = "") -> None:
 def note(text: str) -> None:
     """Print a message about the result, not the result. Where nobody can read it, it is lost."""
     sys.stdout.flush()  # keeps the order where both go to one place
-    with suppress(OSError):
+    try:
         print(text, file=sys.stderr, flush=True)
+    except OSError:
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is still to be printed go nowhere: Python flushes it once more when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -132,7 +140,7 @@ def _print_folded(
     )
     for row in rows:
         grid.add_row(*(Text("\n".join(texts)) for texts in row))
-    _print_trimmed(out, grid)
+    print_trimmed(out, grid)
 
 
 def _lines(cell: object) -> list[str]:
@@ -159,10 +167,10 @@ def _print_fields(pairs: Mapping[str, list[str]]) -> None:
     for name, texts in pairs.items():
         if any(texts):
             grid.add_row(Text(name), Text("\n".join(texts)))
-    _print_trimmed(console(), grid)
+    print_trimmed(console(), grid)
 
 
-def _print_trimmed(out: Console, grid: Table) -> None:
+def print_trimmed(out: Console, grid: Table) -> None:
     """Print without the blanks that a grid leaves at the ends of lines."""
     if out.is_terminal:
         out.print(grid)

@@ -6,8 +6,8 @@ from typing import Any
 
 import typer
 
-from engine._probe import known, probe_all
-from engine.backends import OFFICIAL, BackendRecord, BackendState, record
+from engine._probe import probe_all
+from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
 from engine.cli import check
 from engine.cli.build import Json
 from engine.cli.output import as_json, line, plain, size, table

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from engine.cli.build import (
@@ -26,6 +25,7 @@ from engine.cli.build import (
     build,
     devices_text,
     parse_shapes,
+    require_timeout,
 )
 from engine.cli.completion import files
 from engine.cli.files import storable, write
@@ -33,10 +33,8 @@ from engine.cli.inputs import Fill, Inputs, collect
 from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json, duration, line, note, plain
 from engine.cli.values import arrays_of, described
-from engine.tensor import Tensor
+from engine.tensor import Array, Tensor
 from engine.types import DType, ValueKind
-
-Array = np.ndarray[Any, Any]
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -94,10 +92,7 @@ def run(
             f"expected a file name ending in .npz or .npy, got {str(output)!r}",
             param_hint="--output",
         )
-    if timeout is not None and not timeout > 0:
-        raise typer.BadParameter(
-            f"expected a number of seconds above 0, got {timeout:g}", param_hint="--timeout"
-        )
+    require_timeout(timeout)
     built = build(model, target, config, settings, threads, device_id)
     with built.model:
         if output is not None and output.suffix == ".npy":

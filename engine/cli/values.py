@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+from engine.tensor import Array
 
 
 def arrays_of(name: str, value: Any) -> dict[str, Array]:

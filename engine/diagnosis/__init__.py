@@ -10,8 +10,8 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine._probe import TIME_LIMIT_S, Examination, examine_all, known
-from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, record
+from engine._probe import TIME_LIMIT_S, Examination, examine_all
+from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages

@@ -6,6 +6,7 @@ sees it, and a bad one is a ModelError that names the file, what is wrong and wh
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -75,7 +76,7 @@ def open_source(
             graph=model.graph,
         )
     if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        return _open_mindir(file, None, dec_key, dec_mode, Path(folder) if folder else None)
+        return _open_mindir(file, content, dec_key, dec_mode, Path(folder) if folder else None)
     # By content where the format has a magic number, else by name: compiled forms are opaque.
     named = (form for suffix, form in suffixes.items() if file.name.lower().endswith(suffix))
     compiled = kind if kind in suffixes.values() else next(named, None)
@@ -121,7 +122,7 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Mode
 
 def _open_mindir(
     path: Path | None,
-    data: bytes | None,
+    data: bytes | mmap.mmap,
     dec_key: bytes | None,
     dec_mode: str,
     folder: Path | None,

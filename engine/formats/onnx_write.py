@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from engine.types import Dim, DType
 
-_NUMBERS = {dtype: number for number, dtype in enumerate(DType, 1)}
+_NUMBERS = {dtype: dtype.onnx for dtype in DType}
 IR_VERSION = 10  # the one that came with operator set 21
 
 Buffer: TypeAlias = "bytes | memoryview"

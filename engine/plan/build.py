@@ -12,7 +12,7 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.backends import OFFICIAL, find_target, installed, open_backend
+from engine.backends import OFFICIAL, find_target, installed, open_backend, warn_once
 from engine.errors import BackendError, InputError, ModelError
 from engine.plan.compile import Candidate, Plan, compile_plan
 from engine.plan.state import with_state
@@ -147,7 +147,7 @@ def _targets(context: Context) -> tuple[Sequence[str], str, bool]:
     if not override:
         return context.target, f"target {context.target}", False
     if override != context.target:
-        _say_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
+        warn_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
     return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}", True
 
 
@@ -190,7 +190,7 @@ def _settings(
     read = [f"{name}_context" for name in (*types, target.backend)]
     declared = backend.info.options
     for text in remarks(config, target.backend, read, declared, _with_sections):
-        _say_once(text)
+        warn_once(text)
     given = {key: value for name in read for key, value in config.get(name, {}).items()}
     if not declared:
         return given
@@ -239,15 +239,6 @@ def _bounded(name: str, count: int) -> int:
     if count > most:
         _log(f"{name} {count} is more than five threads a CPU; {most} are used")
     return min(count, most)
-
-
-_said: set[str] = set()
-
-
-def _say_once(text: str) -> None:
-    if text not in _said:
-        _said.add(text)
-        _log(text)
 
 
 def _log(text: str) -> None:

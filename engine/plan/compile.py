@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from engine.backends import Backend
-from engine.errors import BackendError, BackendUnavailable, EngineError
+from engine.errors import BackendError, BackendUnavailable, EngineError, one_line
 from engine.plan.contexts import ContextPool, close
 from engine.types import (
     CompileOptions,
@@ -146,9 +146,8 @@ def blamed_on(backend: Backend, hook: str) -> Iterator[None]:
     except (EngineError, ValueError, MemoryError, KeyboardInterrupt):
         raise  # ValueError: what an option's value may raise
     except BaseException as error:  # SystemExit, or a panic of a compiled extension
-        text = " ".join(f"{type(error).__name__}: {error}".split())
         raise BackendUnavailable(
-            f"backend {backend.name!r} is at fault: its {hook} raised {text}; "
+            f"backend {backend.name!r} is at fault: its {hook} raised {one_line(error)}; "
             f"report it to the authors of {backend.name!r} {backend.info.version}",
             backend.name,
         ) from error

@@ -140,15 +140,22 @@ class _Division:
 
     def nobody(self, level: int, refused: Mapping[int, str]) -> ModelError:
         """The error for nodes that the backend of the last level refuses, each with its reason."""
-        lines = [f"{self._title(index)}: {reason}" for index, reason in refused.items()]
+        lines = [
+            f"{self._title(index)}: {reason}"
+            + (f" ({self.fell[index]})" if index in self.fell else "")
+            for index, reason in refused.items()
+        ]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
         names = [each.backend.name for each in self.candidates]
-        earlier = f"; nor can {', '.join(self.names[:level])}" if level else ""
         missing = "".join(f"; passed over: {text}" for text in self._missing)
-        wanted = [*names, "..." if "cpu" in names else "cpu"]
+        step = (
+            "export the model without it, or list a further target that has it"
+            if "cpu" in names
+            else f"list a further target that can, for example {[*names, 'cpu']}"
+        )
         return ModelError(
             f"{self.source.name}: {self.names[level]} cannot run {'; '.join(lines[:5])}{more}"
-            f"{earlier}{missing}; list a further target that can, for example {wanted}",
+            f"{missing}; {step}",
             self.source.name,
         )
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.backends import Backend
-from engine.errors import BackendUnavailable, EngineError, InputError, ModelError
+from engine.errors import BackendUnavailable, EngineError, InputError, ModelError, one_line
 from engine.plan.compile import Opener, blamed_on
 from engine.plan.contexts import close
 from engine.types import (
@@ -132,8 +132,8 @@ class SegmentedContext:
             except EngineError:
                 raise
             except Exception as error:
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                raise ModelError(f"backend {segment.backend.name!r} raised {text}") from error
+                name = segment.backend.name
+                raise ModelError(f"backend {name!r} raised {one_line(error)}") from error
             for place, result in zip(segment.writes, results, strict=True):
                 values[place] = result
             for place in segment.ends:

@@ -11,10 +11,8 @@ import numpy as np
 from engine.enums import DataType
 from engine.errors import InputError
 from engine.plan.values import checked
-from engine.tensor import Tensor, plain
+from engine.tensor import Array, Tensor, plain
 from engine.types import Dim, DType, TensorSpec, ValueKind
-
-Array = np.ndarray[Any, Any]
 
 # numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
 PLAIN = 0x0001 | 0x0100
@@ -299,12 +297,16 @@ def _with_sizes(spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
 
 
 def _unfit(spec: TensorSpec, array: Array) -> InputError:
-    # MindSpore Lite's words for it, then ours: what was expected and what came.
     shape = known_shape(spec.shape)
     wanted = "open" if shape is None else prod(shape) * array.itemsize
+    # MindSpore Lite's words where it refuses too: it looks at the number of bytes alone.
+    theirs = (
+        f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {wanted}. "
+        if wanted != array.nbytes
+        else ""
+    )
     return InputError(
-        f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {wanted}. input "
-        f"{spec.name!r}: expected {spec}, got {_said(array)}; pass that shape; "
+        f"{theirs}input {spec.name!r}: expected {spec}, got {_said(array)}; pass that shape; "
         "Model.resize sets the axes that a model leaves open",
         spec.name,
     )

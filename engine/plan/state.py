@@ -7,14 +7,16 @@ a user sees. They live with the model, not with a thread: predicts of all thread
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from engine.errors import ModelError
+from engine.errors import DeadlineExceeded, ModelError, ModelStateError
 from engine.plan.compile import Opener, Plan
 from engine.plan.contexts import ContextPool
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
@@ -23,7 +25,7 @@ from engine.types import Executable, ExecutionContext, MemoryReport, Placement, 
 def with_state(plan: Plan) -> Plan:
     """The plan as a user sees it: without the inputs and outputs that carry state."""
     slots = getattr(plan.source, "state", ())
-    if not slots or isinstance(plan.executable, StatefulExecutable):
+    if not slots:
         return plan
     values = []
     for slot in slots:
@@ -51,6 +53,7 @@ class StatefulExecutable:
         self._values: list[Any] = values
         self._count = len(inner.outputs) - len(values)
         self._turn = threading.Lock()
+        self._running = 0  # the thread whose turn it is
         self.inputs = inner.inputs[: len(inner.inputs) - len(values)]
         self.outputs = inner.outputs[: self._count]
 
@@ -61,15 +64,36 @@ class StatefulExecutable:
         outputs: Values | None,
         deadline_s: float | None,
     ) -> Values:
-        """See engine_predict. A run that fails leaves the state as it was."""
+        """See engine_predict. A run that fails leaves the state as it was.
+
+        Raises DeadlineExceeded, also where the turn does not come in time; ModelStateError in a
+        signal handler or finalizer that interrupts a predict of its own thread.
+        """
         given = None if outputs is None else [*outputs, *[None] * len(self._values)]
-        with self._turn:
+        with self._taking_turns(deadline_s):
             results = self._run(context, [*inputs, *self._values], given, deadline_s)
             self._values = list(results[self._count :])
         results = results[: self._count]
         if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
             return outputs
         return results
+
+    @contextmanager
+    def _taking_turns(self, deadline_s: float | None) -> Iterator[None]:
+        if self._running == threading.get_ident():
+            raise ModelStateError(
+                "predict was called in the middle of a predict of the same thread, and this model "
+                "keeps state between them; call it after that one has returned"
+            )
+        left = -1 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        if not self._turn.acquire(timeout=min(left, threading.TIMEOUT_MAX)):
+            raise DeadlineExceeded("other threads' predicts of this model lasted to the deadline")
+        try:
+            self._running = threading.get_ident()
+            yield
+        finally:
+            self._running = 0
+            self._turn.release()
 
     def open_context(self) -> ExecutionContext:
         """See Executable."""

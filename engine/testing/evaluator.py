@@ -20,10 +20,19 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
 
-from engine.errors import BackendUnavailable, DeadlineExceeded, EngineError, InputError, ModelError
+from engine.errors import (
+    BackendUnavailable,
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    ModelError,
+    one_line,
+)
 from engine.formats.onnx.names import tensors
+from engine.testing.loop import Loop
 from engine.types import (
     CompileOptions,
     Device,
@@ -59,6 +68,11 @@ class Host:
 class Evaluator(ReferenceEvaluator):
     """onnx's evaluator, which looks at the clock around every node, also inside subgraphs."""
 
+    def _load_impl(self, node: NodeProto, input_types: Any = None) -> Any:
+        if node.op_type == "Loop" and not node.domain:
+            return Loop
+        return super()._load_impl(node, input_types)
+
     def _log(self, level: int, pattern: str, *args: Any) -> None:
         _check_deadline()
 
@@ -78,7 +92,7 @@ def load(source: ModelSource, host: Host) -> EvaluatorModel:
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
     except Exception as error:  # protobuf, the checker and shape inference share no base
         raise ModelError(
-            f"{source.name}: not a valid ONNX model: {_one_line(error)}", str(path or "")
+            f"{source.name}: not a valid ONNX model: {one_line(error)}", str(path or "")
         ) from error
     return EvaluatorModel(source, proto, host)
 
@@ -118,9 +132,10 @@ class EvaluatorModel:
                     f"run on backend {self.host.name!r}: {self.unsupported[index]}"
                 )
         try:
-            evaluator = Evaluator(self.proto)
+            # Inlined, because the evaluator loses a function's attributes on the way to most nodes.
+            evaluator = Evaluator(inline_local_functions(self.proto))
         except Exception as error:  # a type or an attribute that nobody thought of
-            raise ModelError(f"{self.source_name}: {_one_line(error)}") from error
+            raise ModelError(f"{self.source_name}: {one_line(error)}") from error
         if options.progress is not None:
             options.progress("check nodes", len(nodes), len(nodes))
         return EvaluatorExecutable(self, evaluator)
@@ -197,7 +212,7 @@ class EvaluatorContext:
             raise
         except Exception as error:  # operators raise whatever numpy raises
             raise ModelError(
-                f"{executable.name}: the model failed on this data: {_one_line(error)}"
+                f"{executable.name}: the model failed on this data: {one_line(error)}"
             ) from error
         finally:
             _stop_at.reset(token)
@@ -317,7 +332,3 @@ def _wait(seconds: float) -> None:
 
 def _operator(node: NodeProto) -> str:
     return f"{node.domain or 'ai.onnx'}.{node.op_type}"
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -44,7 +44,7 @@ class MindirSource(ModelSource):
 
 def open_mindir(
     path: Path | None,
-    data: bytes | None = None,
+    data: bytes | mmap.mmap | None = None,
     *,
     dec_key: bytes | None = None,
     dec_mode: str = "AES-GCM",
@@ -53,16 +53,19 @@ def open_mindir(
 ) -> MindirSource:
     """Read a .mindir file, or one in memory, as an ONNX model.
 
-    path: the file; None for `data`. dec_key, dec_mode: for an encrypted one. folder: where the
-    data files of a split model are, None for the folder of `path`; also [model_file] mindir_path.
-    weights: the data file of a split model in memory.
+    path: the file; None for a model in memory. data: what is in it, if that has been read.
+    dec_key, dec_mode: for an encrypted one. folder: where the data files of a split model are,
+    None for the folder of `path`; also [model_file] mindir_path. weights: the data file of a
+    split model in memory.
     Large weights are not copied: the ONNX model names them in the .mindir or its data files, which
     must not change while a model is built. Raises ModelError.
     """
     name = str(path) if path is not None else "model bytes"
     where = str(path or "")
-    content = read_file(path) if path is not None else data
-    assert content is not None
+    if data is None:
+        assert path is not None
+        data = read_file(path)
+    content = data
     view = memoryview(content)
     try:
         proto, view, plain = _decoded(view, dec_key, dec_mode)
@@ -155,7 +158,10 @@ def _open_data(
             raise Damaged(f"its weights are in {location!r}, outside of its folder")
         if dec_key is not None:
             held = memoryview(read_file(file))
-            storage.data_files[location] = memoryview(crypto.decrypt(held, dec_key, dec_mode))
+            try:
+                storage.data_files[location] = memoryview(crypto.decrypt(held, dec_key, dec_mode))
+            except crypto.Locked as error:
+                raise crypto.Locked(f"its data file {location!r}: {error}") from None
             continue
         first = _first_byte(file)
         if first not in (b"\x00", b"\x01"):

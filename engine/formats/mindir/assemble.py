@@ -115,7 +115,7 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     result = low.run(main, [value for value, _ in inputs])
     flat = [
         each if isinstance(each, Value) else low.g.constant(each)
-        for each in map(low._now, leaves(result))
+        for each in map(low.now, leaves(result))
         if each is not MONAD and each is not None
     ]
     if not flat:

@@ -35,8 +35,10 @@ def is_encrypted(view: memoryview) -> bool:
 
 def decrypt(view: memoryview, key: bytes | None, mode: str) -> bytes:
     """The whole plaintext of an encrypted file. Raises Locked."""
+    if not is_encrypted(view):
+        raise Locked("it is not encrypted, though the model that it belongs to is")
     (magic,) = struct.unpack("<I", view[:4])
-    written = _NAMES.get(magic, "unknown")
+    written = _NAMES[magic]
     if not key:
         raise Locked(
             f"it is encrypted with {written}; pass its key: dec_key=..., dec_mode={written!r}"
@@ -86,7 +88,7 @@ def _blocks(view: memoryview, magic: int) -> Iterator[Block]:
         tag = bytes(take(16, "a tag")) if magic == GCM else b""
         length = number("the length of a block")
         iv_length = number("the length of an IV")
-        if iv_length not in (12, 16):
+        if iv_length != 16 and (iv_length, magic) != (12, GCM):
             raise Locked(f"damaged: an IV of {iv_length} bytes; expected 16")
         iv = bytes(take(iv_length, "an IV"))
         data = take(number("the length of the data"), "the data")

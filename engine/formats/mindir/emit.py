@@ -14,8 +14,6 @@ from engine.formats.onnx_write import Attribute, Node
 NODES = 200_000
 CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
 
-Known = "int | float | bool | np.ndarray[Any, Any] | Value"
-
 
 class Unsupported(ValueError):
     """This node cannot be said in ONNX. The message says why; the caller adds which node it is."""

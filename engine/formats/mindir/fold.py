@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from engine.formats.mindir.values import Value
 from engine.formats.onnx_write import Graph, Node
@@ -121,8 +121,3 @@ def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | Non
 
 def _has_body(node: Node) -> bool:
     return any(isinstance(each, Graph) for each in node.attributes.values())
-
-
-def readers_of(nodes: Sequence[Node]) -> Mapping[str, int]:
-    """How often each name is read."""
-    return Counter(name for node in nodes for name in node.inputs)

@@ -261,7 +261,7 @@ class Lowering:
         if any(isinstance(leaf, Exits) for leaf in leaves(tuple(inputs))):
             raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
         target = inputs[0] if row.writes and inputs else None
-        inputs = [self._now(each) for each in inputs]
+        inputs = [self.now(each) for each in inputs]
         try:
             result = row(self.g, inputs, attributes)
         except (Unsupported, Damaged):
@@ -357,14 +357,14 @@ class Lowering:
             return state[name]
         return self._snapshots[name]
 
-    def _now(self, value: Any) -> Any:
+    def now(self, value: Any) -> Any:
         """The value with parameters read."""
         if isinstance(value, Value):
             return self.current(value.name, self.state) if value.is_parameter else value
         if isinstance(value, tuple) and any(
             isinstance(leaf, Value) and leaf.is_parameter for leaf in leaves(value)
         ):
-            return tuple(map(self._now, value))
+            return tuple(map(self.now, value))
         return value
 
     def zeros(self, like: Value) -> Value:
@@ -477,7 +477,7 @@ def _arrange(*names: str) -> Callable[[Arrange], Arrange]:
 
 @_arrange("Load")
 def _load(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low._now(_first(inputs))
+    return low.now(_first(inputs))
 
 
 @_arrange("Depend", "depend", "Return", "return")
@@ -541,7 +541,7 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     if len(inputs) < 3:
         raise Damaged(f"{len(inputs)} inputs; expected a condition and two values")
     condition, chosen, other = inputs[:3]
-    condition = low._now(condition)
+    condition = low.now(condition)
     if not isinstance(condition, Value):
         return chosen if condition else other
     array = condition.array()
@@ -549,7 +549,7 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
         return chosen if array.any() else other
     if any(isinstance(each, Closure | Choice) for each in leaves((chosen, other))):
         return _choice(condition, chosen, other)
-    return select(low, condition, lambda: low._now(chosen), lambda: low._now(other))
+    return select(low, condition, lambda: low.now(chosen), lambda: low.now(other))
 
 
 def _choice(condition: Value, chosen: Any, other: Any) -> Any:
@@ -562,7 +562,7 @@ def _choice(condition: Value, chosen: Any, other: Any) -> Any:
 def _switch_layer(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     if len(inputs) < 2 or not isinstance(inputs[1], tuple) or not inputs[1]:
         raise Damaged("expected an index and a tuple of functions")
-    index, branches = low._now(inputs[0]), inputs[1]
+    index, branches = low.now(inputs[0]), inputs[1]
     if not isinstance(index, Value):
         return branches[index]
     count = len(branches)

@@ -18,7 +18,7 @@ from engine.types import DType as DType  # part of what is offered here
 Shape: TypeAlias = "tuple[int | None, ...] | None"
 
 # MindIR's TensorProto.DataType numbers ONNX's types the same way as far as both go.
-DTYPES = {number: dtype for number, dtype in enumerate(DType, 1) if number <= 16}
+DTYPES = {dtype.onnx: dtype for dtype in DType if dtype.onnx <= 16}
 DTYPES[17] = DType.FLOAT64
 DTYPES[18] = DType.INT4
 

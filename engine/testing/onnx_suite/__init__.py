@@ -20,7 +20,7 @@ import onnx
 
 from engine._probe import probe
 from engine.backends import BackendState, open_backend
-from engine.errors import BackendUnavailable, InputError, ModelError
+from engine.errors import BackendUnavailable, InputError, ModelError, one_line
 from engine.testing.onnx_backend import backend_for
 from engine.testing.onnx_suite.cases import Case, load_cases
 from engine.testing.onnx_suite.compare import Difference, compare
@@ -82,7 +82,7 @@ def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
         status, reason = Status.WRONG, str(difference)
     except Exception as raised:  # whatever a backend raises
         status = Status.REFUSED if _is_refusal(raised) else Status.FAILED
-        reason = " ".join(f"{type(raised).__name__}: {raised}".split())
+        reason = one_line(raised)
     return Result(
         name=case.name, kind=case.kind, status=status, reason=reason, error=error, nodes=nodes
     )
@@ -93,5 +93,5 @@ def _is_refusal(error: Exception) -> bool:
 
     Model reports what a backend raises beyond its contract as a ModelError too, with these words.
     """
-    beyond = re.match(r"predict failed! backend '\w+' raised ", str(error))
+    beyond = re.match(r"predict failed! backend '[^']+' raised ", str(error))
     return isinstance(error, ModelError | InputError) and not beyond

@@ -15,6 +15,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
+from engine._probe import ending
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -98,7 +100,8 @@ class _Worker:
         try:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
-            return Died(f"{_end(self._process.wait())}{self._last_words()}")
+            end = ending(self._process.wait()) or "ended with status 0"
+            return Died(f"{end}{self._last_words()}")
 
     def close(self) -> None:
         if self._process.poll() is None:
@@ -119,15 +122,6 @@ def _environment() -> dict[str, str]:
     environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("ENGINE_TARGET", None)  # what is tested is what was named
     return environment
-
-
-def _end(status: int) -> str:
-    if status >= 0:
-        return f"ended with status {status}"
-    try:
-        return f"crashed with {signal.Signals(-status).name}"
-    except ValueError:
-        return f"crashed with signal {-status}"
 
 
 def serve(fd: int) -> None:

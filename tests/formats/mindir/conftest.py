@@ -8,17 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine.testing.hostile.encode import varint
+
 FLOAT, INT64, STRING, BOOL = 1, 7, 8, 9
 TENSORS, TUPLE, UMONAD, SCALAR = 19, 20, 23, 39
-
-
-def varint(value: int) -> bytes:
-    value &= (1 << 64) - 1
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
 
 
 def number(field: int, value: int) -> bytes:

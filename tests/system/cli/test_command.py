@@ -84,6 +84,22 @@ def test_wrong_usage_is_status_2_and_names_the_help(cli, arguments, expected):
     assert done.err.splitlines()[-1].startswith("help: engine")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run", "m.onnx", "--fill", "twos"),
+        ("run", "m.onnx", "--seed", "x"),
+        ("run", "m.onnx", "--values", "-1"),
+        ("completion", "tcsh"),
+    ],
+)
+def test_a_wrong_value_is_told_in_words_for_people(cli, arguments):
+    said = cli(*arguments).err
+    assert "invalid value for" in said
+    assert "Value error" not in said
+    assert "Input should" not in said
+
+
 def test_without_a_command_the_help_is_shown_with_status_2(cli):
     done = cli()
     assert done.status == 2

@@ -152,5 +152,5 @@ def test_an_interrupt_is_status_130(terminal, tmp_path):
 def test_the_help_explains_findings_and_statuses(shell):
     done = shell("doctor", "--help")
     assert (done.status, done.err) == (0, "")
-    for text in ("Usage: engine doctor [OPTIONS] [NAME]", "note", "problem", "Exit status"):
+    for text in ("Usage: engine doctor [OPTIONS] [NAME]...", "note", "problem", "Exit status"):
         assert text in done.text

@@ -1,0 +1,82 @@
+"""Models that assign to a parameter, run through Model."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import DeadlineExceeded, ModelStateError
+
+
+@pytest.fixture
+def counter(mindir: SimpleNamespace, null_backend: str) -> engine.Model:
+    """total += x; gives total, which begins at 0."""
+    add = mindir.node("AssignAdd", ["total", "x"], "y")
+    data = mindir.model(
+        mindir.graph(
+            "G",
+            [add],
+            [mindir.value("x", 2)],
+            [mindir.value("y", 2)],
+            [mindir.tensor("total", np.zeros(2, np.float32))],
+        )
+    )
+    context = engine.Context()
+    context.target = [null_backend]
+    model = engine.Model()
+    model.build_from_buffer(data, context=context)
+    return model
+
+
+ONES = np.ones(2, np.float32)
+
+
+def test_threads_share_the_state_and_lose_no_step(counter: engine.Model) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: float(counter(ONES)["y"][0]), range(100)))
+    assert sorted(found) == [float(each) for each in range(1, 101)]
+
+
+def test_what_a_caller_does_to_a_result_leaves_the_state_alone(counter: engine.Model) -> None:
+    counter(ONES)["y"][:] = 50
+    buffer = engine.Tensor(np.zeros(2, np.float32))
+    counter.predict([ONES], [buffer])
+    buffer.get_data_to_numpy()[:] = 50
+    np.testing.assert_array_equal(counter(ONES)["y"], [3, 3])
+
+
+def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
+    plan = counter._plan
+    assert plan is not None
+    turn = plan.executable._turn  # type: ignore[attr-defined]
+    with turn, pytest.raises(DeadlineExceeded, match="other threads"):
+        counter.predict([ONES], timeout_s=0.05)
+    np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
+
+
+def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Model) -> None:
+    plan = counter._plan
+    assert plan is not None
+    executable = plan.executable
+    inner = executable._run  # type: ignore[attr-defined]
+    raised: list[Exception] = []
+
+    def interrupted(*arguments: object) -> object:
+        try:
+            counter(ONES)
+        except ModelStateError as error:
+            raised.append(error)
+        return inner(*arguments)
+
+    executable._run = interrupted  # type: ignore[attr-defined]
+    done: list[float] = []
+    thread = threading.Thread(target=lambda: done.append(float(counter(ONES)["y"][0])), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert done == [1.0]
+    assert "in the middle of a predict of the same thread" in str(raised[0])
