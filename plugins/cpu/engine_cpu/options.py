@@ -23,7 +23,7 @@ _ENTRIES = "ONNX Runtime's own session configuration entries: see its header of 
 OPTIONS: Mapping[str, str] = {
     "graph_optimization": "all (default), extended, basic, none: what may be rewritten",
     "spin_us": "microseconds that idle threads wait for more work before they sleep; 0 for not at "
-    "all, -1 for ONNX Runtime's own choice; by default 100, or 15 beside busy processes",
+    "all, -1 for ONNX Runtime's own choice; by default 300, or 15 beside busy processes",
     "memory_arena": "on (default), off: keep freed activations for the next predict",
     "deterministic": "off (default), on: kernels whose results do not depend on threads",
     "denormal_as_zero": "off (default), on: flush denormal numbers",

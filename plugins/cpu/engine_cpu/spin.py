@@ -13,8 +13,8 @@ from pathlib import Path
 
 from engine.threads import usable_cpus
 
-# Long enough for the gaps between operators: an idle machine's time within 2 % of endless spinning.
-ALONE_US = 100
+# Long enough for the gaps between operators, also where the clock is slow.
+ALONE_US = 300
 # About two thirds of ONNX Runtime's time beside a busy neighbour; 4 % more than it on an idle one.
 SHARED_US = 15
 
