@@ -10,6 +10,7 @@ The classes are MindSpore Lite's: a script that says `import mindspore_lite as m
 
 from engine.cancel import CancelToken
 from engine.context import Context
+from engine.converter import Converter
 from engine.enums import DataType, FmkType, Format, ModelGroupFlag
 from engine.errors import (
     BackendError,
@@ -40,6 +41,7 @@ __all__ = [
     "Cancelled",
     "CommunicatorError",
     "Context",
+    "Converter",
     "DataType",
     "DeadlineExceeded",
     "EngineError",

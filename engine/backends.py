@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from inspect import signature
@@ -20,6 +20,7 @@ from importlib_metadata import EntryPoint, distributions
 
 from engine import hookspecs
 from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
+from engine.options import nearest
 from engine.types import (
     BackendInfo,
     Check,
@@ -180,19 +181,19 @@ def open_backend(name: str) -> Backend:
 def record(name: str) -> BackendRecord:
     """What is known of backend `name`, found out in this process; never raises.
 
-    A plugin or driver that crashes or hangs takes the process with it: see `engine._probe`.
+    A plugin or driver that crashes or hangs takes the process with it: see `engine.probe`.
     """
     return resolve(name)[0]
 
 
 def known() -> list[str]:
     """The names of the installed backends, of this contract version or another."""
-    return sorted({point.name for point in _points(_ANY_VERSION)})
+    return sorted({point.name for point in _found(_ANY_VERSION)})
 
 
 def installed() -> tuple[str, ...]:
     """The names of the backends that are installed for this contract, without importing any."""
-    return tuple(sorted({point.name for point in _points(GROUP)}))
+    return tuple(sorted({point.name for point in _found(GROUP)}))
 
 
 def forget(name: str) -> None:
@@ -218,7 +219,7 @@ class Target:
 def is_target(text: str) -> bool:
     """Whether `text` may stand in `context.target`: a device type of the API or a backend here."""
     name = text.lower().partition(":")[0]
-    return name in _EXTRAS or name in {point.name.lower() for point in _points(GROUP)}
+    return name in _EXTRAS or name in {point.name.lower() for point in _found(GROUP)}
 
 
 def find_target(text: str) -> Target:
@@ -268,7 +269,7 @@ def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
     elsewhere = [name for name in names if name not in here]
     found = [resolve(name, look_for_devices=False)[0] for name in here]
     if elsewhere:
-        from engine._probe import probe_all  # rare
+        from engine.probe import probe_all  # rare
 
         found += probe_all(elsewhere)
     return {each.name: each for each in found}
@@ -302,25 +303,30 @@ def _target(found: BackendRecord, kind: str, provider: str) -> Target:
 # ------------------------------------------------------------------------------------ resolving
 
 
-def _points(prefix: str) -> list[EntryPoint]:
+def _found(prefix: str) -> Iterator[EntryPoint]:
     """The entry points of every group that is `prefix`, or begins so if it ends in "v"."""
-    found: dict[tuple[str, str, str], EntryPoint] = {}
     for dist in distributions():
         try:
             for point in dist.entry_points:
                 if point.group == prefix or (prefix != GROUP and point.group.startswith(prefix)):
-                    # The first on the path hides others of the same distribution.
-                    owner = _owner(point).get("distribution", "")
-                    found.setdefault((point.group, point.name, owner), point)
+                    yield point
         except Exception as error:  # somebody's damaged metadata; it must not hide the others
             warn_once(f"entry points of {getattr(dist, '_path', dist)} are unreadable: "
                       f"{one_line(error)}")  # fmt: skip
-    return list(found.values())
+
+
+def _points(prefix: str, name: str) -> list[EntryPoint]:
+    """Those of that name; of one distribution that is found twice, the first on the path."""
+    points: dict[tuple[str, str], EntryPoint] = {}
+    for point in _found(prefix):
+        if point.name == name:
+            points.setdefault((point.group, _owner(point).get("distribution", "")), point)
+    return list(points.values())
 
 
 def resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
     """The one place that decides a backend's state; the backend itself where it can be opened."""
-    points = [point for point in _points(GROUP) if point.name == name]
+    points = _points(GROUP, name)
     if not points:
         return _absent(name), None
     facts: dict[str, Any] = {"name": name, **_owner(points[0])}
@@ -379,7 +385,7 @@ def _is_disabled(name: str) -> bool:
 
 def crashed(name: str, reason: str) -> BackendRecord:
     """The record of a backend whose probe, in a process of its own, did not come back."""
-    points = [point for point in _points(GROUP) if point.name == name]
+    points = _points(GROUP, name)
     return _broken({"name": name, **(_owner(points[0]) if points else {})}, reason)
 
 
@@ -407,7 +413,7 @@ def warn_once(text: str) -> None:
 
 
 def _absent(name: str, device_type: str = "", target: str = "") -> BackendRecord:
-    others = [point for point in _points(_ANY_VERSION) if point.name == name]
+    others = _points(_ANY_VERSION, name)
     if others:
         owner = _owner(others[0])
         return BackendRecord(
@@ -444,14 +450,12 @@ def _error(found: BackendRecord) -> Exception:
 
 def _unknown_hooks(manager: pluggy.PluginManager) -> list[str]:
     """Hooks of a plugin that this core does not know: a newer plugin, or a misspelt name."""
-    import difflib
-
     unknown = []
     known = [name for name in vars(hookspecs) if name.startswith("engine_")]
     for name, caller in vars(manager.hook).items():
         if name.startswith("_") or caller.has_spec():
             continue
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]}?" if near else ""
+        near = nearest(name, known)
+        hint = f"; did you mean {near}?" if near else ""
         unknown.append(f"unknown hook {name!r} is ignored{hint}")
     return unknown

@@ -69,6 +69,14 @@ def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
     return sections
 
 
+def require_watchers(progress: object, cancel: object) -> None:
+    """TypeError unless long work can call `progress` and look at `cancel`; either may be None."""
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be callable, but got {type(progress)}.")
+    if cancel is not None and not hasattr(cancel, "cancelled"):
+        raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
+
+
 def _elements(name: str, value: list[Any] | tuple[Any, ...], kind: type[T]) -> list[T]:
     for index, element in enumerate(value):
         if not _is(element, kind):

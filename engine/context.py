@@ -53,7 +53,10 @@ class CpuSettings(Settings):
 
     @setting([])
     def thread_affinity_core_list(self, value: object) -> list[int]:
-        """CPU numbers to pin the threads to; [] leaves them free. Reading gives a copy."""
+        """CPU numbers to pin the threads to, one a thread; [] leaves them free.
+
+        The first is for the thread that calls predict, which is never pinned. Reading gives a copy.
+        """
         return require_list("cpu_thread_affinity_core_list", value, int)
 
     def __str__(self) -> str:

@@ -54,11 +54,16 @@ class BackendUnavailable(BackendError):
 
 
 class ModelError(EngineError, RuntimeError, ValueError):
-    """A model cannot be read, loaded or compiled. `path` names its file ("" for bytes)."""
+    """A model cannot be read, loaded or compiled, or fails on its data.
 
-    def __init__(self, message: str, path: str = "") -> None:
+    path: its file ("" for bytes). at_fault: the backend whose predict raised what the contract
+    does not name; "" where the model or its data are to blame.
+    """
+
+    def __init__(self, message: str, path: str = "", at_fault: str = "") -> None:
         super().__init__(message)
         self.path = path
+        self.at_fault = at_fault
 
 
 class ModelStateError(EngineError, RuntimeError):
@@ -74,7 +79,14 @@ class InputError(EngineError, RuntimeError, ValueError):
 
 
 class DeadlineExceeded(EngineError, RuntimeError, TimeoutError):
-    """A call was stopped at its deadline; what it ran on stays usable."""
+    """A call was stopped at its deadline; what it ran on stays usable.
+
+    timeout_s: how long its caller had given it, None where that is not known.
+    """
+
+    def __init__(self, message: str, timeout_s: float | None = None) -> None:
+        super().__init__(message)
+        self.timeout_s = timeout_s
 
 
 class Cancelled(EngineError, RuntimeError):

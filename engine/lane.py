@@ -18,7 +18,8 @@ from engine.errors import InputError, ModelStateError
 from engine.tensor import Array, DataType, Description, Format, Tensor, TensorMeta
 
 if TYPE_CHECKING:
-    from engine.plan import Plan, Signature
+    from engine.plan import Plan
+    from engine.signature import Signature
     from engine.types import ExecutionContext, TensorSpec
 
 

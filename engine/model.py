@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine import forks
-from engine.checks import require, require_int
+from engine import forks, values
+from engine.checks import require, require_int, require_watchers
 from engine.errors import (
     BackendError,
+    DeadlineExceeded,
     EngineError,
     InputError,
     ModelError,
@@ -20,6 +22,7 @@ from engine.errors import (
     one_line,
 )
 from engine.lane import Lane, buffers_of, meta_for, same_buffers, tensor_for
+from engine.signature import Signature
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from engine.context import Context
-    from engine.plan import Plan, Signature
+    from engine.plan import Plan
     from engine.types import CancelToken, ModelSource, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
@@ -44,6 +47,9 @@ class ModelType(Enum):
 
 
 new = object.__new__
+
+# Whose input tensors these are, so that no model reshapes another's.
+_owners: weakref.WeakKeyDictionary[Tensor, weakref.ref[Model]] = weakref.WeakKeyDictionary()
 
 _NOT_BUILT = "the model is not built; call build_from_file first"
 _CLOSED = "the model is closed; build a new one"
@@ -126,7 +132,7 @@ class Model:
         config = configuration(config_path, config_dict, "build_from_file")
         if dec_key:
             _check_decryption(dec_key, dec_mode, dec_num_parallel)
-        _check_watchers(progress, cancel)
+        require_watchers(progress, cancel)
         self._build(
             "build_from_file",
             lambda suffixes: open_source(
@@ -182,7 +188,7 @@ class Model:
         context = Context() if context is None else require("context", context, Context)
         require("config_path", config_path, str)
         config = configuration(config_path, config_dict, "build_from_buffer")
-        _check_watchers(progress, cancel)
+        require_watchers(progress, cancel)
 
         self._build(
             "build_from_buffer",
@@ -202,7 +208,7 @@ class Model:
         progress: Progress | None,
         cancel: CancelToken | None,
     ) -> None:
-        from engine.plan import Signature, build_plan
+        from engine.plan import build_plan
 
         with self._building:
             if self._why_not is not _NOT_BUILT:
@@ -272,7 +278,7 @@ class Model:
                 if len(results) != len(lane.descriptions):
                     raise _miscounted(results, lane)
             except Exception as error:
-                self._failed(error, lane)
+                self._failed(error, lane, timeout_s)
             tensors = []
             for array, description in zip(results, lane.descriptions):
                 tensor = new(Tensor)
@@ -297,8 +303,6 @@ class Model:
         results = self.predict(arrays or by_name)
         signature = self._signature
         if signature is not None and not signature.is_plain:
-            from engine.plan import values
-
             return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
         return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
@@ -322,7 +326,7 @@ class Model:
         except BaseException as error:
             lane.bind([], [])
             if isinstance(error, Exception):
-                self._failed(error, lane)
+                self._failed(error, lane, timeout_s)
             raise
         given: Any = results
         if given is not buffers:
@@ -335,8 +339,6 @@ class Model:
         self, lane: Lane, inputs: Any, outputs: Any, timeout_s: float | None
     ) -> list[Any]:
         """Predict where a sequence, an optional or a map goes in or comes out."""
-        from engine.plan import values
-
         lane.busy = True
         try:
             signature, buffers = lane.signature, None
@@ -351,20 +353,28 @@ class Model:
                 if len(results) != len(lane.descriptions):
                     raise _miscounted(results, lane)
             except Exception as error:
-                self._failed(error, lane)
+                self._failed(error, lane, timeout_s)
             return values.results(results, signature.outputs, lane.descriptions, outputs)
         finally:
             lane.busy = False
 
-    def _failed(self, error: Exception, lane: Lane) -> NoReturn:
+    def _failed(self, error: Exception, lane: Lane, timeout_s: float | None) -> NoReturn:
         """Raise what a user sees when a backend's predict raised `error`."""
         if isinstance(error, ModelError):
             raise ModelError(f"predict failed! {error}", self.model_path_) from error
+        if isinstance(error, DeadlineExceeded) and timeout_s is not None:
+            raise DeadlineExceeded(
+                f"predict failed! it took longer than timeout_s, {timeout_s:g} s: {error}; give it "
+                "more time, or leave timeout_s out",
+                float(timeout_s),
+            ) from error
         if isinstance(error, EngineError):
             raise error
         backend = lane.plan.backend.name
         raise ModelError(
-            f"predict failed! backend {backend!r} raised {one_line(error)}", self.model_path_
+            f"predict failed! backend {backend!r} raised {one_line(error)}",
+            self.model_path_,
+            at_fault=backend,
         ) from error
 
     # ----------------------------------------------------------------------- inputs and outputs
@@ -383,6 +393,7 @@ class Model:
         assert signature is not None
         if not hasattr(threads, "inputs"):
             threads.inputs = [tensor_for(spec) for spec in signature.inputs]
+            _owners.update(dict.fromkeys(threads.inputs, weakref.ref(self)))
         inputs: list[Tensor] = threads.inputs
         return inputs
 
@@ -396,10 +407,11 @@ class Model:
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Fix the inputs' shapes, for every thread, from its next call on.
 
-        inputs: tensors from get_inputs, in order; they take the new shapes and lose their data.
+        inputs: this model's tensors from get_inputs, in order; they take the new shapes and lose
+        their data.
         dims: one shape an input, every dim 1 or more.
         Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
-        RuntimeError (InputError) for shapes that the model does not allow.
+        RuntimeError (InputError) for shapes that the model does not allow and tensors of another.
         """
         _check_resize(inputs, dims)
         if self._plan is None:
@@ -410,6 +422,14 @@ class Model:
                 f"resize failed! Error is model input len:{len(self._declared.inputs)} not equal "
                 f"input len:{len(inputs)}"
             )
+        for index, tensor in enumerate(inputs):
+            owner = _owners.get(tensor)
+            if owner is not None and owner() is not self:
+                raise InputError(
+                    f"resize failed! Error is inputs element {index} is tensor {tensor.name!r} of "
+                    "another model; pass what this model's get_inputs gives",
+                    tensor.name,
+                )
         self._signature = self._declared.resized(dims)
         own = self._inputs()
         for tensors in (inputs, own):
@@ -555,13 +575,6 @@ class Model:
 
 def _miscounted(results: Any, lane: Lane) -> TypeError:
     return TypeError(f"engine_predict gave {len(results)} values for {len(lane.descriptions)}")
-
-
-def _check_watchers(progress: object, cancel: object) -> None:
-    if progress is not None and not callable(progress):
-        raise TypeError(f"progress must be callable, but got {type(progress)}.")
-    if cancel is not None and not hasattr(cancel, "cancelled"):
-        raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
 
 
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:

@@ -6,8 +6,9 @@ they go in section [<backend>_context].
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from engine.options import is_declared, nearest
 
 _ANY = ("*",)
 
@@ -73,11 +74,6 @@ CORE = ("provider", "device_id")
 """What the core reads in a backend's section: how it runs, and on which device."""
 
 
-def is_declared(key: str, names: Iterable[str]) -> bool:
-    """Whether `key` is one of `names`; a name that ends in "*" stands for all that begin so."""
-    return any(key == name or (name.endswith("*") and key.startswith(name[:-1])) for name in names)
-
-
 def remarks(
     config: Mapping[str, Mapping[str, str]],
     backend: str,
@@ -96,7 +92,7 @@ def remarks(
     sections = dict.fromkeys((*read, *KNOWN, *others))
     for section, keys in config.items():
         if section not in sections:
-            near = _nearest(section, sections)
+            near = nearest(section, sections)
             hint = f"did you mean [{near}]?" if near else f"{backend!r} reads [{read[-1]}]"
             yield f"configuration section [{section}] is unknown and not read; {hint}"
             continue
@@ -108,7 +104,7 @@ def remarks(
             # Of a backend that is not in use only MindSpore Lite's keys are known here: what
             # looks like one of those is a mistake, what does not may be the backend's own.
             for key in keys:
-                near = _nearest(key, known, 0.8)
+                near = nearest(key, known, 0.8)
                 if near and not is_declared(key, (*known, *CORE)):
                     yield f"{_unknown(section, key)}; did you mean {near!r}?"
         else:
@@ -130,17 +126,10 @@ def _in_use(
         if key in known:
             yield f"configuration key [{section}] {key} has no effect with backend {backend!r}"
             continue
-        near = _nearest(key, (*options, *known, *CORE))
+        near = nearest(key, (*options, *known, *CORE))
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
         yield f"{_unknown(section, key)}; {hint}"
 
 
 def _unknown(section: str, key: str) -> str:
     return f"configuration key [{section}] {key} is unknown and not read"
-
-
-def _nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> str:
-    """The one of `words` that a misspelt `word` most likely is, "" for none."""
-    by_lower = {each.lower(): each for each in words}
-    near = difflib.get_close_matches(word.lower(), by_lower, 1, likeness)
-    return by_lower[near[0]] if near else ""

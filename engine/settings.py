@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, cast, overload
 
+from engine.options import nearest
+
 T = TypeVar("T")
 
 
@@ -72,11 +74,10 @@ class Settings:
 
 def _warn_of_unknown(settings: Settings, name: str) -> None:
     import warnings
-    from difflib import get_close_matches
 
     known = [each for each in dir(type(settings)) if not each.startswith("_")]
-    near = get_close_matches(name, known, 1)
-    hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known)}"
+    near = nearest(name, known)
+    hint = f"did you mean {near!r}?" if near else f"it has: {', '.join(known)}"
     warnings.warn(
         f"{settings._called} has no setting {name!r}, so nothing reads it; {hint}", stacklevel=3
     )

@@ -345,6 +345,8 @@ class ModelSource:
         been checked to stay inside it, or inside the folder of the file that `path` links to;
         only `path` finds the latter, so `data` is None then.
     graph: what the core read of it; None for compiled forms.
+    is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
+        to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
     """
 
     format: str
@@ -352,6 +354,7 @@ class ModelSource:
     data: bytes | None = None
     folder: Path | None = None
     graph: GraphInfo | None = None
+    is_secret: bool = False
 
     @property
     def name(self) -> str:

@@ -11,8 +11,8 @@ import pytest
 
 import engine
 from engine import backends
-from engine._probe import probe, probe_all
 from engine.backends import BackendState
+from engine.probe import probe, probe_all
 from engine.testing import models
 from engine.testing.plugins import install
 
@@ -80,7 +80,7 @@ def test_a_name_that_nothing_offers_is_not_installed_and_says_what_is(null_backe
 def test_a_missing_official_backend_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(backends, "_points", lambda prefix: [])
+    monkeypatch.setattr(backends, "_found", lambda prefix: iter(()))
     with pytest.raises(
         engine.BackendNotInstalled, match=r'pip install "inference-engine\[gpu-trt\]"'
     ):

@@ -12,7 +12,8 @@ import pytest
 import engine
 from engine import Context, Model, ModelType
 from engine.config import configuration, read_config
-from engine.sections import KNOWN, is_declared, remarks
+from engine.options import is_declared
+from engine.sections import KNOWN, remarks
 from engine.testing import models
 from engine.testing.plugins import install
 

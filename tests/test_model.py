@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, Model, ModelType
+from engine import Context, Model, ModelType, Tensor
 from engine.backends import open_backend
 from engine.testing import models
 from engine.types import CancelToken, DType
@@ -82,6 +83,33 @@ def test_resize_fixes_the_shapes_and_resets_the_inputs(affine: Model) -> None:
     assert affine.predict([np.zeros((4, 3), "f")])[0].shape == [4, 3]
     affine.resize(inputs, [[2, 3]])
     np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
+
+
+def test_a_resize_leaves_the_tensors_of_another_model_alone(
+    affine: Model, null_backend: str, tmp_path: Path
+) -> None:
+    path = models.affine(tmp_path)
+    other = engine.load(path, target=null_backend)
+    theirs = other.get_inputs()
+    theirs[0].set_data_from_numpy(X)
+    refused = r"^resize failed! Error is inputs element 0 is tensor 'x' of another model; pass what"
+    with pytest.raises(engine.InputError, match=refused):
+        affine.resize(theirs, [[4, 3]])
+    np.testing.assert_array_equal(other.predict(theirs)[0], 2 * X + 1)
+    np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
+    del other
+    gc.collect()
+    with pytest.raises(engine.InputError, match=refused):
+        affine.resize(theirs, [[4, 3]])
+
+
+def test_a_resize_takes_the_tensors_that_another_thread_got(affine: Model) -> None:
+    theirs: list[Tensor] = []
+    thread = threading.Thread(target=lambda: theirs.extend(affine.get_inputs()))
+    thread.start()
+    thread.join()
+    affine.resize(theirs, [[4, 3]])
+    assert theirs[0].shape == affine.get_inputs()[0].shape == [4, 3]
 
 
 def test_the_tensors_a_script_holds_stay_its_inputs_after_a_resize(affine: Model) -> None:
@@ -187,16 +215,16 @@ def executables(null_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     return made
 
 
-def test_a_loaded_model_that_cannot_be_closed_costs_a_log_line_and_no_model(
-    tmp_path: Path,
-    null_backend: str,
-    executables: list[Watched],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+@pytest.fixture
+def stuck(
+    null_backend: str, executables: list[Watched], monkeypatch: pytest.MonkeyPatch
+) -> list[BaseException]:
+    """What the null backend's loaded models raise where they are closed, in this order."""
+    errors: list[BaseException] = []
+
     class Stuck(Watched):
         def close(self) -> None:
-            raise OSError("the file is busy")
+            raise errors.pop(0)
 
     backend = open_backend(null_backend)
     load, compile_it = backend.load, backend.compile
@@ -204,11 +232,33 @@ def test_a_loaded_model_that_cannot_be_closed_costs_a_log_line_and_no_model(
     monkeypatch.setattr(
         backend, "compile", lambda loaded, options: compile_it(loaded.real, options)
     )
+    return errors
+
+
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+def test_a_loaded_model_that_cannot_be_closed_costs_a_log_line_and_no_model(
+    tmp_path: Path,
+    null_backend: str,
+    executables: list[Watched],
+    stuck: list[BaseException],
+    kind: type[BaseException],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    stuck.append(kind("the file is busy"))
     with engine.load(models.affine(tmp_path), target=null_backend) as model:
         np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
         assert executables[0].closed == 0
     assert executables[0].closed == 1
     assert "the file is busy" in caplog.text
+
+
+def test_an_interrupt_while_a_loaded_model_is_closed_leaves_no_executable_open(
+    tmp_path: Path, null_backend: str, executables: list[Watched], stuck: list[BaseException]
+) -> None:
+    stuck.append(KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        engine.load(models.affine(tmp_path), target=null_backend)
+    assert [each.closed for each in executables] == [1]
 
 
 def test_an_executable_is_closed_where_its_inputs_have_no_numpy_dtype(

@@ -9,8 +9,8 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import pytest
 import engine
 from engine import Context, Model, ModelType, Tensor
 from engine.testing import models
+from engine.testing.evaluator import EvaluatorContext, EvaluatorExecutable
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -107,21 +108,56 @@ def test_a_resize_reaches_every_thread_at_its_next_call(affine: Model) -> None:
     assert done
 
 
-def test_close_beside_first_calls_of_other_threads_is_a_state_error(tmp_path: Path) -> None:
+def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
+    affine: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opening, closed = threading.Event(), threading.Event()
+    open_context = EvaluatorExecutable.open_context
+
+    def slowly(executable: EvaluatorExecutable) -> EvaluatorContext:
+        opening.set()
+        assert closed.wait(10)
+        return open_context(executable)
+
+    monkeypatch.setattr(EvaluatorExecutable, "open_context", slowly)
+    executable = weakref.ref(affine._plan.executable)  # type: ignore[union-attr]
+    results: list[Tensor] = []
+    thread = threading.Thread(target=lambda: results.extend(affine.predict([X])))
+    thread.start()
+    assert opening.wait(10)
+    affine.close()
+    closed.set()
+    thread.join()
+    np.testing.assert_array_equal(results[0], 2 * X + 1)
+    gc.collect()
+    assert executable() is None
+
+
+def test_a_close_beside_first_calls_leaves_them_a_result_or_a_state_error(tmp_path: Path) -> None:
     path = models.affine(tmp_path)
+    executables: list[weakref.ref[Any]] = []
     for _ in range(30):
         model = engine.load(path, target="null")
+        executables.append(weakref.ref(model._plan.executable))  # type: ignore[union-attr]
         barrier = threading.Barrier(3)
+        refused: list[str] = []
 
-        def work(index: int, model: Model = model, barrier: threading.Barrier = barrier) -> None:
-            barrier.wait()
+        def work(index: int) -> None:
+            barrier.wait()  # noqa: B023  # it runs within this turn of the loop
             if index == 0:
-                model.close()
+                model.close()  # noqa: B023
                 return
-            with suppress(engine.ModelStateError):
-                model.predict([X])
+            try:
+                [y] = model.predict([X])  # noqa: B023
+            except engine.ModelStateError as error:
+                refused.append(str(error))  # noqa: B023
+            else:
+                np.testing.assert_array_equal(y, 2 * X + 1)
 
         in_threads(3, work)
+        assert {*refused} <= {"predict failed! the model is closed; build a new one"}
+    gc.collect()
+    assert not any(executable() for executable in executables)
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")

@@ -149,6 +149,36 @@ def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:
         several.predict([z, a, m], [tensor, Tensor(), tensor])
 
 
+def test_masked_elements_are_refused_with_the_step_that_helps(affine: Model) -> None:
+    x = np.ma.masked_array(X, mask=X > 3)
+    message = (
+        r"input 'x': expected float32\[batch, 3\], got float32\[2, 3\] with masked .*filled\(\)"
+    )
+    with pytest.raises(engine.InputError, match=message):
+        affine.predict([x])
+    filled = x.filled(0)
+    np.testing.assert_array_equal(affine.predict([filled])[0], 2 * filled + 1)
+    unmasked = np.ma.masked_array(X)
+    np.testing.assert_array_equal(affine.predict([unmasked])[0], 2 * X + 1)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_predict_that_is_stopped_says_the_limit_and_what_to_do(
+    null_backend: str, tmp_path: Path, given: bool
+) -> None:
+    config = {"null_context": {"delay_s": "0.2"}}
+    with engine.load(models.affine(tmp_path), target=null_backend, config=config) as model:
+        outputs = [Tensor(np.empty_like(X))] if given else None
+        with pytest.raises(engine.DeadlineExceeded) as caught:
+            model.predict([X], outputs, timeout_s=0.02)
+        assert caught.value.timeout_s == 0.02
+        assert str(caught.value) == (
+            "predict failed! it took longer than timeout_s, 0.02 s: predict was stopped at its "
+            "deadline; give it more time, or leave timeout_s out"
+        )
+        np.testing.assert_array_equal(model.predict([X], outputs, timeout_s=60)[0], 2 * X + 1)
+
+
 def test_a_read_only_output_is_refused(affine: Model) -> None:
     buffer = np.zeros((2, 3), np.float32)
     buffer.flags.writeable = False
@@ -173,5 +203,8 @@ def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
     object.__setattr__(plan, "predict", lambda *arguments: answer)
     affine._threads = threading.local()
     for outputs in (None, [Tensor()]):
-        with pytest.raises(engine.ModelError, match="predict failed! backend 'null' raised TypeEr"):
+        with pytest.raises(
+            engine.ModelError, match="predict failed! backend 'null' raised TypeEr"
+        ) as caught:
             affine.predict([X], outputs)
+        assert caught.value.at_fault == "null"

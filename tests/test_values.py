@@ -401,7 +401,7 @@ def test_a_thread_uses_one_context(
 def test_a_deadline_stops_a_model_of_sequences(null_backend: str, tmp_path: Path) -> None:
     config = {"null_context": {"delay_s": "0.2"}}
     model = engine.load(models.sequences(tmp_path), target=null_backend, config=config)
-    with pytest.raises(DeadlineExceeded):
+    with pytest.raises(DeadlineExceeded, match=r"longer than timeout_s, 0\.02 s: .*more time"):
         model.predict([[A], np.array(0)], timeout_s=0.02)
     assert model.predict([[A], np.array(0)], timeout_s=60)[0].shape == [2]
     model.close()

@@ -1,9 +1,9 @@
 """Wrong use of every public method: the right exception each, and nothing left broken.
 
 Three tables: what each method of Model does in each state of a model's life, and what the methods
-of Model, Tensor and Context say of arguments that are wrong. Every case asserts both: what is
-raised, and that the object works afterwards. The tables are whole: a new method fails the suite
-until it has its rows.
+of Model, Tensor, Context and Converter say of arguments that are wrong. Every case asserts both:
+what is raised, and that the object works afterwards. The tables are whole: a new method fails the
+suite until it has its rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pytest
 
 import engine
-from engine import Context, DataType, Model, ModelStateError, ModelType, Tensor
+from engine import Context, Converter, DataType, FmkType, Model, ModelStateError, ModelType, Tensor
 from engine.testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
@@ -268,6 +269,10 @@ class Row:
             before = str(tensor)
             said = complaint(lambda: self.call(tensor), self.kind, self.text)
             return said or complaint(lambda: unharmed(tensor, before), None, "")
+        if self.of == "Converter":
+            converter = Converter()
+            said = complaint(lambda: self.call(converter), self.kind, self.text)
+            return said or complaint(lambda: converts(converter, path), None, "")
         context = null_context()
         texts = described(context)
         said = complaint(lambda: self.call(context), self.kind, self.text)
@@ -281,6 +286,13 @@ def unharmed(tensor: Tensor, before: str) -> None:
     np.testing.assert_array_equal(tensor, X)
     tensor.set_data_from_numpy(Y)
     np.testing.assert_array_equal(tensor.get_data_to_numpy(), Y)
+
+
+def converts(converter: Converter, path: str) -> None:
+    assert str(converter) == str(Converter())
+    with TemporaryDirectory() as folder:
+        converter.convert(FmkType.ONNX, path, f"{folder}/out")
+        works(build(f"{folder}/out.mindir"))
 
 
 def runs(context: Context, path: str) -> None:
@@ -533,15 +545,76 @@ CONTEXT = [
           ([0, -1], ValueError, "Set parallel failed, device_ids contain a negative number.")),
 ]  # fmt: skip
 
-ARGUMENTS: Sequence[Row] = [*MODEL, *TENSOR, *CONTEXT]
+CONVERTER = [
+    *[
+        row
+        for name in ("decrypt_key", "encrypt_key")
+        for row in (
+            *rows("Converter", name, (None, TypeError, f"{name} must be str")),
+            *called("Converter", name,
+                    (lambda c, name=name: getattr(c, name), TypeError, f"{name} is write-only.")),
+        )
+    ],
+    *[
+        row
+        for name in ("enable_encryption", "infer", "weight_fp16")
+        for row in rows("Converter", name, (1, TypeError, f"{name} must be bool"),
+                        ("on", TypeError, f"{name} must be bool"))
+    ],
+    *[
+        row
+        for name in ("input_data_type", "output_data_type")
+        for row in rows("Converter", name, ("FLOAT32", TypeError, f"{name} must be DataType"),
+                        (DataType.INT64, ValueError, f"{name} must be in [DataType.FLOAT32, "))
+    ],
+    *[
+        row
+        for name in ("device_id", "rank_id")
+        for row in rows("Converter", name, ("0", TypeError, f"{name} must be int"),
+                        (-1, ValueError, f"{name} must be a non-negative int."))
+    ],
+    *rows("Converter", "decrypt_mode", ("AES", ValueError, "decrypt_mode must be in [AES-GCM, AES"),
+          (None, TypeError, "decrypt_mode must be str")),
+    *rows("Converter", "device", ("cpu", ValueError, "device must be in [Ascend]"),
+          (["Ascend"], TypeError, "device must be str")),
+    *rows("Converter", "input_format", ("NHWC", TypeError, "input_format must be Format"),
+          (engine.Format.NC, ValueError, "input_format must be in [Format.NCHW, Format.NHWC]")),
+    *rows("Converter", "input_shape", ("x:1,3", TypeError, "input_shape must be dict"),
+          ({"x": X}, TypeError, "input_shape value must be list"),
+          ({"x": [1.0]}, TypeError, "input_shape value's element must be int")),
+    *rows("Converter", "optimize", ("O3", ValueError, "optimize must be 'none', 'general', "),
+          (3, TypeError, "optimize must be str")),
+    *rows("Converter", "save_type", ("MINDIR", TypeError, "save_type must be ModelType")),
+    *rows("Converter", "report", (None, AttributeError, READ_ONLY)),
+    *called(
+        "Converter", "set_config_info",
+        (lambda c: c.set_config_info(1, {}), TypeError, "section must be str"),
+        (lambda c: c.set_config_info("a", "b"), TypeError, "config_info must be dict"),
+        (lambda c: c.set_config_info("a", {"b": 1}), TypeError, "config_info val must be str"),
+    ),
+    *called("Converter", "get_config_info",
+            (lambda c: c.get_config_info("a"), TypeError, "positional argument")),
+    *called(
+        "Converter", "convert",
+        (lambda c: c.convert(), TypeError, "missing 3 required positional arguments"),
+        (lambda c: c.convert("m", FmkType.ONNX, "o"), TypeError, "fmk_type must be FmkType"),
+        (lambda c: c.convert(FmkType.ONNX, b"m", "o"), TypeError, "model_file must be str"),
+        (lambda c: c.convert(FmkType.ONNX, "m\0", "o"), RuntimeError, "model_file does not exist!"),
+        (lambda c: c.convert(FmkType.ONNX, ".", "o"), RuntimeError, "without a saved_model.pb"),
+        (lambda c: c.convert(FmkType.ONNX, "m", "o", infer=True), TypeError, "unexpected keyword"),
+    ),
+]  # fmt: skip
+
+ARGUMENTS: Sequence[Row] = [*MODEL, *TENSOR, *CONTEXT, *CONVERTER]
 
 
 def test_every_method_and_setting_has_rows() -> None:
-    rowed = {"Model": set[str](), "Tensor": set[str](), "Context": set[str]()}
+    rowed = {name: set[str]() for name in ("Model", "Tensor", "Context", "Converter")}
     for row in ARGUMENTS:
         rowed[row.of].add(row.name)
     assert rowed["Model"] == set(USES)
     assert rowed["Tensor"] == {n for n in vars(Tensor) if not n.startswith("_")} | {"__init__"}
+    assert rowed["Converter"] == {n for n in vars(Converter) if not n.startswith("_")}
     names = {name for name in vars(Context) if not name.startswith("_")}
     for group in ("cpu", "gpu", "ascend", "parallel"):
         kind = type(getattr(Context(), group))

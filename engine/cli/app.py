@@ -15,8 +15,9 @@ from typing import Annotated, Any, TextIO
 import typer
 
 import engine
-from engine.cli import bench, completion, doctor, help, inspect, plugins
+from engine.cli import bench, completion, convert, doctor, help, inspect, plugins
 from engine.cli import run as run_command
+from engine.cli.converter_lite import ConverterLiteCommand
 from engine.cli.interrupt import INTERRUPTED, leave
 from engine.cli.output import drop, note, plain
 
@@ -32,6 +33,8 @@ app = typer.Typer(
   engine inspect model.onnx --target cpu
 
   engine bench model.onnx
+
+  engine convert model.onnx net
 
   engine plugins
 
@@ -53,11 +56,14 @@ app = typer.Typer(
 
   ENGINE_TARGET=cpu  run there, whatever --target says
 
+  ENGINE_DEC_KEY=@FILE  the key of encrypted models
+
   NO_COLOR=1  no colours""",
 )
 app.command("run", epilog=run_command.EPILOG)(run_command.run)
 app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
 app.command("bench", epilog=bench.EPILOG)(bench.bench)
+app.command("convert", epilog=convert.EPILOG, cls=ConverterLiteCommand)(convert.convert)
 app.add_typer(plugins.app, name="plugins")
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("completion", epilog=completion.EPILOG)(completion.completion)

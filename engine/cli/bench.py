@@ -13,6 +13,8 @@ import typer
 
 from engine.cli.build import (
     Config,
+    DecKey,
+    DecModeOption,
     DeviceId,
     FillWith,
     InputFiles,
@@ -24,6 +26,7 @@ from engine.cli.build import (
     Target,
     Threads,
     build,
+    decryption_of,
     devices_text,
     parse_shapes,
 )
@@ -114,6 +117,8 @@ def bench(
     threads: Threads = 0,
     config: Config = None,
     settings: Settings = None,
+    dec_key: DecKey = None,
+    dec_mode: DecModeOption = None,
     plot: Annotated[
         bool, typer.Option("--plot", help="Also draw a histogram of the latencies.")
     ] = False,
@@ -146,7 +151,8 @@ def bench(
             param_hint="--plot-file",
         )
     figure = None if plot_file is None else new_figure()  # what is missing shows before the wait
-    built = build(model, target, config, settings, threads, device_id)
+    decryption = decryption_of(model, dec_key, dec_mode)
+    built = build(model, target, config, settings, threads, device_id, decryption)
     with built.model:
         inputs = collect(built.inputs, input or [], shapes, fill, seed)
         where = built.where()

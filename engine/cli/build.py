@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +19,8 @@ from engine.cli.interrupt import interruptible
 from engine.cli.progress import progress
 from engine.errors import InputError, ModelError
 from engine.types import CancelToken, TensorSpec
+
+KEY_VARIABLE = "ENGINE_DEC_KEY"
 
 ModelPath = Annotated[
     Path,
@@ -74,8 +79,59 @@ Settings = Annotated[
 Threads = Annotated[
     int, typer.Option(min=0, metavar="N", help="Host threads; 0 fits them to the machine.")
 ]
+
+
+class DecMode(StrEnum):
+    """How a model is encrypted."""
+
+    AES_GCM = "AES-GCM"
+    AES_CBC = "AES-CBC"
+    SM4_CBC = "SM4-CBC"
+
+
+DecKey = Annotated[
+    str | None,
+    typer.Option(
+        "--dec-key",
+        metavar="HEX|@FILE",
+        help=f"The key of an encrypted model, in hexadecimal or in a file. Without it the "
+        f"variable {KEY_VARIABLE} is read. The shell's history and the list of processes keep "
+        "a key that stands on the command line.",
+        show_default=False,
+    ),
+]
+DecModeOption = Annotated[
+    DecMode | None,
+    typer.Option(
+        "--dec-mode",
+        help="How the model is encrypted; by default what its file says.",
+        show_default=False,
+    ),
+]
 DeviceId = Annotated[int, typer.Option(min=0, metavar="N", help="Which GPU or NPU.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Decryption:
+    """What opens a model's file.
+
+    encryption: how the file is encrypted, "" for not at all. key: None where none was given. mode:
+    that of the file unless the user says another.
+    """
+
+    encryption: str = ""
+    key: bytes | None = field(default=None, repr=False)
+    mode: str = str(DecMode.AES_GCM)
+
+    def require_key(self, path: Path) -> None:
+        """ModelError for an encrypted file without its key."""
+        if self.encryption and self.key is None:
+            raise ModelError(
+                f"{path}: is encrypted with {self.encryption}; give its key: --dec-key @FILE, "
+                f"--dec-key HEX or the variable {KEY_VARIABLE}",
+                str(path),
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +162,11 @@ def build(
     settings: list[str] | None = None,
     threads: int = 0,
     device_id: int = 0,
+    decryption: Decryption | None = None,
 ) -> Built:
     """Build the model at `path` for the first of the targets that can be had.
+
+    decryption: of an encrypted one; None stands for what `decryption_of` finds without options.
 
     Raises what Model.build_from_file raises, and typer.BadParameter for options that cannot be
     understood; KeyboardInterrupt at once, also while a backend compiles.
@@ -117,7 +176,8 @@ def build(
     context.target = parse_targets(target)
     context.cpu.thread_num = threads
     context.gpu.device_id = context.ascend.device_id = device_id
-    require_file(path)
+    decryption = decryption or decryption_of(path)
+    decryption.require_key(path)
     if config is not None and not config.is_file():
         raise InputError(f"{config}: no such file; give --config a configuration file")
     model = Model()
@@ -131,6 +191,8 @@ def build(
                 context,
                 "" if config is None else str(config),
                 sections or None,
+                decryption.key,
+                decryption.mode,
                 progress=show,
                 cancel=cancel,
             ),
@@ -151,6 +213,51 @@ def require_file(path: Path) -> None:
         raise ModelError(f"{path}: no such file; give the path of a model", str(path))
     if not path.is_file():
         raise ModelError(f"{path}: expected a model's file, got a folder or device", str(path))
+
+
+def decryption_of(
+    path: Path, dec_key: str | None = None, dec_mode: DecMode | None = None
+) -> Decryption:
+    """What opens the file at `path`: of the options, the variable and the file itself.
+
+    Raises ModelError where there is no such file, and typer.BadParameter for what is no key.
+    """
+    from engine.formats.kinds import encryption_of  # not for every command: it takes a moment
+
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            encryption = encryption_of(file.read(4))
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be opened: {error.strerror}", str(path)) from error
+    text, source = dec_key, "--dec-key"
+    if text is None and encryption:  # the variable may be set for other models
+        text, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
+    return Decryption(
+        encryption,
+        None if text is None else _parse_key(text, source),
+        str(dec_mode or encryption or DecMode.AES_GCM),
+    )
+
+
+def _parse_key(text: str, source: str) -> bytes:
+    """What a hexadecimal text, or "@" and a file with one, stands for. No message quotes it."""
+    if text.startswith("@"):
+        name = text[1:]
+        try:
+            text = Path(name).read_text("ascii", "replace")
+        except OSError as error:
+            raise typer.BadParameter(
+                f"the file {name!r} cannot be read: {error.strerror}", param_hint=source
+            ) from error
+        source = f"{source} @{name}"
+    digits = text.strip()
+    if not re.fullmatch(r"([0-9a-fA-F]{2})+", digits):
+        raise typer.BadParameter(
+            f"expected a key in hexadecimal, two digits a byte, got {len(digits):,} characters",
+            param_hint=source,
+        )
+    return bytes.fromhex(digits)
 
 
 def require_timeout(seconds: float | None) -> None:

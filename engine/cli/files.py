@@ -1,10 +1,9 @@
-"""Reads and writes arrays as files: .npy, .npz and raw .bin."""
+"""Writes arrays as files, .npy and .npz."""
 
 from __future__ import annotations
 
 import os
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,72 +11,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from engine.errors import InputError
 from engine.tensor import Array
-from engine.types import DType, TensorSpec
-
-SUFFIXES = (".npy", ".npz", ".bin")
-# What numpy and zipfile raise for a file that is cut, damaged, or another thing altogether.
-_UNREADABLE = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
-
-
-def read_npy(path: Path) -> Array:
-    """The array in a .npy file; InputError where the file is not one."""
-    with path.open("rb") as file:  # np.load given a path leaves a broken archive open
-        try:
-            array = np.load(file, allow_pickle=False)
-        except _UNREADABLE as error:
-            raise InputError(f"{path}: not a readable .npy file: {error}") from error
-        if isinstance(array, np.ndarray):
-            return array
-        array.close()
-    raise InputError(f"{path}: expected one array (.npy), got an archive of arrays (.npz)")
-
-
-def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays in a .npz file by name; InputError where the file is not one."""
-    with path.open("rb") as file:
-        try:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.ndarray):
-                with archive:
-                    return {name: archive[name] for name in archive.files}
-        except _UNREADABLE as error:
-            raise InputError(f"{path}: not a readable .npz file: {error}") from error
-    raise InputError(f"{path}: expected an archive of arrays (.npz), got one array (.npy)")
-
-
-def read_bin(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None) -> Array:
-    """Raw elements in the machine's byte order, as `spec` declares them.
-
-    shape: as the user gave it, or None to go by the declared one, in which one axis may be open.
-    """
-    if spec.dtype is DType.STRING or spec.dtype.bits < 8:
-        raise InputError(f"{path}: a .bin file cannot hold {spec.dtype}; use .npy", spec.name)
-    dtype = spec.dtype.numpy
-    data = path.read_bytes()
-    declared = shape if shape is not None else spec.shape
-    if declared is None or sum(not isinstance(dim, int) for dim in declared) > 1:
-        raise InputError(
-            f"{path}: input {spec.name!r} is {spec}, and a .bin file has no shape of its own; "
-            f"give it with --shape {spec.name}=...",
-            spec.name,
-        )
-    known = 1
-    for dim in declared:
-        known *= dim if isinstance(dim, int) else 1
-    is_open = any(not isinstance(dim, int) for dim in declared)
-    step = known * dtype.itemsize
-    fits = (step and len(data) % step == 0) if is_open else len(data) == step
-    if not fits:
-        wanted = f"a multiple of {step}" if is_open else str(step)
-        raise InputError(
-            f"{path}: input {spec.name!r} is {spec if shape is None else [*shape]}: expected "
-            f"{wanted} bytes, got {len(data)} bytes",
-            spec.name,
-        )
-    sizes = [dim if isinstance(dim, int) else len(data) // step for dim in declared]
-    return np.frombuffer(data, dtype).reshape(sizes)
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from engine.cli.files import SUFFIXES, read_bin, read_npy, read_npz
 from engine.cli.values import arrays_of, described, value_of
 from engine.errors import InputError
+from engine.formats.arrays import read_npy, read_npz, read_raw
 from engine.tensor import Array
 from engine.types import DType, TensorSpec, ValueKind
 
 Shape = tuple[int, ...]
+
+_SUFFIXES = (".npy", ".npz", ".bin")
 
 
 class Fill(StrEnum):
@@ -146,7 +148,7 @@ def _from_files(
 def _check_file(path: Path) -> None:
     if not path.exists():
         raise InputError(f"{path}: no such file")
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in _SUFFIXES:
         raise InputError(f"{path}: expected a .npy, .npz or .bin file, got {path.suffix!r}")
 
 
@@ -158,7 +160,9 @@ def _read(spec: TensorSpec, paths: Sequence[Path], shape: Shape | None) -> Given
             value = _from_archive(spec, path, read_npz(path), shape)
             values += value if spec.kind is ValueKind.SEQUENCE else [value]
         else:
-            array = read_bin(path, spec, shape) if path.suffix == ".bin" else read_npy(path)
+            advice = f"give it with --shape {spec.name}=..."
+            is_raw = path.suffix == ".bin"
+            array = read_raw(path, spec, shape, advice) if is_raw else read_npy(path)
             values.append(_checked(spec, array, path, shape))
     source = f"from {', '.join(map(str, paths))}"
     return Given(spec, values if spec.kind is ValueKind.SEQUENCE else values[0], source)

@@ -12,17 +12,21 @@ import typer
 
 from engine.cli import mindir
 from engine.cli.build import (
+    KEY_VARIABLE,
     Config,
+    DecKey,
+    DecModeOption,
+    Decryption,
     DeviceId,
     Json,
     ModelPath,
     Settings,
     build,
+    decryption_of,
     parse_targets,
-    require_file,
 )
 from engine.cli.completion import targets
-from engine.cli.output import as_json, counted, fields, size, table
+from engine.cli.output import as_json, counted, fields, note, size, table
 from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
 
 if TYPE_CHECKING:
@@ -56,37 +60,65 @@ def inspect(
     device_id: DeviceId = 0,
     config: Config = None,
     settings: Settings = None,
+    dec_key: DecKey = None,
+    dec_mode: DecModeOption = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
     parameters: Annotated[bool, typer.Option("--parameters", help="List every parameter.")] = False,
     json: Json = False,
 ) -> None:
     """Show a model's inputs, outputs, operators and parameters.
 
-    The file is read and checked without a runtime; only --target builds the model.
+    The file is read and checked without a runtime; only --target builds the model. Without its
+    key an encrypted file shows how it is encrypted, and no more.
     """
     if not target and (config or settings or device_id):
         raise typer.BadParameter(
             "--config, --set and --device-id say how to build the model; give --target as well",
             param_hint="--target",
         )
-    require_file(model)
-    written = mindir.description(model)
-    source = None if written else _open(model, target)
+    decryption = decryption_of(model, dec_key, dec_mode)
+    if decryption.encryption and decryption.key is None and not target:
+        _show_locked(model, decryption.encryption, json)
+        return
+    decryption.require_key(model)
+    written = mindir.description(model, decryption)
+    source = None if written else _open(model, target, decryption)
     placement: list[Placement] | None = None
     shown = written or (source and source.graph)
     specs = (shown.inputs, shown.outputs) if shown else None
     if target:
-        built = build(model, target, config, settings, device_id=device_id)
+        built = build(model, target, config, settings, 0, device_id, decryption)
         with built.model:
             placement = built.model.placement
         specs = specs or (built.inputs, built.outputs)
     if json:
-        as_json(_values(model, source, written, specs, placement, nodes, parameters))
+        values = _values(model, source, written, specs, placement, nodes, parameters)
+        as_json(values | {"encryption": decryption.encryption or None})
     else:
-        _print(model, source, written, specs, placement, nodes, parameters)
+        _print(model, decryption, source, written, specs, placement, nodes, parameters)
 
 
-def _open(path: Path, target: str) -> ModelSource:
+def _show_locked(path: Path, encryption: str, json: bool) -> None:
+    """What can be said of an encrypted file without its key."""
+    nbytes = path.stat().st_size
+    if json:
+        as_json(
+            {
+                "model": str(path),
+                "format": "encrypted",
+                "encryption": encryption,
+                "size_bytes": nbytes,
+                "inputs": None,
+                "outputs": None,
+            }
+        )
+    else:
+        facts = {"format": "encrypted", "encryption": encryption, "file": size(nbytes)}
+        fields({"model": str(path), **facts})
+    note(f"note: its key shows what is in it: --dec-key @FILE or the variable {KEY_VARIABLE}")
+
+
+def _open(path: Path, target: str, decryption: Decryption) -> ModelSource:
     from engine.backends import find_target, open_backend
     from engine.errors import BackendError
     from engine.formats import open_source
@@ -97,7 +129,7 @@ def _open(path: Path, target: str) -> ModelSource:
             suffixes |= open_backend(find_target(name).backend).info.suffixes
         except BackendError:
             continue  # building for it will say so, unless a later target serves
-    return open_source(str(path), suffixes)
+    return open_source(str(path), suffixes, dec_key=decryption.key, dec_mode=decryption.mode)
 
 
 Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
@@ -105,6 +137,7 @@ Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
 
 def _print(
     path: Path,
+    decryption: Decryption,
     source: ModelSource | None,
     written: Description | None,
     specs: Specs | None,
@@ -117,7 +150,7 @@ def _print(
         assert written is not None
         mindir.show(path, written, _parameters(written.parameters))
     else:
-        _print_facts(path, source)
+        _print_facts(path, decryption, source)
     for title, some in zip(("Inputs", "Outputs"), specs or ((), ()), strict=True):
         rows = [(spec.name, _type(spec), _shape(spec)) for spec in some]
         if specs is not None:
@@ -133,9 +166,14 @@ def _print(
         _print_parameters(listed.parameters)
 
 
-def _print_facts(path: Path, source: ModelSource) -> None:
+def _print_facts(path: Path, decryption: Decryption, source: ModelSource) -> None:
     graph = source.graph
-    facts = {"model": str(path), "format": source.format, "file": size(path.stat().st_size)}
+    facts = {
+        "model": str(path),
+        "format": source.format,
+        "encryption": decryption.encryption,
+        "file": size(path.stat().st_size),
+    }
     if graph is not None:
         facts |= {
             "IR version": str(graph.ir_version),

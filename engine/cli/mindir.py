@@ -5,21 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.cli.build import Decryption
 from engine.cli.output import counted, fields, size, table
 
 if TYPE_CHECKING:
     from engine.formats.mindir import Description
 
 
-def description(path: Path) -> Description | None:
+def description(path: Path, decryption: Decryption) -> Description | None:
     """What is in the file if it is MindIR, else None. Raises ModelError for a damaged file."""
-    from engine.formats import kinds, recognise
+    from engine.formats import kinds
+    from engine.formats.content import content_of
 
-    if recognise(str(path)) not in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
+    if content_of(path, decryption.key, decryption.mode).kind != kinds.MINDIR:
         return None
     from engine.formats.mindir import describe
 
-    return describe(path)
+    return describe(path, decryption.key, decryption.mode)
 
 
 def show(path: Path, model: Description, parameters: str) -> None:
@@ -28,6 +30,7 @@ def show(path: Path, model: Description, parameters: str) -> None:
         {
             "model": str(path),
             "format": "mindir",
+            "encryption": model.encryption,
             "file": size(path.stat().st_size),
             "producer": model.producer,
             "graph": f"{model.name or 'unnamed'}, "

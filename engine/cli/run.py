@@ -12,6 +12,8 @@ import typer
 from engine.cli.build import (
     Built,
     Config,
+    DecKey,
+    DecModeOption,
     DeviceId,
     FillWith,
     InputFiles,
@@ -23,6 +25,7 @@ from engine.cli.build import (
     Target,
     Threads,
     build,
+    decryption_of,
     devices_text,
     parse_shapes,
     require_timeout,
@@ -48,7 +51,9 @@ EPILOG = """[bold]Examples[/bold]
 
   engine run model.onnx --fill random --seed 7 --target gpu,cpu
 
-  engine run model.onnx --set cpu_context.spin_us=0 --json"""
+  engine run model.onnx --set cpu_context.spin_us=0 --json
+
+  engine run secret.mindir --dec-key @key.hex"""
 
 
 def run(
@@ -62,6 +67,8 @@ def run(
     threads: Threads = 0,
     config: Config = None,
     settings: Settings = None,
+    dec_key: DecKey = None,
+    dec_mode: DecModeOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -93,7 +100,8 @@ def run(
             param_hint="--output",
         )
     require_timeout(timeout)
-    built = build(model, target, config, settings, threads, device_id)
+    decryption = decryption_of(model, dec_key, dec_mode)
+    built = build(model, target, config, settings, threads, device_id, decryption)
     with built.model:
         if output is not None and output.suffix == ".npy":
             _check_single(built)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from engine.backends import installed, is_target
 from engine.diagnosis.finding import Finding, Status
+from engine.options import nearest
 
 _PREFIX = "ENGINE_"
 
 VARIABLES = {
     "ENGINE_DEBUG": "the command line shows the traceback of an error",
+    "ENGINE_DEC_KEY": "the key of the encrypted models that commands are given",
     "ENGINE_DISABLED_BACKENDS": "these backends are not used although they are installed",
     "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
     "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
@@ -32,7 +33,8 @@ def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _known(name: str, value: str) -> Finding:
-    status, said, fix = Status.NOTE, f"{value!r}: {VARIABLES[name]}", f"run: unset {name}"
+    shown = "(not shown)" if name == "ENGINE_DEC_KEY" else repr(value)
+    status, said, fix = Status.NOTE, f"{shown}: {VARIABLES[name]}", f"run: unset {name}"
     parts = [part for part in value.replace(" ", "").split(",") if part]
     here = f"installed: {', '.join(installed()) or 'none'}"
     if name == "ENGINE_TARGET":
@@ -51,7 +53,7 @@ def _known(name: str, value: str) -> Finding:
 
 def _unknown(name: str) -> Finding:
     words = [known.removeprefix(_PREFIX) for known in VARIABLES]
-    near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, 1)
-    hint = f"; did you mean {_PREFIX}{near[0]}?" if near else ""
+    near = nearest(name.removeprefix(_PREFIX), words)
+    hint = f"; did you mean {_PREFIX}{near}?" if near else ""
     fix = f"run: unset {name}"
     return Finding(Status.NOTE, name, f"nothing of this project reads it{hint}", fix)

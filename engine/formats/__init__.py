@@ -6,13 +6,13 @@ sees it, and a bad one is a ModelError that names the file, what is wrong and wh
 
 from __future__ import annotations
 
-import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from engine.errors import ModelError
 from engine.formats import kinds
+from engine.formats.content import Content, content_of
 from engine.formats.files import read_file
 from engine.formats.onnx import read_model
 from engine.types import ModelSource
@@ -25,10 +25,10 @@ _NO_SUFFIXES: Mapping[str, str] = {}
 def recognise(path: str | os.PathLike[str]) -> str:
     """Name what a file holds, by its content.
 
-    Returns "onnx", "mindir", "encrypted_mindir", or a word for another format: "plan" and "om"
-    (compiled models), "pytorch", "tflite", "zip", "onnx_text" and the like, "unknown".
-    Damaged files are named by what is left of them. Raises ModelError for a missing, empty or
-    unreadable file.
+    Returns "onnx", "mindir", "encrypted_mindir" (MindIR or ONNX, encrypted), or a word for another
+    format: "plan" and "om" (compiled models), "pytorch", "tflite", "zip", "onnx_text" and the
+    like, "unknown". Damaged files are named by what is left of them. Raises ModelError for a
+    missing, empty or unreadable file.
     """
     return kinds.kind_of(memoryview(read_file(Path(path))))
 
@@ -45,44 +45,36 @@ def open_source(
 
     suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
         {".engine": "plan"}. Such a file is passed on unread, with `graph` None.
-    dec_key, dec_mode: the key of an encrypted MindIR file. folder: where the data files of a split
-        MindIR are, if not beside it.
+    dec_key, dec_mode: the key of an encrypted file, which holds MindIR or ONNX. folder: where the
+        data files of a split MindIR are, if not beside it.
     Returns for an ONNX model its GraphInfo and, up to 64 MiB, the bytes that were checked; larger
-    files are for the runtime to map and must not be changed meanwhile. A file that breaks a rule
+    files are for the runtime to map and must not be changed meanwhile. Of an encrypted file it is
+    always the bytes, whatever their size, and they are written nowhere. A file that breaks a rule
     but says clearly what it means (nodes out of order, outputs without a type that follows from
     the rest, one initializer twice) is made regular: the bytes are not the file's then.
     Raises ModelError.
     """
     file = Path(path)
-    content = read_file(file)
-    view = memoryview(content)
-    kind = kinds.kind_of(view)
-    if dec_key and kind not in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        raise ModelError(
-            f"{file}: dec_key was given, but only MindIR files can be encrypted, and this is none; "
-            "leave dec_key out",
-            str(file),
-        )
+    content = content_of(file, dec_key, dec_mode)
+    kind, data, encryption = content
     if kind == kinds.ONNX:
-        model = read_model(view, file, str(file))
-        # Data that a link leads out of the folder is found from the path only: see ExternalFiles.
-        data = content if isinstance(content, bytes) and not model.linked_out else None
-        data = model.mended or data
-        return ModelSource(
-            format=kinds.ONNX,
-            path=file,
-            data=data,
-            folder=file.parent,
-            graph=model.graph,
+        return _onnx(file, content)
+    if kind == kinds.MINDIR:
+        from engine.formats.mindir import open_mindir  # rare: most models are ONNX
+
+        return open_mindir(
+            file,
+            data,
+            dec_key=dec_key if encryption else None,
+            dec_mode=dec_mode,
+            folder=Path(folder) if folder else None,
         )
-    if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        return _open_mindir(file, content, dec_key, dec_mode, Path(folder) if folder else None)
     # By content where the format has a magic number, else by name: compiled forms are opaque.
     named = (form for suffix, form in suffixes.items() if file.name.lower().endswith(suffix))
     compiled = kind if kind in suffixes.values() else next(named, None)
     if compiled is not None:
         return ModelSource(format=compiled, path=file, folder=file.parent)
-    raise _foreign(kind, str(file), view)
+    raise _foreign(kind, str(file), memoryview(data))
 
 
 def source_from_bytes(data: bytes, weights: bytes | None = None) -> ModelSource:
@@ -103,8 +95,16 @@ def source_from_bytes(data: bytes, weights: bytes | None = None) -> ModelSource:
             )
         model = read_model(view, None, "model bytes")
         return ModelSource(format=kinds.ONNX, data=model.mended or data, graph=model.graph)
-    if kind in (kinds.MINDIR, kinds.ENCRYPTED_MINDIR):
-        return _open_mindir(None, data, None, "AES-GCM", None, weights)
+    if kind == kinds.MINDIR:
+        from engine.formats.mindir import open_mindir
+
+        return open_mindir(None, data, weights=weights)
+    if kind == kinds.ENCRYPTED_MINDIR:
+        raise ModelError(
+            f"model bytes: they are encrypted with {kinds.encryption_of(view)}, and "
+            "build_from_buffer takes no key; write them to a file and pass its key to "
+            "build_from_file"
+        )
     raise _foreign(kind, "model bytes", view)
 
 
@@ -116,22 +116,34 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Mode
     beside = folder / "part" if folder is not None else None  # a name; nothing is read there
     model = read_model(memoryview(data), beside, whole.name)
     return ModelSource(
-        format=kinds.ONNX, path=whole.path, data=data, folder=folder, graph=model.graph
+        format=kinds.ONNX,
+        path=whole.path,
+        data=data,
+        folder=folder,
+        graph=model.graph,
+        is_secret=whole.is_secret,
     )
 
 
-def _open_mindir(
-    path: Path | None,
-    data: bytes | mmap.mmap,
-    dec_key: bytes | None,
-    dec_mode: str,
-    folder: Path | None,
-    weights: bytes | None = None,
-) -> ModelSource:
-    from engine.formats.mindir import open_mindir  # rare: most models are ONNX
-
-    return open_mindir(
-        path, data, dec_key=dec_key, dec_mode=dec_mode, folder=folder, weights=weights
+def _onnx(file: Path, content: Content) -> ModelSource:
+    model = read_model(memoryview(content.data), file, str(file))
+    data = content.data if isinstance(content.data, bytes) else None
+    if model.linked_out:
+        # Such data is found from the path only (see ExternalFiles), and there lies no plaintext.
+        if content.encryption:
+            raise ModelError(
+                f"{file}: its external data is reached through links out of its folder, which an "
+                "encrypted model cannot have; keep the data itself beside the model",
+                str(file),
+            )
+        data = None
+    return ModelSource(
+        format=kinds.ONNX,
+        path=file,
+        data=model.mended or data,
+        folder=file.parent,
+        graph=model.graph,
+        is_secret=bool(content.encryption),
     )
 
 

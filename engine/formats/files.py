@@ -56,10 +56,7 @@ def read_file(path: Path) -> bytes | mmap.mmap:
 def _inside(folder: Path) -> str:
     """Say what to do about a folder where a file was expected."""
     if (folder / "saved_model.pb").is_file():
-        return (
-            "a TensorFlow SavedModel; convert it: "
-            "python -m tf2onnx.convert --saved-model FOLDER --output model.onnx"
-        )
+        return "a TensorFlow SavedModel; convert it: engine convert FOLDER net"
     models = sorted(path.name for path in folder.glob("*.onnx"))
     if models:
         return f"expected a model file; there is {models[0]!r} in it"

@@ -14,13 +14,12 @@ from engine.formats.wire import BYTES, VARINT, Budget, WireError, fields, key
 
 ONNX = "onnx"
 MINDIR = "mindir"
-ENCRYPTED_MINDIR = "encrypted_mindir"
+ENCRYPTED_MINDIR = "encrypted_mindir"  # encrypted as MindSpore does it; ONNX may be in it too
 UNKNOWN = "unknown"
 
 _ONNX_KEYS = frozenset(value for name, value in vars(schema).items() if name.startswith("MODEL_"))
 _TORCH = "export it: torch.onnx.export(model, example_inputs, 'model.onnx')"
-_TFLITE = "convert it: python -m tf2onnx.convert --tflite FILE --output model.onnx"
-_TF = "convert it: python -m tf2onnx.convert, with --graphdef FILE or --saved-model FOLDER"
+_CONVERT = "convert it: engine convert FILE net"
 _TEXT = "store it in binary: onnx.save(onnx.load(FILE), 'model.onnx')"
 _BUILT = "this target does not read it; build from the ONNX model that it was made of"
 
@@ -30,11 +29,11 @@ FOREIGN = {
     "om": ("an Ascend offline model", _BUILT),
     "ort": ("an onnxruntime model in ORT format", "load the ONNX file that it was made of"),
     "mslite": ("a MindSpore Lite .ms model for devices", "export MindIR or ONNX instead"),
-    "tflite": ("a TensorFlow Lite model", _TFLITE),
-    "tensorflow": ("a TensorFlow graph", _TF),
-    "keras": ("a Keras model", "export it: model.export('model.onnx', format='onnx')"),
-    "hdf5": ("an HDF5 file, probably a Keras model", "export the model with Keras or tf2onnx"),
-    "pytorch": ("a PyTorch file", _TORCH),
+    "tflite": ("a TensorFlow Lite model", _CONVERT),
+    "tensorflow": ("a TensorFlow graph", f"{_CONVERT} (FILE may be a SavedModel's folder)"),
+    "keras": ("a Keras model", _CONVERT),
+    "hdf5": ("an HDF5 file, probably a Keras model", _CONVERT),
+    "pytorch": ("a PyTorch file", f"{_CONVERT} (of torch.export or torch.jit), or {_TORCH}"),
     "pickle": (
         "a Python pickle, probably of PyTorch or scikit-learn",
         "export the model from there",
@@ -58,10 +57,13 @@ FOREIGN = {
     UNKNOWN: ("of no format known here", "check that it is the right file and complete"),
 }
 
+ENCRYPTIONS = {
+    b"\xd8\x5e\x3a\x7f": "AES-GCM", b"\xd9\x5e\x3a\x7f": "AES-CBC", b"\xda\x5e\x3a\x7f": "SM4-CBC",
+}  # fmt: skip
+"""How an encrypted file begins, and what that says of it."""
+
 _STARTS = (
-    (b"\xd8\x5e\x3a\x7f", ENCRYPTED_MINDIR),  # 0x7F3A5ED8, AES-GCM
-    (b"\xd9\x5e\x3a\x7f", ENCRYPTED_MINDIR),  # AES-CBC
-    (b"\xda\x5e\x3a\x7f", ENCRYPTED_MINDIR),  # SM4-CBC
+    *((start, ENCRYPTED_MINDIR) for start in ENCRYPTIONS),
     (b"ptrt", "plan"),
     (b"ftrt", "plan"),
     (b"IMOD", "om"),
@@ -88,6 +90,11 @@ def kind_of(view: memoryview) -> str:
     if complete and by_structure in (ONNX, MINDIR):
         return by_structure
     return _magic_kind(head, view) or by_structure or _text_kind(head) or UNKNOWN
+
+
+def encryption_of(head: bytes | memoryview) -> str:
+    """How a file that begins so is encrypted, "" for not at all."""
+    return ENCRYPTIONS.get(bytes(head[:4]), "")
 
 
 def _magic_kind(head: bytes, view: memoryview) -> str:

@@ -1,15 +1,17 @@
 """Writes ONNX: plain values in, the bytes of a ModelProto out.
 
-Tensors' data are any buffers and are copied once, into the result; tensors whose bytes lie in a
-file are written as external data and not read at all. Nothing is checked here: what is written
-goes through the same reader as every other model.
+Tensors' data are any buffers and are copied once, into the result, or computed one by one when
+their turn comes; tensors whose bytes lie in a file are written as external data and not read at
+all. Nothing is checked here: `onnx.written` and the reader are for that.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from io import BytesIO
 from typing import TypeAlias
 
 from engine.types import Dim, DType
@@ -18,6 +20,7 @@ _NUMBERS = {dtype: dtype.onnx for dtype in DType}
 IR_VERSION = 10  # the one that came with operator set 21
 
 Buffer: TypeAlias = "bytes | memoryview"
+Parts: TypeAlias = "list[Buffer | Deferred]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,17 @@ class External:
     length: int
 
 
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Elements that are computed when they are written, so that few of them are held at once."""
+
+    nbytes: int
+    compute: Callable[[], Buffer]
+
+    def __len__(self) -> int:
+        return self.nbytes
+
+
 @dataclass(slots=True)
 class Tensor:
     """A constant. data: its elements in C order, little endian."""
@@ -36,7 +50,7 @@ class Tensor:
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    data: Buffer | External
+    data: Buffer | Deferred | External
 
     @property
     def nbytes(self) -> int:
@@ -88,7 +102,7 @@ def model_bytes(
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """Serialize a whole model."""
-    parts: list[Buffer] = [_number(1, IR_VERSION)]
+    parts: Parts = [_number(1, IR_VERSION)]
     if producer:
         parts.append(_text(2, producer))
     _message(parts, 7, _graph(graph))
@@ -96,11 +110,11 @@ def model_bytes(
         parts.append(_bytes(8, _text(1, domain) + _number(2, version)))
     for name, value in (metadata or {}).items():
         parts.append(_bytes(14, _text(1, name) + _text(2, value)))
-    return b"".join(parts)
+    return _joined(parts)
 
 
-def _graph(graph: Graph) -> list[Buffer]:
-    parts: list[Buffer] = [_bytes(1, _node(node)) for node in graph.nodes]
+def _graph(graph: Graph) -> Parts:
+    parts: Parts = [_bytes(1, _node(node)) for node in graph.nodes]
     parts.append(_text(2, graph.name))
     for tensor in graph.initializers:
         _message(parts, 5, _tensor(tensor))
@@ -130,20 +144,32 @@ def _attribute(name: str, value: Attribute) -> bytes:
     if isinstance(value, str):
         return head + _text(4, value) + _number(20, 3)
     if isinstance(value, Tensor):
-        return head + _bytes(5, b"".join(_tensor(value))) + _number(20, 4)
+        return head + _bytes(5, _joined(_tensor(value))) + _number(20, 4)
     if isinstance(value, Graph):
-        return head + _bytes(6, b"".join(_graph(value))) + _number(20, 5)
+        return head + _bytes(6, _joined(_graph(value))) + _number(20, 5)
     if value and isinstance(value[0], str):
         return head + b"".join(_text(9, str(item)) for item in value) + _number(20, 8)
     if value and isinstance(value[0], float):
         packed = struct.pack(f"<{len(value)}f", *value)
         return head + _bytes(7, packed) + _number(20, 6)
-    return head + _bytes(8, b"".join(_varint(int(item)) for item in value)) + _number(20, 7)
+    integers = tuple(map(int, value))
+    return head + (_few(integers) if len(integers) < 10 else _integers(integers))
 
 
-def _tensor(tensor: Tensor) -> list[Buffer]:
+def _integers(values: tuple[int, ...]) -> bytes:
+    return _bytes(8, b"".join(map(_varint, values))) + _number(20, 7)
+
+
+_few = lru_cache(1024)(_integers)  # strides and pads: the same for node after node
+
+
+def _tensor(tensor: Tensor) -> Parts:
     dims = b"".join(_number(1, dim) for dim in tensor.shape)
-    parts: list[Buffer] = [dims, _number(2, _NUMBERS[tensor.dtype]), _text(8, tensor.name)]
+    parts: Parts = [
+        dims,
+        _number(2, _NUMBERS[tensor.dtype]),
+        _text(8, tensor.name),
+    ]
     if isinstance(tensor.data, External):
         for name, value in (
             ("location", tensor.data.location),
@@ -170,7 +196,15 @@ def _dim(dim: Dim) -> bytes:
     return _text(2, dim) if isinstance(dim, str) else _number(1, dim)
 
 
-def _message(parts: list[Buffer], number: int, inner: Iterable[Buffer]) -> None:
+def _joined(parts: Parts) -> bytes:
+    # As long as it will be: it never grows, and what it holds is given out without a copy.
+    written = BytesIO(bytes(sum(map(len, parts))))
+    for part in parts:
+        written.write(part.compute() if isinstance(part, Deferred) else part)
+    return written.getvalue()
+
+
+def _message(parts: Parts, number: int, inner: Iterable[Buffer | Deferred]) -> None:
     inner = list(inner)
     parts.append(_head(number, sum(map(len, inner))))
     parts += inner
@@ -184,10 +218,12 @@ def _bytes(number: int, data: bytes) -> bytes:
     return _head(number, len(data)) + data
 
 
+@lru_cache(8192)
 def _head(number: int, length: int) -> bytes:
     return _varint(number << 3 | 2) + _varint(length)
 
 
+@lru_cache(1024)
 def _number(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value)
 

@@ -3,6 +3,5 @@
 from engine.plan.build import build_plan
 from engine.plan.compile import Plan
 from engine.plan.contexts import ContextPool
-from engine.plan.signature import Signature
 
-__all__ = ["ContextPool", "Plan", "Signature", "build_plan"]
+__all__ = ["ContextPool", "Plan", "build_plan"]

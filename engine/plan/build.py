@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 from engine.backends import OFFICIAL, find_target, installed, open_backend, warn_once
 from engine.errors import BackendError, InputError, ModelError
+from engine.options import is_declared
 from engine.plan.compile import Candidate, Plan, compile_plan
 from engine.plan.state import with_state
-from engine.sections import CORE, is_declared, remarks
+from engine.sections import CORE, remarks
 from engine.threads import preferred_cores, threads_per_worker, usable_cpus
 from engine.types import CancelToken, CompileOptions, Device, ModelSource, Progress, Threads
 

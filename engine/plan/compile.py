@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
 from engine.backends import Backend
@@ -74,26 +74,33 @@ def compile_plan(
     further: the candidates for such nodes, in the order in which they are to be asked, opened
         when they are taken; an error is one that cannot be had.
     """
-    backend = first.backend
-    loaded, unsupported = load(backend, source, first.options)
-    try:
-        if not unsupported:
-            return plan_of(first, loaded, source)
-    finally:
-        close(loaded)  # logged if it fails: by then there is a better error, or a good model
+    plan, unsupported = compile_whole(first, source)
+    if plan is not None:
+        return plan
     from engine.plan.mixed import compile_mixed  # rare
 
     return compile_mixed(first, source, unsupported, further)
 
 
-def plan_of(candidate: Candidate, loaded: LoadedModel, source: ModelSource) -> Plan:
-    """The plan of a model that one backend runs whole."""
+def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | None, dict[int, str]]:
+    """The plan of a model that one backend runs whole; None where there are nodes it cannot run.
+
+    Returns these too, by index, each with the backend's reason.
+    """
     backend = candidate.backend
-    executable = compile_loaded(backend, loaded, candidate.options)
+    loaded, unsupported = load(backend, source, candidate.options)
+    with ExitStack() as on_failure:
+        with ExitStack() as closing:
+            closing.callback(close, loaded)
+            if unsupported:
+                return None, unsupported
+            executable = compile_loaded(backend, loaded, candidate.options)
+            on_failure.callback(close, executable)  # an interrupt while the model is closed
+        on_failure.pop_all()
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None)
     pool = ContextPool(Opener(backend, executable))
-    return Plan(backend, source, executable, backend.predict, pool)
+    return Plan(backend, source, executable, backend.predict, pool), {}
 
 
 def load(

@@ -91,7 +91,9 @@ def close(thing: _Closable) -> None:
     """Close it; an error is logged, because nobody who could mend it is there to catch it."""
     try:
         thing.close()
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # SystemExit, or a panic of a compiled extension
         import logging
 
         logging.getLogger("engine").exception("closing %s failed", type(thing).__name__)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import BackendError, ModelError
 from engine.plan import segments
-from engine.plan.compile import Candidate, Plan, blamed_on, compile_loaded, load, plan_of
+from engine.plan.compile import Candidate, Plan, blamed_on, compile_loaded, compile_whole, load
 from engine.plan.contexts import ContextPool, close
 from engine.plan.cut import Segment, cut
 from engine.types import (
@@ -51,18 +51,17 @@ def compile_mixed(
     division.refuse(0, every, unsupported)
     if set(division.levels) == {1}:
         second = division.candidates[1]
-        loaded, unsupported = load(second.backend, source, second.options)
-        try:
-            if not unsupported:
-                plan = plan_of(second, loaded, source)
-                division.warn(every)
-                return replace(plan, fell=division.fell)
-        finally:
-            close(loaded)
+        plan, unsupported = compile_whole(second, source)
+        if plan is not None:
+            division.warn(every)
+            return replace(plan, fell=division.fell)
         division.refuse(1, every, unsupported)
-    with ExitStack() as closing:
-        parts = _settle(division, closing)
-        executable = _compile(division, parts)
+    with ExitStack() as on_failure:
+        with ExitStack() as closing:
+            parts = _settle(division, closing)
+            executable = _compile(division, parts)
+            on_failure.callback(close, executable)
+        on_failure.pop_all()
     placed = {index for part in parts for index in part.segment.nodes}
     division.warn(placed)
     used = {part.candidate.backend.name: part.candidate.backend for part in parts}

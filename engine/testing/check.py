@@ -10,11 +10,9 @@ another process. Nothing of this needs pytest here, and no file is left behind.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -26,9 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from engine._probe import ending, probe
 from engine.backends import BackendRecord, BackendState
+from engine.child import ending, environment, kill, last_words, start
 from engine.errors import BackendError
+from engine.probe import probe
 from engine.types import Progress
 
 LEVELS = ("manifest", "semantics", "ownership", "errors", "lifecycle", "threads")
@@ -190,30 +189,22 @@ class _Child:
         self._errors = own / "errors"
         self.status: int | None = None
         self._hung_s = 0.0
-        kept = {name: value for name, value in os.environ.items() if name not in _UNWANTED}
+        env = environment(
+            without=_UNWANTED,
+            PYTHONDONTWRITEBYTECODE="1",
+            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+            TMPDIR=str(own),  # all that is written goes when the folder goes
+        )
+        arguments = ["-m", "engine.testing.inside", json.dumps(order)]
         with self._errors.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine.testing.inside", json.dumps(order)],
-                cwd=own,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env={
-                    **kept,
-                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                    "PYTHONDONTWRITEBYTECODE": "1",
-                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-                    "TMPDIR": str(own),  # all that is written goes when the folder goes
-                },
-                start_new_session=True,
-            )
+            self._process = start(arguments, errors, env=env, cwd=own)
 
     def __enter__(self) -> _Child:
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._process.poll() is None:
-            self._kill()
+            kill(self._process)
 
     def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
         """What the process says, until it ends; it is ended if it says nothing for `limit_s`."""
@@ -234,18 +225,13 @@ class _Child:
                     self._process.send_signal(signal.SIGABRT)  # pytest then says where it was
                     with suppress(subprocess.TimeoutExpired):
                         self._process.wait(5)
-                    self._kill()
+                    kill(self._process)
                 time.sleep(0.02)
-
-    def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
 
     @property
     def last_words(self) -> str:
-        lines = self._said().strip().splitlines()
-        return lines[-1].strip() if lines else ""
+        with self._errors.open("rb") as errors:
+            return last_words(errors)
 
     @property
     def end(self) -> str:

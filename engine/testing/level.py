@@ -134,6 +134,7 @@ class Level:
     gaps: what the backend is known not to do: a test's name, with or without its parameters
         ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
         so the list cannot outlive the gap.
+    trials: what opens models for the tests; a subclass of Trial may give other options or shapes.
     crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
         its entry out to see whether it is still so.
     """
@@ -143,6 +144,7 @@ class Level:
     atol: ClassVar[float] = 1e-6
     vendor_modules: ClassVar[tuple[str, ...]] = ()
     option: ClassVar[str] = ""
+    trials: ClassVar[type[Trial]] = Trial
     gaps: ClassVar[Mapping[str, str]] = {}
     crashes: ClassVar[Mapping[str, str]] = {}
 
@@ -173,7 +175,7 @@ class Level:
             pytest.skip(str(found))
         plugin = open_backend(self.backend)
         with ExitStack() as closing:
-            yield Trial(plugin, tmp_path, closing)
+            yield self.trials(plugin, tmp_path, closing)
 
     def require(self, trial: Trial, capability: Capability) -> None:
         """Skip the test of a backend that does not announce `capability`."""

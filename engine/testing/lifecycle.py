@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine.child import command, environment
 from engine.errors import EngineError
 from engine.testing import models
 from engine.testing.level import Level, Maker, Trial, floats
@@ -120,15 +121,14 @@ class LifeCycle(Level):
     def test_a_second_process_can_use_the_backend_too(self, trial: Trial) -> None:
         trial.run(models.scalar, np.array(1, np.float32))
         child = subprocess.run(
-            [sys.executable, "-P", "-c", _SECOND_PROCESS, self.backend,
-             str(models.affine(trial.folder))],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+            command("-c", _SECOND_PROCESS, self.backend, str(models.affine(trial.folder))),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=120,
             check=False,
-        )  # fmt: skip
+        )
         # It also ended with everything open, as scripts do.
         assert child.returncode == 0, f"a second process failed:\n{child.stdout}{child.stderr}"
         assert child.stdout + child.stderr == "", "a second process printed something"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
 
 from engine.backends import Backend
+from engine.child import command, environment
 from engine.testing.level import Level
 from engine.types import BackendInfo, Capability, Check, Devices
 
@@ -85,8 +84,8 @@ class Manifest(Level):
         if self.backend not in self._imported:
             answer = tmp_path_factory.mktemp("import") / "answer.json"
             child = subprocess.run(
-                [sys.executable, "-P", "-c", _IMPORT, self.backend, str(answer)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
+                command("-c", _IMPORT, self.backend, str(answer)),
+                env=environment(),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,

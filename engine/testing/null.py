@@ -15,7 +15,6 @@ Its options, which users set in section [null_context], are in OPTIONS.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.hookspecs import hookimpl
+from engine.options import refuse_unknown
 from engine.types import (
     BackendInfo,
     Capability,
@@ -57,11 +57,7 @@ class Settings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
         """Read the user's settings; ValueError for an unknown name or a value that is none."""
-        for key in options:
-            if key not in OPTIONS:
-                near = difflib.get_close_matches(key, OPTIONS, 1)
-                hint = f"did you mean {near[0]!r}? " if near else ""
-                raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(OPTIONS)}")
+        refuse_unknown(options, OPTIONS)
         names = options.get("unsupported_ops", "").replace(" ", "").split(",")
         text = options.get("delay_s", "0")
         try:

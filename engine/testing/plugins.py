@@ -11,6 +11,7 @@ is written to; the plugins are gone with the folder.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +75,7 @@ def installed(folder: Path) -> Iterator[None]:
             forget(name)
         sys.path.remove(str(folder))
         importlib.invalidate_caches()
-        root = str(folder.resolve())
+        inside = (f"{folder}{os.sep}", f"{folder.resolve()}{os.sep}")
         for key, module in list(sys.modules.items()):
-            if Path(getattr(module, "__file__", None) or "/").resolve().is_relative_to(root):
+            if (getattr(module, "__file__", None) or "").startswith(inside):
                 del sys.modules[key]

@@ -92,11 +92,19 @@ def test_what_decryption_takes_is_not_looked_at_without_a_key(
 
 
 @pytest.mark.parametrize("config_dict", [None, {}, [], "", 0])
-def test_a_config_dict_that_is_nothing_is_no_mistake(
+def test_a_config_dict_that_is_nothing_leaves_the_files_settings_as_they_are(
     tmp_path: Path, null_context: Context, config_dict: Any
 ) -> None:
     path = str(models.affine(tmp_path))
-    Model().build_from_file(path, ModelType.MINDIR, null_context, config_dict=config_dict)
+    file = tmp_path / "settings.cfg"
+    file.write_text("[null_context]\ndelay_s=soon\n")
+    model = Model()
+    with pytest.raises(ValueError, match="'delay_s': expected seconds, 0 or more, got 'soon'"):
+        model.build_from_file(
+            path, ModelType.MINDIR, null_context, str(file), config_dict=config_dict
+        )
+    model.build_from_file(path, ModelType.MINDIR, null_context, config_dict=config_dict)
+    np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
 
 
 @pytest.mark.parametrize("model_type", list(ModelType))

@@ -16,6 +16,7 @@ from engine.formats.wire import (
     fields,
     key,
     signed,
+    spans,
     varints,
 )
 from engine.testing.hostile.encode import field, varint
@@ -74,6 +75,32 @@ def test_random_bytes_give_fields_or_a_wire_error(data: bytes) -> None:
         offset = error.offset(memoryview(data))
     assert 0 <= offset <= len(data)
     assert sum(len(v) for _, v in found if isinstance(v, bytes)) <= len(data)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(st.binary(max_size=100), st.binary(max_size=300), st.binary(max_size=30))
+def test_a_part_is_read_as_if_it_were_all(before: bytes, part: bytes, after: bytes) -> None:
+    def read_part() -> list[tuple[int, int | bytes]]:
+        data = before + part + after
+        return [
+            (tag, first if past < 0 else data[first:past])
+            for tag, first, past in spans(
+                data, len(before), len(before) + len(part), Budget(1_000_000)
+            )
+        ]
+
+    error = None
+    try:
+        expected = read(part)
+    except WireError as found:
+        error = found
+    if error is None:
+        assert read_part() == expected
+        return
+    with pytest.raises(WireError) as caught:
+        read_part()
+    assert str(caught.value) == str(error)
+    assert caught.value.position == len(before) + error.position
 
 
 def test_payloads_are_slices_of_the_buffer_and_not_copies() -> None:

@@ -1,7 +1,7 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
 decode.py      the file's messages
-crypto.py      encrypted files
+crypto.py      encrypted files, whatever they hold
 constants.py   what constants and inferred types mean, in every dialect
 lower.py       runs the graph on symbols; control.py: its functions, loops and branches
 primitives/    the table: one function a primitive, which writes ONNX nodes
@@ -23,7 +23,7 @@ from engine.formats.mindir.assemble import StateSlot, Storage, lower
 from engine.formats.mindir.decode import Damaged, ModelProto
 from engine.formats.mindir.described import Description, describe
 from engine.formats.mindir.emit import Unsupported
-from engine.formats.mindir.lower import Fault
+from engine.formats.mindir.lower import ILL_FITTING, Fault
 from engine.formats.onnx import read_model
 from engine.formats.wire import TooManyFields, WireError
 from engine.types import ModelSource
@@ -44,41 +44,32 @@ class MindirSource(ModelSource):
 
 def open_mindir(
     path: Path | None,
-    data: bytes | mmap.mmap | None = None,
+    data: bytes | mmap.mmap,
     *,
     dec_key: bytes | None = None,
     dec_mode: str = "AES-GCM",
     folder: Path | None = None,
     weights: bytes | None = None,
 ) -> MindirSource:
-    """Read a .mindir file, or one in memory, as an ONNX model.
+    """Read a MindIR model as an ONNX model.
 
-    path: the file; None for a model in memory. data: what is in it, if that has been read.
-    dec_key, dec_mode: for an encrypted one. folder: where the data files of a split model are,
-    None for the folder of `path`; also [model_file] mindir_path. weights: the data file of a
-    split model in memory.
+    path: its file; None for a model in memory. data: what is in the file, decrypted. dec_key,
+    dec_mode: what the file is encrypted with, and with it the data files of a split model; None
+    for a plain one. folder: where those data files are, None for the folder of `path`; also
+    [model_file] mindir_path. weights: the data file of a split model in memory.
     Large weights are not copied: the ONNX model names them in the .mindir or its data files, which
     must not change while a model is built. Raises ModelError.
     """
     name = str(path) if path is not None else "model bytes"
     where = str(path or "")
-    if data is None:
-        assert path is not None
-        data = read_file(path)
-    content = data
-    view = memoryview(content)
+    view = memoryview(data)
+    base = folder if folder is not None else path.parent if path is not None else None
     try:
-        proto, view, plain = _decoded(view, dec_key, dec_mode)
-        base = folder if folder is not None else path.parent if path is not None else None
-        # Only tensors of a large file are left there: small models are the bytes that were checked.
-        large = isinstance(content, mmap.mmap) or len(view) > SMALL_BYTES
-        inside = (
-            path if plain and large and folder in (None, getattr(path, "parent", None)) else None
-        )
-        if inside is not None and set(inside.name) & set("\\*"):
-            inside = None
-        storage = Storage(view, inside, base)
-        _open_data(proto, storage, base, dec_key if not plain else None, dec_mode, weights)
+        proto = decode.model(view)
+        if not proto.little_endian:
+            raise Damaged("its numbers are big endian; export it on a little-endian machine")
+        storage = Storage(view, _readable(path, data, dec_key, folder), base)
+        _open_data(proto, storage, base, dec_key, dec_mode, weights)
         lowered = lower(proto, storage)
     except crypto.Locked as error:
         raise ModelError(f"{name}: {error}", where) from None
@@ -96,37 +87,36 @@ def open_mindir(
         raise ModelError(
             f"{name}: not a valid MindIR model: functions or tuples nested too deep", where
         ) from None
-    beside = base / (path.name if path is not None else "part") if base is not None else None
-    model = read_model(memoryview(lowered.data), beside, name)
+    except ILL_FITTING as error:  # a damaged file may put anything anywhere
+        raise ModelError(
+            f"{name}: not a valid MindIR model: its parts do not fit: {type(error).__name__}: "
+            f"{_short(error)}",
+            where,
+        ) from error
+    graph = lowered.info
+    if graph is None:
+        beside = base / (path.name if path is not None else "part") if base is not None else None
+        graph = read_model(memoryview(lowered.data), beside, name).graph
     return MindirSource(
         format="onnx",
         path=path,
         data=lowered.data,
         folder=base,
-        graph=model.graph,
+        graph=graph,
+        is_secret=dec_key is not None,
         state=lowered.state,
     )
 
 
-def _decoded(
-    view: memoryview, dec_key: bytes | None, dec_mode: str
-) -> tuple[ModelProto, memoryview, bool]:
-    """The file's messages, the plaintext that they lie in, and whether that is the file itself."""
-    plain = not crypto.is_encrypted(view)
-    if plain:
-        if dec_key:
-            raise crypto.Locked("it is not encrypted, but dec_key was given; leave dec_key out")
-    else:
-        view = memoryview(crypto.decrypt(view, dec_key, dec_mode))
-    try:
-        proto = decode.model(view)
-    except (Damaged, WireError) as error:
-        if plain or dec_mode == "AES-GCM":
-            raise
-        raise crypto.Locked("the key is wrong: what comes out is no MindIR") from error
-    if not proto.little_endian:
-        raise Damaged("its numbers are big endian; export it on a little-endian machine")
-    return proto, view, plain
+def _readable(
+    path: Path | None, data: bytes | mmap.mmap, dec_key: bytes | None, folder: Path | None
+) -> Path | None:
+    """The model's file where tensors may stay in it and be read from there, else None."""
+    # Only those of a large file are left there: small models are the bytes that were checked.
+    is_large = isinstance(data, mmap.mmap) or len(data) > SMALL_BYTES
+    if path is None or dec_key is not None or not is_large or folder not in (None, path.parent):
+        return None
+    return path if not set(path.name) & set("\\*") else None
 
 
 def _open_data(

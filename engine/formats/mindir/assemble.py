@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from engine.formats import onnx_write
+from engine.formats.files import SMALL_BYTES
 from engine.formats.mindir import constants, fold
 from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, TensorProto, ValueProto
 from engine.formats.mindir.lower import Lowering, local
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import MONAD, Abstract, Value, leaves
+from engine.formats.onnx.written import plain_info
 from engine.formats.onnx_write import External, Graph, Node, ValueInfo
+from engine.types import GraphInfo
 
 OPSET = 21
 EXTERNAL_BYTES = 1 << 16  # smaller tensors are written into the model
@@ -33,9 +36,13 @@ class StateSlot:
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The ONNX model, and the parameters that live from run to run."""
+    """The ONNX model, and the parameters that live from run to run.
+
+    info: what it says of itself; None where it is for the reader to say.
+    """
 
     data: bytes
+    info: GraphInfo | None
     state: tuple[StateSlot, ...]
 
 
@@ -51,6 +58,11 @@ class Storage:
         self.path = path
         self.folder = folder
         self.data_files: dict[str, memoryview] = {}
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether weights are so small that it does not matter how often they are copied."""
+        return len(self.view) <= SMALL_BYTES
 
     def parameter(self, proto: TensorProto, name: str) -> Value:
         """A parameter as a value; its data stays where it is."""
@@ -158,7 +170,8 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     graph = Graph(local(main.name) or "main", low.g.scope.nodes)
     for node in graph.nodes:
         _rename(node, renamed)
-    nodes = fold.fold(graph.nodes, by_name, {each.name for each in outputs})
+    constant = {name: value for name, value in by_name.items() if name not in states}
+    nodes = fold.fold(graph.nodes, constant, {each.name for each in outputs}, storage.may_copy)
     graph.nodes = nodes
     graph.inputs = [
         ValueInfo(value.name, value.dtype, _symbolic(value))
@@ -172,16 +185,13 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
         slots.append(StateSlot(name, title, value))
     graph.outputs = outputs
     used = fold.names_used(nodes)
-    graph.initializers = [
-        storage.placed(value)
-        for name, value in by_name.items()
-        if name in used and name not in states
-    ]
+    graph.initializers = [storage.placed(constant[name]) for name in constant if name in used]
     opsets = {"": OPSET}
     if fold.uses_domain(nodes, "com.microsoft"):
         opsets["com.microsoft"] = 1
     producer = " ".join(part for part in (model.producer, model.version) if part)
-    return Lowered(onnx_write.model_bytes(graph, opsets, producer, model.user_info), tuple(slots))
+    data = onnx_write.model_bytes(graph, opsets, producer, model.user_info)
+    return Lowered(data, plain_info(graph, opsets, producer, model.user_info), tuple(slots))
 
 
 def unique(name: str, names: set[str]) -> str:
@@ -225,9 +235,9 @@ def _symbolic(value: Value) -> Any:
 
 def _titles(main: GraphProto, count: int) -> list[str]:
     """The outputs' names: of the file's output, or of the nodes that a tuple is made of."""
-    nodes = {node.output: node for node in main.nodes}
     if count == 1 and len(main.outputs) == 1:
         return [local(main.outputs[0].name)]
+    nodes = {node.output: node for node in main.nodes}
     titles: list[str] = []
     todo = [each.name for each in reversed(main.outputs)]
     steps = 0
@@ -263,35 +273,37 @@ def _declared(main: GraphProto) -> list[Any]:
 
 def _assignable(model: ModelProto, parameters: Mapping[str, Value]) -> set[str]:
     """The parameters that some node may assign to."""
-    writers = {name for name, row in known().items() if row.writes}
-    kinds = {key: row.op_type for key, row in model.primitives.items()}
-    graphs = [model.graph, *model.functions.values()]
+    table = known()
+    graphs = [graph for graph in (model.graph, *model.functions.values()) if graph is not None]
     found: set[str] = set()
     any_writer = False
+    passing: dict[str, bool] = {}  # by op_type: nodes that assign, or pass a parameter on
+    for op_type in {node.op_type for graph in graphs for node in graph.nodes}:
+        key = op_type.removeprefix("REF::")
+        row = model.primitives.get(key)
+        kind = (key if row is None else row.op_type).removeprefix("S-Prim-")
+        writes = kind in table and table[kind].writes
+        any_writer |= writes
+        passing[op_type] = writes or row is None or kind in ("Partial", "MakeTuple", "Switch")
+    if not any_writer:
+        return found
     for graph in graphs:
-        for node in graph.nodes if graph is not None else ():
-            key = node.op_type.removeprefix("REF::")
-            kind = kinds.get(key, key).removeprefix("S-Prim-")
-            writes = kind in writers
-            any_writer |= writes
-            if writes or key not in kinds or kind in ("Partial", "MakeTuple", "Switch"):
+        for node in graph.nodes:
+            if passing[node.op_type]:
                 found.update(name for name in node.inputs if name in parameters)
-    return found if any_writer else set()
+    return found
 
 
 def _rename(node: Node, renamed: Mapping[str, str]) -> None:
-    node.inputs = [renamed.get(name, name) for name in node.inputs]
-    node.outputs = [renamed.get(name, name) for name in node.outputs]
-    for body in bodies(node):
+    if not renamed.keys().isdisjoint(node.inputs):
+        node.inputs = [renamed.get(name, name) for name in node.inputs]
+    if not renamed.keys().isdisjoint(node.outputs):
+        node.outputs = [renamed.get(name, name) for name in node.outputs]
+    for body in fold.bodies(node):
         for inner in body.nodes:
             _rename(inner, renamed)
         for info in body.outputs:
             info.name = renamed.get(info.name, info.name)
-
-
-def bodies(node: Node) -> Iterable[Graph]:
-    """The graphs in a node's attributes."""
-    return (each for each in node.attributes.values() if isinstance(each, Graph))
 
 
 def _address(view: memoryview) -> int:

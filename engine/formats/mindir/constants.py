@@ -7,21 +7,44 @@ value2,]" (ref_attr_name), with the numbers in one flat list beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from engine.formats.mindir import decode
-from engine.formats.mindir.decode import AttributeProto, Damaged, NodeProto, TensorProto
+from engine.formats.mindir.decode import (
+    AttributeProto,
+    Damaged,
+    NodeProto,
+    Source,
+    Span,
+    TensorProto,
+)
 from engine.formats.mindir.values import DTYPES, MONAD, Abstract, Shape, TypeId, Value
-from engine.formats.wire import BYTES, VARINT, Budget, fields, signed
+from engine.formats.wire import BYTES, VARINT, signed
 from engine.formats.wire import key as key_of
 from engine.types import DType
 
 _DIM, _DATA_TYPE = key_of(1, VARINT), key_of(2, VARINT)  # of a TensorProto
 _TENSORS, _FORM = key_of(12, BYTES), key_of(15, BYTES)  # of an AttributeProto
 _TYPE, _VALUES = key_of(16, VARINT), key_of(17, BYTES)
+REPEATED_BYTES = 256  # of an encoded attribute that is worth remembering: longer ones are unique
 _COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integer
 _TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
+
+
+def settings_of(source: Source, spans: Iterable[Span]) -> Iterator[tuple[str, Any]]:
+    """Name and value of each of a primitive's settings."""
+    for span in spans:
+        encoded = bytes(source.data[span[0] : min(span[1], span[0] + REPEATED_BYTES)])
+        if encoded[2:13] == b"input_names" or encoded[2:14] == b"output_names":
+            continue  # they say nothing here
+        found = source.settings.get(encoded)
+        if found is None:
+            attribute = decode.attribute(source, span)
+            found = attribute.name, value_of(attribute)
+            if span[1] - span[0] < REPEATED_BYTES:
+                source.settings[encoded] = found
+        yield found
 
 
 def value_of(attribute: AttributeProto) -> Any:
@@ -125,7 +148,7 @@ def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
 
 def _tensor_or_type(proto: TensorProto) -> Any:
     """A constant tensor; where it has no data, the element type that it stands for."""
-    if proto.raw is None and proto.numbers is None and not proto.location:
+    if proto.raw is None and not proto.numbers and not proto.location:
         if not proto.dims:
             return TypeId(dtype_of(proto))
         if 0 not in proto.dims:
@@ -137,10 +160,10 @@ def tensor_value(proto: TensorProto, name: str) -> Value:
     """A tensor whose data lies in the file that was decoded."""
     dtype = dtype_of(proto)
     shape = tuple(proto.dims)
-    if any(dim < 0 for dim in shape):
-        raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
     count = 1
     for dim in shape:
+        if dim < 0:
+            raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
         count *= dim
     if proto.compression:
         raise Damaged(
@@ -164,7 +187,7 @@ def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
 
     from engine.formats.mindir.emit import encode
 
-    numbers = proto.numbers or []
+    numbers = proto.numbers
     if len(numbers) != count:
         raise Damaged(f"the tensor {proto.name!r} has {len(numbers)} numbers, not {count:,}")
     if dtype is DType.FLOAT16 and all(type(number) is int for number in numbers):
@@ -185,43 +208,52 @@ def dtype_of(proto: TensorProto) -> DType:
 
 def abstract_of(node: NodeProto) -> Any:
     """What the file says of a node's result: an Abstract, a tuple of them, or None."""
-    view = node.view("shape")
-    return None if view is None else _abstract(view, node.budget)
+    span = node.span("shape")
+    return None if span is None else _remembered(node.source, span)
 
 
-def _abstract(view: memoryview, budget: Budget) -> Any:
+def _remembered(source: Source, span: Span) -> Any:
+    if span[1] - span[0] > REPEATED_BYTES:
+        return _abstract(source, span)
+    encoded = bytes(source.data[span[0] : span[1]])
+    if encoded not in source.types:
+        source.types[encoded] = _abstract(source, span)
+    return source.types[encoded]
+
+
+def _abstract(source: Source, span: Span) -> Any:
     """As `abstract`, from the encoded attribute: nearly every node has one, so it is read lean."""
     kind = 0
-    tensors: list[Any] = []
-    values: list[Any] = []
-    for key, value in fields(view, budget):
+    tensors: list[Span] = []
+    values: list[Span] = []
+    for key, first, past in source.fields(span):
         if key == _TENSORS:
-            tensors.append(value)
+            tensors.append((first, past))
         elif key == _TYPE:
-            kind = value
+            kind = first
         elif key == _VALUES:
-            values.append(value)
+            values.append((first, past))
         elif key == _FORM or (key >> 3 in (12, 16, 17)):
-            return abstract(decode.attribute(view, budget))
+            return abstract(decode.attribute(source, span))
     if kind in (decode.TUPLE, decode.LIST) and len(values) < 100:
-        return tuple(_abstract(each, budget) for each in values)
+        return tuple(_remembered(source, each) for each in values)
     if kind in (decode.TENSORS, decode.SCALAR) and len(tensors) == 1:
         dims: list[int] = []
         number = 0
-        for key, value in fields(tensors[0], budget):
+        for key, first, _ in source.fields(tensors[0]):
             if key == _DIM:
-                dims.append(signed(value))
+                dims.append(signed(first))
             elif key == _DATA_TYPE:
-                number = value
+                number = first
             elif key >> 3 in (1, 2):
-                return abstract(decode.attribute(view, budget))
+                return abstract(decode.attribute(source, span))
         dtype = DTYPES.get(number)
         if dtype is None:
             return None
         return Abstract(
             dtype, () if kind == decode.SCALAR else shape_of(dims), kind == decode.SCALAR
         )
-    return abstract(decode.attribute(view, budget))
+    return abstract(decode.attribute(source, span))
 
 
 def abstract(attribute: AttributeProto) -> Any:

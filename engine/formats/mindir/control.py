@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from engine.formats.mindir.emit import Scope, Unsupported
-from engine.formats.mindir.values import Choice, Closure, DType, Shape, Value, leaves
+from engine.formats.mindir.values import NEVER, Choice, Closure, DType, Shape, Value, leaves
 from engine.formats.onnx_write import Graph, Node, ValueInfo
 
 if TYPE_CHECKING:
@@ -54,7 +54,10 @@ def select(
     for side in (chosen, other):
         low.state = dict(before)
         with low.inner() as scope:
-            outcome = side()
+            outcome = low.held(side())
+        if outcome is NEVER:  # ONNX raises no errors: the other side is what happens
+            low.state = dict(before)
+            return (other if side is chosen else chosen)()
         sides.append((scope, outcome, low.state))
     low.state = dict(before)
     merge = _Merge(low, condition, sides[0][0], sides[1][0])

@@ -1,23 +1,31 @@
-"""Decrypts .mindir files. Nothing decrypted leaves this process's memory.
+"""Encrypts and decrypts model files the way MindSpore does, in memory: nothing here is a file.
 
-A file is a run of blocks: a magic number, for GCM a tag, the length of the block, the IV with its
-length, and the ciphertext with its length; integers are int32, little endian.
+A file is a run of blocks: a magic number, for GCM a tag, the length of the rest, the IV with its
+length, and the ciphertext with its length; integers are int32, little endian. Each block is
+encrypted by itself, and holds at most 64 MiB of the plaintext.
 """
 
 from __future__ import annotations
 
+import io
+import os
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-GCM, CBC, SM4 = 0x7F3A5ED8, 0x7F3A5ED9, 0x7F3A5EDA
-MODES = {"AES-GCM": GCM, "AES-CBC": CBC, "SM4-CBC": SM4}
-_NAMES = {number: name for name, number in MODES.items()}
+from engine.errors import ModelError
+from engine.formats.kinds import ENCRYPTIONS, encryption_of
+
+MODES = {name: start for start, name in ENCRYPTIONS.items()}
+BLOCK_BYTES = 64 << 20
+_GCM, _SM4 = MODES["AES-GCM"], MODES["SM4-CBC"]
+_IV_BYTES = 16
+_NONCE_BYTES = 12  # of the IV, in GCM; newer MindSpore Lite takes all 16
 _INSTALL = 'run: pip install "inference-engine[encryption]"'
 
 
-class Locked(ValueError):
-    """The file cannot be decrypted. The message says why: no key, wrong key, or damage."""
+class Locked(ModelError):
+    """What cannot be decrypted or encrypted. The message says why: no key, wrong key, damage."""
 
 
 class Block(NamedTuple):
@@ -28,41 +36,78 @@ class Block(NamedTuple):
     data: memoryview
 
 
-def is_encrypted(view: memoryview) -> bool:
-    """Whether a file begins as an encrypted one does."""
-    return int.from_bytes(view[:4], "little") in _NAMES
+def encrypt(data: bytes | memoryview, key: bytes, mode: str = "AES-GCM") -> bytes:
+    """Encrypt a whole file, each block with an IV of its own.
+
+    key: 16, 24 or 32 bytes, for SM4-CBC 16. Raises Locked for another key or mode, and where the
+    cryptography package is missing.
+    """
+    _check(key, mode)
+    magic = MODES[mode]
+    view = memoryview(data)
+    written = io.BytesIO()
+    for start in range(0, len(view) or 1, BLOCK_BYTES):
+        iv = os.urandom(_IV_BYTES)
+        tag, sealed = _seal(view[start : start + BLOCK_BYTES], key, iv, magic)
+        lengths = struct.pack("<ii", 4 + len(iv) + 4 + len(sealed), len(iv))
+        written.write(magic + tag + lengths + iv + struct.pack("<i", len(sealed)))
+        written.write(sealed)
+    return written.getvalue()
 
 
 def decrypt(view: memoryview, key: bytes | None, mode: str) -> bytes:
     """The whole plaintext of an encrypted file. Raises Locked."""
-    if not is_encrypted(view):
+    seen = encryption_of(view)
+    if not seen:
         raise Locked("it is not encrypted, though the model that it belongs to is")
-    (magic,) = struct.unpack("<I", view[:4])
-    written = _NAMES[magic]
     if not key:
-        raise Locked(
-            f"it is encrypted with {written}; pass its key: dec_key=..., dec_mode={written!r}"
-        )
+        raise Locked(f"it is encrypted with {seen}; pass its key: dec_key=..., dec_mode={seen!r}")
+    if mode in MODES and mode != seen:
+        raise Locked(f"it is encrypted with {seen}, but dec_mode is {mode!r}; pass {seen!r}")
+    _check(key, mode)
+    magic = MODES[mode]
+    blocks = list(_blocks(view, magic))
+    plain = io.BytesIO()
+    for part in _gcm(blocks, key) if magic == _GCM else _cbc(blocks, key, magic):
+        plain.write(part)
+    return plain.getvalue()
+
+
+def _check(key: bytes, mode: str) -> None:
     if mode not in MODES:
-        raise Locked(f"dec_mode {mode!r} is not known; expected one of {', '.join(MODES)}")
-    if MODES[mode] != magic:
-        raise Locked(f"it is encrypted with {written}, but dec_mode is {mode!r}; pass {written!r}")
-    sizes = (16,) if magic == SM4 else (16, 24, 32)
-    if len(key) not in sizes:
-        raise Locked(
-            f"dec_key has {len(key)} bytes; {mode} takes {' or '.join(map(str, sizes))} bytes"
-        )
+        raise Locked(f"the mode {mode!r} is not known; expected one of {', '.join(MODES)}")
+    if len(key) not in ((16,) if mode == "SM4-CBC" else (16, 24, 32)):
+        sizes = "16" if mode == "SM4-CBC" else "16, 24 or 32"
+        raise Locked(f"the key has {len(key)} bytes; {mode} takes {sizes}")
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise Locked(f"decrypting needs the cryptography package; {_INSTALL}") from error
-    blocks = list(_blocks(view, magic))
-    if magic == GCM:
-        return b"".join(_gcm(blocks, key))
-    return b"".join(_cbc(block, key, magic) for block in blocks)
+        raise Locked(f"encrypted files need the cryptography package; {_INSTALL}") from error
 
 
-def _blocks(view: memoryview, magic: int) -> Iterator[Block]:
+def _seal(part: memoryview, key: bytes, iv: bytes, magic: bytes) -> tuple[bytes, bytes]:
+    """The tag, b"" but for GCM, and the ciphertext of one block."""
+    from cryptography.hazmat.primitives.padding import PKCS7
+
+    if magic == _GCM:
+        encryptor = _cipher(key, iv[:_NONCE_BYTES], magic).encryptor()
+        sealed = encryptor.update(part) + encryptor.finalize()
+        return encryptor.tag, sealed
+    encryptor = _cipher(key, iv, magic).encryptor()
+    padder = PKCS7(128).padder()
+    # One after the other: the padder may give its input back, which is no bytes to add to.
+    sealed = encryptor.update(padder.update(part)) + encryptor.update(padder.finalize())
+    return b"", sealed + encryptor.finalize()
+
+
+def _cipher(key: bytes, iv: bytes, magic: bytes, tag: bytes | None = None) -> Any:
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+
+    mode = modes.GCM(iv, tag) if magic == _GCM else modes.CBC(iv)
+    return Cipher(algorithms.SM4(key) if magic == _SM4 else algorithms.AES(key), mode)
+
+
+def _blocks(view: memoryview, magic: bytes) -> Iterator[Block]:
     at = 0
     total = len(view)
 
@@ -82,14 +127,13 @@ def _blocks(view: memoryview, magic: int) -> Iterator[Block]:
 
     while at < total:
         start = at
-        (seen,) = struct.unpack("<I", take(4, "a magic number"))
-        if seen != magic:
+        if take(4, "a magic number") != magic:
             raise Locked(f"damaged: no block begins at byte {start:,}; copy or download it again")
-        tag = bytes(take(16, "a tag")) if magic == GCM else b""
+        tag = bytes(take(16, "a tag")) if magic == _GCM else b""
         length = number("the length of a block")
         iv_length = number("the length of an IV")
-        if iv_length != 16 and (iv_length, magic) != (12, GCM):
-            raise Locked(f"damaged: an IV of {iv_length} bytes; expected 16")
+        if iv_length != _IV_BYTES and (iv_length, magic) != (_NONCE_BYTES, _GCM):
+            raise Locked(f"damaged: an IV of {iv_length} bytes; expected {_IV_BYTES}")
         iv = bytes(take(iv_length, "an IV"))
         data = take(number("the length of the data"), "the data")
         # The length counts its own fields in some writers and not in others; the data's decides.
@@ -100,13 +144,11 @@ def _blocks(view: memoryview, magic: int) -> Iterator[Block]:
 
 def _gcm(blocks: list[Block], key: bytes) -> Iterator[bytes]:
     from cryptography.exceptions import InvalidTag
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-    lengths = [12, 16]  # MindSpore takes 12 bytes of the IV, newer MindSpore Lite all 16
+    lengths = [_NONCE_BYTES, _IV_BYTES]
     for number, block in enumerate(blocks):
         for length in lengths:
-            cipher = Cipher(algorithms.AES(key), modes.GCM(block.iv[:length], block.tag))
-            decryptor = cipher.decryptor()
+            decryptor = _cipher(key, block.iv[:length], _GCM, block.tag).decryptor()
             try:
                 plain = decryptor.update(block.data) + decryptor.finalize()
             except InvalidTag:
@@ -120,17 +162,19 @@ def _gcm(blocks: list[Block], key: bytes) -> Iterator[bytes]:
             raise Locked("the key is wrong, or the file was changed: its tag does not fit")
 
 
-def _cbc(block: Block, key: bytes, magic: int) -> bytes:
-    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+def _cbc(blocks: list[Block], key: bytes, magic: bytes) -> Iterator[bytes]:
     from cryptography.hazmat.primitives.padding import PKCS7
 
-    if not block.data or len(block.data) % 16:
-        raise Locked(f"damaged: {len(block.data):,} bytes of data; expected a multiple of 16")
-    algorithm = algorithms.SM4(key) if magic == SM4 else algorithms.AES(key)
-    decryptor = Cipher(algorithm, modes.CBC(block.iv)).decryptor()
-    padded = decryptor.update(block.data) + decryptor.finalize()
-    remover = PKCS7(128).unpadder()
-    try:
-        return bytes(remover.update(padded) + remover.finalize())
-    except ValueError:
-        raise Locked("the key is wrong, or the end of the file is damaged") from None
+    for number, block in enumerate(blocks):
+        if not block.data or len(block.data) % 16:
+            raise Locked(f"damaged: {len(block.data):,} bytes of data; expected a multiple of 16")
+        decryptor = _cipher(key, block.iv, magic).decryptor()
+        padded = decryptor.update(block.data) + decryptor.finalize()
+        remover = PKCS7(128).unpadder()
+        try:
+            plain = remover.update(padded) + remover.finalize()
+        except ValueError:
+            if number:
+                raise Locked("damaged: a later part ends wrongly; copy the file again") from None
+            raise Locked("the key is wrong, or the end of the file is damaged") from None
+        yield plain

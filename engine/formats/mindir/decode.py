@@ -2,16 +2,18 @@
 
 Field numbers stand beside the code that reads them. Unknown fields are passed over, because each
 version of MindSpore adds some. Nothing of a weight is copied: a tensor keeps slices of the file.
+Attributes stay encoded, as places in the file, until somebody asks: most are never asked for.
 """
 
 from __future__ import annotations
 
+import mmap
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
-from engine.formats.wire import Budget, fields, signed, varints
+from engine.formats.wire import Budget, Data, signed, spans, varints
 
 FIELDS = 20_000_000
 DEPTH = 64  # of nested attributes; a tuple of tuples takes one a level
@@ -29,20 +31,65 @@ class Damaged(ValueError):
     """The file breaks a rule of the format. The message says which."""
 
 
+Span: TypeAlias = tuple[int, int]
+"""The part of a file that holds a message: where it begins and where it ends."""
+
+
+class Source:
+    """The file that messages are in, and how many more fields of it may be looked at.
+
+    view: all of it. data: the same, but where possible what the view is of: see `wire.spans`.
+    names, types, settings: texts and what encoded attributes turned out to say, by their bytes,
+    because nodes repeat each other.
+    """
+
+    __slots__ = ("budget", "data", "names", "settings", "types", "view")
+
+    def __init__(self, view: memoryview) -> None:
+        self.names: dict[Any, str] = {}
+        self.types: dict[bytes, Any] = {}
+        self.settings: dict[bytes, tuple[str, Any]] = {}
+        self.view = view
+        self.data: Data = view
+        if isinstance(view.obj, bytes | mmap.mmap) and len(view.obj) == len(view):
+            self.data = view.obj
+        self.budget = Budget(FIELDS)
+
+    def fields(self, span: Span) -> Iterator[tuple[int, int, int]]:
+        """The fields of a message: see `wire.spans`."""
+        return spans(self.data, span[0], span[1], self.budget)
+
+    def text(self, first: int, past: int) -> str:
+        """A name. Bytes that are no UTF-8 are damage."""
+        if past < 0:
+            raise Damaged(_MISTYPED)
+        if past - first > NAME_BYTES:
+            raise Damaged(f"a name of {past - first:,} bytes; at most {NAME_BYTES:,} are read")
+        encoded = self.data[first:past]
+        found = self.names.get(encoded)
+        if found is None:
+            try:
+                found = self.names[encoded] = str(encoded, "utf-8")
+            except UnicodeDecodeError:
+                shown = bytes(encoded[:40])
+                raise Damaged(f"the name {shown!r} is not UTF-8") from None
+        return found
+
+
 @dataclass(slots=True)
 class TensorProto:
     """dims, the element type by MindIR's number, and where the data is."""
 
-    name: str = ""
-    dims: list[int] = field(default_factory=list)
-    data_type: int = 0
-    raw: memoryview | None = None
-    ref_key: str = ""
-    location: str = ""
-    offset: int = 0
-    length: int | None = None
-    compression: int = 0
-    numbers: list[Any] | None = None  # of the typed fields that raw_data replaced
+    name: str
+    dims: list[int]
+    data_type: int
+    raw: memoryview | None
+    ref_key: str
+    location: str
+    offset: int
+    length: int | None
+    compression: int
+    numbers: list[Any]  # of the typed fields that raw_data replaced
 
 
 @dataclass(slots=True)
@@ -65,41 +112,37 @@ class AttributeProto:
 
 @dataclass(slots=True)
 class NodeProto:
-    """inputs and output by name; attributes stay encoded until somebody asks."""
+    """inputs and its one output by name; attributes encoded."""
 
-    inputs: list[str]
-    outputs: list[str]
+    source: Source
     name: str
     op_type: str
     domain: str
-    attributes: list[memoryview]
-    budget: Budget
+    inputs: list[str]
+    output: str
+    attributes: list[Span]
 
-    @property
-    def output(self) -> str:
-        """Its one output."""
-        return self.outputs[0] if self.outputs else self.name
-
-    def view(self, name: str) -> memoryview | None:
-        """The encoded attribute of that name."""
+    def span(self, name: str) -> Span | None:
+        """Where the attribute of that name is."""
         wanted = name.encode()
-        for view in self.attributes:
+        for span in self.attributes:
             # The name comes first in every file that a writer of protobuf makes.
-            if len(view) > 1 and view[0] == 10 and view[1] == len(wanted):
-                if view[2 : 2 + len(wanted)] == wanted:
-                    return view
-            elif attribute(view, self.budget).name == name:
-                return view
+            text = span[0] + 2
+            if self.source.data[span[0] : text] == bytes((_NAME, len(wanted))):
+                if self.source.data[text : text + len(wanted)] == wanted:
+                    return span
+            elif attribute(self.source, span).name == name:
+                return span
         return None
 
     def attribute(self, name: str) -> AttributeProto | None:
         """The attribute of that name, decoded now."""
-        view = self.view(name)
-        return None if view is None else attribute(view, self.budget)
+        span = self.span(name)
+        return None if span is None else attribute(self.source, span)
 
     def decoded(self) -> list[AttributeProto]:
         """Every attribute."""
-        return [attribute(view, self.budget) for view in self.attributes]
+        return [attribute(self.source, span) for span in self.attributes]
 
 
 @dataclass(slots=True)
@@ -129,22 +172,14 @@ class PrimitiveProto:
 
     name: str
     op_type: str
-    attributes: list[memoryview]
-    budget: Budget
-
-    def decoded(self) -> list[AttributeProto]:
-        """Every setting but the names of inputs and outputs, which say nothing here."""
-        return [
-            attribute(view, self.budget)
-            for view in self.attributes
-            if bytes(view[2:14])[:11] != b"input_names" and bytes(view[2:14]) != b"output_names"
-        ]
+    attributes: list[Span]
 
 
 @dataclass(slots=True)
 class ModelProto:
     """A whole file."""
 
+    source: Source
     graph: GraphProto | None = None
     functions: dict[str, GraphProto] = field(default_factory=dict)
     primitives: dict[str, PrimitiveProto] = field(default_factory=dict)
@@ -154,224 +189,232 @@ class ModelProto:
     user_info: dict[str, str] = field(default_factory=dict)
 
 
-def text(view: Any) -> str:
-    """A name. Bytes that are no UTF-8 are damage."""
-    if len(_view(view)) > NAME_BYTES:
-        raise Damaged(f"a name of {len(view):,} bytes; at most {NAME_BYTES:,} are read")
-    try:
-        return str(view, "utf-8")
-    except UnicodeDecodeError:
-        raise Damaged(f"the name {bytes(view[:40])!r} is not UTF-8") from None
-
-
 def model(view: memoryview) -> ModelProto:
     """Decode a file. Raises WireError and Damaged."""
-    budget = Budget(FIELDS)
-    found = ModelProto()
-    for key, value in fields(_view(view), budget):
+    source = Source(view)
+    found = ModelProto(source)
+    for key, first, past in source.fields((0, len(view))):
         number = key >> 3
         if number == 2:
-            found.producer = text(value)
+            found.producer = source.text(first, past)
         elif number == 5:
-            found.version = text(value)
+            found.version = source.text(first, past)
         elif number == 7:
             if found.graph is not None:
                 raise Damaged("two main graphs; expected one")
-            found.graph = graph(value, budget)
+            found.graph = graph(source, _span(first, past))
         elif number == 8:
-            function = graph(value, budget)
+            function = graph(source, _span(first, past))
             if function.name in found.functions:
                 raise Damaged(f"two functions are named {function.name!r}")
             found.functions[function.name] = function
         elif number == 10:
-            found.little_endian = bool(_integer(value))
+            found.little_endian = bool(_integer(first, past))
         elif number == 12:
-            one = _primitive(value, budget)
+            one = _primitive(source, _span(first, past))
             found.primitives[one.name] = one
         elif number == 14:
             entry = {1: "", 2: ""}
-            for key, payload in fields(_view(value), budget):
-                part = key >> 3
-                if part in entry:
-                    entry[part] = text(payload)
+            for part, begin, end in source.fields(_span(first, past)):
+                if part >> 3 in entry:
+                    entry[part >> 3] = source.text(begin, end)
             found.user_info[entry[1]] = entry[2]
     if found.graph is None:
         raise Damaged("no graph in it")
     return found
 
 
-def graph(view: memoryview, budget: Budget) -> GraphProto:
+def graph(source: Source, span: Span) -> GraphProto:
     """Decode a function."""
     found = GraphProto()
-    for key, value in fields(_view(view), budget):
+    for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            found.nodes.append(_node(value, budget))
+            found.nodes.append(_node(source, _span(first, past)))
         elif number == 2:
-            found.name = text(value)
+            found.name = source.text(first, past)
         elif number == 3:
-            found.parameters.append(tensor(value, budget))
+            found.parameters.append(tensor(source, _span(first, past)))
         elif number == 5:
-            found.inputs.append(_value(value, budget))
+            found.inputs.append(_value(source, _span(first, past)))
         elif number == 6:
-            found.outputs.append(_value(value, budget))
+            found.outputs.append(_value(source, _span(first, past)))
     return found
 
 
-def _node(view: memoryview, budget: Budget) -> NodeProto:
-    node = NodeProto([], [], "", "", "", [], budget)
-    for key, value in fields(_view(view), budget):
+def _node(source: Source, span: Span) -> NodeProto:
+    name = op_type = domain = ""
+    inputs: list[str] = []
+    output: str | None = None
+    attributes: list[Span] = []
+    text = source.text
+    for key, first, past in spans(source.data, span[0], span[1], source.budget):
         number = key >> 3
         if number == 1:
-            node.inputs.append(text(value))
+            inputs.append(text(first, past))
+        elif number == 5 or number == 8:  # 8: where some files keep settings
+            attributes.append(_span(first, past))
         elif number == 2:
-            node.outputs.append(text(value))
+            output = text(first, past) if output is None else output
         elif number == 3:
-            node.name = text(value)
+            name = text(first, past)
         elif number == 4:
-            node.op_type = text(value)
-        elif number == 5:
-            node.attributes.append(_view(value))
+            op_type = text(first, past)
         elif number == 7:
-            node.domain = text(value)
-        elif number == 8:
-            node.attributes.append(_view(value))  # where some files keep settings
-    return node
+            domain = text(first, past)
+    if output is None:
+        output = name
+    return NodeProto(source, name, op_type, domain, inputs, output, attributes)
 
 
-def _primitive(view: memoryview, budget: Budget) -> PrimitiveProto:
+def _primitive(source: Source, span: Span) -> PrimitiveProto:
     name = op_type = instance = ""
     attributes = []
-    for key, value in fields(_view(view), budget):
+    for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            name = text(value)
+            name = source.text(first, past)
         elif number == 2:
-            op_type = text(value)
+            op_type = source.text(first, past)
         elif number == 3:
-            attributes.append(_view(value))
+            attributes.append(_span(first, past))
         elif number == 4:
-            instance = text(value)
-    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], attributes, budget)
+            instance = source.text(first, past)
+    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], attributes)
 
 
-def _value(view: memoryview, budget: Budget) -> ValueProto:
+def _value(source: Source, span: Span) -> ValueProto:
     found = ValueProto()
-    for key, value in fields(_view(view), budget):
+    for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            found.name = text(value)
+            found.name = source.text(first, past)
         elif number == 2:
-            found.tensors.append(tensor(value, budget))
+            found.tensors.append(tensor(source, _span(first, past)))
         elif number == 4:
-            found.denotation = text(value)
+            found.denotation = source.text(first, past)
         elif number == 5:
-            found.structure = attribute(value, budget)
+            found.structure = attribute(source, _span(first, past))
     return found
 
 
-def tensor(view: memoryview, budget: Budget) -> TensorProto:
+def tensor(source: Source, span: Span) -> TensorProto:
     """Decode a tensor's description; its data stays where it is."""
-    found = TensorProto()
-    for key, value in fields(_view(view), budget):
-        number, wire = key >> 3, key & 7
+    dims: list[int] = []
+    numbers: list[Any] = []
+    name = ref_key = location = ""
+    data_type = offset = compression = 0
+    raw: memoryview | None = None
+    length: int | None = None
+    for key, first, past in spans(source.data, span[0], span[1], source.budget):
+        number = key >> 3
         if number == 1:
-            found.dims += map(signed, _integers(wire, value, budget))
-            if len(found.dims) > 64:
+            if past < 0:
+                dims.append(signed(first))
+            else:
+                dims += _integers(source, key, first, past)
+            if len(dims) > 64:
                 raise Damaged("a tensor of more than 64 dims")
         elif number == 2:
-            found.data_type = _integer(value)
+            data_type = _integer(first, past)
         elif number == 7:
-            found.name = text(value)
+            name = source.text(first, past)
         elif number == 9:
-            found.raw = _view(value)
-        elif number in (3, 10):
-            found.numbers = _numbers(found) + _reals(wire, value, "f" if number == 3 else "d")
-        elif number in (4, 6):
-            found.numbers = _numbers(found) + [signed(n) for n in _integers(wire, value, budget)]
-        elif number == 11:
-            found.numbers = _numbers(found) + list(_integers(wire, value, budget))
-        elif number == 12:
-            for key, payload in fields(_view(value), budget):
-                part = key >> 3
-                if part == 1:
-                    found.location = text(payload)
-                elif part == 2:
-                    found.offset = _integer(payload)
-                elif part == 3:
-                    found.length = _integer(payload)
+            raw = source.view[slice(*_span(first, past))]
         elif number == 13:
-            found.ref_key = text(value)
+            ref_key = source.text(first, past)
         elif number == 16:
-            found.compression = _integer(value)
-    return found
+            compression = _integer(first, past)
+        elif number in (3, 10):
+            numbers += _reals(source, first, past, number == 10)
+        elif number in (4, 6):
+            numbers += _integers(source, key, first, past)
+        elif number == 11:
+            numbers += [n & (1 << 64) - 1 for n in _integers(source, key, first, past)]
+        elif number == 12:
+            for part, begin, end in source.fields(_span(first, past)):
+                if part >> 3 == 1:
+                    location = source.text(begin, end)
+                elif part >> 3 == 2:
+                    offset = _integer(begin, end)
+                elif part >> 3 == 3:
+                    length = _integer(begin, end)
+    return TensorProto(
+        name, dims, data_type, raw, ref_key, location, offset, length, compression, numbers
+    )
 
 
-def _numbers(proto: TensorProto) -> list[Any]:
-    return proto.numbers if proto.numbers is not None else []
-
-
-def attribute(view: memoryview, budget: Budget, depth: int = 0) -> AttributeProto:
+def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
     """Decode an attribute and what is nested in it."""
     if depth > DEPTH:
         raise Damaged(f"a constant is nested more than {DEPTH} levels deep")
     found = AttributeProto()
-    for key, value in fields(_view(view), budget):
-        number, wire = key >> 3, key & 7
+    for key, first, past in source.fields(span):
+        number = key >> 3
         if number == 1:
-            found.name = text(value)
+            found.name = source.text(first, past)
         elif number == 2:
-            (found.f,) = struct.unpack("<f", _view(value, 4))
+            (found.f,) = struct.unpack("<f", _fixed(source, first, past, 4))
         elif number == 3:
-            found.i = _integer(value)
+            found.i = _integer(first, past)
         elif number == 4:
-            (found.d,) = struct.unpack("<d", _view(value, 8))
+            (found.d,) = struct.unpack("<d", _fixed(source, first, past, 8))
         elif number == 5:
-            found.s = bytes(_view(value))
-        elif number == 8:
-            found.floats += _reals(wire, value, "f")
-        elif number == 9:
-            found.floats += _reals(wire, value, "d")
+            found.s = _bytes(source, first, past)
+        elif number in (8, 9):
+            found.floats += _reals(source, first, past, number == 9)
         elif number == 10:
-            found.ints += [signed(n) for n in _integers(wire, value, budget)]
+            found.ints += _integers(source, key, first, past)
         elif number == 11:
-            found.strings.append(bytes(_view(value)))
+            found.strings.append(_bytes(source, first, past))
         elif number == 6 or number == 12:
-            found.tensors.append(tensor(value, budget))
+            found.tensors.append(tensor(source, _span(first, past)))
         elif number == 15:
-            found.form = text(value)
+            found.form = source.text(first, past)
         elif number == 16:
-            found.type = _integer(value)
+            found.type = _integer(first, past)
         elif number == 17:
-            found.values.append(attribute(value, budget, depth + 1))
+            found.values.append(attribute(source, _span(first, past), depth + 1))
     return found
 
 
+_NAME = 10  # the key of AttributeProto.name
 _MISTYPED = "a field of another type than its number means"
 
 
-def _view(value: Any, length: int | None = None) -> memoryview:
-    if not isinstance(value, memoryview) or (length is not None and len(value) != length):
+def _span(first: int, past: int) -> Span:
+    if past < 0:
         raise Damaged(_MISTYPED)
-    return value
+    return first, past
 
 
-def _integer(value: Any) -> int:
-    if not isinstance(value, int):
+def _bytes(source: Source, first: int, past: int) -> bytes:
+    return bytes(source.data[slice(*_span(first, past))])
+
+
+def _fixed(source: Source, first: int, past: int, length: int) -> bytes:
+    if past - first != length:
         raise Damaged(_MISTYPED)
-    return signed(value)
+    return _bytes(source, first, past)
 
 
-def _integers(wire: int, value: Any, budget: Budget) -> Iterable[int]:
-    if wire == 0:
-        return (int(value),)
-    if wire == 2:
-        return varints(value, budget)
-    raise Damaged(_MISTYPED)
-
-
-def _reals(wire: int, value: Any, code: str) -> list[float]:
-    size = 4 if code == "f" else 8
-    if not isinstance(value, memoryview) or len(value) % size:
+def _integer(first: int, past: int) -> int:
+    if past >= 0:
         raise Damaged(_MISTYPED)
-    return list(struct.unpack(f"<{len(value) // size}{code}", value))
+    return signed(first)
+
+
+def _integers(source: Source, key: int, first: int, past: int) -> list[int]:
+    if past < 0:
+        return [signed(first)]
+    if key & 7 != 2:
+        raise Damaged(_MISTYPED)
+    return [signed(n) for n in varints(source.view[first:past], source.budget)]
+
+
+def _reals(source: Source, first: int, past: int, double: bool) -> list[float]:
+    data = _bytes(source, first, past)
+    size, code = (8, "d") if double else (4, "f")
+    if len(data) % size:
+        raise Damaged(_MISTYPED)
+    return list(struct.unpack(f"<{len(data) // size}{code}", data))

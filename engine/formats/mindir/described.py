@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.formats.files import read_file
-from engine.formats.mindir import constants, crypto, decode
+from engine.formats.content import content_of
+from engine.formats.mindir import constants, decode
 from engine.formats.mindir.decode import Damaged, ValueProto
 from engine.formats.mindir.lower import arranged, local
 from engine.formats.mindir.primitives import known
@@ -41,12 +41,9 @@ class Description:
 
 def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Description:
     """Describe the file. Raises ModelError for one that cannot be decoded."""
-    view = memoryview(read_file(path))
-    encryption = ""
+    content = content_of(path, dec_key, dec_mode)
     try:
-        if crypto.is_encrypted(view):
-            view, encryption = memoryview(crypto.decrypt(view, dec_key, dec_mode)), dec_mode
-        model = decode.model(view)
+        model = decode.model(memoryview(content.data))
         main = model.graph
         assert main is not None
         kinds = {key: row.op_type for key, row in model.primitives.items()}
@@ -79,9 +76,9 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
             ),
             functions=tuple(model.functions),
             user_info=model.user_info,
-            encryption=encryption,
+            encryption=content.encryption,
         )
-    except (Damaged, WireError, crypto.Locked) as error:
+    except (Damaged, WireError) as error:
         raise ModelError(f"{path}: {error}", str(path)) from None
 
 

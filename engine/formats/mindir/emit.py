@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from engine.formats.mindir.inferred import shape_of
 from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value
 from engine.formats.onnx_write import Attribute, Node
 
 NODES = 200_000
+PLACES = 1 << 24  # of a constant, or a tuple, that is made up here
 CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
 
 
@@ -85,12 +88,14 @@ class Emitter:
                 names.append(self.constant(item, first.dtype if first else None).name)
         while names and not names[-1]:
             names.pop()
-        values = []
+        values: list[Value] = []
         for dtype, shape in types:
             if dtype is None:
                 if first is None:
                     raise Unsupported(f"{op_type} of constants only")
                 dtype = first.dtype
+            if shape is None and not values:
+                shape = shape_of(op_type, inputs, attributes)
             values.append(Value(self.fresh(), dtype, shape, depth=self.scope.depth))
         self.add(
             Node(
@@ -131,10 +136,15 @@ class Emitter:
         """
         if isinstance(item, Value):
             return self.stored(item)
+        key: tuple[Any, ...] = (item, dtype) if type(item) is int else ()
+        if key in self._constants:  # the most frequent ones
+            return self._constants[key]
         if isinstance(item, TypeId):
             raise Unsupported("an element type where a tensor belongs")
         if isinstance(item, str):
-            raise Unsupported("a text where a tensor belongs")
+            raise Unsupported(
+                "a text where a tensor belongs; only tensors and numbers can be computed"
+            )
         array = np.asarray(item)
         if array.dtype == object:
             raise Unsupported(f"{type(item).__name__} where a tensor belongs")
@@ -150,10 +160,11 @@ class Emitter:
         if len(data) > CONSTANT_BYTES:
             raise Unsupported(f"a constant of {len(data):,} bytes")
         shape = tuple(array.shape)
-        key = (dtype, shape, data)
-        found = self._constants.get(key)
+        found = self._constants.get((dtype, shape, data))
         if found is None:
             found = self.stored(Value("", dtype, shape, data))
+            self._constants[dtype, shape, data] = found
+        if key:
             self._constants[key] = found
         return found
 
@@ -168,7 +179,7 @@ class Emitter:
         """A 1-D int64 tensor: of a number, a tuple that may hold computed ones, or a tensor."""
         if isinstance(item, Value):
             item = self.cast(item, DType.INT64)
-            return item if item.rank != 0 else self.reshape(item, (1,))
+            return item if item.rank not in (0, None) else self.reshape(item, (-1,))
         parts = item if isinstance(item, tuple | list) else (item,)
         if not any(isinstance(part, Value) for part in parts):
             return self.constant(np.array(parts, np.int64).reshape(-1))
@@ -282,6 +293,12 @@ class Emitter:
             rest = iter(value.shape)
             shape = tuple(1 if axis in new else next(rest) for axis in range(rank))
         return self.node("Unsqueeze", value, self.ints(tuple(axes)), shape=shape)
+
+
+def bounded(*sizes: int) -> None:
+    """Unsupported where so many places would be written out: a damaged file may say any number."""
+    if math.prod(max(size, 0) for size in sizes) > PLACES:
+        raise Unsupported(f"sizes of {' x '.join(map(str, sizes))} to be written out")
 
 
 def encode(array: np.ndarray[Any, Any], dtype: DType) -> bytes:

@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from engine.formats.mindir.values import Value
-from engine.formats.onnx_write import Graph, Node
+import numpy as np
+
+from engine.formats.mindir.values import DType, Value
+from engine.formats.onnx_write import Deferred, Graph, Node
 
 _KEPT = frozenset({"Send", "Receive", "Barrier"})  # they act, whoever reads their result
+_LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
-def fold(nodes: list[Node], constants: dict[str, Value], outputs: set[str]) -> list[Node]:
-    """The nodes that are needed for `outputs`, biases joined to what they are added to.
+def fold(
+    nodes: list[Node], constants: dict[str, Value], outputs: set[str], may_copy: bool
+) -> list[Node]:
+    """The nodes that are needed for `outputs`, biases and scales joined to what they apply to.
 
     constants: parameters and other stored values by name; those made here are added.
+    may_copy: weights may be computed anew; else they stay where they lie, and runtimes do it.
     """
-    nodes = _needed(nodes, outputs)
-    return _with_biases(nodes, constants, outputs)
+    with np.errstate(all="ignore"):
+        return _joined(_needed(nodes, outputs), constants, outputs, may_copy)
+
+
+def bodies(node: Node) -> Iterable[Graph]:
+    """The graphs in a node's attributes."""
+    if node.op_type not in ("If", "Loop"):  # what control.py writes
+        return ()
+    return [each for each in node.attributes.values() if isinstance(each, Graph)]
 
 
 def names_used(nodes: Sequence[Node]) -> set[str]:
@@ -25,73 +39,89 @@ def names_used(nodes: Sequence[Node]) -> set[str]:
     used: set[str] = set()
     for node in nodes:
         used.update(node.inputs)
-        for body in node.attributes.values():
-            if isinstance(body, Graph):
-                used |= names_used(body.nodes)
-                used.update(each.name for each in body.outputs)
+        for body in bodies(node):
+            used |= names_used(body.nodes)
+            used.update(each.name for each in body.outputs)
     return used
 
 
 def uses_domain(nodes: Sequence[Node], domain: str) -> bool:
     """Whether a node, or one in a graph within, is of that operator set."""
-    return any(
-        node.domain == domain
-        or any(
-            uses_domain(body.nodes, domain)
-            for body in node.attributes.values()
-            if isinstance(body, Graph)
-        )
-        for node in nodes
-    )
+    for node in nodes:
+        if node.domain == domain:
+            return True
+        if any(uses_domain(body.nodes, domain) for body in bodies(node)):
+            return True
+    return False
 
 
 def _needed(nodes: Sequence[Node], outputs: set[str]) -> list[Node]:
     wanted = set(outputs)
     kept: list[Node] = []
     for node in reversed(nodes):
-        if node.op_type in _KEPT or any(name in wanted for name in node.outputs):
-            for body in node.attributes.values():
-                if isinstance(body, Graph):
-                    body.nodes = _needed(body.nodes, {each.name for each in body.outputs})
-            wanted |= names_used([node])
+        if node.op_type in _KEPT or not wanted.isdisjoint(node.outputs):
+            inner = bodies(node)
+            for body in inner:
+                body.nodes = _needed(body.nodes, {each.name for each in body.outputs})
+            wanted.update(names_used([node]) if inner else node.inputs)
             kept.append(node)
     kept.reverse()
     return kept
 
 
-def _with_biases(nodes: list[Node], constants: dict[str, Value], outputs: set[str]) -> list[Node]:
-    """Conv or Gemm without a bias, and the Add of a constant vector after it, as one node."""
+def _joined(
+    nodes: list[Node], constants: dict[str, Value], outputs: set[str], may_copy: bool
+) -> list[Node]:
+    """A Conv and the like takes over what follows it alone: constant biases, normalisation."""
     readers: Counter[str] = Counter()
     for node in nodes:
-        readers.update(names_used([node]) if _has_body(node) else node.inputs)
-    made_by = {name: node for node in nodes for name in node.outputs}
-    gone: set[int] = set()
+        readers.update(names_used([node]) if bodies(node) else node.inputs)
+    made_by: dict[str, Node] = {}
+    kept = []
     for node in nodes:
-        if node.op_type != "Add" or node.domain or len(node.inputs) != 2:
-            continue
-        for value, other in (node.inputs, node.inputs[::-1]):
-            before = made_by.get(value)
-            bias = constants.get(other)
-            if (
-                before is None
-                or bias is None
-                or before.op_type not in ("Conv", "ConvTranspose", "Gemm")
-                or before.domain
-                or len(before.inputs) != 2
-                or readers[value] != 1
-                or value in outputs
-            ):
-                continue
-            vector = _vector(before, bias, constants)
-            if vector is None:
-                continue
-            before.inputs = [*before.inputs, vector]
-            made_by.pop(value)
+        before = _linear_before(node, made_by, constants)
+        if (
+            before is not None
+            and readers[before.outputs[0]] == 1
+            and before.outputs[0] not in outputs
+            and (
+                _take_bias(before, node, constants)
+                if node.op_type == "Add"
+                else may_copy and _take_scale(before, node, constants)
+            )
+        ):
             before.outputs = list(node.outputs)
             made_by[node.outputs[0]] = before
-            gone.add(id(node))
-            break
-    return [node for node in nodes if id(node) not in gone]
+            continue
+        kept.append(node)
+        if node.op_type in _LINEAR and not node.domain:
+            made_by[node.outputs[0]] = node
+    return kept
+
+
+def _linear_before(
+    node: Node, made_by: dict[str, Node], constants: dict[str, Value]
+) -> Node | None:
+    """The Conv, ConvTranspose or Gemm that a node adds a constant to, or normalises."""
+    if node.op_type == "BatchNormalization":
+        return made_by.get(node.inputs[0])
+    if node.op_type != "Add" or node.domain or len(node.inputs) != 2:
+        return None
+    value, other = node.inputs if node.inputs[1] in constants else node.inputs[::-1]
+    return made_by.get(value) if other in constants else None
+
+
+def _take_bias(before: Node, node: Node, constants: dict[str, Value]) -> bool:
+    """Give `before` the constant that `node` adds, where it has no bias and that fits."""
+    if len(before.inputs) != 2:
+        return False
+    value, other = node.inputs
+    bias = constants[other if value == before.outputs[0] else value]
+    vector = _vector(before, bias, constants)
+    if vector is None:
+        return False
+    before.inputs = [*before.inputs, vector]
+    return True
 
 
 def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | None:
@@ -119,5 +149,49 @@ def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | Non
     return name
 
 
-def _has_body(node: Node) -> bool:
-    return any(isinstance(each, Graph) for each in node.attributes.values())
+def _take_scale(before: Node, node: Node, constants: dict[str, Value]) -> bool:
+    """Multiply a Conv's weight by what BatchNormalization does to each channel."""
+    if before.op_type != "Conv":
+        return False
+    names = (*before.inputs[1:], *node.inputs[1:])
+    arrays = []
+    for name in names:
+        value = constants.get(name)
+        if (
+            value is None
+            or value.dtype is not DType.FLOAT32
+            or not isinstance(value.data, bytes | memoryview)
+        ):
+            return False
+        arrays.append(np.frombuffer(value.data, np.float32))
+    shape: Any = constants[names[0]].shape
+    if not shape or 0 in shape or any(len(each) != shape[0] for each in arrays[1:]):
+        return False
+    weight, *biases, gamma, beta, mean, variance = arrays
+    epsilon: Any = node.attributes["epsilon"]
+    factor = gamma / np.sqrt(variance + np.float32(epsilon))
+    bias = (biases[0] - mean if biases else -mean) * factor + beta
+    scaled = Deferred(weight.nbytes, lambda: _scaled(weight, factor))
+    before.inputs = [
+        before.inputs[0],
+        _add(constants, names[0], shape, scaled),
+        _add(constants, node.inputs[2], bias.shape, _bytes_of(bias)),
+    ]
+    return True
+
+
+def _scaled(weight: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> memoryview:
+    with np.errstate(all="ignore"):
+        return _bytes_of(weight.reshape(len(factor), -1) * factor[:, None])
+
+
+def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
+    return array.data.cast("B")
+
+
+def _add(constants: dict[str, Value], like: str, shape: Any, data: memoryview | Deferred) -> str:
+    name = f"{like}%"
+    while name in constants:
+        name += "%"
+    constants[name] = Value(name, DType.FLOAT32, shape, data)
+    return name

@@ -17,7 +17,9 @@ from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, NodePr
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import (
+    COMPLEX,
     MONAD,
+    NEVER,
     Abstract,
     Choice,
     Closure,
@@ -27,13 +29,21 @@ from engine.formats.mindir.values import (
 )
 
 STEPS = 300_000  # nodes looked at, each as often as its function is called
+NESTED = 100_000  # values in one tuple and the tuples in it
 CALLS = 100  # functions that call each other, one inside the other
 
 
-_ILL_FITTING = (
+ILL_FITTING = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
-    MemoryError,
+    MemoryError, RuntimeError,
 )  # fmt: skip
+"""What Python says where values are of other kinds than whoever takes them expects."""
+
+
+_RECURSION = (
+    "a function that calls itself and goes on afterwards (recursion); write it as a loop, or let "
+    "the number of calls be known when the model is exported"
+)
 
 
 class Fault(ValueError):
@@ -59,13 +69,13 @@ class Lowering:
         self._frames: list[dict[str, Any]] = []
         self._headers: list[str] = []
         self._steps = 0
+        self._weights: dict[int, tuple[int, Any]] = {}
         self._calls = 0
-        self._snapshots = {
-            each.name: Value(each.name, each.dtype, each.shape, each.data)
-            for each in parameters.values()
-        }
+        self._by_own_name = {each.name: each for each in parameters.values()}
+        self._snapshots: dict[str, Value] = {}
+        self._written: dict[str, Value] = {}  # what tensors hold that were changed in place
         self._reachable: dict[str, frozenset[str]] = {}
-        self._settings: dict[str, Mapping[str, Any]] = {}
+        self._primitives: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self._constants: dict[str, Any] = {
             node.output: node
             for graph in (model.graph, *model.functions.values())
@@ -118,9 +128,9 @@ class Lowering:
         args = (*target.bound, *args)
         if self.loop is not None and is_tail:
             if name not in self.loop.members or name == self.loop.header:
-                return Exits(0, {name: (args, dict(self.state))})
+                return Exits(0, {name: (self.held(args), dict(self.state))})
         elif name in self._headers:
-            raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+            raise Unsupported(_RECURSION)
         members = self._members(name)
         if members:
             return self._enter(name, members, args, is_tail)
@@ -131,7 +141,7 @@ class Lowering:
         outer, self.loop = self.loop, frame
         self._headers.append(frame.header)
         try:
-            outcome = self._inline(frame.header, args, True)
+            outcome = self.held(self._inline(frame.header, args, True))
         finally:
             self._headers.pop()
             self.loop = outer
@@ -230,11 +240,14 @@ class Lowering:
         g.origin = node.domain or local(node.name)
         kind = node.op_type
         try:
-            inputs = [self._read(name) for name in node.inputs]
-            target = self._target(node)
-            if target is not None:
-                return self.call(target, tuple(inputs), is_tail)
-            kind, attributes = self._primitive(node)
+            inputs = [*map(self._read, node.inputs)]
+            known = self._primitives.get(kind)
+            if known is None:
+                target = self._target(node)
+                if target is not None:
+                    return self.call(target, tuple(inputs), is_tail)
+                known = self._primitive(node)
+            kind, attributes = known
             arrange = _ARRANGE.get(kind)
             if arrange is not None:
                 return arrange(self, inputs, attributes)
@@ -248,6 +261,26 @@ class Lowering:
         finally:
             g.origin, g.result = outer
 
+    def weighed(self, item: Any) -> Any:
+        """The item, unless it nests too many values: what holds one twice doubles it."""
+        if isinstance(item, tuple | Closure):
+            self._weigh(item)
+        return item
+
+    def _weigh(self, item: Any) -> int:
+        if isinstance(item, Closure):
+            item = item.bound
+        parts = (item.chosen, item.other) if isinstance(item, Choice) else item
+        if not isinstance(parts, tuple):
+            return 1
+        known = self._weights.get(id(item))
+        if known is None:
+            count = 1 + sum(map(self._weigh, parts))
+            if count > NESTED:
+                raise Damaged(f"tuples that nest more than {NESTED:,} values")
+            known = self._weights[id(item)] = (count, item)  # kept, so that its id stays its own
+        return known[0]
+
     def _step(self) -> None:
         self._steps += 1
         if self._steps > STEPS:
@@ -257,20 +290,33 @@ class Lowering:
         row = self._table.get(kind)
         if row is None:
             raise Unsupported(_advice(kind, attributes))
+        if any(
+            isinstance(leaf, Value | Abstract) and leaf.dtype in COMPLEX
+            for leaf in leaves((*inputs, self.g.result))
+        ):
+            raise Unsupported(
+                "it computes with complex numbers, which runtimes have no operators for; keep real "
+                "and imaginary parts apart in the source"
+            )
         inputs = [each for each in inputs if each is not MONAD]
-        if any(isinstance(leaf, Exits) for leaf in leaves(tuple(inputs))):
-            raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+        if _holds(tuple(inputs), Exits):
+            raise Unsupported(_RECURSION)
         target = inputs[0] if row.writes and inputs else None
         inputs = [self.now(each) for each in inputs]
         try:
             result = row(self.g, inputs, attributes)
         except (Unsupported, Damaged):
             raise
-        except _ILL_FITTING as error:  # a file may give a primitive anything for an argument
+        except ILL_FITTING as error:  # a file may give a primitive anything for an argument
             raise Damaged(f"its arguments do not fit: {type(error).__name__}: {error}") from error
-        if isinstance(target, Value) and target.is_parameter:
-            written = result[0] if isinstance(result, tuple) else result
-            self.state[target.name] = self.g.cast(written, target.dtype)
+        self.weighed(result)
+        if isinstance(target, Value):
+            written = self.g.cast(result[0] if isinstance(result, tuple) else result, target.dtype)
+            if target.is_parameter:
+                self.state[target.name] = written
+            elif target.depth == self.g.scope.depth:
+                self._written[target.name] = written
+                return (target, *result[1:]) if isinstance(result, tuple) else target
         return result
 
     def _target(self, node: NodeProto) -> Any:
@@ -293,11 +339,13 @@ class Lowering:
         key = node.op_type.removeprefix("REF::")
         row = self._model.primitives.get(key)
         if row is not None:
-            if key not in self._settings:
-                self._settings[key] = {
-                    each.name: self._stored(constants.value_of(each)) for each in row.decoded()
-                }
-            return row.op_type.removeprefix("S-Prim-"), self._settings[key]
+            settings = {
+                name: self._stored(value)
+                for name, value in constants.settings_of(self._model.source, row.attributes)
+            }
+            found = row.op_type.removeprefix("S-Prim-"), settings
+            self._primitives[node.op_type] = found  # all nodes that name it share it
+            return found
         if node.op_type.startswith("REF::"):
             for prefix in ("MetaFuncGraph::", "ClassType::"):
                 if key.startswith(prefix):
@@ -320,8 +368,10 @@ class Lowering:
 
     def _read(self, name: str) -> Any:
         """What a name stands for where a node uses it."""
-        if self._frames and name in self._frames[-1]:
-            return self._frames[-1][name]
+        if self._frames:
+            found = self._frames[-1].get(name, self)  # None is a value
+            if found is not self:
+                return found
         if name in self._constants:
             found = self._constants[name]
             if isinstance(found, NodeProto):
@@ -346,25 +396,42 @@ class Lowering:
         return self._stored(constants.value_of(attribute))
 
     def _stored(self, value: Any) -> Any:
-        for leaf in leaves(value):
-            if isinstance(leaf, Value):
-                self.g.stored(leaf)
+        if _holds(value, Value):
+            for leaf in leaves(value):
+                if isinstance(leaf, Value):
+                    self.g.stored(leaf)
         return value
 
     def current(self, name: str, state: State) -> Value:
         """What the parameter holds in a state."""
-        if name in state:
-            return state[name]
-        return self._snapshots[name]
+        found = state.get(name) or self._snapshots.get(name)
+        if found is None:
+            its = self._by_own_name[name]
+            found = self._snapshots[name] = Value(name, its.dtype, its.shape, its.data)
+        return found
 
     def now(self, value: Any) -> Any:
         """The value with parameters read."""
         if isinstance(value, Value):
-            return self.current(value.name, self.state) if value.is_parameter else value
-        if isinstance(value, tuple) and any(
-            isinstance(leaf, Value) and leaf.is_parameter for leaf in leaves(value)
-        ):
+            if value.is_parameter:
+                return self.current(value.name, self.state)
+            return self._written.get(value.name, value)
+        if isinstance(value, tuple) and _holds(value, Value):
             return tuple(map(self.now, value))
+        return value
+
+    def held(self, value: Any) -> Any:
+        """The value with what tensors hold that were changed in place."""
+        if not self._written:
+            return value
+        if isinstance(value, Value):
+            return self._written.get(value.name, value)
+        if isinstance(value, tuple):
+            return tuple(map(self.held, value))
+        if isinstance(value, Closure):
+            return Closure(value.graph, self.held(value.bound))
+        if isinstance(value, Choice):
+            return Choice(value.condition, self.held(value.chosen), self.held(value.other))
         return value
 
     def zeros(self, like: Value) -> Value:
@@ -401,6 +468,16 @@ class Lowering:
             return self.g.node("Identity", value, shape=value.shape).name
 
 
+def _holds(value: Any, kind: type) -> bool:
+    """Whether a value, or one in it, is of that class."""
+    if isinstance(value, tuple):
+        for each in value:
+            if _holds(each, kind):
+                return True
+        return False
+    return isinstance(value, kind)
+
+
 def local(name: str) -> str:
     """A name without the graph's before it."""
     head, colon, rest = name.partition(":")
@@ -415,7 +492,9 @@ def settled(g: Emitter, result: Any, abstract: Any) -> Any:
         if result.data is None and not result.is_parameter:
             result.shape = _narrower(result.shape, abstract.shape)
     elif isinstance(result, tuple) and isinstance(abstract, tuple):
-        return tuple(settled(g, *pair) for pair in zip(result, abstract, strict=False))
+        # A tuple of open length has the type of one element in the file.
+        typed = [settled(g, *pair) for pair in zip(result, abstract, strict=False)]
+        return (*typed, *result[len(typed) :])
     return result
 
 
@@ -491,14 +570,14 @@ def _first(inputs: list[Any]) -> Any:
     return inputs[0]
 
 
-@_arrange("UpdateState", "U", "IsolatedNode")
+@_arrange("UpdateState", "U", "IsolatedNode", "Print", "Assert")
 def _update_state(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     return MONAD
 
 
 @_arrange("MakeTuple", "make_tuple", "MakeList", "make_list", "RealMakeTuple")
 def _make_tuple(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return tuple(inputs)
+    return low.weighed(tuple(inputs))
 
 
 @_arrange("TupleGetItem", "tuple_getitem", "ListGetItem", "list_getitem", "RealTupleGetItem")
@@ -507,7 +586,7 @@ def _get_item(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
         raise Damaged(f"{len(inputs)} inputs; expected a tuple and an index")
     items, index = inputs
     if isinstance(items, Exits):
-        raise Unsupported("a function that calls itself and goes on afterwards (recursion)")
+        raise Unsupported(_RECURSION)
     if isinstance(items, Value):
         return low.g.node("Gather", items, low.g.scalar(index, DType.INT64), axis=0)
     if isinstance(index, Value):
@@ -522,6 +601,11 @@ def _get_item(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     return items[index]
 
 
+@_arrange("raise", "Raise")
+def _raise(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
+    return NEVER
+
+
 @_arrange("Partial", "partial")
 def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     def bind(target: Any, args: tuple[Any, ...]) -> Any:
@@ -529,7 +613,7 @@ def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
             return Choice(target.condition, bind(target.chosen, args), bind(target.other, args))
         if not isinstance(target, Closure):
             raise Damaged("it binds arguments to what is no function")
-        return Closure(target.graph, (*target.bound, *args))
+        return low.weighed(Closure(target.graph, (*target.bound, *args)))
 
     if not inputs:
         raise Damaged("no inputs; expected a function")

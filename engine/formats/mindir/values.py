@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.formats.onnx_write import Buffer, External
+from engine.formats.onnx_write import Buffer, Deferred, External
 from engine.types import DType as DType  # part of what is offered here
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"
@@ -32,6 +32,8 @@ TYPE_IDS = {
 
 FLOATS = frozenset({DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16})
 
+COMPLEX = frozenset({DType.COMPLEX64, DType.COMPLEX128})
+
 
 @dataclass(frozen=True, slots=True)
 class TypeId:
@@ -50,6 +52,16 @@ class _Monad:
 MONAD = _Monad()
 
 
+class _Never:
+    """What a function gives that raises an error: nothing ever uses it."""
+
+    def __repr__(self) -> str:
+        return "NEVER"
+
+
+NEVER = _Never()
+
+
 class Value:
     """A tensor: its name in the ONNX model, element type and shape (None where not known).
 
@@ -64,7 +76,7 @@ class Value:
         name: str,
         dtype: DType,
         shape: Shape = None,
-        data: Buffer | External | None = None,
+        data: Buffer | Deferred | External | None = None,
         depth: int = 0,
         is_parameter: bool = False,
     ) -> None:
@@ -85,7 +97,7 @@ class Value:
 
     def array(self) -> np.ndarray[Any, Any] | None:
         """The elements of a constant; None for what is computed or lies in another file."""
-        if self.data is None or isinstance(self.data, External) or self.shape is None:
+        if not isinstance(self.data, bytes | memoryview) or self.shape is None:
             return None
         kind = "uint16" if self.dtype is DType.BFLOAT16 else str(self.dtype)
         try:

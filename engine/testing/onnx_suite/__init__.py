@@ -12,15 +12,14 @@ Needs the extra `testing` (onnx).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import onnx
 
-from engine._probe import probe
 from engine.backends import BackendState, open_backend
 from engine.errors import BackendUnavailable, InputError, ModelError, one_line
+from engine.probe import probe
 from engine.testing.onnx_backend import backend_for
 from engine.testing.onnx_suite.cases import Case, load_cases
 from engine.testing.onnx_suite.compare import Difference, compare
@@ -89,9 +88,6 @@ def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says of a model, or of its data, why it is not taken.
-
-    Model reports what a backend raises beyond its contract as a ModelError too, with these words.
-    """
-    beyond = re.match(r"predict failed! backend '[^']+' raised ", str(error))
-    return isinstance(error, ModelError | InputError) and not beyond
+    """Whether an error says of a model, or of its data, why it is not taken."""
+    at_fault = isinstance(error, ModelError) and error.at_fault
+    return isinstance(error, ModelError | InputError) and not at_fault

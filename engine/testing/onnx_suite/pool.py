@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import deque
@@ -15,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
-from engine._probe import ending
+from engine.child import ending, environment, kill, last_words, start
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -78,16 +74,12 @@ class _Worker:
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.connection, theirs = Pipe()
         self.is_ready = False  # it has imported the function
-        # A file, not a pipe: nobody reads while it runs. `close` closes it.
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _CHILD, str(theirs.fileno())],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=self._errors,
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+        self._process = start(
+            ["-c", _CHILD, str(theirs.fileno())],
+            self._errors,
+            env=environment(without=["ENGINE_TARGET"]),  # what is tested is what was named
             pass_fds=(theirs.fileno(),),
-            env=_environment(),
-            start_new_session=True,
         )
         theirs.close()
         self.send(function)
@@ -101,27 +93,14 @@ class _Worker:
             return self.connection.recv()
         except (EOFError, ConnectionResetError):
             end = ending(self._process.wait()) or "ended with status 0"
-            return Died(f"{end}{self._last_words()}")
+            said = last_words(self._errors)
+            return Died(f"{end} ({said})" if said else end)
 
     def close(self) -> None:
         if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # with whatever a backend has started
-            self._process.wait()
+            kill(self._process)  # with whatever a backend has started
         self.connection.close()
         self._errors.close()
-
-    def _last_words(self) -> str:
-        self._errors.seek(0, os.SEEK_END)
-        self._errors.seek(max(0, self._errors.tell() - 4096))
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return f" ({lines[-1].strip()})" if lines else ""
-
-
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    environment = {**os.environ, "PYTHONPATH": path}
-    environment.pop("ENGINE_TARGET", None)  # what is tested is what was named
-    return environment
 
 
 def serve(fd: int) -> None:

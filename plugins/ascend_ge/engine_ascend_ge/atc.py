@@ -28,6 +28,7 @@ LINES_KEPT = 400  # of ATC's output
 LINES_SHOWN = 12  # of them, in an error
 CHARACTERS_SHOWN = 400  # of a line
 _LOOK_EVERY_S = 0.05
+_MEMORY = "/dev/shm"
 _GRACE_S = 2.0  # between asking ATC to end and killing it
 
 # ATC refuses paths with any other character, after following links.
@@ -84,7 +85,7 @@ def compiled(
     """
     if cancel is not None:
         cancel.check()
-    folder = Path(tempfile.mkdtemp(prefix="engine-ascend-"))
+    folder = Path(tempfile.mkdtemp(prefix="engine-ascend-", dir=_place(source)))
     try:
         if not _PATH.fullmatch(str(folder.resolve())):
             raise BackendUnavailable(
@@ -126,6 +127,19 @@ def compiled(
         yield found
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _place(source: ModelSource) -> str | None:
+    """Where the temporary folder goes: in memory for a model that must not reach the disk."""
+    if not source.is_secret:
+        return None
+    if os.path.isdir(_MEMORY) and os.access(_MEMORY, os.W_OK):
+        return _MEMORY
+    raise ModelError(
+        f"{source.name}: it is encrypted, and ATC reads and writes files; there is no {_MEMORY} to "
+        "keep them in memory, and nothing decrypted is written to disk",
+        source.name,
+    )
 
 
 def place_model(source: ModelSource, folder: Path) -> Path:

@@ -5,11 +5,11 @@ The names are MindSpore Lite's where it has them; README.md lists them with thei
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine.options import refuse_unknown
 from engine.types import CompileOptions
 
 # The API's precision_mode -> ATC's flag. Without a wish the model keeps its own types: ATC's own
@@ -114,7 +114,11 @@ def read(options: CompileOptions) -> Settings:
     """Check and read what the user set; ValueError naming the option that does not fit."""
     given = options.options
     for key in given:
-        _check_known(key)
+        if key in _NOT_YET:
+            raise ValueError(
+                f"option {key!r} is not supported by backend 'ascend_ge' yet; remove it"
+            )
+    refuse_unknown(given, (name for name in OPTIONS if name not in _NOT_YET))
     for section in _SECTIONS_NOT_YET:
         if options.config.get(section):
             raise ValueError(
@@ -145,17 +149,6 @@ def read(options: CompileOptions) -> Settings:
         timeout_s=_seconds(given.get("compile_timeout_s", "")),
         flags=flags,
     )
-
-
-def _check_known(key: str) -> None:
-    if key in _NOT_YET:
-        raise ValueError(f"option {key!r} is not supported by backend 'ascend_ge' yet; remove it")
-    if key in OPTIONS:
-        return
-    known = sorted(set(OPTIONS) - set(_NOT_YET))
-    near = difflib.get_close_matches(key, known, 1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(known)}")
 
 
 def _seconds(text: str) -> float:

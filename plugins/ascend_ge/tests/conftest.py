@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -118,12 +118,17 @@ def backend(machine: Any) -> backends.Backend:
 def build(
     backend: backends.Backend, options: Callable[..., CompileOptions]
 ) -> Iterator[Callable[..., Any]]:
-    """build(path, **fields of CompileOptions) -> executable, closed when the test ends."""
+    """build(path, **fields of CompileOptions) -> executable, closed when the test ends.
+
+    opening: arguments of open_source.
+    """
     with ExitStack() as stack:
 
-        def make(path: Path, **fields: Any) -> Any:
+        def make(path: Path, opening: Mapping[str, Any] | None = None, **fields: Any) -> Any:
             wish = options(**fields)
-            loaded = backend.load(open_source(str(path), backend.info.suffixes), wish)
+            loaded = backend.load(
+                open_source(str(path), backend.info.suffixes, **(opening or {})), wish
+            )
             try:
                 executable = backend.compile(loaded, wish)
             finally:

@@ -17,11 +17,13 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
+from engine.formats.mindir import crypto
 from engine.testing import models
 from engine.types import CancelToken, ModelSource
 from engine_ascend_ge import atc
 
 Build = Callable[..., Any]
+KEY = b"sixteen-byte-key"
 
 
 @pytest.fixture
@@ -204,6 +206,34 @@ def test_a_temporary_folder_that_atc_refuses_is_named(
     with pytest.raises(BackendUnavailable, match="set TMPDIR"):
         build(models.affine(tmp_path))
     assert list(odd.iterdir()) == []
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """The model y = 2x + 1, encrypted with KEY."""
+    path = models.affine(tmp_path)
+    path.write_bytes(crypto.encrypt(path.read_bytes(), KEY))
+    return path
+
+
+def test_a_decrypted_model_is_compiled_in_memory(
+    build: Build, spy: Any, secret: Path, predict: Any, temporary: Path
+) -> None:
+    executable = build(secret, {"dec_key": KEY}, set={"atc": spy.command})
+    [y] = predict(executable.open_context(), np.ones((1, 3), np.float32))
+    np.testing.assert_array_equal(y, np.full((1, 3), 3, np.float32))
+    places = (spy()["model"], spy()["output"], spy()["(cwd)"])
+    assert all(place.startswith("/dev/shm/") for place in places)
+    assert left(temporary) == []
+
+
+def test_a_decrypted_model_is_refused_where_it_would_reach_the_disk(
+    build: Build, secret: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
+) -> None:
+    monkeypatch.setattr(atc, "_MEMORY", "/nonexistent")
+    with pytest.raises(ModelError, match="nothing decrypted is written to disk"):
+        build(secret, {"dec_key": KEY})
+    assert left(temporary) == []
 
 
 # ------------------------------------------------------------------------------------- failures

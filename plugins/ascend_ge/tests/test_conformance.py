@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from importlib_metadata import entry_points
 
-from engine.testing import BackendConformance
+from engine.testing.declared import GROUP
+from engine_ascend_ge import conformance
 
 
-class TestAscendGe(BackendConformance):
-    backend = "ascend_ge"
-    vendor_modules = ("acl", "ge")
-    option = "soc_version"
-    gaps = {"test_text_arrives_as_str": "Ascend devices have no strings"}  # noqa: RUF012
-
+class TestAscendGe(conformance.TestAscendGe):
     @pytest.fixture(autouse=True)
     def _emulated(self, machine: Any) -> None:
         machine.devices = 1
+
+
+def test_the_distribution_ships_this_class() -> None:
+    [point] = entry_points(group=GROUP, name="ascend_ge")
+    assert point.load() is conformance.TestAscendGe

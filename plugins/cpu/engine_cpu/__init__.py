@@ -18,6 +18,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.errors import one_line
 from engine.hookspecs import hookimpl
 from engine.types import (
     BackendInfo,
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
     from engine_cpu.session import CpuExecutable, CpuModel
 
 __version__ = "0.1.0"
+
+# ONNX Runtime reports each session to its makers, by way of a database in the user's cache folder:
+# the model's graph name, its producer, messages of failed runs. What is in a model, an encrypted
+# one at that, stays here unless the user sets this to 0. It is read when onnxruntime is imported.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+_REINSTALL = "run: pip install --force-reinstall onnxruntime"
 
 
 @hookimpl
@@ -59,46 +67,26 @@ def engine_backend() -> BackendInfo:
 def engine_devices() -> Devices:
     try:
         import onnxruntime
-    except ImportError as error:
-        return Devices(
-            reason=f"onnxruntime cannot be imported: {error}",
-            fix="run: pip install --force-reinstall onnxruntime",
-        )
-    if "CPUExecutionProvider" not in onnxruntime.get_available_providers():
-        return Devices(
-            reason=f"onnxruntime {onnxruntime.__version__} was built without its CPU provider",
-            fix="run: pip install --force-reinstall onnxruntime",
-        )
+
+        providers, version = onnxruntime.get_available_providers(), onnxruntime.__version__
+    except Exception as error:  # a folder that an uninstall has left imports, and has nothing in it
+        reason = "cannot be imported" if isinstance(error, ImportError) else "is damaged"
+        return Devices(reason=f"onnxruntime {reason}: {one_line(error)}", fix=_REINSTALL)
+    if "CPUExecutionProvider" not in providers:
+        reason = f"onnxruntime {version} was built without its CPU provider"
+        return Devices(reason=reason, fix=_REINSTALL)
     return Devices((DeviceInfo(Device("cpu"), _processor(), _memory_bytes()),))
 
 
 @hookimpl
 def engine_diagnose() -> Sequence[Check]:
-    from importlib_metadata import packages_distributions
-
-    from engine.threads import usable_cpus
-
-    owners = sorted(set(packages_distributions().get("onnxruntime", ())))
     found = engine_devices()
-    return (
-        Check(
-            "onnxruntime",
-            ok=bool(found.found),
-            detail=found.reason or f"imported, from {', '.join(owners)}",
-            fix=found.fix,
-        ),
-        Check(
-            "one distribution of onnxruntime",
-            ok=len(owners) <= 1,
-            detail=", ".join(owners) or "none",
-            fix="" if len(owners) <= 1 else f"uninstall all of {', '.join(owners)}, install one",
-        ),
-        Check(
-            "processors",
-            ok=True,
-            detail=f"{usable_cpus()} of {os.cpu_count()} usable by this process",
-        ),
-    )
+    if not found.found:
+        return (Check("onnxruntime", ok=False, detail=found.reason, fix=found.fix),)
+    import onnxruntime
+
+    folder = os.path.dirname(onnxruntime.__file__)
+    return (Check("onnxruntime", ok=True, detail=f"{onnxruntime.__version__} in {folder}"),)
 
 
 @hookimpl

@@ -6,12 +6,12 @@ the manifest declares OPTIONS.
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from engine.options import refuse_unknown
 from engine.types import CompileOptions, Threads
 from engine_cpu.spin import spin_us as default_spin_us
 
@@ -49,13 +49,7 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     import onnxruntime as ort
 
     settings = options.options
-    for key in settings:
-        if key not in OPTIONS and not key.startswith(_RAW):
-            near = difflib.get_close_matches(key, OPTIONS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"[cpu_context] has no key {key!r}{hint} (known: {', '.join(OPTIONS)})"
-            )
+    refuse_unknown(settings, OPTIONS)
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
     result = ort.SessionOptions()

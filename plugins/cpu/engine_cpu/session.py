@@ -7,6 +7,7 @@ trusted, is prepared for it (prepare/), and only that costs more than the sessio
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _PROVIDERS = ["CPUExecutionProvider"]
 _OUT_OF_MEMORY = "out of memory while compiling"
+
+if os.environ.get("ORT_DISABLE_TELEMETRY") != "0":
+    ort.disable_telemetry_events()  # for a process that imported onnxruntime before this backend
 
 
 class CpuModel:

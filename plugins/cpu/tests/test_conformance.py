@@ -1,7 +1,9 @@
-from engine.testing import BackendConformance
+from importlib_metadata import entry_points
+
+from engine.testing.declared import GROUP
+from engine_cpu.conformance import TestCpu
 
 
-class TestCpu(BackendConformance):
-    backend = "cpu"
-    vendor_modules = ("onnxruntime",)
-    option = "spin_us"
+def test_the_distribution_ships_this_class() -> None:
+    [point] = entry_points(group=GROUP, name="cpu")
+    assert point.load() is TestCpu

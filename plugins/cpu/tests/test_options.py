@@ -112,7 +112,7 @@ def test_graph_optimisation_and_raw_entries_reach_the_session() -> None:
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"graph_optimisation": "all"}, "no key 'graph_optimisation'; did you mean 'graph_optimiz"),
+        ({"graph_optimisation": "all"}, "option 'graph_optimisation'; did you mean 'graph_optimiz"),
         ({"graph_optimization": "most"}, r"graph_optimization must be in \['none', 'basic'"),
         ({"spin_us": "soon"}, "spin_us must be -1 .* or 0..1000000 us, but got 'soon'"),
         ({"spin_us": "-2"}, "spin_us must be"),

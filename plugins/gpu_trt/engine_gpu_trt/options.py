@@ -5,12 +5,12 @@ They are in section [gpu_context] (MindSpore Lite's own) and, over it, [gpu_trt_
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from engine.options import refuse_unknown
 from engine.types import CompileOptions
 
 PROVIDERS = ("tensorrt",)
@@ -57,14 +57,7 @@ class Settings:
 def read_settings(options: CompileOptions) -> Settings:
     """The settings of one compile; ValueError naming the key and what it takes."""
     given = options.options
-    for key in given:
-        if key not in OPTIONS:
-            near = difflib.get_close_matches(key, OPTIONS, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(
-                f"[gpu_context] and [gpu_trt_context] have no key {key!r}{hint} "
-                f"(known: {', '.join(OPTIONS)})"
-            )
+    refuse_unknown(given, OPTIONS)
     if options.provider not in ("", *PROVIDERS):
         raise ValueError(
             f"provider of gpu_trt must be in {list(PROVIDERS)} or '', but got {options.provider!r}"

@@ -1,59 +1,11 @@
-"""The core's conformance kit, on the emulated GPU.
+"""The core's conformance kit, on the emulated GPU; `test_profiles.py` has the default ranges."""
 
-TensorRT compiles for ranges of shapes. The kit's tests run in ranges as a user of this backend
-gives them, not in the default ones, which are too narrow for some tests; `test_profiles.py` has
-those.
-"""
+from importlib_metadata import entry_points
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any, ClassVar
-
-import pytest
-
-from engine.backends import Backend
-from engine.testing import BackendConformance
-from engine.testing.level import Trial
-from engine.types import ModelSource, ShapeRange
-
-_NO_TYPE = "TensorRT has no {} tensors; the model is refused by name"
+from engine.testing.declared import GROUP
+from engine_gpu_trt.conformance import TestGpuTrt
 
 
-class RangedTrial(Trial):
-    """A trial that says for every open dim what TensorRT has to know: 0 to 1000, or to its size."""
-
-    def shapes(self, source: ModelSource, inputs: Sequence[Any]) -> dict[str, ShapeRange]:
-        assert source.graph is not None
-        ranges = {}
-        for index, spec in enumerate(source.graph.inputs):
-            sizes = inputs[index].shape if index < len(inputs) else [2] * len(spec.shape or ())
-            axes = [
-                (dim, dim, dim) if isinstance(dim, int) else (0, size, max(size, 1000))
-                for dim, size in zip(spec.shape or (), sizes, strict=True)
-            ]
-            ranges[spec.name] = ShapeRange(*(tuple(axis[end] for axis in axes) for end in range(3)))
-        return ranges
-
-
-class TestGpuTrt(BackendConformance):
-    backend = "gpu_trt"
-    vendor_modules = ("pycuda", "tensorrt")
-    option = "workspace_bytes"
-    gaps: ClassVar = {
-        "test_numbers_are_computed_in_their_type[float64]": _NO_TYPE.format("float64"),
-        "test_whole_numbers_arrive_to_the_last_bit[int16]": _NO_TYPE.format("int16"),
-        "test_whole_numbers_arrive_to_the_last_bit[uint16]": _NO_TYPE.format("uint16"),
-        "test_whole_numbers_arrive_to_the_last_bit[uint32]": _NO_TYPE.format("uint32"),
-        "test_whole_numbers_arrive_to_the_last_bit[uint64]": _NO_TYPE.format("uint64"),
-        "test_whole_numbers_arrive_to_the_last_bit[uint8]": "TensorRT only casts uint8, it does "
-        "not transpose it; the node is refused by name",
-        "test_text_arrives_as_str": _NO_TYPE.format("string"),
-    }
-
-    @pytest.fixture
-    def trial(self, plugin: Backend, tmp_path: Path) -> Iterator[Trial]:
-        with ExitStack() as closing:
-            yield RangedTrial(plugin, tmp_path, closing)
+def test_the_distribution_ships_this_class() -> None:
+    [point] = entry_points(group=GROUP, name="gpu_trt")
+    assert point.load() is TestGpuTrt

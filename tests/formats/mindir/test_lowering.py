@@ -207,3 +207,168 @@ def test_a_description_lists_primitives_and_what_is_unsupported(
     )
     odd.write_bytes(mindir.model(main))
     assert describe(odd).unsupported == ("Odd",)
+
+
+_X = np.array([[-1.5, 0.0, 2.0, 0.5], [3.0, -0.25, 1.0, -2.0]], np.float32)
+_Y = np.array([[0.5, 1.0, -2.0, 0.25], [0.125, 2.0, 1.5, 1.0]], np.float32)
+_SQUARE = np.array([[2, 1, 0], [0, 3, 1], [1, 0, 1]], np.float32)
+_IDS = np.array([2, 0], np.int64)
+
+
+def _cosine_loss(x: Any, y: Any) -> Any:
+    cosine = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
+    return np.array([1 - cosine[0], max(cosine[1] - 0.25, 0)]).mean()
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "wanted"),
+    [
+        ("Sinc", (_X,), np.sinc(_X)),
+        ("Heaviside", (_X, _Y), np.heaviside(_X, _Y)),
+        ("Fmax", (np.where(_X < 0, np.nan, _X), _Y), np.fmax(np.where(_X < 0, np.nan, _X), _Y)),
+        ("Fmin", (_X, np.where(_Y > 1, np.nan, _Y)), np.fmin(_X, np.where(_Y > 1, np.nan, _Y))),
+        ("LogAddExp", (_X * 50, _Y * 50), np.logaddexp(_X * 50, _Y * 50)),
+        ("LogAddExp2", (_X, _Y), np.logaddexp2(_X, _Y)),
+        ("IsNegInf", (np.where(_X == 0, -np.inf, _X).astype(np.float32),), _X == 0),
+        ("ApproximateEqual", (_X, _X + 1e-6), np.ones((2, 4), bool)),
+        ("AddScalar", (_X, 2.0, 3), _X + 6),
+        ("SubScalar", (_X, 2.0, 3), _X - 6),
+        ("Nansum", (np.where(_X < 0, np.nan, _X), (1,)), np.where(_X < 0, 0, _X).sum(1)),
+        ("Vdot", (_X[0], _Y[0]), _X[0] @ _Y[0]),
+        ("MatrixDeterminant", (_SQUARE,), 7.0),
+        ("Trace", (_SQUARE,), 6.0),
+        ("TExt", (_X,), _X.T),
+        ("DiagExt", (_X[0], 1), np.diag(_X[0], 1)),
+        ("DiagExt", (_X[0], -2), np.diag(_X[0], -2)),
+        ("Take", (_X, _IDS), _X.reshape(-1)[_IDS]),
+        ("SelectV2", (_X > 0, _X, _Y), np.where(_X > 0, _X, _Y)),
+        ("NewFull", (_X, (3, 2), 1.5), np.full((3, 2), 1.5)),
+        ("ViewAs", (_X, _Y.T.copy()), _X.reshape(4, 2)),
+        ("L1LossExt", (_X, _Y, "mean"), np.abs(_X - _Y).mean()),
+        ("MSELossExt", (_X, _Y, "sum"), ((_X - _Y) ** 2).sum()),
+        ("SoftMarginLoss", (_X, np.sign(_Y)), np.log1p(np.exp(-_X * np.sign(_Y))).mean()),
+        ("CosineEmbeddingLoss", (_X, _Y, np.array([1, -1], "f4"), 0.25), _cosine_loss(_X, _Y)),
+        (
+            "MatrixSetDiagV3", (_SQUARE, np.array([7, 8], np.float32), 1),
+            np.array([[2, 7, 0], [0, 3, 8], [1, 0, 1]]),
+        ),
+        (
+            "TensorCopySlices", (_X, _Y[:, :2].copy(), (0, -3), (2, 4), (1, 2)),
+            np.stack([_X[:, 0], _Y[:, 0], _X[:, 2], _Y[:, 1]], 1),
+        ),
+        (
+            "KVCacheScatterUpdate",
+            (_X.reshape(1, 1, 4, 2), np.array([2]), _Y.reshape(1, 2, 2, 2)[:, :1], 2),
+            np.concatenate([_X.reshape(4, 2)[:2], _Y.reshape(4, 2)[:2]]).reshape(1, 1, 4, 2),
+        ),
+    ],
+)  # fmt: skip
+def test_a_primitive_computes_its_formula(
+    mindir: SimpleNamespace, kind: str, args: tuple[Any, ...], wanted: Any
+) -> None:
+    constants, names, inputs, fed = [], [], [], []
+    for place, arg in enumerate(args):
+        name = f"G:in{place}"
+        if isinstance(arg, np.ndarray):
+            onnx_type = {"float32": 1, "int64": 7, "bool": 9}[arg.dtype.name]
+            inputs.append(mindir.value(name, *arg.shape, data_type=onnx_type))
+            fed.append(arg)
+        else:
+            constants.append(mindir.constant(name, arg))
+        names.append(name)
+    result = np.asarray(wanted)
+    data_type = 9 if result.dtype == bool else 1
+    main = mindir.graph(
+        "G",
+        [
+            *constants,
+            mindir.node(kind, names, "G:y:1", mindir.typed(*result.shape, data_type=data_type)),
+        ],
+        inputs,
+        [mindir.value("G:y:1", *result.shape, data_type=data_type)],
+    )
+    [found] = _run(mindir.model(main), *fed)
+    np.testing.assert_allclose(found, result, rtol=1e-5, atol=1e-6)
+
+
+def test_a_fused_gru_runs_the_equations_of_its_gates(mindir: SimpleNamespace) -> None:
+    random = np.random.default_rng(0)
+    steps, batch, width, size = 3, 2, 4, 5
+    x, h = random.normal(size=(steps, batch, width)), random.normal(size=(batch, size))
+    w, r = random.normal(size=(width, 3 * size)), random.normal(size=(size, 3 * size))
+    b, c = random.normal(size=3 * size), random.normal(size=3 * size)
+    wanted, state = [], h
+    for step in x:
+        of_input, of_state = step @ w + b, state @ r + c
+        reset, update = (
+            1 / (1 + np.exp(-(of_input + of_state)[:, at * size : (at + 1) * size]))
+            for at in (0, 1)
+        )
+        new = np.tanh(of_input[:, 2 * size :] + reset * of_state[:, 2 * size :])
+        state = (1 - update) * new + update * state
+        wanted.append(state)
+    arrays = [each.astype(np.float32) for each in (x, w, r, b, c, h)]
+    names = [f"G:in{place}" for place in range(6)]
+    main = mindir.graph(
+        "G",
+        [
+            mindir.constant("none", None), mindir.constant("first", 0),
+            mindir.node(
+                "DynamicGRUV2", [*names[:5], "none", names[5]], "G:gru:1",
+                mindir.scalar("gate_order", "rzh"), mindir.scalar("reset_after", True),
+            ),
+            mindir.node(
+                "TupleGetItem", ["G:gru:1", "first"], "G:y:2", mindir.typed(steps, batch, size)
+            ),
+        ],
+        [mindir.value(name, *each.shape) for name, each in zip(names, arrays, strict=True)],
+        [mindir.value("G:y:2", steps, batch, size)],
+    )  # fmt: skip
+    [found] = _run(mindir.model(main), *arrays)
+    np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-5)
+
+
+def test_a_check_that_raises_leaves_only_what_happens_otherwise() -> None:
+    assert "If" not in _ops(DATA / "more" / "size_check.mindir")
+
+
+def test_ranks_that_the_file_gives_up_are_found_again() -> None:
+    ops = _ops(DATA / "more" / "rank_lost.mindir")
+    assert "Conv" in ops
+    assert "If" not in ops  # the layers ask for the rank and choose by it
+
+
+def test_a_tensor_changed_in_place_has_changed_for_all_its_names(mindir: SimpleNamespace) -> None:
+    main = mindir.graph(
+        "G",
+        [
+            mindir.constant("two", 2.0), mindir.constant("three", 3.0),
+            mindir.node("Muls", ["G:x", "two"], "G:y:1", mindir.typed(2)),
+            mindir.node("InplaceMuls", ["G:y:1", "three"], "G:z:2", mindir.typed(2)),
+            mindir.node("Add", ["G:y:1", "G:x"], "G:w:3", mindir.typed(2)),
+        ],
+        [mindir.value("G:x", 2)],
+        [mindir.value("G:w:3", 2)],
+    )  # fmt: skip
+    [found] = _run(mindir.model(main), np.array([1, -2], np.float32))
+    np.testing.assert_array_equal(found, [7, -14])
+
+
+@pytest.mark.parametrize(
+    ("kind", "data_type", "said"),
+    [
+        ("Real", 14, "complex numbers.*keep real and imaginary parts apart"),
+        ("ApplyMomentum", 1, "a step of training; export the network without its optimizer"),
+    ],
+)
+def test_what_no_runtime_computes_is_refused_with_a_way_out(
+    mindir: SimpleNamespace, kind: str, data_type: int, said: str
+) -> None:
+    main = mindir.graph(
+        "G",
+        [mindir.node(kind, ["G:x", "G:x"], "G:y:1", mindir.typed(2), domain="Default/odd/op0")],
+        [mindir.value("G:x", 2, data_type=data_type)],
+        [mindir.value("G:y:1", 2)],
+    )
+    with pytest.raises(ModelError, match=rf"{kind!r} at node 'y:1' \(scope 'Default/odd.*{said}"):
+        source_from_bytes(mindir.model(main))

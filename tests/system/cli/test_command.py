@@ -18,7 +18,7 @@ def test_version_is_the_packages(cli):
     assert (done.status, done.out) == (0, f"engine {engine.__version__}\n")
 
 
-COMMANDS = [(), ("run",), ("inspect",), ("bench",), ("completion",), ("plugins",)]
+COMMANDS = [(), ("run",), ("inspect",), ("bench",), ("convert",), ("completion",), ("plugins",)]
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, ("plugins", "list")])

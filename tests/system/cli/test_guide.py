@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 GUIDE = (ROOT / "docs/cli.md").read_text()
-COMMANDS = ("run", "inspect", "bench", "completion")
+COMMANDS = ("run", "inspect", "bench", "convert", "completion")
 
 
 def section(command: str) -> str:

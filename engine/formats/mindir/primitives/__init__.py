@@ -48,33 +48,56 @@ class Primitive:
     def __init__(self, function: Callable[..., Any], writes: bool) -> None:
         self.function = function
         self.writes = writes
-        self._places: tuple[inspect.Parameter, ...] | None = None
+        self._places: list[tuple[str, tuple[str, ...], Any]] | None = None
 
     def __call__(self, emitter: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         """Lower one node. Raises Unsupported."""
-        given = list(inputs)
-        places: list[Any] = []
-        names: dict[str, Any] = {}
         if self._places is None:  # a model has few of the table's primitives
-            self._places = tuple(inspect.signature(self.function).parameters.values())[1:]
-        for place in self._places:
-            if place.kind is place.VAR_POSITIONAL:
-                places += given
-                given = []
-            elif place.kind is place.KEYWORD_ONLY:
-                names[place.name] = _attribute(place, attributes)
+            self._places = _places(self.function)
+        count = len(inputs)
+        taken = 0
+        arguments: list[Any] = []
+        names: dict[str, Any] = {}
+        for kind, spellings, default in self._places:
+            if kind is _INPUT and taken < count:
+                arguments.append(inputs[taken])
+                taken += 1
+                continue
+            if kind is _REST:
+                arguments += inputs[taken:]
+                taken = count
+                continue
+            for name in spellings:
+                if name in attributes:
+                    value = attributes[name]
+                    break
             else:
-                places.append(given.pop(0) if given else _attribute(place, attributes))
-        return self.function(emitter, *places, **names)
+                value = default
+                if value is _MISSING:
+                    raise Unsupported(f"its argument {spellings[0]!r} is missing")
+            if kind is _INPUT:
+                arguments.append(value)
+            else:
+                names[spellings[0]] = value
+        return self.function(emitter, *arguments, **names)
 
 
-def _attribute(place: inspect.Parameter, attributes: Mapping[str, Any]) -> Any:
-    for name in (place.name, *_SYNONYMS.get(place.name, ())):
-        if name in attributes:
-            return attributes[name]
-    if place.default is place.empty:
-        raise Unsupported(f"its argument {place.name!r} is missing")
-    return place.default
+_INPUT, _REST, _SETTING = "an input", "the rest of them", "a setting"
+_MISSING = inspect.Parameter.empty
+
+
+def _places(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], Any]]:
+    """What each parameter is, the names that it has in files, and its default."""
+    return [
+        (
+            _REST if each.kind is each.VAR_POSITIONAL
+            else _SETTING if each.kind is each.KEYWORD_ONLY
+            else _INPUT,
+            (each.name, *_SYNONYMS.get(each.name, ())),
+            each.default,
+        )
+        for each in list(inspect.signature(function).parameters.values())[1:]
+    ]  # fmt: skip
 
 
 TABLE: dict[str, Primitive] = {}
@@ -99,10 +122,12 @@ def known() -> Mapping[str, Primitive]:
         from engine.formats.mindir.primitives import (  # noqa: F401
             activations,
             arithmetic,
+            boxes,
             collectives,
             convolution,
             images,
             indexing,
+            losses,
             normalisation,
             products,
             recurrent,

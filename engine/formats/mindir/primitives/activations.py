@@ -7,11 +7,11 @@ from typing import Any
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import unary
-from engine.formats.mindir.values import DType, Value
+from engine.formats.mindir.values import FLOATS, DType, Value
 
 for _names in (
     ("Relu", "ReLU", "relu", ), ("Sigmoid", "Sigmoid", "sigmoid"),
-    ("Softsign", "Softsign"), ("HardSwish", "HSwish"), ("Mish", "Mish", "MishExt"),
+    ("Softsign", "Softsign"), ("Mish", "Mish", "MishExt"),
 ):  # fmt: skip
     unary(_names[0], *_names[1:])
 
@@ -26,8 +26,24 @@ def relu_v2(g: Emitter, x: Value) -> tuple[Any, ...]:
     return g.node("Relu", x), None
 
 
+def _limited(g: Emitter, x: Value) -> Value:
+    """x + 3 between 0 and 6, in integers."""
+    up = g.node("Add", x, g.constant(3, x.dtype))
+    up = g.node("Max", up, g.constant(0, x.dtype))
+    return g.node("Min", up, g.constant(6, x.dtype))
+
+
+@primitive("HSwish")
+def hard_swish(g: Emitter, x: Value) -> Value:
+    if x.dtype not in FLOATS:
+        return g.node("Div", g.node("Mul", x, _limited(g, x)), g.constant(6, x.dtype))
+    return g.node("HardSwish", x)
+
+
 @primitive("HSigmoid")
 def hard_sigmoid(g: Emitter, x: Value) -> Value:
+    if x.dtype not in FLOATS:
+        return g.node("Div", _limited(g, x), g.constant(6, x.dtype))
     return g.node("HardSigmoid", x, alpha=1 / 6, beta=0.5)
 
 
@@ -56,7 +72,7 @@ def celu(g: Emitter, x: Value, alpha: float = 1.0) -> Value:
 
 @primitive("SeLU", "SeLUExt")
 def selu(g: Emitter, x: Value) -> Value:
-    return g.node("Selu", x)
+    return g.node("Selu", x if x.dtype in FLOATS else g.cast(x, DType.FLOAT32))
 
 
 @primitive("GeLU", "Gelu", "GELU", "gelu")

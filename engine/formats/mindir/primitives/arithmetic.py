@@ -56,7 +56,18 @@ def unary(op_type: str, *names: str, **attributes: Any) -> None:
 
     @primitive(*names)
     def lower(g: Emitter, x: Any) -> Value:
-        return g.node(op_type, g.constant(x), **attributes)
+        value = g.constant(x)
+        if op_type in _OF_FLOATS and value.dtype not in FLOATS:
+            value = g.cast(value, DType.FLOAT32)
+        return g.node(op_type, value, **attributes)
+
+
+_OF_FLOATS = frozenset(
+    {
+        "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "Cos", "Cosh", "Erf", "Exp", "Sigmoid",
+        "Sin", "Sinh", "Sqrt", "Tan", "Tanh",
+    }
+)  # fmt: skip
 
 
 def compare(op_type: str, *names: str) -> None:
@@ -76,17 +87,20 @@ for _names in (
     ("Sub", "Sub", "sub", "Subs"),
 ):
     binary(_names[0], *_names[1:])
-for _name in ("Abs", "Ceil", "Cos", "Cosh", "Sin", "Sinh", "Tan", "Tanh", "Acosh", "Asinh"):
+for _name in ("Abs", "Ceil", "Cos", "Cosh", "Sin", "Sinh", "Tan", "Tanh"):
     unary(_name, _name)
 for _names in (
-    ("Acos", "ACos"), ("Asin", "Asin"), ("Atan", "Atan"), ("Atanh", "Atanh"), ("Floor", "Floor"),
+    ("Acosh", "Acosh", "AcoshExt"), ("Asinh", "Asinh", "AsinhExt"),
+    ("Acos", "ACos", "AcosExt"), ("Asin", "Asin", "AsinExt"), ("Atan", "Atan", "AtanExt"),
+    ("Atanh", "Atanh"), ("Floor", "Floor"),
     ("Exp", "Exp", "exp"), ("Sqrt", "Sqrt", "sqrt"), ("Neg", "Neg", "neg"), ("Sign", "Sign"),
     ("Erf", "Erf"), ("Identity", "Identity", "TensorMove", "StopGradient", "stop_gradient",
-     "Copy", "Contiguous", "Clone", "identity", "BpropCut", "Morph"),
+     "Copy", "Contiguous", "Clone", "identity", "BpropCut", "Morph", "Detach", "Conj", "Real",
+     "CopyToDevice", "CopyToHost", "ToDevice", "FormatCast"),
 ):  # fmt: skip
     unary(_names[0], *_names[1:])
 for _names in (
-    ("Equal", "Equal", "EqScalar", "EqualScalar", "equal"),
+    ("Equal", "Equal", "EqScalar", "EqualScalar", "equal", "EqualExt"),
     ("Greater", "Greater", "GreaterScalar", "GtScalar", "greater"),
     ("GreaterOrEqual", "GreaterEqual", "GreaterEqualScalar", "GeScalar", "greater_equal"),
     ("Less", "Less", "LessScalar", "LtScalar", "less"),
@@ -103,14 +117,14 @@ def add(g: Emitter, x: Any, y: Any) -> Value:
     return g.node("Add", one, two)
 
 
-@primitive("AddExt", "add_ext")
+@primitive("AddExt", "add_ext", "AddScalar")
 def add_ext(g: Emitter, x: Any, y: Any, alpha: Any = 1) -> Value:
     if alpha != 1:
         y = g.node("Mul", *common(g, y, alpha))
     return add(g, x, y)
 
 
-@primitive("SubExt", "sub_ext")
+@primitive("SubExt", "sub_ext", "SubScalar")
 def sub_ext(g: Emitter, x: Any, y: Any, alpha: Any = 1) -> Value:
     if alpha != 1:
         y = g.node("Mul", *common(g, y, alpha))
@@ -271,7 +285,7 @@ def squared_difference(g: Emitter, x: Any, y: Any) -> Value:
     return g.node("Mul", apart, apart)
 
 
-@primitive("Atan2")
+@primitive("Atan2", "Atan2Ext")
 def atan2(g: Emitter, x: Any, y: Any) -> Value:
     """The angle of (y, x) with its quadrant; ONNX has no such operator before version 26."""
     up, right = common(g, x, y)
@@ -557,7 +571,7 @@ def select(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
     return g.node("Where", g.cast(condition, DType.BOOL), one, two, like=one)
 
 
-@primitive("MaskedFill", "masked_fill", "MaskedFillScalar", "InplaceMaskedFillScalar")
+@primitive("MaskedFill", "masked_fill", "MaskedFillScalar")
 def masked_fill(g: Emitter, x: Value, mask: Value, value: Any) -> Value:
     return g.node("Where", mask, g.scalar(value, x.dtype), x, like=x)
 
@@ -625,3 +639,85 @@ def cross(g: Emitter, x: Value, other: Value, dim: int = -65530) -> Value:
     first = g.node("Mul", turned(x, (1, 2, 0)), turned(other, (2, 0, 1)))
     second = g.node("Mul", turned(x, (2, 0, 1)), turned(other, (1, 2, 0)))
     return g.node("Sub", first, second)
+
+
+@primitive("Heaviside")
+def heaviside(g: Emitter, x: Value, at_zero: Value) -> Value:
+    one, two = common(g, x, at_zero)
+    zero = g.constant(0, one.dtype)
+    step = g.cast(g.node("Greater", one, zero, dtype=DType.BOOL), one.dtype)
+    return g.node("Where", g.node("Equal", one, zero, dtype=DType.BOOL), two, step, like=one)
+
+
+@primitive("Sinc")
+def sinc(g: Emitter, x: Value) -> Value:
+    """sin(pi x) / (pi x), and 1 at 0."""
+    x = x if x.dtype in FLOATS else g.cast(x, result_type(g, DType.FLOAT32))
+    angle = g.node("Mul", x, math.pi)
+    none = g.node("Equal", angle, g.constant(0, x.dtype), dtype=DType.BOOL)
+    one = g.constant(1, x.dtype)
+    safe = g.node("Where", none, one, angle, like=x)
+    return g.node("Where", none, one, g.node("Div", g.node("Sin", safe), safe), like=x)
+
+
+@primitive("Fmax")
+def fmax(g: Emitter, x: Any, y: Any) -> Value:
+    """The greater one; the other where one is no number."""
+    return _numbers(g, "Max", x, y)
+
+
+@primitive("Fmin")
+def fmin(g: Emitter, x: Any, y: Any) -> Value:
+    return _numbers(g, "Min", x, y)
+
+
+def _numbers(g: Emitter, op_type: str, x: Any, y: Any) -> Value:
+    one, two = common(g, x, y)
+    if one.dtype not in FLOATS:
+        return _extreme(g, op_type, one, two)
+    both = _extreme(g, op_type, one, two)
+    both = g.node("Where", is_nan(g, two), one, both, like=one)
+    return g.node("Where", is_nan(g, one), two, both, like=one)
+
+
+@primitive("ApproximateEqual")
+def approximately(g: Emitter, x: Value, y: Value, *, tolerance: float = 1e-5) -> Value:
+    apart = g.node("Abs", g.node("Sub", x, y))
+    return g.node("Less", apart, g.constant(tolerance, x.dtype), dtype=DType.BOOL)
+
+
+@primitive("LogAddExp")
+def log_add_exp(g: Emitter, x: Value, y: Value) -> Value:
+    """log(exp(x) + exp(y)) without overflow."""
+    one, two = common(g, x, y)
+    apart = g.node("Abs", g.node("Sub", one, two))
+    return g.node("Add", g.node("Max", one, two), g.node("Softplus", g.node("Neg", apart)))
+
+
+@primitive("LogAddExp2")
+def log_add_exp2(g: Emitter, x: Value, y: Value) -> Value:
+    scaled = (g.node("Mul", each, math.log(2)) for each in common(g, x, y))
+    return g.node("Div", log_add_exp(g, *scaled), math.log(2))
+
+
+@primitive("Eps")
+def eps(g: Emitter, x: Value) -> Value:
+    """The least step above 1 in this type."""
+    step = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT64: 2.0**-52}
+    smallest = g.constant(step.get(x.dtype, 2.0**-23), x.dtype)
+    return g.node("Expand", smallest, g.shape(x), shape=x.shape)
+
+
+@primitive("IsNegInf")
+def is_negative_infinity(g: Emitter, x: Value) -> Value:
+    return g.node("Equal", x, g.constant(float("-inf"), x.dtype), dtype=DType.BOOL)
+
+
+@primitive("ToDtype")
+def to_dtype(g: Emitter, x: Value, dtype: Any = None, *rest: Any) -> Value:
+    return g.cast(x, type_of(g, dtype)) if dtype is not None else g.node("Identity", x)
+
+
+@primitive("ToOther")
+def to_other(g: Emitter, x: Value, other: Value, *rest: Any) -> Value:
+    return g.cast(x, other.dtype)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import axes_of
+from engine.formats.mindir.primitives.shapes import axes_of, known
 from engine.formats.mindir.values import DType, Value
 
 _MODES = {0: "pad", 1: "same", 2: "valid", "SAME": "same", "VALID": "valid", "PAD": "pad",
           "CALCULATED": "pad"}  # fmt: skip
+_BINNED = 1 << 20  # places of an axis that is pooled bin by bin; each is written into the model
 
 
 def spatial(item: Any, count: int, default: int = 1) -> list[int]:
@@ -195,6 +196,14 @@ def convolution(
         dilations=spatial(dilation, count), group=int(groups), pads=sides + sides,
         output_padding=spatial(output_padding, count, 0),
     )  # fmt: skip
+
+
+@primitive("ConvTranspose2D")
+def conv_transpose_2d(
+    g: Emitter, x: Value, weight: Value, bias: Any = None, stride: Any = 1, padding: Any = 0,
+    output_padding: Any = 0, groups: Any = 1, dilation: Any = 1,
+) -> Value:  # fmt: skip
+    return convolution(g, x, weight, bias, stride, padding, dilation, True, output_padding, groups)
 
 
 def _batched(g: Emitter, x: Value, count: int, lower: Any) -> Value:
@@ -414,8 +423,66 @@ def adaptive_avg_pool(g: Emitter, x: Value, output_size: Any) -> Value:
 
 @primitive("AdaptiveMaxPool2D", "AdaptiveMaxPool1D", "AdaptiveMaxPool3D")
 def adaptive_max_pool(g: Emitter, x: Value, output_size: Any, *rest: Any) -> Any:
+    output_size = known(output_size)
     y = _adaptive(g, x, output_size, "ReduceMax")
-    return (y, None) if isinstance(g.result, tuple) else y
+    if not isinstance(g.result, tuple):
+        return y
+    sizes = output_size if isinstance(output_size, tuple) else (output_size,)
+    return y, _places(g, x, y, sizes)
+
+
+def _places(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | None:
+    """Where in the flattened image each bin's greatest element is; None where that is unknown."""
+    if x.shape is None or None in x.shape[-len(sizes) :]:
+        return None
+    have = [dim or 0 for dim in x.shape[-len(sizes) :]]
+    table = np.zeros((1, 1), np.int64)
+    for length, size in zip(have, sizes, strict=True):
+        count = length if size in (None, -1) else int(size)
+        index = _bins(length, count)[0]
+        # [bins so far, places in each] with one more axis
+        table = (table[:, None, :, None] * length + index[None, :, None, :]).reshape(
+            len(table) * count, -1
+        )
+    lead = g.dims(x)[: -len(sizes)]
+    flat = g.reshape(x, (*lead, -1))
+    bounded(table.size)
+    wide = g.node("Gather", flat, g.constant(table), axis=-1)
+    best = g.node("ReduceMax", wide, g.ints((-1,)), keepdims=1)
+    is_best = g.node("Equal", wide, best, dtype=DType.BOOL)
+    none = g.constant(np.iinfo(np.int64).max)
+    found = g.node("Where", is_best, g.constant(table), none, dtype=DType.INT64)
+    first = g.node("ReduceMin", found, g.ints((-1,)), keepdims=0)
+    return g.node("Reshape", first, g.shape(y), shape=y.shape)
+
+
+def _bins(have: int, size: int) -> tuple[np.ndarray[Any, Any], list[tuple[int, int]]]:
+    """[size, width] places of each bin, its last one repeated to the widest; and the bins."""
+    bins = [(at * have // size, -(-(at + 1) * have // size)) for at in range(size)]
+    width = max(stop - start for start, stop in bins)
+    return np.array(
+        [[min(start + k, stop - 1) for k in range(width)] for start, stop in bins]
+    ), bins
+
+
+def _open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
+    """Means over the bins of an axis whose length is known only at run time, from running sums."""
+    length = g.scalar(g.dim(x, axis), DType.INT64)
+    at = np.arange(size)
+    start = g.node("Div", g.node("Mul", length, g.constant(at), shape=(size,)), size, shape=(size,))
+    after = g.node("Mul", length, g.constant(at + 1), shape=(size,))
+    stop = g.node("Div", g.node("Add", after, size - 1), size, shape=(size,))
+    rank = g.rank(x)
+    pads = [0] * (2 * rank)
+    pads[axis] = 1
+    wide = g.node("Pad", g.cast(x, DType.FLOAT32), g.ints(tuple(pads)), 0.0, mode="constant")
+    sums = g.node("CumSum", wide, g.constant(axis))
+    total = g.node(
+        "Sub", g.node("Gather", sums, stop, axis=axis), g.node("Gather", sums, start, axis=axis)
+    )
+    count = g.cast(g.node("Sub", stop, start), DType.FLOAT32)
+    count = g.reshape(count, (-1, *[1] * (rank - axis - 1)))
+    return g.cast(g.node("Div", total, count, shape=_with(x, axis, size)), x.dtype)
 
 
 def _adaptive(g: Emitter, x: Value, output_size: Any, op_type: str) -> Value:
@@ -437,12 +504,15 @@ def _adaptive(g: Emitter, x: Value, output_size: Any, op_type: str) -> Value:
         if size == 1:
             x = g.node(op_type, x, g.ints((axis,)), keepdims=1, shape=_with(x, axis, 1))
             continue
+        if have is None and op_type == "ReduceMean":
+            x = _open_bins(g, x, axis, size)
+            continue
         if have is None:
             raise Unsupported("adaptive pooling of an axis of unknown size")
-        bins = [(at * have // size, -(-(at + 1) * have // size)) for at in range(size)]
-        width = max(stop - start for start, stop in bins)
-        # Each bin's places, its last one repeated to the width of the widest; then what counts.
-        index = np.array([[min(start + k, stop - 1) for k in range(width)] for start, stop in bins])
+        if size < 1 or have + size > _BINNED:
+            raise Unsupported(f"adaptive pooling of {have:,} places into {size:,}")
+        index, bins = _bins(have, size)
+        width = index.shape[1]
         wide = g.node("Gather", x, g.constant(index), axis=axis)
         inner = axis + 1
         if op_type == "ReduceMax":
@@ -476,6 +546,7 @@ def im2col(
     if x.shape is None or x.shape[1] is None:
         raise Unsupported("windows over an unknown number of channels")
     channels, area = int(x.shape[1]), kernel[0] * kernel[1]
+    bounded(channels, area, area)
     weight = np.tile(np.eye(area), (channels, 1)).reshape(channels * area, 1, *kernel)
     y = g.node(
         "Conv", x, g.constant(weight, x.dtype), kernel_shape=kernel, strides=stride,
@@ -485,3 +556,28 @@ def im2col(
     if told is not None and len(told) == 3:
         return g.reshape(y, (*g.dims(x)[:1], channels * area, -1))
     return g.reshape(y, (*g.dims(x)[:1], channels, area, -1))
+
+
+@primitive("Col2ImExt", "FoldExt")
+def col2im_ext(
+    g: Emitter, x: Value, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
+    stride: Any = 1,
+) -> Value:  # fmt: skip
+    """Columns [batch, channels * places, windows] back to an image: overlaps are added."""
+    kernel = spatial(kernel_size, 2)
+    sides = spatial(padding, 2, 0)
+    return g.node(
+        "Col2Im", x, g.ints(known(output_size)), g.ints(tuple(kernel)),
+        dilations=spatial(dilation, 2), pads=[*sides, *sides], strides=spatial(stride, 2),
+    )  # fmt: skip
+
+
+@primitive("Col2Im")
+def col2im(
+    g: Emitter, x: Value, output_size: Any, *, kernel_size: Any, dilation: Any = 1,
+    padding: Any = 0, stride: Any = 1,
+) -> Value:  # fmt: skip
+    """The same of [batch, channels, places, windows]."""
+    dims = g.dims(x)
+    flat = g.reshape(x, (dims[0], -1, dims[3]))
+    return col2im_ext(g, flat, output_size, kernel_size, dilation, padding, stride)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.convolution import check_layout
 from engine.formats.mindir.primitives.shapes import known
@@ -74,6 +74,7 @@ def _picked(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any
         old = int(x.shape[axis] or 0)
         if old == new:
             continue
+        bounded(new)
         at = np.arange(new, dtype=np.float32)
         if align_corners and new > 1:
             picked = np.floor(at * np.float32((old - 1) / (new - 1)) + np.float32(0.5))
@@ -142,8 +143,7 @@ def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[An
 
     Places between pixels are rounded to 1/1024, for which it keeps a table of coefficients.
     """
-    if old * new > 1 << 24:
-        raise Unsupported("a bicubic resize of an axis this long")
+    bounded(max(old, 1), new)
     a = -0.5 if half else -0.75
     steps = np.arange(1025, dtype=np.float64) / 1024
     near = ((a + 2) * steps - (a + 3)) * steps * steps + 1
@@ -240,3 +240,9 @@ def grid_sampler(
         "GridSample", x, grid, mode=modes[interpolation_mode],
         padding_mode=pads.get(padding_mode, padding_mode), align_corners=int(bool(align_corners)),
     )  # fmt: skip
+
+
+@primitive("AffineGrid")
+def affine_grid(g: Emitter, theta: Value, size: Any, align_corners: Any = False) -> Value:
+    """Where in an image each place of the result comes from; theta [n, 2, 3] or [n, 3, 4]."""
+    return g.node("AffineGrid", theta, g.ints(known(size)), align_corners=int(bool(align_corners)))

@@ -10,7 +10,7 @@ from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import common
 from engine.formats.mindir.primitives.shapes import axes_of, known, number
-from engine.formats.mindir.values import DType, Value
+from engine.formats.mindir.values import FLOATS, DType, Value
 
 _FAR = 1 << 62
 
@@ -87,12 +87,12 @@ def index_select(g: Emitter, x: Value, axis: Any, index: Value) -> Value:
     return g.node("Gather", x, _ids(g, index), axis=number(axis))
 
 
-@primitive("GatherNd", "gather_nd")
+@primitive("GatherNd", "gather_nd", "GatherNdExt")
 def gather_nd(g: Emitter, x: Value, indices: Value) -> Value:
     return g.node("GatherND", x, g.cast(indices, DType.INT64))
 
 
-@primitive("Index")
+@primitive("Index", "InnerIndex")
 def index(g: Emitter, x: Value, indices: Any) -> Value:
     """x[i, j, ...] by tensors for the first axes."""
     items = indices if isinstance(indices, tuple) else (indices,)
@@ -128,7 +128,7 @@ def _where_true(g: Emitter, x: Value, mask: Value) -> Value:
     return g.node("GatherND", x, g.transpose(places, [1, 0]))
 
 
-@primitive("NonZero", "nonzero")
+@primitive("NonZero", "nonzero", "InnerNonZero")
 def non_zero(g: Emitter, x: Value) -> Value:
     """Places of what is not zero, a row each."""
     return g.node("Transpose", g.node("NonZero", x, dtype=DType.INT64), perm=[1, 0])
@@ -293,27 +293,39 @@ def _parts(g: Emitter, item: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------------ scatter
 
 
+_HALVES = (DType.FLOAT16, DType.BFLOAT16)
+
+
+def scattered(
+    g: Emitter, x: Value, places: Value, updates: Value, reduction: str, axis: int | None = None
+) -> Value:
+    """x with updates put or reduced into it: along an axis, or at the places of ScatterND."""
+    op_type = "ScatterND" if axis is None else "ScatterElements"
+    if reduction == "sub":
+        updates, reduction = g.node("Neg", updates), "add"
+    if reduction == "div":
+        if x.dtype not in FLOATS:
+            raise Unsupported("a scatter that divides integers; divide floats and cast")
+        ones = g.node("Expand", g.constant(1, x.dtype), g.shape(x), shape=x.shape)
+        return g.node("Div", x, scattered(g, ones, places, updates, "mul", axis))
+    if reduction == "none" or x.dtype not in _HALVES:
+        return g.node(op_type, x, places, updates, reduction=reduction, axis=axis, shape=x.shape)
+    wide = (g.cast(x, DType.FLOAT32), places, g.cast(updates, DType.FLOAT32))
+    y = g.node(op_type, *wide, reduction=reduction, axis=axis, shape=x.shape)
+    return g.cast(y, x.dtype)
+
+
 @primitive("ScatterNd", "scatter_nd")
 def scatter_nd(g: Emitter, indices: Value, updates: Value, shape: Any) -> Value:
     zero = g.constant(0, updates.dtype)
     empty = g.node("Expand", zero, g.ints(known(shape)))
-    return g.node("ScatterND", empty, g.cast(indices, DType.INT64), updates, reduction="add")
+    return scattered(g, empty, g.cast(indices, DType.INT64), updates, "add")
 
 
 def _scatter(reduction: str, *names: str) -> None:
     @primitive(*names)
     def lower(g: Emitter, x: Value, indices: Value, updates: Value) -> Value:
-        if reduction == "sub":
-            return g.node(
-                "ScatterND",
-                x,
-                g.cast(indices, DType.INT64),
-                g.node("Neg", updates),
-                reduction="add",
-            )
-        if reduction == "div":
-            raise Unsupported("a scatter that divides")
-        return g.node("ScatterND", x, g.cast(indices, DType.INT64), updates, reduction=reduction)
+        return scattered(g, x, g.cast(indices, DType.INT64), updates, reduction)
 
 
 _scatter("none", "TensorScatterUpdate")
@@ -332,7 +344,7 @@ def tensor_scatter_elements(
     how = {0: "none", 1: "add", "none": "none", "add": "add"}.get(reduction)
     if how is None:
         raise Unsupported(f"the scatter reduction {reduction!r}")
-    return g.node("ScatterElements", x, _ids(g, indices), updates, axis=number(axis), reduction=how)
+    return scattered(g, x, _ids(g, indices), updates, how, number(axis))
 
 
 @primitive("Scatter")
@@ -353,7 +365,7 @@ def scatter_value(
     return tensor_scatter_elements(g, x, index, src, dim, reduce)
 
 
-@primitive("IndexFill")
+@primitive("IndexFill", "IndexFillScalar", "IndexFillTensor")
 def index_fill(g: Emitter, x: Value, dim: Any, index: Value, value: Any) -> Value:
     axis = number(dim) % g.rank(x)
     dims = list(g.dims(x))
@@ -378,7 +390,7 @@ def index_add_ext(
     wide = g.node(
         "Expand", g.reshape(_ids(g, index), tuple(shape)), g.shape(source), shape=source.shape
     )
-    return g.node("ScatterElements", x, wide, source, axis=place, reduction="add")
+    return scattered(g, x, wide, source, "add", place)
 
 
 def _segments(reduction: str, neutral: Any, *names: str) -> None:
@@ -388,7 +400,7 @@ def _segments(reduction: str, neutral: Any, *names: str) -> None:
         rest = g.dims(x)[lead:]
         empty = g.node("Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *rest)))
         ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
-        return g.node("ScatterND", empty, ids, x, reduction=reduction)
+        return scattered(g, empty, ids, x, reduction)
 
 
 _segments("add", 0, "UnsortedSegmentSum")
@@ -398,17 +410,15 @@ _segments("mul", 1, "UnsortedSegmentProd")
 def _extreme_segments(op: str, *names: str) -> None:
     @primitive(*names)
     def lower(g: Emitter, x: Value, segment_ids: Value, num_segments: Any) -> Value:
-        from engine.formats.mindir.emit import lowest
-
-        neutral = lowest(x.dtype)
-        if op == "min":
-            neutral = np.inf if neutral == -np.inf else int(np.iinfo(str(x.dtype)).max)
+        # A segment that nothing belongs to is the type's least or greatest finite number.
+        limits = (np.finfo if x.dtype in FLOATS else np.iinfo)(x.dtype.numpy)
+        neutral = limits.min if op == "max" else limits.max
         lead = g.rank(segment_ids)
         empty = g.node(
             "Expand", g.constant(neutral, x.dtype), g.ints((num_segments, *g.dims(x)[lead:]))
         )
         ids = g.unsqueeze(g.cast(segment_ids, DType.INT64), (-1,))
-        return g.node("ScatterND", empty, ids, x, reduction=op)
+        return scattered(g, empty, ids, x, op)
 
 
 _extreme_segments("max", "UnsortedSegmentMax")
@@ -425,3 +435,76 @@ def sequence_mask(g: Emitter, lengths: Value, maxlen: Any = None) -> Value:
         "Range", g.constant(0, lengths.dtype), most, g.constant(1, lengths.dtype), like=lengths
     )
     return g.node("Less", steps, g.unsqueeze(lengths, (-1,)), dtype=DType.BOOL)
+
+
+@primitive("TensorCopySlices")
+def copy_slices(
+    g: Emitter, x: Value, value: Value, begin: Any, end: Any, strides: Any = None
+) -> Value:
+    """x with x[begin:end:strides] replaced, by number for the first axes."""
+    starts, stops = _parts(g, known(begin)), _parts(g, known(end))
+    steps = axes_of(known(strides)) if strides is not None else (1,) * len(starts)
+    dims = g.dims(x)
+    value = g.cast(value, x.dtype)
+    rank = len(dims)
+    mask: Value | None = None
+    for axis, (start, stop, step) in enumerate(zip(starts, stops, steps, strict=True)):
+        size = dims[axis]
+        if step < 1:
+            raise Unsupported("an assignment to a slice that runs backwards")
+        if (start, step) == (0, 1) and isinstance(size, int) and type(stop) is int and stop >= size:
+            continue
+        start, stop = (
+            each + size if type(each) is int and each < 0 and isinstance(size, int) else each
+            for each in (start, stop)
+        )
+        places = g.node(
+            "Range", g.constant(0), g.scalar(size, DType.INT64), g.constant(1), dtype=DType.INT64
+        )
+        at = g.node("Sub", places, start)
+        here = g.node(
+            "And",
+            g.node("GreaterOrEqual", at, g.constant(0), dtype=DType.BOOL),
+            g.node("Less", places, g.scalar(stop, DType.INT64), dtype=DType.BOOL),
+        )
+        if step > 1:
+            on = g.node("Equal", g.node("Mod", at, step), g.constant(0), dtype=DType.BOOL)
+            here = g.node("And", here, on)
+            at = g.node("Div", at, step)
+        own = axis - rank + g.rank(value)  # the axis of the value that lies along this one
+        if own >= 0 and (value.shape is None or value.shape[own] != 1):
+            last = g.node("Sub", g.scalar(g.dim(value, own), DType.INT64), 1)
+            picked = g.node("Clip", at, g.constant(0), last)
+            value = g.node("Gather", value, picked, axis=own)
+        wide = g.reshape(here, tuple(-1 if each == axis else 1 for each in range(rank)))
+        mask = wide if mask is None else g.node("And", mask, wide)
+    if mask is None:
+        return g.node("Expand", value, g.shape(x), shape=x.shape)
+    return g.node("Where", mask, value, x, like=x, shape=x.shape)
+
+
+@primitive("Take")
+def take(g: Emitter, x: Value, index: Value) -> Value:
+    return g.node("Gather", g.reshape(x, (-1,)), _ids(g, index), axis=0)
+
+
+@primitive("SelectV2")
+def select_v2(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
+    one, two = common(g, x, y)
+    return g.node("Where", g.cast(condition, DType.BOOL), one, two, like=one)
+
+
+@primitive("KVCacheScatterUpdate", writes=True)
+def kv_cache_scatter_update(
+    g: Emitter, x: Value, indices: Value, updates: Value, axis: Any, reduce: Any = "none"
+) -> Value:
+    """x [batch, heads, length, size]: each batch's updates go to its place along the axis."""
+    place = number(axis) % g.rank(x)
+    dims = g.dims(updates)
+    starts = g.reshape(_ids(g, indices), (-1, *[1] * (len(dims) - 1)))
+    steps = g.node(
+        "Range", g.constant(0), g.scalar(dims[place], DType.INT64), g.constant(1), dtype=DType.INT64
+    )
+    steps = g.reshape(steps, tuple(-1 if axis_ == place else 1 for axis_ in range(len(dims))))
+    wide = g.node("Expand", g.node("Add", starts, steps), g.ints(dims), shape=updates.shape)
+    return g.node("ScatterElements", x, wide, updates, axis=place, shape=x.shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter
+from engine.formats.mindir.emit import Emitter, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.convolution import check_layout
 from engine.formats.mindir.primitives.shapes import axes_of, number
@@ -51,7 +51,9 @@ def _layer(g: Emitter, x: Value, gamma: Any, beta: Any, first: int, epsilon: flo
         if None in dims:
             gamma = g.node("Expand", g.constant(1, x.dtype), g.ints(g.dims(x)[first:]))
         else:
-            gamma = g.constant(np.ones([d or 0 for d in dims]), x.dtype)
+            sizes = [d or 0 for d in dims]
+            bounded(*sizes)
+            gamma = g.constant(np.ones(sizes), x.dtype)
     return g.nodes(
         "LayerNormalization", x, g.cast(gamma, x.dtype),
         g.cast(beta, x.dtype) if beta is not None else None,
@@ -136,6 +138,7 @@ def group_norm(
     """Each group of channels over itself: as an instance norm of the groups, then scaled."""
     dims = g.dims(x)
     groups = number(num_groups)
+    bounded(groups)
     rank = g.rank(x)
     grouped = g.reshape(x, (dims[0], groups, -1))
     axes = g.ints((2,))

@@ -133,3 +133,23 @@ def attention(g: Emitter, query: Value, key: Value, value: Value, *rest: Any) ->
 @primitive("FFN")
 def ffn(g: Emitter, x: Value, weight1: Value, weight2: Value, *rest: Any) -> Any:
     raise Unsupported("a fused feed-forward kernel; export the model without it")
+
+
+@primitive("Vdot")
+def vdot(g: Emitter, x: Value, y: Value) -> Value:
+    return matmul_ext(g, x, y)
+
+
+@primitive("EinsumExt")
+def einsum_ext(g: Emitter, equation: Any, operands: Any) -> Value:
+    return einsum(g, operands, equation=equation)
+
+
+@primitive("MatrixDeterminant")
+def determinant(g: Emitter, x: Value) -> Value:
+    return g.node("Det", x)
+
+
+@primitive("MatrixInverse", "MatrixInverseExt")
+def inverse(g: Emitter, x: Value) -> Value:
+    return g.node("Inverse", x, domain="com.microsoft", shape=x.shape)

@@ -150,5 +150,36 @@ def dynamic_rnn(
 
 
 @primitive("DynamicGRUV2")
-def dynamic_gru(g: Emitter, *rest: Any) -> tuple[Any, ...]:
-    raise Unsupported("a fused GRU kernel; export the model for the CPU, where it is unrolled")
+def dynamic_gru(
+    g: Emitter, x: Value, weight_input: Value, weight_hidden: Value, bias_input: Any = None,
+    bias_hidden: Any = None, sequence: Any = None, h: Any = None, *,
+    direction: str = "UNIDIRECTIONAL", activation: str = "tanh", gate_order: str = "rzh",
+    reset_after: Any = True, cell_depth: Any = 1, keep_prob: float = 1.0, cell_clip: float = -1.0,
+    num_proj: Any = 0, time_major: Any = True, is_training: Any = True,
+) -> tuple[Any, ...]:  # fmt: skip
+    """x [time, batch, input], weights [input, 3 hidden] and [hidden, 3 hidden]."""
+    if weight_hidden.shape is None or weight_hidden.shape[0] is None:
+        raise Unsupported("a DynamicGRUV2 of unknown size")
+    if direction != "UNIDIRECTIONAL" or activation != "tanh" or num_proj:
+        raise Unsupported("a DynamicGRUV2 that is no plain GRU")
+    hidden = weight_hidden.shape[0]
+    order = (1, 0, 2) if gate_order == "rzh" else (0, 1, 2)
+    w, r = (
+        g.unsqueeze(_reordered(g, g.transpose(each, [1, 0]), hidden, order), (0,))
+        for each in (weight_input, weight_hidden)
+    )
+    bias = None
+    if bias_input is not None or bias_hidden is not None:
+        rows = [
+            _reordered(g, each, hidden, order) if each is not None
+            else g.constant(np.zeros(3 * hidden), x.dtype)
+            for each in (bias_input, bias_hidden)
+        ]  # fmt: skip
+        bias = g.unsqueeze(g.node("Concat", *rows, axis=0), (0,))
+    first = h if h is None or h.rank == 3 else g.unsqueeze(h, (0,))
+    out, _ = g.nodes(
+        "GRU", x, w, r, bias, sequence, first, types=[(None, None)] * 2, hidden_size=hidden,
+        linear_before_reset=int(bool(reset_after)),
+    )  # fmt: skip
+    y = g.squeeze(out, (1,))
+    return y, y, None, None, None, None

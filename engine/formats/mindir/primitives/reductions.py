@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter
+from engine.formats.mindir.emit import Emitter, bounded, lowest
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import result_type, type_of, via_int32
 from engine.formats.mindir.primitives.shapes import axes_of, known, number
@@ -82,7 +82,7 @@ def _logical(op_type: str, *names: str) -> None:
 
 
 _logical("ReduceMin", "ReduceAll", "All")
-_logical("ReduceMax", "ReduceAny", "Any")
+_logical("ReduceMax", "ReduceAny", "Any", "AnyExt")
 
 
 @primitive("Max")
@@ -261,23 +261,28 @@ def _running(
 def cummax(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
     place = number(axis) % g.rank(x)
     size = x.shape[place] if x.shape is not None else None
-    return _with_places(g, x, place, size, "Max", float("-inf"))
+    return _with_places(g, x, place, size, "Max")
 
 
-@primitive("Cummin")
+@primitive("Cummin", "CumminExt")
 def cummin(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
     place = number(axis) % g.rank(x)
     size = x.shape[place] if x.shape is not None else None
-    return _with_places(g, x, place, size, "Min", float("inf"))
+    return _with_places(g, x, place, size, "Min")
 
 
 def _with_places(
-    g: Emitter, x: Value, axis: int, size: int | None, op_type: str, neutral: float
+    g: Emitter, x: Value, axis: int, size: int | None, op_type: str
 ) -> tuple[Value, Value]:
     """The running extreme, and where it was last met."""
+    least = lowest(x.dtype)
+    neutral = least if op_type == "Max" else np.inf if least == -np.inf else -1 - least
+    if str(x.dtype).startswith("u") and op_type == "Min":
+        neutral = np.iinfo(str(x.dtype)).max
     y = _running(g, x, axis, size, op_type, neutral, False, False)
     shape = [1] * g.rank(x)
     shape[axis] = size or 0
+    bounded(size or 0)
     places = g.constant(np.arange(size or 0, dtype=np.int32).reshape(shape))
     met = g.node(
         "Where",
@@ -288,3 +293,29 @@ def _with_places(
         shape=x.shape,
     )
     return y, _running(g, met, axis, size, "Max", 0, False, False)
+
+
+@primitive("Nansum")
+def nan_sum(
+    g: Emitter, x: Value, axis: Any = None, keep_dims: Any = False, dtype: Any = None
+) -> Value:
+    nothing = g.node("IsNaN", x, dtype=DType.BOOL)
+    x = g.node("Where", nothing, g.constant(0, x.dtype), x, like=x, shape=x.shape)
+    return reduce(g, "ReduceSum", g.cast(x, result_type(g, x.dtype)), axis, keep_dims)
+
+
+@primitive("CountNonZero")
+def count_non_zero(g: Emitter, x: Value, axis: Any = None, keep_dims: Any = False) -> Value:
+    some = g.cast(g.cast(x, DType.BOOL), result_type(g, DType.INT64))
+    return reduce(g, "ReduceSum", some, axis, keep_dims)
+
+
+@primitive("CumulativeLogsumexp")
+def cumulative_log_sum_exp(
+    g: Emitter, x: Value, axis: Any, *, exclusive: Any = False, reverse: Any = False
+) -> Value:
+    """By running sums of what the greatest element was taken off."""
+    place = number(axis)
+    most = g.node("ReduceMax", x, g.ints((place,)), keepdims=1)
+    scaled = g.node("Exp", g.node("Sub", x, most))
+    return g.node("Add", g.node("Log", _cumulated(g, scaled, place, exclusive, reverse)), most)

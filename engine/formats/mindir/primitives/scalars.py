@@ -20,10 +20,7 @@ def _scalar(
     def lower(g: Emitter, x: Any, y: Any) -> Any:
         x, y = _plain(x), _plain(y)
         if not isinstance(x, Value) and not isinstance(y, Value):
-            try:
-                return exact(x, y)
-            except (ZeroDivisionError, TypeError, OverflowError) as error:
-                raise Unsupported(f"{x!r} and {y!r}: {error}") from error
+            return _computed(exact, x, y)
         one, two = common(g, x, y)
         if op_type == "FloorDiv":
             return floor_div(g, one, two)
@@ -33,6 +30,28 @@ def _scalar(
             kind = one.dtype if one.dtype in FLOATS else DType.FLOAT32
             return g.node("Div", g.cast(one, kind), g.cast(two, kind), shape=())
         return g.node(op_type, one, two, dtype=DType.BOOL if is_bool else None, shape=())
+
+
+def _computed(exact: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
+    """The result for two of Python's values, as far as MindSpore's own int64 goes."""
+    numbers = isinstance(x, int | float) and isinstance(y, int | float)
+    if exact in _ARITHMETIC and not numbers:  # a text times a million is one, too
+        raise Unsupported(f"{type(x).__name__} and {type(y).__name__} to calculate with")
+    try:
+        if exact is operator.pow and isinstance(x, int) and abs(x) > 1 and y > 63:
+            raise OverflowError("a power beyond int64")
+        result = exact(x, y)
+    except (ZeroDivisionError, TypeError, OverflowError) as error:
+        raise Unsupported(f"{x!r} and {y!r}: {error}") from error
+    if isinstance(result, int) and result.bit_length() > 64:
+        raise Unsupported(f"{x!r} and {y!r}: beyond int64")
+    return result
+
+
+_ARITHMETIC = (
+    operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod,
+    operator.pow,
+)  # fmt: skip
 
 
 def _plain(item: Any) -> Any:
@@ -164,3 +183,62 @@ def set_item(g: Emitter, x: Any, place: Any, value: Any) -> Any:
 @primitive("ListAppend", "list_append")
 def append(g: Emitter, x: Any, value: Any) -> Any:
     return (*x, value)
+
+
+@primitive("InSequence", "in_sequence")
+def in_sequence(g: Emitter, item: Any, items: Any) -> Any:
+    if not isinstance(items, tuple):
+        raise Unsupported("whether something is in what is no tuple")
+    item, parts = _plain(item), [_plain(each) for each in items]
+    known_ = [each for each in parts if not isinstance(each, Value)]
+    if not isinstance(item, Value):
+        if item in known_:
+            return True
+        # Numbers that are computed are sizes of axes, and none of those is below zero.
+        if len(known_) == len(parts) or (isinstance(item, int) and item < 0):
+            return False
+    found: Any = None
+    for each in parts:
+        hit = g.node("Equal", *common(g, each, item), dtype=DType.BOOL, shape=())
+        found = hit if found is None else g.node("Or", found, hit, shape=())
+    return found
+
+
+@primitive("not_in_sequence", "NotInSequence")
+def not_in_sequence(g: Emitter, item: Any, items: Any) -> Any:
+    return bool_not(g, in_sequence(g, item, items))
+
+
+@primitive("is_", "Is")
+def is_same(g: Emitter, x: Any, y: Any) -> Any:
+    """Python's `is`, of None and booleans."""
+    x, y = _plain(x), _plain(y)
+    if isinstance(x, Value) and isinstance(y, bool) and x.dtype is DType.BOOL:
+        return g.node("Identity", x, shape=()) if y else g.node("Not", x, shape=())
+    return x is y
+
+
+@primitive("is_not", "IsNot")
+def is_not(g: Emitter, x: Any, y: Any) -> Any:
+    return bool_not(g, is_same(g, x, y))
+
+
+@primitive("tuple_equal", "list_equal")
+def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
+    if len(x) != len(y):
+        return False
+    found: Any = True
+    for one, two in zip(map(_plain, x), map(_plain, y), strict=True):
+        if not isinstance(one, Value) and not isinstance(two, Value):
+            if one != two:
+                return False
+            continue
+        hit = g.node("Equal", *common(g, one, two), dtype=DType.BOOL, shape=())
+        found = hit if found is True else g.node("And", found, hit, shape=())
+    return found
+
+
+@primitive("JoinedStr")
+def joined_text(g: Emitter, *parts: Any) -> str:
+    """The text of an error that the source raises."""
+    return "".join(str(each) for each in parts if not isinstance(each, Value))

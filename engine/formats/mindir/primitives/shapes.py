@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import common, result_type, type_of
 from engine.formats.mindir.values import Abstract, DType, Value
@@ -98,7 +98,7 @@ def transpose_ext(g: Emitter, x: Value, dim0: Any, dim1: Any) -> Value:
     return g.transpose(x, perm)
 
 
-@primitive("TTransposed", "T", "Mt")
+@primitive("TTransposed", "T", "Mt", "TExt")
 def transposed(g: Emitter, x: Value) -> Value:
     return g.transpose(x, list(range(g.rank(x)))[::-1])
 
@@ -133,6 +133,7 @@ def unstack(g: Emitter, x: Value, axis: Any = 0, *, num: Any = None) -> tuple[Va
     count = x.shape[place] if x.shape is not None and x.shape[place] is not None else num
     if count is None:
         raise Unsupported("Unstack along an axis of unknown size")
+    bounded(count)
     if count == 1:
         return (g.squeeze(x, (place,)),)
     parts = g.nodes("Split", x, types=[(None, None)] * count, axis=place, num_outputs=count)
@@ -146,6 +147,7 @@ def unstack(g: Emitter, x: Value, axis: Any = 0, *, num: Any = None) -> tuple[Va
 @primitive("Split", "split")
 def split(g: Emitter, x: Value, axis: Any = 0, output_num: Any = 1) -> tuple[Value, ...]:
     count = number(output_num)
+    bounded(count)
     if count == 1:
         return (g.node("Identity", x),)
     return tuple(
@@ -611,12 +613,84 @@ def _triangle(g: Emitter, x: Value, diagonal: Any, upper: int) -> Value:
 
 @primitive("Diag")
 def diag(g: Emitter, x: Value) -> Value:
-    if x.rank != 1:
-        raise Unsupported("Diag of a tensor that is no vector")
-    size_ = g.dim(x, 0)
-    square_ = g.node("Expand", g.constant(0.0), g.ints((size_, size_)))
+    """The elements on the diagonal of zeros, with each axis twice."""
+    dims = g.dims(x)
+    flat = g.reshape(x, (-1,))
+    square_ = g.node("Expand", g.constant(0.0), g.ints((g.dim(flat, 0),) * 2))
     mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
-    return g.node("Where", mask, x, g.constant(0, x.dtype), like=x)
+    y = g.node("Where", mask, flat, g.constant(0, x.dtype), like=x)
+    return y if len(dims) == 1 else g.reshape(y, (*dims, *dims))
+
+
+@primitive("DiagExt")
+def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
+    """A vector onto a diagonal, or the diagonal of a matrix."""
+    offset = number(diagonal)
+    if g.rank(x) != 1:
+        return diag_part(g, x, offset)
+    y = diag(g, x)
+    if offset == 0:
+        return y
+    first, last = ((0, offset), (offset, 0)) if offset > 0 else ((-offset, 0), (0, -offset))
+    return g.node("Pad", y, g.ints((*first, *last)), g.constant(0, x.dtype), mode="constant")
+
+
+@primitive("MatrixSetDiagV3")
+def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align: str = "") -> Value:
+    """x with one of its diagonals replaced."""
+    offsets = axes_of(known(k))
+    shape_ = x.shape
+    if len(set(offsets)) != 1 or shape_ is None or None in shape_[-2:]:
+        raise Unsupported("MatrixSetDiagV3 of several diagonals, or of a matrix of unknown size")
+    offset = offsets[0]
+    rows, columns = int(shape_[-2] or 0), int(shape_[-1] or 0)
+    bounded(rows * columns)
+    mask = np.eye(rows, columns, offset, dtype=bool)
+    length = max(int(mask.sum()), 1)
+    places = np.clip(np.arange(rows) + min(offset, 0), 0, length - 1)
+    spread = g.unsqueeze(g.node("Gather", diagonal, g.constant(places), axis=-1), (-1,))
+    return g.node("Where", g.constant(mask), spread, x, like=x, shape=x.shape)
+
+
+@primitive("MatrixDiagV3")
+def matrix_diag(
+    g: Emitter, x: Value, k: Any = 0, rows: Any = -1, columns: Any = -1, padding: Any = 0, *,
+    align: str = "",
+) -> Value:  # fmt: skip
+    """Vectors onto the diagonal of square matrices, beside a padding value."""
+    length_ = g.dim(x, -1)
+    if set(axes_of(known(k))) != {0} or not {known(rows), known(columns)} <= {-1, length_}:
+        raise Unsupported("MatrixDiagV3 of other than one main diagonal")
+    square_ = g.node("Expand", g.constant(0.0), g.ints((length_, length_)))
+    mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
+    wide = g.unsqueeze(x, (-1,))
+    return g.node("Where", mask, wide, g.scalar(padding, x.dtype), like=x)
+
+
+@primitive("ViewAs", "ReshapeAs")
+def view_as(g: Emitter, x: Value, other: Value) -> Value:
+    return g.reshape(x, g.dims(other))
+
+
+@primitive("NewFull")
+def new_full(g: Emitter, x: Value, size: Any, value: Any, dtype: Any = None) -> Value:
+    kind = x.dtype if dtype is None else type_of(g, dtype)
+    return g.node("Expand", g.scalar(value, kind), g.ints(known(size)))
+
+
+@primitive("Trace", "TraceExt")
+def trace(g: Emitter, x: Value) -> Value:
+    kind = result_type(g, x.dtype)
+    return g.node("ReduceSum", g.cast(diag_part(g, x), kind), keepdims=0, shape=())
+
+
+@primitive("ChannelShuffle")
+def channel_shuffle(g: Emitter, x: Value, *, group: Any) -> Value:
+    dims = g.dims(x)
+    parts = number(group)
+    apart = g.reshape(x, (dims[0], parts, -1, *dims[2:]))
+    order = [0, 2, 1, *range(3, len(dims) + 1)]
+    return g.reshape(g.node("Transpose", apart, perm=order), dims)
 
 
 @primitive("DiagPart", "Diagonal")
@@ -627,6 +701,7 @@ def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     rank_ = len(dims)
     one, two = dim1 % rank_, dim2 % rank_
     rows, columns = int(dims[one] or 0), int(dims[two] or 0)
+    bounded(rows)
     places = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
     rest = [axis for axis in range(rank_) if axis not in (one, two)]
     y = g.transpose(x, [one, two, *rest])
@@ -638,6 +713,7 @@ def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
 @primitive("AsStrided", "as_strided")
 def as_strided(g: Emitter, x: Value, size: Any, stride: Any, storage_offset: Any = 0) -> Value:
     sizes, strides = axes_of(size), axes_of(stride)
+    bounded(*sizes)
     index = np.full((), number(storage_offset), np.int64)
     for length, step in zip(sizes, strides, strict=True):
         index = index[..., None] + np.arange(length) * step

@@ -157,3 +157,40 @@ def search_sorted(
     each = g.unsqueeze(values, (-1,))
     below = g.node("LessOrEqual" if right else "Less", wide, each, dtype=DType.BOOL)
     return g.node("ReduceSum", g.cast(below, DType.INT64), g.ints((-1,)), keepdims=0)
+
+
+@primitive("Median", "MedianDim")
+def median(
+    g: Emitter, x: Value, axis: Any = -1, keep_dims: Any = False, *, global_median: Any = False,
+    ignore_nan: Any = False,
+) -> tuple[Value, Value]:  # fmt: skip
+    """The lower of the middle elements, and where it is."""
+    if global_median:
+        x, axis = g.reshape(x, (-1,)), 0
+    return kth_value(g, x, None, axis, keep_dims)
+
+
+@primitive("MedianExt")
+def whole_median(g: Emitter, x: Value) -> Value:
+    return kth_value(g, g.reshape(x, (-1,)), None, 0)[0]
+
+
+@primitive("Kthvalue", "KthValue")
+def kth_value(
+    g: Emitter, x: Value, k: Any, axis: Any = -1, keep_dims: Any = False
+) -> tuple[Value, Value]:
+    """The k-th smallest (from 1) along an axis, the middle one for None; and where it is."""
+    place = number(axis)
+    size = g.dim(x, place)
+    if k is not None:
+        at: Any = number(k) - 1
+    elif isinstance(size, int):
+        at = (size - 1) // 2
+    else:
+        at = g.node("Div", g.node("Sub", size, 1), 2, shape=())
+    values, places = _top(g, x, g.ints(size), place, False, True)
+    index = g.ints(at)
+    found = [g.node("Gather", each, index, axis=place) for each in (values, places)]
+    if not keep_dims:
+        found = [g.squeeze(each, (place,)) for each in found]
+    return found[0], found[1]

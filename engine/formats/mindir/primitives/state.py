@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.formats.mindir.emit import Emitter
-from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.primitives import known, primitive
 from engine.formats.mindir.primitives.arithmetic import common
+from engine.formats.mindir.primitives.indexing import scattered
 from engine.formats.mindir.values import DType, Value
 
 
@@ -29,11 +30,61 @@ _in_place("Add", "AssignAdd", "assign_add")
 _in_place("Sub", "AssignSub", "assign_sub")
 
 
-@primitive("InplaceAddExt", "InplaceAddsExt", writes=True)
-def add_in_place(g: Emitter, x: Value, y: Any, alpha: Any = 1) -> Value:
-    if alpha != 1:
-        y = g.node("Mul", *common(g, y, alpha))
-    return g.node("Add", *common(g, x, y), shape=x.shape)
+# Primitives that write their result into their first argument, by the one that computes it.
+_IN_PLACE = {
+    "InplaceAddExt": "AddExt", "InplaceAddsExt": "AddExt", "InplaceSubExt": "SubExt",
+    "InplaceSubScalar": "SubExt", "InplaceMul": "Mul", "InplaceMuls": "Mul", "InplaceDiv": "Div",
+    "InplaceDivs": "Div", "InplaceDivMod": "DivMod", "InplaceDivMods": "DivMod",
+    "InplaceFloorDivide": "FloorDiv", "InplaceFloorDivides": "FloorDiv",
+    "InplaceRemainderTensorTensor": "FloorMod", "InplaceRemainderTensorScalar": "FloorMod",
+    "InplaceExp": "Exp", "InplaceLog": "Log", "InplaceFloor": "Floor", "InplaceSign": "Sign",
+    "InplaceTanh": "Tanh", "InplaceSigmoid": "Sigmoid", "InplaceReLU": "ReLU",
+    "InplaceSiLU": "SiLU", "InplaceElu": "Elu", "InplaceHardtanh": "Hardtanh",
+    "InplaceThreshold": "Threshold", "InplaceClampScalar": "ClampScalar",
+    "InplaceClampTensor": "ClampTensor", "InplaceMaskedFillScalar": "MaskedFill",
+    "InplaceMaskedFillTensor": "MaskedFill", "InplaceStopGradient": "Identity",
+    "InplaceToDevice": "Identity", "InplaceScatterSrc": "Scatter",
+    "InplaceScatterSrcReduce": "Scatter", "InplaceScatterValue": "ScatterValue",
+    "InplaceScatterValueReduce": "ScatterValue", "InplaceScatterAdd": "ScatterAddExt",
+    "InplaceIndexFillScalar": "IndexFill", "InplaceIndexFillTensor": "IndexFill",
+    "InplaceAddmm": "Addmm", "InplaceErfinv": "Erfinv",
+}  # fmt: skip
+
+
+def _like(name: str, other: str) -> None:
+    @primitive(name, writes=True)
+    def lower(g: Emitter, x: Value, *rest: Any) -> Value:
+        found = known()[other](g, (x, *rest), {})
+        return g.node("Identity", g.cast(found, x.dtype), shape=x.shape)
+
+
+for _name, _other in _IN_PLACE.items():
+    _like(_name, _other)
+
+
+@primitive("InplaceFillScalar", "InplaceFillTensor", writes=True)
+def fill_in_place(g: Emitter, x: Value, value: Any) -> Value:
+    return g.node("Expand", g.scalar(value, x.dtype), g.shape(x), shape=x.shape)
+
+
+@primitive("InplaceZero", writes=True)
+def zero_in_place(g: Emitter, x: Value) -> Value:
+    return fill_in_place(g, x, 0)
+
+
+@primitive("InplaceIndexAddExt", writes=True)
+def index_add_in_place(
+    g: Emitter, x: Value, dim: Any, index: Value, source: Value, alpha: Any = 1
+) -> Value:
+    found: Value = known()["IndexAddExt"](g, (x, index, source, dim, alpha), {})
+    return found
+
+
+@primitive("ApplyMomentum", writes=True)
+def apply_momentum(
+    g: Emitter, parameter: Value, accumulation: Value, *rest: Any, use_nesterov: Any = False
+) -> Any:
+    raise Unsupported("a step of training; export the network without its optimizer")
 
 
 def _scatter(reduction: str, *names: str) -> None:
@@ -42,24 +93,18 @@ def _scatter(reduction: str, *names: str) -> None:
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
         ids = g.unsqueeze(g.cast(indices, DType.INT64), (-1,))
-        return _scattered(g, parameter, ids, updates, reduction)
+        return scattered(g, parameter, ids, updates, reduction)
 
 
 def _scatter_nd(reduction: str, *names: str) -> None:
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
-        return _scattered(g, parameter, g.cast(indices, DType.INT64), updates, reduction)
-
-
-def _scattered(g: Emitter, x: Value, ids: Value, updates: Value, reduction: str) -> Value:
-    if reduction == "sub":
-        updates, reduction = g.node("Neg", updates), "add"
-    return g.node("ScatterND", x, ids, updates, reduction=reduction, shape=x.shape)
+        return scattered(g, parameter, g.cast(indices, DType.INT64), updates, reduction)
 
 
 for _how, _suffix in (
     ("none", "Update"), ("add", "Add"), ("sub", "Sub"), ("mul", "Mul"), ("max", "Max"),
-    ("min", "Min"),
+    ("min", "Min"), ("div", "Div"),
 ):  # fmt: skip
     _scatter(_how, f"Scatter{_suffix}")
     _scatter_nd(_how, f"ScatterNd{_suffix}")

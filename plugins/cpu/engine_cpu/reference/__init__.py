@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.hookspecs import hookimpl
+from engine.options import refuse_unknown
 from engine.types import (
     BackendInfo,
     Capability,
@@ -68,8 +69,7 @@ def engine_diagnose() -> Sequence[Check]:
 def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     from engine.testing.evaluator import Host, load
 
-    for key in options.options:
-        raise ValueError(f"backend 'reference' has no option {key!r}, and no other")
+    refuse_unknown(options.options, ())
     if options.provider not in ("", "reference"):
         raise ValueError(f"provider must be 'reference' or '', but got {options.provider!r}")
     return load(source, Host("reference", DEVICE))

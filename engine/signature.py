@@ -10,9 +10,9 @@ import numpy as np
 
 from engine.enums import DataType
 from engine.errors import InputError
-from engine.plan.values import checked
 from engine.tensor import Array, Tensor, plain
 from engine.types import Dim, DType, TensorSpec, ValueKind
+from engine.values import checked
 
 # numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
 PLAIN = 0x0001 | 0x0100
@@ -223,6 +223,12 @@ def _array(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
             )
         item = item._array
     elif isinstance(item, np.ndarray | np.generic):
+        if type(item) is not np.ndarray and np.ma.is_masked(item):
+            raise InputError(
+                f"input {spec.name!r}: expected {spec}, got {_said(item)} with masked elements; "
+                "pass what its filled() gives",
+                spec.name,
+            )
         item = np.asarray(item)  # a scalar, or a subclass such as memmap: the plain array of it
     else:
         raise TypeError(
@@ -328,7 +334,7 @@ def _another_type(spec: TensorSpec, dtype: np.dtype[Any], array: Array) -> Excep
     )
 
 
-def _said(array: Array) -> str:
+def _said(array: Array | np.generic) -> str:
     return f"{array.dtype.name}{list(array.shape)}"
 
 

@@ -1,24 +1,25 @@
-"""Looks at one backend in a process of its own: `python -P -m engine._probe NAME FD QUESTION...`.
+"""Looks at backends, each in a process of its own, and says what became of it.
 
-A driver that crashes or hangs while it is probed then costs that process and no other. Answers
-come back as lines of JSON in a file of its own, each as soon as it is known, so what a plugin
-prints does not matter and what was known before a crash is not lost.
+    probe("gpu_trt").state
+
+A driver that crashes or hangs while it is probed costs that process and no other, and makes the
+backend BROKEN. The child is this module too: `python -P -m engine.probe NAME FD QUESTION...`.
+Answers come back as lines of JSON in a file of its own, each as soon as it is known, so what a
+plugin prints does not matter and what was known before a crash is not lost.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from threading import Lock
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from engine.backends import (
     BackendRecord,
@@ -27,6 +28,7 @@ from engine.backends import (
     record,
     resolve,
 )
+from engine.child import ending, kill, last_words, start
 from engine.errors import Cancelled, one_line
 from engine.types import BackendInfo, Check, Device, DeviceInfo, Devices
 
@@ -120,7 +122,8 @@ class _Processes:
         with self._lock:
             self._is_ended = True
             for child in self._running:
-                _kill(child)
+                if child.poll() is None:
+                    kill(child)
         self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
@@ -129,14 +132,13 @@ class _Processes:
 
     def ask(self, name: str, *questions: str) -> _Answer:
         """What a fresh process answers of backend `name`."""
-        # Files, not pipes: what a plugin leaves running may hold a pipe open for ever.
+        # A file, not a pipe: what a plugin leaves running may hold a pipe open for ever.
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
-            child = self._start(name, answer.fileno(), errors.fileno(), questions)
+            child = self._start(name, answer, errors, questions)
             try:
                 end = ending(child.wait(self._time_limit_s))
             except subprocess.TimeoutExpired:
-                _kill(child)
-                child.wait()
+                kill(child)
                 end = f"did not answer within {self._time_limit_s:g} s"
             finally:
                 with self._lock:
@@ -150,44 +152,18 @@ class _Processes:
                     break
             if not end and values.get("place") != _LEAVING:
                 end = "ended without an answer"
-            errors.seek(0)
-            last = errors.read().decode(errors="replace").strip().splitlines()[-1:]
-            return _Answer(values, end, last[0].strip() if last else "")
+            return _Answer(values, end, last_words(errors))
 
     def _start(
-        self, name: str, answer: int, errors: int, questions: Sequence[str]
+        self, name: str, answer: IO[bytes], errors: IO[bytes], questions: Sequence[str]
     ) -> subprocess.Popen[bytes]:
         with self._lock:
             if self._is_ended:
                 raise Cancelled("the backends are no longer looked at")
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "engine._probe", name, str(answer), *questions],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                pass_fds=(answer,),
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)},
-                start_new_session=True,
-            )
+            arguments = ["-m", "engine.probe", name, str(answer.fileno()), *questions]
+            child = start(arguments, errors, pass_fds=(answer.fileno(),))
             self._running.add(child)
             return child
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End a process and those that it started, unless it has ended already."""
-    if child.poll() is None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-
-
-def ending(status: int) -> str:
-    """How a process ended that has this exit status, where that was not well."""
-    if status >= 0:
-        return f"ended with status {status}" if status else ""
-    try:
-        return f"crashed with {signal.Signals(-status).name}"
-    except ValueError:
-        return f"crashed with signal {-status}"
 
 
 def _record(name: str, answer: _Answer) -> BackendRecord:

@@ -1,0 +1,109 @@
+"""What `engine convert` says of a conversion when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.files import storable
+from engine.cli.output import counted, duration, fields, line, plain, size, table
+from engine.cli.values import arrays_of, described
+from engine.tensor import Array
+from engine.types import TensorSpec
+
+if TYPE_CHECKING:
+    from engine.convert.job import Job, Report
+
+
+def show(job: Job, report: Report) -> None:
+    """Print it as text; its last line is converter_lite's."""
+    pairs = {
+        "source": str(job.model_file),
+        "framework": job.framework.name,
+        "result": str(report.files[0]),
+        "size": f"{size(report.size_after)}, before {size(report.size_before)}",
+        "graph": counted(report.nodes, "node"),
+        "took": duration(report.seconds),
+    }
+    if len(report.files) > 1:
+        pairs["weights"] = str(report.files[1])
+    if job.encrypt_key is not None:
+        pairs["encrypted"] = "AES-GCM"
+    fields(pairs)
+    for title, specs in (("Inputs", report.inputs), ("Outputs", report.outputs)):
+        rows = [(spec.name, str(spec.dtype), _shape(spec)) for spec in specs]
+        table(title, ("name", "type", "shape"), rows)
+    if report.accuracy:
+        measures = list(dict.fromkeys(key for each in report.accuracy.values() for key in each))
+        table(
+            "Accuracy against the original",
+            ("output", *(f">{each.replace('_', ' ')}" for each in measures)),
+            [
+                (name, *(f"{each[key]:.6g}" if key in each else "" for key in measures))
+                for name, each in report.accuracy.items()
+            ],
+        )
+    if report.trial:
+        gave = [(name, (what, first)) for name, what, first in _trial_rows(report.trial)]
+        table("Trial run", ("output", "gave"), gave)
+    if report.notes:
+        line()
+        for text in report.notes:
+            line(f"note: {plain(text)}")
+    line()
+    line("CONVERT RESULT SUCCESS:0")
+
+
+def _shape(spec: TensorSpec) -> str:
+    return "[...]" if spec.shape is None else f"[{', '.join(map(str, spec.shape))}]"
+
+
+def _trial_rows(trial: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    return [
+        (part, described(array), " ".join(_text(each) for each in _first(array)))
+        for name, value in trial.items()
+        for part, array in arrays_of(name, value).items()
+    ]
+
+
+def _first(array: Array, count: int = 4) -> list[Any]:
+    values: list[Any] = storable(array.reshape(-1)[:count]).tolist()
+    return values
+
+
+def _text(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def values(job: Job, report: Report) -> dict[str, Any]:
+    """The same as plain values."""
+    return {
+        "source": str(job.model_file),
+        "framework": job.framework.name,
+        "result": str(report.files[0]),
+        "files": [str(each) for each in report.files],
+        "encrypted": job.encrypt_key is not None,
+        "size_before_bytes": report.size_before,
+        "size_after_bytes": report.size_after,
+        "nodes": report.nodes,
+        "convert_s": report.seconds,
+        "inputs": _specs(report.inputs),
+        "outputs": _specs(report.outputs),
+        "notes": list(report.notes),
+        "accuracy": report.accuracy,
+        "trial": [
+            {"name": name, "is": what, "begins_with": begin}
+            for name, what, begin in _trial_rows(report.trial)
+        ],
+    }
+
+
+def _specs(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": spec.name,
+            "dtype": str(spec.dtype),
+            "shape": None if spec.shape is None else list(spec.shape),
+        }
+        for spec in specs
+    ]

@@ -1,0 +1,65 @@
+"""Understands the flags of MindSpore Lite's `converter_lite`: "--inputShape=x:1,3" and the like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+_OPTIONS = {
+    "weightFile": "--weight-file",
+    "configFile": "--config",
+    "inputShape": "--input-shape",
+    "inputDataFormat": "--input-format",
+    "outputDataFormat": "--output-format",
+    "inputDataType": "--input-type",
+    "outputDataType": "--output-type",
+    "saveType": "--save-type",
+    "encryptKey": "--encrypt-key",
+    "decryptKey": "--decrypt-key",
+    "decryptMode": "--decrypt-mode",
+}
+_SWITCHES = {
+    "fp16": "--fp16",
+    "infer": "--infer",
+    "encryption": "--encryption",
+    "trainModel": "--train-model",
+    "optimizeTransformer": "--optimize-transformer",
+}
+_TRUTH = {"on": True, "true": True, "off": False, "false": False}
+
+
+class ConverterLiteCommand(TyperCommand):
+    """A command whose arguments and options go by those names too."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command's arguments, each under the name that this project has for it."""
+        places: dict[str, list[str]] = {"--modelFile": [], "--outputFile": []}
+        rest: list[str] = []
+        for argument in args:
+            name, equals, value = argument.partition("=")
+            if equals and name in places:
+                places[name].append(value)
+            else:
+                rest += _modern(argument, ctx)
+        model, output = places.values()
+        return super().parse_args(ctx, [*model, *output, *rest] if model else [*rest, *output])
+
+
+def _modern(argument: str, ctx: Any) -> list[str]:
+    """ "--fp16=on" as "--fp16", "--saveType=a" as "--save-type=a"; another stays as it is."""
+    flag, equals, value = argument.partition("=")
+    name = flag.removeprefix("--")
+    if name in _OPTIONS and flag != name:
+        return [_OPTIONS[name] + equals + value]
+    if name not in _SWITCHES or flag == name or not equals:
+        return [argument]
+    if value.lower() not in _TRUTH:
+        raise typer.BadParameter(
+            f"expected on, off, true or false, got {value!r}", ctx=ctx, param_hint=flag
+        )
+    if _TRUTH[value.lower()]:
+        return [_SWITCHES[name]]
+    # A key alone asks for encryption; the others are off unless they are switched on.
+    return ["--no-encryption"] if name == "encryption" else []

@@ -1,0 +1,166 @@
+"""The conversion of models: read, changed as the job says, written as ONNX.
+
+job.py         what is asked, and the report of what was done
+sources/       the frameworks: one file each
+shapes.py      input shapes, and the dims that follow from them; batch.py: another fixed batch,
+               comparison.py: whether that gives the same
+quantize/      int8, with calibration
+half.py        weights as float16
+edges.py       types and layout of inputs and outputs; integer_edges.py: those of int8 models
+graphs.py      what the passes share
+weights.py     external data, in and out
+write.py       the file; trial.py: whether it runs
+scratch.py     folders for what lies in between
+made_up.py     inputs that nobody gave
+remarks.py     what nobody reads in a configuration
+
+Nothing is imported here before it is needed: neither onnx nor a framework.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.convert.job import Job, Report
+from engine.errors import ModelError, one_line
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+__all__ = ["Job", "Report", "convert"]
+
+
+def convert(job: Job) -> Report:
+    """Do what the job says, and return what was done.
+
+    Raises ModelError for a model that cannot be read, changed or written, InputError for shapes
+    that its inputs cannot have, BackendError where a trial run has no backend, Cancelled; then
+    nothing was written.
+    """
+    try:
+        return _convert(job)
+    except OSError as error:  # a folder that may not be read, a disk that is full ...
+        raise ModelError(
+            f"{error.filename or job.model_file}: {error.strerror or error}", str(job.model_file)
+        ) from error
+    except MemoryError as error:
+        raise ModelError(
+            f"{job.model_file}: its conversion needs more memory than there is: {one_line(error)}",
+            str(job.model_file),
+        ) from error
+
+
+def _convert(job: Job) -> Report:
+    from engine.convert import remarks, sources
+    from engine.convert.write import check_output, write
+
+    begin = time.perf_counter()
+    check_output(job)
+    _require_onnx()
+    remarks.warn(job.config)
+    with job.phase("reading"):
+        model = sources.read(job)
+    size_before = _size_before(model, job)
+    model, notes, accuracy = _changed(model, job)
+    _sign(model, job)
+    with job.phase("writing"):
+        written = write(model, job)
+    if len(written.files) > 1:
+        notes.append(f"keep the weights, {written.files[1].name}, beside the model")
+    return Report(
+        files=written.files,
+        size_before=size_before,
+        size_after=sum(map(_size, written.files)),
+        nodes=len(written.graph.nodes),
+        inputs=written.graph.inputs,
+        outputs=written.graph.outputs,
+        notes=(*job.notes, *notes),
+        accuracy=accuracy,
+        seconds=time.perf_counter() - begin,
+        trial=written.trial,
+    )
+
+
+def _changed(
+    model: ModelProto, job: Job
+) -> tuple[ModelProto, list[str], Mapping[str, Mapping[str, float]]]:
+    """The model as it is to be, notes on that, and the accuracy of a quantized one."""
+    from engine.convert import remarks
+
+    notes = list(remarks.unread(job))
+    accuracy: Mapping[str, Mapping[str, float]] = {}
+
+    if job.input_shape:
+        from engine.convert import shapes
+
+        with job.phase("input shapes"):
+            model, said = shapes.fix(model, job)
+        notes += said
+    if job.config:
+        from engine.convert import quantize
+
+        if quantize.asked(job.config):
+            with job.phase("quantizing"):
+                model, said, accuracy = quantize.quantize(model, job)
+            notes += said
+    if job.weight_fp16:
+        from engine.convert import half
+
+        with job.phase("float16"):
+            model, said = half.store(model, job)
+        notes += said
+    if any((job.input_dtype, job.output_dtype, job.input_format, job.output_format)):
+        from engine.convert import edges  # last: calibration data is what the model itself takes
+
+        with job.phase("inputs and outputs"):
+            model, said = edges.adapt(model, job)
+        notes += said
+    return model, notes, accuracy
+
+
+def _sign(model: ModelProto, job: Job) -> None:
+    """Write into the model where it comes from."""
+    import engine
+
+    # A file's name need not be text, what a model holds has to be.
+    source = os.fsencode(job.model_file.name).decode(errors="replace")
+    origin = {
+        "converted_by": f"inference-engine {engine.__version__}",
+        "converted_from": f"{job.framework.name} {source}",
+    }
+    if job.optimize not in ("none", "general"):
+        origin["optimized_for"] = job.optimize
+    kept = [each for each in model.metadata_props if each.key not in origin]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    for key, value in origin.items():
+        model.metadata_props.add(key=key, value=value)
+
+
+def _require_onnx() -> None:
+    try:
+        import onnx  # noqa: F401
+    except ImportError as error:
+        raise ModelError(
+            'converting models needs onnx; run: pip install "inference-engine[convert]"'
+        ) from error
+
+
+def _size_before(model: ModelProto, job: Job) -> int:
+    from engine.convert.weights import total_bytes
+    from engine.enums import FmkType
+
+    size = _size(job.model_file)
+    if job.framework in (FmkType.ONNX, FmkType.MINDIR):
+        return max(size, total_bytes(model))  # weights may lie beside the file
+    return size
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size

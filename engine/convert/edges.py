@@ -1,0 +1,185 @@
+"""What goes in and comes out: another element type or layout than the model's own.
+
+A Transpose or Cast between the edge and the model; inputs and outputs keep their names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
+
+from engine.convert.graphs import Names, add_opset, add_weights, cast, constants, light, rename
+from engine.convert.integer_edges import expose
+from engine.convert.job import Job
+from engine.enums import DataType, FmkType, Format
+from engine.types import DType
+
+_TO = {Format.NHWC: (0, 2, 3, 1), Format.NCHW: (0, 3, 1, 2)}
+"""The other layout's axes in the order of this one."""
+
+_FLOATS = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
+_IDS = (DType.INT32, DType.INT64)
+
+
+@dataclass(slots=True)
+class _Edge:
+    """An input or output. inner: its type in the model; outer: what a user gives or gets.
+
+    perm: the model's axes in the order of the user's; () where they are the same.
+    """
+
+    name: str
+    inner: TypeProto
+    outer: TypeProto
+    perm: tuple[int, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.perm) or self.outer != self.inner
+
+
+def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
+    """The model with the types and layouts at its edges that the job asks for, and notes on them.
+
+    dtype: of floating inputs and outputs; where the model has just these integers behind them they
+        are laid bare (`integer_edges`), else by a Cast. Integers (token ids, say) become int32 or
+        int64 where no value can change by that; else they stay as they are, with a note.
+    format: of inputs and outputs of 4 axes, by a Transpose where the model's own layout, which is
+        its framework's, is the other one. Symbolic dims go with their axes.
+    What is an input and an output at once changes only where the same is asked for both.
+    `model` is not changed; it is what is returned where there is nothing to do.
+    """
+    own = Format.NHWC if job.framework in (FmkType.TF, FmkType.TFLITE) else Format.NCHW
+    dtypes = _element(job.input_dtype), _element(job.output_dtype)
+    result = light(model)
+    exposed = expose(result, model, *dtypes)
+    known = constants(model.graph)
+    given = {
+        each.name: _edge(each, "input", dtypes[0], job.input_format, own)
+        for each in result.graph.input
+        if each.name not in known
+    }
+    taken = {
+        each.name: _edge(each, "output", dtypes[1], job.output_format, own)
+        for each in result.graph.output
+    }
+    for name in given.keys() & taken.keys():
+        one, other = given[name], taken[name]
+        if (one.outer, one.perm) != (other.outer, other.perm):
+            text = f"{name!r} stays as it is: an input and an output that are one value"
+            given[name] = taken[name] = _Edge(name, one.inner, one.inner, notes=[text])
+    edges = [*given.values(), *(each for name, each in taken.items() if name not in given)]
+    notes = exposed + [note for edge in edges for note in edge.notes]
+    if not exposed and not any(edge.is_changed for edge in edges):
+        return model, notes
+
+    add_weights(result, model)
+    add_opset(result)
+    graph, names = result.graph, Names(model)
+    inner = {each.name: names.free(f"{each.name}.inner") for each in edges if each.is_changed}
+    before: list[NodeProto] = []
+    after: list[NodeProto] = []
+    for edge in edges:
+        if not edge.is_changed:
+            continue
+        if edge.name in given:
+            back = tuple(edge.perm.index(axis) for axis in range(len(edge.perm)))
+            ends = edge.name, inner[edge.name]
+            before += _steps(*ends, back, edge.outer, edge.inner, result, names)
+        else:
+            ends = inner[edge.name], edge.name
+            after += _steps(*ends, edge.perm, edge.inner, edge.outer, result, names)
+    for values, adapted in ((graph.input, given), (graph.output, taken)):
+        for value in values:
+            if value.name in adapted:
+                value.type.CopyFrom(adapted[value.name].outer)
+    rename(graph, inner)
+    for node in reversed(before):
+        graph.node.insert(0, node)
+    graph.node.extend(after)
+    for tensor in graph.initializer:
+        tensor.name = inner.get(tensor.name, tensor.name)
+    for sparse in graph.sparse_initializer:
+        sparse.values.name = inner.get(sparse.values.name, sparse.values.name)
+    for value in (*graph.value_info, *(each for each in graph.input if each.name in known)):
+        value.name = inner.get(value.name, value.name)
+    for annotation in graph.quantization_annotation:
+        annotation.tensor_name = inner.get(annotation.tensor_name, annotation.tensor_name)
+    return result, notes
+
+
+def _element(dtype: DataType | None) -> DType | None:
+    return None if dtype in (None, DataType.UNKNOWN) else DType(dtype.to_numpy().name)
+
+
+def _edge(
+    value: ValueInfoProto, what: str, dtype: DType | None, layout: Format | None, own: Format
+) -> _Edge:
+    """What is to become of one input or output."""
+    edge = _Edge(value.name, TypeProto(), TypeProto())
+    edge.inner.CopyFrom(value.type)
+    edge.outer.CopyFrom(value.type)
+    wants_layout = layout is not None and layout is not own
+    if value.type.WhichOneof("value") != "tensor_type":
+        if wants_layout or dtype is not None:
+            edge.notes.append(f"{what} {value.name!r} stays as it is: it is no tensor")
+        return edge
+    if dtype is not None:
+        _set_dtype(edge, what, dtype)
+    tensor = value.type.tensor_type
+    if layout is not None and wants_layout:
+        if not tensor.HasField("shape"):
+            edge.notes.append(f"{what} {value.name!r} keeps its layout: its rank is not known")
+        elif len(tensor.shape.dim) == 4:
+            edge.perm = _TO[layout]
+            dims = edge.outer.tensor_type.shape.dim
+            for place, axis in enumerate(edge.perm):
+                dims[place].CopyFrom(tensor.shape.dim[axis])
+            edge.notes.append(f"{what} {value.name!r} is {layout.name}; the model's is {own.name}")
+    return edge
+
+
+def _set_dtype(edge: _Edge, what: str, wanted: DType) -> None:
+    """Give the edge another element type where that is safe."""
+    found = DType.from_onnx(edge.inner.tensor_type.elem_type)
+    if found is wanted:
+        return
+    # Each int32 is an int64: such may go in as the first and come out as the second.
+    narrow, wide = (wanted, found) if what == "input" else (found, wanted)
+    if found not in _FLOATS and (narrow, wide) != _IDS:
+        edge.notes.append(
+            f"{what} {edge.name!r} stays {found}: only floating ones become {wanted} safely"
+        )
+        return
+    edge.outer.tensor_type.elem_type = wanted.onnx
+    text = f"{what} {edge.name!r} is {wanted}, the model's is {found}"
+    if wanted not in _FLOATS and found in _FLOATS:
+        text += "; a plain cast, without scale" + (
+            ""
+            if what == "input"
+            else ": fractions are cut off, and what is out of range is undefined"
+        )
+    edge.notes.append(text)
+
+
+def _steps(
+    source: str,
+    result: str,
+    perm: tuple[int, ...],
+    before: TypeProto,
+    after: TypeProto,
+    model: ModelProto,
+    names: Names,
+) -> list[NodeProto]:
+    """The nodes that make one value from the other."""
+    element = after.tensor_type.elem_type
+    casts = before.tensor_type.elem_type != element
+    if not perm:
+        return [cast(source, result, element, model.opset_import)]
+    middle = names.free(f"{source}.transposed") if casts else result
+    nodes = [helper.make_node("Transpose", [source], [middle], name=middle, perm=perm)]
+    if casts:
+        nodes.append(cast(middle, result, element, model.opset_import))
+    return nodes

@@ -1,0 +1,181 @@
+"""What the passes share: models without their weights, and names that are free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import TypeAlias
+
+from onnx import (
+    FunctionProto,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    OperatorSetIdProto,
+    TensorProto,
+    ValueInfoProto,
+    helper,
+    numpy_helper,
+)
+
+from engine.formats.onnx.infer import SMALL
+from engine.formats.onnx.names import subgraphs
+
+Body: TypeAlias = GraphProto | FunctionProto
+
+_INLINE_BYTES = 1024
+
+
+def light(model: ModelProto) -> ModelProto:
+    """A copy without the main graph's weights, which are most of a model's bytes.
+
+    `add_weights` makes it whole again.
+    """
+    copy = ModelProto()
+    for field, value in model.ListFields():
+        if field.name != "graph":
+            _set(copy, field.name, value)
+    for field, value in model.graph.ListFields():
+        if field.name != "initializer":
+            _set(copy.graph, field.name, value)
+    return copy
+
+
+def add_weights(copy: ModelProto, model: ModelProto) -> ModelProto:
+    """Copy the main graph's weights of `model` into a light copy of it; returns that."""
+    for tensor in model.graph.initializer:
+        copy.graph.initializer.add().CopyFrom(tensor)
+    return copy
+
+
+def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
+    """A light copy for shape inference: small weights whole, of the others their types."""
+    result = ModelProto()
+    result.CopyFrom(copy)
+    inputs = {each.name for each in copy.graph.input}
+    for tensor in model.graph.initializer:
+        if is_small(tensor):
+            result.graph.initializer.add().CopyFrom(tensor)
+        elif tensor.name not in inputs:
+            result.graph.input.append(
+                helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
+            )
+    return result
+
+
+def is_small(tensor: TensorProto) -> bool:
+    """Whether a tensor is in the model and of a size that shape inference looks at."""
+    return prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL
+
+
+def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
+    """Write the main graph's large weights to `file`; returns all weights as they refer to it.
+
+    A model of any size can be run with these, and several can share the file.
+    """
+    tensors = []
+    with file.open("wb") as opened:
+        for tensor in model.graph.initializer:
+            if tensor.ByteSize() < _INLINE_BYTES or tensor.data_type == TensorProto.STRING:
+                tensors.append(tensor)
+                continue
+            data = tensor.raw_data
+            if not data:  # in a field of its type, as some exporters have it
+                data = numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+            outside = TensorProto(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+            outside.data_location = TensorProto.EXTERNAL
+            for key, value in (
+                ("location", file.name), ("offset", opened.tell()), ("length", len(data)),
+            ):  # fmt: skip
+                outside.external_data.add(key=key, value=str(value))
+            opened.write(data)
+            tensors.append(outside)
+    return tensors
+
+
+def bodies(model: ModelProto) -> Iterator[Body]:
+    """All that has nodes: the main graph first, functions, and the graphs inside nodes."""
+    found: list[Body] = [model.graph, *model.functions]
+    for body in found:
+        yield body
+        found += [graph for node in body.node for graph in subgraphs(node)]
+
+
+def add_opset(model: ModelProto) -> None:
+    """Import ONNX's own operators into a model that has had none of them."""
+    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+        model.opset_import.add(domain="", version=17)
+
+
+def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdProto]) -> NodeProto:
+    """A Cast of `source` to element type `element`, for a model or function of these opsets."""
+    version = next((each.version for each in opsets if each.domain in ("", "ai.onnx")), 17)
+    to = element if version >= 6 else TensorProto.DataType.Name(element)
+    return helper.make_node("Cast", [source], [result], name=result, to=to)
+
+
+def constants(graph: GraphProto) -> set[str]:
+    """The names of a graph's initializers; an input of such a name is none to a caller."""
+    names = {each.name for each in graph.initializer}
+    return names | {each.values.name for each in graph.sparse_initializer}
+
+
+def inputs(graph: GraphProto) -> list[ValueInfoProto]:
+    """What a caller gives: inputs that are not initializers too."""
+    known = constants(graph)
+    return [each for each in graph.input if each.name not in known]
+
+
+class Names:
+    """Names that are taken in a model: of values and of nodes, in every graph of it."""
+
+    def __init__(self, model: ModelProto) -> None:
+        self._taken: set[str] = set(constants(model.graph))
+        for body in bodies(model):
+            if isinstance(body, GraphProto):
+                self._taken |= constants(body)
+                self._taken.update(each.name for each in (*body.input, *body.output))
+            else:
+                self._taken |= {*body.input, *body.output}
+            for node in body.node:
+                self._taken |= {node.name, *node.input, *node.output}
+
+    def free(self, wanted: str) -> str:
+        """`wanted`, or `wanted` with a number where that is taken; it is taken from now on."""
+        name, number = wanted, 2
+        while name in self._taken:
+            name, number = f"{wanted}_{number}", number + 1
+        self._taken.add(name)
+        return name
+
+
+def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
+    """Rename values where nodes make or read them; a subgraph's own are others."""
+    for node in graph.node:
+        for values in (node.input, node.output):
+            for place, name in enumerate(values):
+                if name in names:
+                    values[place] = names[name]
+        for inner in subgraphs(node):
+            own = constants(inner) | {each.name for each in inner.input}
+            own.update(name for each in inner.node for name in each.output)
+            outer = {name: names[name] for name in names.keys() - own}
+            rename(inner, outer)
+            for value in inner.output:
+                value.name = outer.get(value.name, value.name)
+
+
+def title(node: NodeProto) -> str:
+    """How messages call a node: by its operator and its name, or by what it makes."""
+    return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
+
+
+def _set(message: ModelProto | GraphProto, name: str, value: object) -> None:
+    """Copy a field's value into a message that does not have it yet."""
+    if hasattr(value, "CopyFrom"):
+        getattr(message, name).CopyFrom(value)
+    elif hasattr(value, "extend"):
+        getattr(message, name).extend(value)
+    else:
+        setattr(message, name, value)

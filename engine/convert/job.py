@@ -1,0 +1,109 @@
+"""What a conversion is asked to do, and what it did."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from engine.enums import DataType, FmkType, Format
+from engine.errors import ModelError
+from engine.types import CancelToken, Progress, TensorSpec
+
+_LARGEST_DIM = 2**63 - 1  # as ONNX stores them
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    """Show nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One conversion. Everything in it has been checked for its type, not against the model.
+
+    framework, model_file: what is read; weight_file: a second file that belongs to it, or None.
+    output_file: where the result goes, its ending included.
+    input_shape: by input name; a dim is at least 1, or -1 for one that stays open.
+    input_format, output_format: layout of 4-D inputs and outputs, NCHW or NHWC; None leaves the
+        model's own.
+    input_dtype, output_dtype: element type at the edge; None leaves the model's own.
+    weight_fp16: store float32 weights as float16. infer: run the result once.
+    encrypt_key: the result is encrypted with it (AES-GCM); decrypt_key, decrypt_mode: of a MindIR.
+    optimize: what the result is meant for, as `Converter.optimize` has it; noted in it.
+    config: sections of the converter's configuration.
+    notes: what the report begins with.
+    progress, cancel: as in `Model.build_from_file`; called and read in the converting thread.
+
+    Raises ModelError for an input shape that cannot be.
+    """
+
+    framework: FmkType
+    model_file: Path
+    output_file: Path
+    weight_file: Path | None = None
+    input_shape: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    input_format: Format | None = None
+    output_format: Format | None = None
+    input_dtype: DataType | None = None
+    output_dtype: DataType | None = None
+    weight_fp16: bool = False
+    infer: bool = False
+    encrypt_key: bytes | None = field(default=None, repr=False)
+    decrypt_key: bytes | None = field(default=None, repr=False)
+    decrypt_mode: str = "AES-GCM"
+    optimize: str = "general"
+    config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    progress: Progress = field(default=_silent, repr=False)
+    cancel: CancelToken = field(default_factory=CancelToken, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, shape in self.input_shape.items():
+            for place, dim in enumerate(shape):
+                if not 1 <= dim <= _LARGEST_DIM and dim != -1:
+                    raise ModelError(
+                        f"input_shape of {name!r}: dim {place} is {dim}; expected "
+                        f"1..{_LARGEST_DIM}, or -1 for a dim that stays open"
+                    )
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether a key is among what is asked: then nothing goes to a disk in clear."""
+        return self.encrypt_key is not None or self.decrypt_key is not None
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Show a phase of unknown length, and at its end that it is done. Raises Cancelled."""
+        self.cancel.check()
+        self.progress(name, 0, None)
+        yield
+        self.progress(name, 1, 1)
+
+    def watched(self, progress: Progress | None, cancel: CancelToken | None) -> Job:
+        """The same job, watched by these; None watches nothing."""
+        return replace(self, progress=progress or _silent, cancel=cancel or CancelToken())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What a conversion did.
+
+    files: what was written, the model first. size_before, size_after: of the source's and the
+    result's files, in bytes; weights of ONNX and MindIR count where they lie apart. notes: what a
+    user should know, a line each. accuracy: how near the quantized model comes to the original, by
+    output name; {} where nothing was quantized. seconds: how long it took. trial: the outputs of a
+    trial run by name, numpy arrays; {} where none was asked for.
+    """
+
+    files: tuple[Path, ...]
+    size_before: int
+    size_after: int
+    nodes: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    notes: tuple[str, ...] = ()
+    accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    seconds: float = 0.0
+    trial: Mapping[str, Any] = field(default_factory=dict)

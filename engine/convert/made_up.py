@@ -1,0 +1,46 @@
+"""Values that are made up for inputs, where nobody gave any."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.types import Dim, DType
+
+Array: TypeAlias = npt.NDArray[Any]
+
+FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
+
+
+def closed(shape: Sequence[Dim], size: int = 1) -> list[int]:
+    """A shape whose open dims are `size`."""
+    return [dim if isinstance(dim, int) else size for dim in shape]
+
+
+def ones(dtype: DType, dims: Sequence[int]) -> Array:
+    """All 1, as text "1". Raises MemoryError where no memory could hold it."""
+    _check(dims)
+    return np.full(dims, "1" if dtype is DType.STRING else 1, dtype.numpy)
+
+
+def random(dtype: DType, dims: Sequence[int], chance: np.random.Generator) -> Array:
+    """Floats around zero; whole numbers 0 and 1, which every table has a row for.
+
+    Raises MemoryError where no memory could hold it.
+    """
+    _check(dims)
+    if dtype in FLOATS:
+        return np.asarray(chance.standard_normal(dims)).astype(dtype.numpy)
+    drawn = np.asarray(chance.integers(0, 2, dims))
+    return drawn.astype(str).astype(object) if dtype is DType.STRING else drawn.astype(dtype.numpy)
+
+
+def _check(dims: Sequence[int]) -> None:
+    # Beyond that numpy raises ValueError, as it does for wrong arguments.
+    if prod(dims) > sys.maxsize // 16:
+        raise MemoryError(f"an array of shape {list(dims)} fits into no memory")

@@ -1,0 +1,144 @@
+"""Post-training quantization: int8 weights and activations, by the converter's configuration."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from pathlib import Path
+
+from onnx import ModelProto, TensorProto
+
+from engine.convert.job import Job
+from engine.convert.quantize import accuracy, calibration, prepare
+from engine.convert.quantize.dynamic import quantize_dynamic
+from engine.convert.quantize.full import quantize_full
+from engine.convert.quantize.runtime import LARGEST
+from engine.convert.quantize.settings import SECTIONS, Config, Kind, Settings, read_settings
+from engine.convert.quantize.weights import quantize_weights
+from engine.convert.scratch import scratch
+from engine.convert.weights import total_bytes
+from engine.errors import InputError, ModelError
+from engine.types import TensorSpec
+
+__all__ = ["asked", "quantize"]
+
+_INTEGERS = (TensorProto.INT4, TensorProto.INT8, TensorProto.UINT8)
+
+
+def asked(config: Config) -> bool:
+    """Whether a configuration has a section that asks for quantization."""
+    return any(config.get(section) for section in SECTIONS)
+
+
+def quantize(model: ModelProto, job: Job) -> tuple[ModelProto, list[str], accuracy.Accuracy]:
+    """Quantize a model as `job.config` says; `model` itself stays as it is.
+
+    Its weights are in it, not in other files. Returns the quantized model, notes for the user, and
+    by output how near it comes to the original: max_abs_error, mean_abs_error, cosine, snr_db,
+    and top1_agreement where an output holds scores of classes, [samples, classes].
+    Raises ModelError for settings, folders and models that cannot be used, InputError for a
+    sample that does not fit, Cancelled; ModelError with the command where a package is missing.
+    """
+    settings = read_settings(job.config)
+    kind, notes = settings.kind, list(settings.notes)
+    specs = calibration.input_specs(model)
+    _check_weights(model)
+    _check_nodes(model, settings)
+    samples, parts = None, None
+    if settings.data.calibrate_path:
+        samples = calibration.find_samples(settings.data, specs)
+        parts = calibration.split(len(samples), settings.data.calibrate_size)
+    original = prepare.regular(model, settings.common.bit_num)
+    with scratch(job) as folder:
+        if kind is Kind.FULL and samples is not None and parts is not None:
+            notes.append(parts.note)
+            result, more = quantize_full(original, settings, samples, parts.calibrate, job, folder)
+        elif kind is Kind.DYNAMIC:
+            job.progress("quantizing", 0, None)
+            result, more = quantize_dynamic(original, settings, job, folder)
+        else:
+            result, more = original, quantize_weights(original, settings, job)
+    notes += more
+    job.cancel.check()
+    notes.append(_summary(model, result, kind))
+    if samples is not None and parts is not None:
+        chosen = parts.compare if kind is Kind.FULL else tuple(range(len(samples)))
+        found = accuracy.measure(model, result, samples.read, chosen, job)
+    else:
+        found = _measured_without_data(model, result, specs, job, notes)
+    if settings.common.debug_info_save_path:
+        path = accuracy.write_table(found, Path(settings.common.debug_info_save_path))
+        notes.append(f"accuracy is in {path}")
+    return result, notes, found
+
+
+def _measured_without_data(
+    original: ModelProto,
+    quantized: ModelProto,
+    specs: tuple[TensorSpec, ...],
+    job: Job,
+    notes: list[str],
+) -> accuracy.Accuracy:
+    """Compare on made-up inputs; a model that they do not suit is not compared, and a note."""
+    if total_bytes(original) > LARGEST:
+        notes.append("accuracy was not measured: the model is too large")
+        return {}
+    try:
+        read, chosen = accuracy.generated(specs), range(accuracy.GENERATED)
+        found = accuracy.measure(original, quantized, read, chosen, job)
+    except (ModelError, InputError) as error:
+        notes.append(
+            f"accuracy was not measured: {error}; give data with [data_preprocess_param] "
+            "calibrate_path"
+        )
+        return {}
+    notes.append(
+        f"accuracy is of {accuracy.GENERATED} random inputs, which says little; give real ones "
+        "with [data_preprocess_param] calibrate_path"
+    )
+    return found
+
+
+def _check_weights(model: ModelProto) -> None:
+    """Raise ModelError for a model of float16: quantizers start from float32."""
+    kinds = {each.data_type for each in model.graph.initializer if len(each.dims) > 1}
+    if TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds:
+        raise ModelError(
+            "the model's weights are float16: expected float32 to quantize; convert the original "
+            "float32 model"
+        )
+
+
+def _check_nodes(model: ModelProto, settings: Settings) -> None:
+    """Raise ModelError for a name in skip_quant_node that no node has."""
+    names = {node.name for node in model.graph.node}
+    for name in settings.common.skip_quant_node:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f"did you mean {near[0]!r}?" if near else "`engine inspect` lists the nodes"
+            raise ModelError(
+                f"[common_quant_param] skip_quant_node: the model has no node {name!r}; {hint}"
+            )
+
+
+def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
+    """What was done, in numbers; ModelError where it was nothing."""
+    before = {each.name for each in model.graph.initializer}
+    whole = [
+        each
+        for each in result.graph.initializer
+        if each.data_type in _INTEGERS and each.name not in before and math.prod(each.dims) > 1
+    ]
+    weights = [each for each in whole if len(each.dims) > 1]
+    if not weights:
+        instead = {
+            Kind.FULL: "it has no convolutions or matrix products with constant weights",
+            Kind.DYNAMIC: "it has no matrix products with constant weights; try FULL_QUANT",
+            Kind.WEIGHT: "no weight is above min_quant_weight_size and min_quant_weight_channel",
+        }
+        raise ModelError(f"{kind} finds nothing to quantize in the model: {instead[kind]}")
+    count = f"{len(weights)} weight{'s' if len(weights) > 1 else ''}"
+    return (
+        f"{kind}: {count} quantized; {total_bytes(model)} bytes of weights before, "
+        f"{total_bytes(result)} after"
+    )

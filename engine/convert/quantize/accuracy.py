@@ -1,0 +1,131 @@
+"""How near a quantized model comes to the original, output by output."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from onnx import ModelProto
+
+from engine.convert.job import Job
+from engine.convert.made_up import closed, random
+from engine.convert.quantize.calibration import Sample
+from engine.convert.quantize.runtime import open_session
+from engine.errors import InputError, one_line
+from engine.formats.arrays import Array
+from engine.types import TensorSpec
+
+Accuracy = dict[str, dict[str, float]]
+
+BEST_SNR_DB = 200.0
+"""Reported where there is no difference at all; float32 itself has about 150."""
+
+GENERATED = 8
+"""Samples that are made up where there is no data."""
+
+
+@dataclass(slots=True)
+class _Difference:
+    """Sums over what was compared so far, in float64."""
+
+    count: int = 0
+    highest: float = 0.0
+    absolute: float = 0.0
+    noise: float = 0.0
+    signal: float = 0.0
+    product: float = 0.0
+    own: float = 0.0
+    rows: int = 0
+    agreeing: int = 0
+
+    def add(self, wanted: Array, got: Array) -> None:
+        """Count one output of one sample. Elements that are not finite in `wanted` are left out."""
+        if wanted.ndim == 2 and wanted.shape[1] > 1:
+            self.rows += len(wanted)
+            self.agreeing += int((wanted.argmax(1) == got.argmax(1)).sum())
+        usable = np.isfinite(wanted)
+        first, second = wanted[usable].astype(np.float64), got[usable].astype(np.float64)
+        error = np.abs(first - second)
+        self.count += error.size
+        self.highest = max(self.highest, float(error.max(initial=0.0)))
+        self.absolute += float(error.sum())
+        self.noise += float(error @ error)
+        self.signal += float(first @ first)
+        self.own += float(second @ second)
+        self.product += float(first @ second)
+
+    def measures(self) -> dict[str, float]:
+        """The measures by name."""
+        size = math.sqrt(self.signal * self.own)
+        same = 1.0 if self.noise == 0 else 0.0
+        found = {
+            "max_abs_error": self.highest,
+            "mean_abs_error": self.absolute / self.count,
+            "cosine": self.product / size if size else same,
+            "snr_db": min(BEST_SNR_DB, 10 * math.log10(self.signal / self.noise))
+            if self.noise and self.signal
+            else BEST_SNR_DB * same,
+        }
+        if self.rows:
+            found["top1_agreement"] = self.agreeing / self.rows
+        return found
+
+
+def measure(
+    original: ModelProto,
+    quantized: ModelProto,
+    read: Callable[[int], Sample],
+    chosen: Sequence[int],
+    job: Job,
+) -> Accuracy:
+    """Run both models on the same samples and compare their outputs of numbers.
+
+    read: gives a sample by its number; chosen: which ones.
+    Raises ModelError and InputError where one of the models does not run.
+    """
+    models = [
+        open_session(original, "the original model"),
+        open_session(quantized, "the quantized model"),
+    ]
+    names = [each.name for each in models[0].get_outputs()]
+    sums = {name: _Difference() for name in names}
+    for done, index in enumerate(chosen):
+        job.cancel.check()
+        job.progress("comparing", done, len(chosen))
+        sample = dict(read(index))
+        try:
+            results = [model.run(names, sample) for model in models]
+        except Exception as error:  # onnxruntime's own, of no common base
+            raise InputError(f"sample {index}: the model cannot run: {one_line(error)}") from error
+        for name, wanted, got in zip(names, *results):
+            if isinstance(wanted, np.ndarray) and wanted.dtype.kind in "fiub":
+                sums[name].add(wanted, got)
+    job.progress("comparing", len(chosen), len(chosen))
+    return {name: each.measures() for name, each in sums.items() if each.count}
+
+
+def generated(specs: Sequence[TensorSpec]) -> Callable[[int], Sample]:
+    """Samples that are made up, open axes 1."""
+
+    def read(index: int) -> Sample:
+        chance = np.random.default_rng(index)
+        return {each.name: random(each.dtype, closed(each.shape or ()), chance) for each in specs}
+
+    return read
+
+
+def write_table(accuracy: Mapping[str, Mapping[str, float]], folder: Path) -> Path:
+    """Write the measures to `output_summary.csv` in the folder, which is made; returns its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "output_summary.csv"
+    columns = list(dict.fromkeys(name for each in accuracy.values() for name in each))
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["output", *columns])
+        for output, measures in accuracy.items():
+            writer.writerow([output, *(measures.get(name, "") for name in columns)])
+    return path

@@ -1,0 +1,40 @@
+"""What a user gave that nothing reads: mistakes are logged, the rest is for the report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from engine.convert.job import Job
+from engine.enums import FmkType
+
+_QUANTIZING = (
+    "common_quant_param", "full_quant_param", "weight_quant_param", "dynamic_quant_param",
+    "data_preprocess_param", "mixed_bit_weight_quant_param", "transform_quant_param",
+)  # fmt: skip
+
+
+def warn(config: Mapping[str, Mapping[str, str]]) -> None:
+    """Log each section that does not exist, and each key of one whose keys are known, once."""
+    if not config:
+        return
+    from engine.backends import OFFICIAL, installed
+    from engine.sections import remarks
+
+    read = ("model_file", *_QUANTIZING)
+    with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
+    for text in remarks(config, "the converter", read, {}, lambda: with_sections):
+        logging.getLogger("engine").warning(text)
+
+
+def unread(job: Job) -> Iterator[str]:
+    """What belongs to another kind of conversion than this one, a line each."""
+    if job.weight_file is not None and job.framework is not FmkType.CAFFE:
+        yield f"{job.weight_file} is not read: only Caffe models have a weight_file"
+    if job.decrypt_key is not None and job.framework is not FmkType.MINDIR:
+        yield "decrypt_key is not used: only MindIR files are encrypted"
+    from engine.sections import KNOWN
+
+    for section in job.config:
+        if section in KNOWN and section not in (*_QUANTIZING, "model_file"):
+            yield f"configuration section [{section}] has no effect on a conversion"

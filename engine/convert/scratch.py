@@ -1,0 +1,33 @@
+"""Folders for what is written on the way from a model to its result."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine.convert.job import Job
+from engine.errors import ModelError
+
+MEMORY = Path("/dev/shm")
+"""Where files are that never reach a disk."""
+
+
+@contextmanager
+def scratch(job: Job) -> Iterator[Path]:
+    """A folder of the user's own, which is gone afterwards; in memory where the job has keys.
+
+    What is encrypted should not reach a disk in clear, deleted or not.
+    Raises ModelError where there is no such memory.
+    """
+    if job.is_secret and not MEMORY.is_dir():
+        raise ModelError(
+            f"with a key nothing may be written to disk in clear: expected {MEMORY}, files in "
+            "memory, for what lies between the model and its result; mount it, or convert without "
+            "a key",
+            str(job.model_file),
+        )
+    folder = MEMORY if job.is_secret else None
+    with tempfile.TemporaryDirectory(prefix="engine-convert-", dir=folder) as path:
+        yield Path(path)

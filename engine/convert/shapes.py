@@ -1,0 +1,172 @@
+"""The shapes of inputs, set, and what follows from them for the rest of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+
+import onnx
+from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
+
+from engine.convert.batch import Batches, rebatch
+from engine.convert.graphs import add_weights, bodies, inputs, light, typed
+from engine.convert.job import Job
+from engine.errors import InputError, ModelError, one_line
+
+
+def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
+    """The model with its inputs shaped as `job.input_shape` says, and notes on that.
+
+    Open dims become what is asked, a symbolic one wherever it stands; -1 leaves a dim as it is. A
+    fixed first axis that is to have another size, the batch, is changed by `batch.rebatch`. All
+    other shapes are inferred anew. `model` is not changed.
+    Raises InputError where the inputs cannot be so, ModelError where the model cannot, Cancelled.
+    """
+    if not job.input_shape:
+        return model, []
+    given = {each.name: each for each in inputs(model.graph)}
+    symbols: dict[str, tuple[int, str]] = {}
+    batches: dict[str, tuple[int, int]] = {}
+    notes: list[str] = []
+    for name, dims in job.input_shape.items():
+        if name not in given:
+            raise InputError(
+                f"input_shape names {name!r}, which is no input of the model; its inputs are "
+                f"{_texts(given.values())}",
+                name,
+            )
+        _ask(given[name], dims, symbols, batches, notes)
+    if len({Fraction(new, old) for old, new in batches.values()}) > 1:
+        changes = ", ".join(f"{name!r} {old} to {new}" for name, (old, new) in batches.items())
+        raise InputError(
+            f"input_shape changes the model's fixed batch by different factors: {changes}; "
+            "one factor for all inputs is possible"
+        )
+    for name, value in given.items():
+        for dim in value.type.tensor_type.shape.dim:
+            if name not in job.input_shape and dim.dim_param in symbols:
+                size, by = symbols[dim.dim_param]
+                notes.append(f"input {name!r}: {dim.dim_param!r} is {size}, as in input {by!r}")
+    result = light(model)
+    _set(result, job.input_shape, {symbol: size for symbol, (size, _) in symbols.items()}, batches)
+    if batches:
+        notes += rebatch(result, model, batches, job)
+    _infer(result, model, job)
+    return add_weights(result, model), notes
+
+
+def _ask(
+    value: ValueInfoProto,
+    dims: tuple[int, ...],
+    symbols: dict[str, tuple[int, str]],
+    batches: dict[str, tuple[int, int]],
+    notes: list[str],
+) -> None:
+    """Compare what is asked of one input with what it is, and note down what is to change.
+
+    symbols: symbolic dims, their size and the input that it came from.
+    batches: by input, first axes of fixed size: what they are and what they are to be.
+    """
+    name, tensor = value.name, value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise InputError(
+            f"input_shape gives {name!r} dims, but it is no tensor; leave it out", name
+        )
+    if not tensor.HasField("shape"):
+        return
+    if len(tensor.shape.dim) != len(dims):
+        raise InputError(
+            f"input {name!r}: input_shape gives it {len(dims)} dims, {_listed(dims)}; the model's "
+            f"has {len(tensor.shape.dim)}: {_texts([value])}",
+            name,
+        )
+    for axis, (dim, asked) in enumerate(zip(tensor.shape.dim, dims, strict=True)):
+        if dim.dim_param and asked != -1:
+            size, by = symbols.setdefault(dim.dim_param, (asked, name))
+            if size != asked:
+                raise InputError(
+                    f"input {name!r}: dim {axis} is {dim.dim_param!r}, which input_shape makes "
+                    f"{asked}, but {size} in input {by!r}; they are the same size in the model",
+                    name,
+                )
+        elif dim.dim_value > 0 and asked == -1:
+            notes.append(f"input {name!r}: dim {axis} stays {dim.dim_value}, as it is in the model")
+        elif dim.HasField("dim_value") and dim.dim_value >= 0 and dim.dim_value != asked != -1:
+            if axis or not dim.dim_value:
+                raise InputError(
+                    f"input {name!r}: dim {axis} is {dim.dim_value} in the model, input_shape asks "
+                    f"for {asked}; leave it, or export the model with this axis dynamic",
+                    name,
+                )
+            batches[name] = dim.dim_value, asked
+
+
+def _set(
+    model: ModelProto,
+    shapes: Mapping[str, tuple[int, ...]],
+    symbols: Mapping[str, int],
+    batches: Batches,
+) -> None:
+    """Set open dims of inputs, and symbols wherever they are; forget what was inferred."""
+    for body in bodies(model):
+        del body.value_info[:]
+        if isinstance(body, GraphProto):
+            for value in (*body.input, *body.output):
+                for dim in value.type.tensor_type.shape.dim:
+                    if dim.dim_param in symbols:
+                        dim.dim_value = symbols[dim.dim_param]
+    for value in model.graph.input:
+        shape = value.type.tensor_type.shape
+        asked = shapes.get(value.name, ())
+        while len(shape.dim) < len(asked):
+            shape.dim.add()
+        for axis, size in enumerate(asked):
+            if size != -1 and not (axis == 0 and value.name in batches):
+                shape.dim[axis].dim_value = size
+
+
+def _infer(model: ModelProto, weights: ModelProto, job: Job) -> None:
+    """Infer the shapes of the main graph's values and outputs."""
+    infer = onnx.shape_inference.infer_shapes
+    whole = typed(model, weights)
+    try:
+        found = infer(whole, strict_mode=True, data_prop=True)
+    except Exception as error:  # onnx's, of several kinds
+        try:
+            infer(typed(light(weights), weights), strict_mode=True, data_prop=True)
+        except Exception:  # what it does not understand is not new
+            found = infer(whole, data_prop=True)
+        else:
+            raise ModelError(
+                f"{job.model_file}: the model cannot have these input shapes: {one_line(error)}; "
+                "give sizes that fit its layers",
+                str(job.model_file),
+            ) from error
+    model.graph.value_info.extend(found.graph.value_info)
+    for output, inferred in zip(model.graph.output, found.graph.output, strict=True):
+        _complete(output.type, inferred.type)
+
+
+def _complete(kind: TypeProto, inferred: TypeProto) -> None:
+    """Add to an output's type what was inferred and is not in it; symbols only with the rank."""
+    if not kind.tensor_type.HasField("shape"):
+        kind.CopyFrom(inferred)
+        return
+    for dim, found in zip(kind.tensor_type.shape.dim, inferred.tensor_type.shape.dim):
+        if found.dim_value:
+            dim.dim_value = found.dim_value
+
+
+def _texts(values: Iterable[ValueInfoProto]) -> str:
+    """Inputs and their shapes: 'x' 1,3,h,w; 'y' 1."""
+    texts = []
+    for value in values:
+        tensor = value.type.tensor_type
+        dims = (dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "?")
+                for dim in tensor.shape.dim)  # fmt: skip
+        texts.append(f"{value.name!r} {_listed(dims) if tensor.HasField('shape') else '...'}")
+    return "; ".join(texts)
+
+
+def _listed(dims: Iterable[object]) -> str:
+    return "[" + ", ".join(map(str, dims)) + "]"

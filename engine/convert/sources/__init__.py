@@ -1,0 +1,86 @@
+"""The frameworks that models come from: one file each, which reads its models into ONNX."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.convert.job import Job
+from engine.enums import FmkType
+from engine.errors import ModelError
+from engine.formats import kinds, recognise
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+# Imported when such a model is converted: most need a heavy package.
+_READERS = {
+    FmkType.TF: "tensorflow",
+    FmkType.CAFFE: "caffe",
+    FmkType.ONNX: "onnx",
+    FmkType.MINDIR: "mindir",
+    FmkType.TFLITE: "tflite",
+    FmkType.PYTORCH: "pytorch",
+}
+# What a file's content says. Others, as "zip", say nothing: the framework's own reader decides.
+_FRAMEWORKS = {
+    kinds.ONNX: FmkType.ONNX,
+    kinds.MINDIR: FmkType.MINDIR,
+    kinds.ENCRYPTED_MINDIR: FmkType.MINDIR,
+    "tensorflow": FmkType.TF,
+    "keras": FmkType.TF,
+    "hdf5": FmkType.TF,
+    "tflite": FmkType.TFLITE,
+    "pytorch": FmkType.PYTORCH,
+}
+_SAVED_MODEL = "saved_model.pb"
+
+
+def read(job: Job) -> ModelProto:
+    """The model as ONNX, all its weights in memory.
+
+    Raises ModelError for what cannot be read, is of another framework than the job says, or needs
+    a package that is not installed.
+    """
+    found = framework_of(job.model_file)
+    # What this converter writes is ONNX under MindIR's name, so that one is read as the other.
+    if found not in (None, job.framework) and (found, job.framework) != (
+        FmkType.ONNX,
+        FmkType.MINDIR,
+    ):
+        assert found is not None
+        raise ModelError(
+            f"{job.model_file}: holds {_named(found)}, but fmk_type is {job.framework}; pass "
+            f"{found} (on the command line: --fmk {found.name})",
+            str(job.model_file),
+        )
+    module = import_module(f"engine.convert.sources.{_READERS[job.framework]}")
+    model: ModelProto = module.read(job)
+    return model
+
+
+def framework_of(path: Path) -> FmkType | None:
+    """The framework that a file's content tells of; None where it tells of none.
+
+    Raises ModelError for what cannot be read, and for a folder that is no SavedModel.
+    """
+    if path.is_dir():
+        if (path / _SAVED_MODEL).is_file():
+            return FmkType.TF
+        raise ModelError(
+            f"{path}: is a folder without a {_SAVED_MODEL}; expected a model's file, or the folder "
+            "of a TensorFlow SavedModel",
+            str(path),
+        )
+    return _FRAMEWORKS.get(recognise(path))
+
+
+def _named(framework: FmkType) -> str:
+    return {
+        FmkType.TF: "a TensorFlow model",
+        FmkType.ONNX: "an ONNX model",
+        FmkType.MINDIR: "a MindIR model",
+        FmkType.TFLITE: "a TensorFlow Lite model",
+        FmkType.PYTORCH: "a PyTorch model",
+    }[framework]

@@ -1,0 +1,18 @@
+"""Caffe models: nothing that is still maintained reads them, so here is what to do instead."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+from engine.convert.job import Job
+from engine.errors import ModelError
+
+
+def read(job: Job) -> NoReturn:
+    """Raise the ModelError that says what to do."""
+    raise ModelError(
+        f"{job.model_file}: Caffe models are not read; make it ONNX where Caffe's tools are, for "
+        "example with the package caffe2onnx, and convert that with FmkType.ONNX (on the command "
+        "line: --fmk ONNX)",
+        str(job.model_file),
+    )

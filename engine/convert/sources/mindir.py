@@ -1,0 +1,42 @@
+"""MindIR models: the reader that Model has for them makes them ONNX."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.convert.job import Job
+from engine.convert.sources.onnx import whole
+from engine.errors import ModelError
+from engine.formats import kinds, open_source, recognise
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def read(job: Job) -> ModelProto:
+    """See engine.convert.sources.read. Encrypted files are decrypted in memory.
+
+    Raises ModelError also for a model that keeps state between predicts: ONNX has no place for it.
+    """
+    name = str(job.model_file)
+    is_encrypted = recognise(job.model_file) == kinds.ENCRYPTED_MINDIR
+    if is_encrypted and job.decrypt_key is None:
+        raise ModelError(
+            f"{name}: is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM (on "
+            "the command line: --decrypt-key, --decrypt-mode)",
+            name,
+        )
+    source = open_source(
+        job.model_file,
+        dec_key=job.decrypt_key if is_encrypted else None,
+        dec_mode=job.decrypt_mode,
+        folder=job.config.get("model_file", {}).get("mindir_path"),
+    )
+    slots = getattr(source, "state", ())
+    if slots:
+        raise ModelError(
+            f"{name}: assigns to its parameter {slots[0].input!r}, and a converted file cannot "
+            "keep such state from predict to predict; give the .mindir itself to Model, which does",
+            name,
+        )
+    return whole(source, job)

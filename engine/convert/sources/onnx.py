@@ -1,0 +1,34 @@
+"""ONNX models: checked by the reader that every model goes through, and taken as they are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.convert.job import Job
+from engine.convert.weights import bring_in
+from engine.formats import open_source
+from engine.types import ModelSource
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+
+def read(job: Job) -> ModelProto:
+    """See engine.convert.sources.read."""
+    return whole(open_source(job.model_file), job)
+
+
+def whole(source: ModelSource, job: Job) -> ModelProto:
+    """The model that `source` is, its external data in it.
+
+    Raises ModelError where the data cannot be read, and Cancelled.
+    """
+    from onnx import load_model_from_string
+
+    data = source.data
+    if data is None:
+        assert source.path is not None
+        data = source.path.read_bytes()
+    model = load_model_from_string(data)
+    bring_in(model, source.folder, job)
+    return model

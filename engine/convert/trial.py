@@ -1,0 +1,52 @@
+"""The trial run: whether a result works, before it is written for good."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from engine.convert.job import Job
+from engine.convert.made_up import closed, ones
+from engine.errors import BackendError, InputError, ModelError, ModelStateError
+from engine.types import TensorSpec, ValueKind
+
+
+def run(model: bytes | Path, job: Job) -> dict[str, Any]:
+    """Run a model once on the cpu backend, its inputs all ones; returns the outputs by name.
+
+    An axis that the model leaves open is 1. Raises ModelError where it does not run, BackendError
+    where there is no such backend, Cancelled.
+    """
+    from engine.model import Model, ModelType
+    from engine.values import arrays
+
+    with Model() as built:
+        try:
+            if isinstance(model, bytes):
+                built.build_from_buffer(model, progress=job.progress, cancel=job.cancel)
+            else:
+                built.build_from_file(
+                    str(model), ModelType.MINDIR, progress=job.progress, cancel=job.cancel
+                )
+            results = built.predict([_ones(spec) for spec in built.input_specs])
+        except (ModelError, InputError, ModelStateError) as error:
+            text = str(error).split("failed! Error is ", 1)[-1]
+            if isinstance(model, Path):  # a file aside, which the user does not know
+                text = text.replace(str(model), str(job.output_file))
+            raise ModelError(
+                f"the result does not run: {text}; {str(job.output_file)!r} was not written"
+            ) from error
+        except BackendError as error:
+            error.args = (f"infer needs a backend: {error}",)
+            raise
+        names = [spec.name for spec in built.output_specs]
+        return dict(zip(names, map(arrays, results), strict=True))
+
+
+def _ones(spec: TensorSpec) -> Any:
+    if spec.kind is ValueKind.OPTIONAL:
+        return None
+    if spec.shape is None or spec.kind is ValueKind.MAP:
+        raise InputError(f"input {spec.name!r} is {spec}, and nothing can stand for it")
+    array = ones(spec.dtype, closed(spec.shape))
+    return [array] if spec.kind is ValueKind.SEQUENCE else array

@@ -1,0 +1,54 @@
+"""What a model file holds: its bytes, decrypted where they are encrypted, and their kind."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+from typing import NamedTuple
+
+from engine.errors import ModelError
+from engine.formats import kinds
+from engine.formats.files import read_file
+
+
+class Content(NamedTuple):
+    """What is in a file.
+
+    kind: of `data`, as `kinds.kind_of` names it. data: in memory, or mapped where a plain file is
+    large; of an encrypted file the plaintext, which is nowhere else. encryption: how the file is
+    encrypted, "" for not at all.
+    """
+
+    kind: str
+    data: bytes | mmap.mmap
+    encryption: str = ""
+
+
+def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Content:
+    """Read a file. Raises ModelError where its key is missing or wrong, or it takes none."""
+    name = str(path)
+    data = read_file(path)
+    kind = kinds.kind_of(memoryview(data))
+    if kind != kinds.ENCRYPTED_MINDIR:
+        if dec_key:
+            raise ModelError(
+                f"{name}: it is not encrypted, but dec_key was given; leave dec_key out", name
+            )
+        return Content(kind, data)
+    from engine.formats.mindir import crypto  # rare, as is all of MindIR
+
+    try:
+        plain = crypto.decrypt(memoryview(data), dec_key, dec_mode)
+    except crypto.Locked as error:
+        raise ModelError(f"{name}: {error}", name) from None
+    kind = kinds.kind_of(memoryview(plain))
+    if kind in (kinds.ONNX, kinds.MINDIR):
+        return Content(kind, plain, dec_mode)
+    if dec_mode == "AES-GCM":  # it proves that this is what was encrypted; any key fits the others
+        what, _ = kinds.FOREIGN.get(kind, ("encrypted once more", ""))
+        raise ModelError(f"{name}: holds {what}, encrypted; expected MindIR or ONNX", name)
+    raise ModelError(
+        f"{name}: the key is wrong, or the file is damaged: what comes out is neither MindIR nor "
+        "ONNX",
+        name,
+    )

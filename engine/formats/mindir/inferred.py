@@ -1,0 +1,191 @@
+"""Shapes of ONNX operators' results, for where the file leaves them open.
+
+MindSpore gives up a tensor's rank after some operators (Squeeze of an open axis, branches); what
+follows then has no rank in the file either, though it is plain from the operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.formats.mindir.values import Shape, Value
+
+Rule = Callable[[Sequence[Any], Mapping[str, Any]], Shape]
+
+
+def shape_of(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    """The shape of the first result as far as it follows from the inputs' shapes."""
+    rule = _RULES.get(op_type)
+    try:
+        return rule(inputs, attributes) if rule is not None else None
+    except (IndexError, TypeError, ValueError):  # the inputs do not fit: the backend says how
+        return None
+
+
+def _shape(item: Any) -> Shape:
+    return item.shape if isinstance(item, Value) else tuple(np.shape(item))
+
+
+def _same(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    return _shape(inputs[0])
+
+
+def _broadcast(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    return _widest(*map(_shape, inputs))
+
+
+def _widest(*shapes: Shape) -> Shape:
+    """What shapes broadcast to."""
+    sizes: list[int | None] = []
+    for shape in shapes:
+        if shape is None:
+            return None
+        sizes = [*[1] * (len(shape) - len(sizes)), *sizes]
+        for axis, dim in enumerate(shape, len(sizes) - len(shape)):
+            if sizes[axis] == 1 or dim not in (1, None):
+                sizes[axis] = dim
+    return tuple(sizes)
+
+
+def _rank_only(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    shape = _shape(inputs[0])
+    return None if shape is None else (None,) * len(shape)
+
+
+def _spatial(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    """Batch and channels stay."""
+    shape = _shape(inputs[0])
+    return None if shape is None else (*shape[:2], *[None] * (len(shape) - 2))
+
+
+def _convolved(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    shape, weight = _shape(inputs[0]), _shape(inputs[1])
+    if shape is None:
+        return None
+    return (shape[0], weight[0] if weight else None, *[None] * (len(shape) - 2))
+
+
+def _product(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    one, two = _shape(inputs[0]), _shape(inputs[1])
+    if one is None or two is None:
+        return None
+    lead = _widest(one[:-2], two[:-2])
+    return (*(lead or ()), *one[-2:-1], *(two[-1:] if len(two) > 1 else ()))
+
+
+def _gemm(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    one, two = _shape(inputs[0]) or (None, None), _shape(inputs[1]) or (None, None)
+    return one[1 if attributes.get("transA") else 0], two[0 if attributes.get("transB") else 1]
+
+
+def _reduced(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    shape = _shape(inputs[0])
+    if shape is None:
+        return None
+    given = inputs[1] if len(inputs) > 1 else attributes.get("axis")
+    axes = _numbers(given)
+    if given is not None and axes is None:
+        return None
+    gone = {axis % len(shape) for axis in axes} if axes is not None else set(range(len(shape)))
+    if attributes.get("keepdims", 1):
+        return tuple(1 if axis in gone else dim for axis, dim in enumerate(shape))
+    return tuple(dim for axis, dim in enumerate(shape) if axis not in gone)
+
+
+def _numbers(item: Any) -> tuple[int, ...] | None:
+    if isinstance(item, Value):
+        item = item.array()
+    return None if item is None else tuple(int(each) for each in np.reshape(item, -1))
+
+
+def _joined(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    shape = next((each for each in map(_shape, inputs) if each is not None), None)
+    if shape is None:
+        return None
+    sizes = list(shape)
+    sizes[attributes["axis"]] = None
+    return tuple(sizes)
+
+
+def _gathered(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    shape, places = _shape(inputs[0]), _shape(inputs[1])
+    if shape is None or places is None:
+        return None
+    axis = attributes.get("axis", 0) % len(shape)
+    return (*shape[:axis], *places, *shape[axis + 1 :])
+
+
+def _gathered_nd(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    shape, places = _shape(inputs[0]), _shape(inputs[1])
+    if shape is None or not places or places[-1] is None:
+        return None
+    return (*places[:-1], *shape[attributes.get("batch_dims", 0) + places[-1] :])
+
+
+def _cut(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    shape = _shape(inputs[0])
+    axes = _numbers(inputs[3]) if len(inputs) > 3 else None
+    if shape is None or axes is None:
+        return _rank_only(inputs, {})
+    cut = {axis % len(shape) for axis in axes}
+    return tuple(None if axis in cut else dim for axis, dim in enumerate(shape))
+
+
+def _by_vector(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    """The shape is an input: its elements, or at least how many they are."""
+    sizes = _numbers(inputs[1])
+    if sizes is not None:
+        return tuple(None if size < 1 else size for size in sizes)
+    length = _shape(inputs[1])
+    return (None,) * length[0] if length and length[0] is not None else None
+
+
+def _expanded(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    return _widest(_shape(inputs[0]), _by_vector(inputs, attributes))
+
+
+def _permuted(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    shape = _shape(inputs[0])
+    return None if shape is None else tuple(shape[axis] for axis in attributes["perm"])
+
+
+def _einsum(_: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+    result = attributes["equation"].partition("->")[2].strip()
+    return None if not result or "." in result else (None,) * len(result)
+
+
+_RULES: dict[str, Rule] = {
+    "Conv": _convolved, "MatMul": _product, "Gemm": _gemm, "Concat": _joined, "Gather": _gathered,
+    "GatherND": _gathered_nd, "Slice": _cut, "Reshape": _by_vector, "Expand": _expanded,
+    "Transpose": _permuted, "Einsum": _einsum, "ArgMax": _reduced, "ArgMin": _reduced,
+    "GatherElements": lambda inputs, _: _shape(inputs[1]),
+    "Flatten": lambda *_: (None, None),
+    "Range": lambda *_: (None,),
+}  # fmt: skip
+for _name in (
+    "Abs", "Acos", "Acosh", "Asin", "Asinh", "Atan", "Atanh", "BatchNormalization", "BitwiseNot",
+    "Cast", "Ceil", "Celu", "Clip", "Cos", "Cosh", "CumSum", "Elu", "Erf", "Exp", "Floor", "Gelu",
+    "HardSigmoid", "HardSwish", "Identity", "InstanceNormalization", "IsInf", "IsNaN", "LRN",
+    "LayerNormalization", "LeakyRelu", "Log", "LogSoftmax", "Mish", "Neg", "Not", "Reciprocal",
+    "Relu", "Round", "ScatterElements", "ScatterND", "Selu", "Shrink", "Sigmoid", "Sign", "Sin",
+    "Sinh", "Softmax", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh", "Trilu",
+):  # fmt: skip
+    _RULES[_name] = _same
+for _name in (
+    "Add", "And", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "Div", "Equal", "Greater",
+    "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul", "Or", "PRelu", "Pow",
+    "Sub", "Sum", "Where", "Xor",
+):  # fmt: skip
+    _RULES[_name] = _broadcast
+for _name in ("AveragePool", "GlobalAveragePool", "GlobalMaxPool", "MaxPool"):
+    _RULES[_name] = _spatial
+for _name in (
+    "Compress", "ConvTranspose", "DepthToSpace", "GridSample", "Pad", "Resize", "SpaceToDepth",
+    "Split", "Tile", "TopK",
+):  # fmt: skip
+    _RULES[_name] = _rank_only
+for _name in ("L1", "L2", "LogSumExp", "Max", "Mean", "Min", "Prod", "Sum", "SumSquare"):
+    _RULES[f"Reduce{_name}"] = _reduced

@@ -1,0 +1,34 @@
+"""A backend's options, told from misspelt ones by what its manifest declares.
+
+    refuse_unknown(options.options, OPTIONS)   # in a backend, with its `BackendInfo.options`
+
+For backends too, which may import this module as they do the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def is_declared(key: str, names: Iterable[str]) -> bool:
+    """Whether `key` is one of `names`; a name that ends in "*" stands for all that begin so."""
+    return any(key == name or (name.endswith("*") and key.startswith(name[:-1])) for name in names)
+
+
+def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> str:
+    """The one of `words` that a misspelt `word` most likely is, whatever its case; "" for none."""
+    import difflib  # rare
+
+    by_lower = {each.lower(): each for each in words}
+    near = difflib.get_close_matches(word.lower(), by_lower, 1, likeness)
+    return by_lower[near[0]] if near else ""
+
+
+def refuse_unknown(given: Iterable[str], declared: Iterable[str]) -> None:
+    """ValueError for a key of `given` that is not declared, with the nearest that is."""
+    names = tuple(declared)
+    for key in given:
+        if not is_declared(key, names):
+            near = nearest(key, names)
+            hint = f"did you mean {near!r}? " if near else ""
+            raise ValueError(f"unknown option {key!r}; {hint}known: {', '.join(names) or 'none'}")

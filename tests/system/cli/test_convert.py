@@ -1,0 +1,320 @@
+"""`engine convert`: its own options, converter_lite's flags, what it prints and what it refuses."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import onnx
+import pytest
+
+import engine
+from engine.testing import models
+
+KEY = "00112233445566778899aabbccddeeff"
+
+
+@pytest.fixture
+def affine(tmp_path):
+    return models.affine(tmp_path)
+
+
+def specs(path):
+    with engine.load(path) as model:
+        return [str(each) for each in (*model.input_specs, *model.output_specs)]
+
+
+def test_it_converts_and_says_what_was_done(cli, affine, tmp_path):
+    done = cli("convert", affine, tmp_path / "out", "--infer")
+    assert (done.status, done.err) == (0, "")
+    for said in (
+        f"source {affine}",
+        "framework ONNX",
+        f"result {tmp_path / 'out.mindir'}",
+        f"size {(tmp_path / 'out.mindir').stat().st_size} bytes, before {affine.stat().st_size} by",
+        "graph 2 nodes",
+        "Inputs name type shape x float32 [batch, 3]",
+        "Outputs name type shape y float32 [batch, 3]",
+        "Trial run output gave y float32[1, 3] 3 3 3",
+    ):
+        assert said in done.text
+    assert done.out.endswith("\n\nCONVERT RESULT SUCCESS:0\n")
+    assert "note:" not in done.out
+
+
+def test_json_has_the_same_facts_and_nothing_else(cli, affine, tmp_path):
+    done = cli(
+        "convert", affine, tmp_path / "out", "--infer", "--optimize", "gpu_oriented", "--json"
+    )
+    facts = done.json
+    assert facts["source"] == str(affine)
+    assert facts["framework"] == "ONNX"
+    assert facts["files"] == [facts["result"]] == [str(tmp_path / "out.mindir")]
+    assert facts["size_before_bytes"] == affine.stat().st_size
+    assert facts["size_after_bytes"] == (tmp_path / "out.mindir").stat().st_size
+    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
+    assert facts["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}]
+    assert facts["trial"] == [{"name": "y", "is": "float32[1, 3]", "begins_with": "3 3 3"}]
+    assert (facts["nodes"], facts["encrypted"], facts["accuracy"]) == (2, False, {})
+    assert facts["convert_s"] > 0
+    [note] = facts["notes"]
+    assert note.startswith("optimize='gpu_oriented' is noted in the file")
+
+
+# -------------------------------------------------------------------------- what is done, two ways
+
+
+# Each as people type it and as converter_lite has it, and what the result takes and gives.
+WAYS = [
+    ([], [], ["float32[batch, 3]"] * 2),
+    (
+        ["--input-shape", "x:4,3"],
+        ["--inputShape=x:4,3", "--inputDataType=DEFAULT"],
+        ["float32[4, 3]"] * 2,
+    ),
+    (
+        ["--input-type", "float16", "--output-type", "INT32"],
+        ["--inputDataType=FLOAT16", "--outputDataType=INT32", "--fp16=off"],
+        ["float16[batch, 3]", "int32[batch, 3]"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("typed", "flags", "expected"), WAYS)
+def test_our_options_and_converter_lites_flags_do_the_same(
+    cli, affine, tmp_path, typed, flags, expected
+):
+    ours = cli("convert", affine, tmp_path / "ours", *typed)
+    theirs = cli(
+        "convert", "--fmk=ONNX", f"--modelFile={affine}", f"--outputFile={tmp_path / 'theirs'}",
+        "--saveType=MINDIR", "--optimize=general", "--infer=false", "--encryption=false", *flags,
+    )  # fmt: skip
+    assert (ours.status, theirs.status) == (0, 0), ours.err + theirs.err
+    assert specs(tmp_path / "ours.mindir") == expected
+    ours, theirs = tmp_path / "ours.mindir", tmp_path / "theirs.mindir"
+    assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_a_line_of_converter_lites_works_with_its_files_in_any_place(cli, affine, tmp_path):
+    for number, arguments in enumerate(
+        (
+            [f"--outputFile={tmp_path}/0", "--fp16=on", f"--modelFile={affine}", "--fmk=ONNX"],
+            [affine, "--infer=true", f"--outputFile={tmp_path}/1"],
+            [f"--modelFile={affine}", "--fmk", "onnx", f"{tmp_path}/2"],
+        )
+    ):
+        done = cli("convert", *arguments)
+        assert done.status == 0, done.err
+        assert (tmp_path / f"{number}.mindir").exists()
+        assert done.out.splitlines()[-1] == "CONVERT RESULT SUCCESS:0"
+        assert ("Trial run" in done.out) is (number == 1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--encrypt-key", KEY],
+        ["--encryption=true", f"--encryptKey={KEY}"],
+        [f"--encryptKey={KEY}"],
+    ],
+)
+def test_a_key_encrypts_and_is_printed_nowhere(cli, affine, tmp_path, arguments):
+    done = cli("convert", affine, tmp_path / "out", *arguments)
+    assert done.status == 0
+    assert "encrypted AES-GCM" in done.text
+    assert KEY not in done.out + done.err
+    assert (tmp_path / "out.mindir").read_bytes()[:4] == bytes.fromhex("d85e3a7f")
+    again = cli("convert", tmp_path / "out.mindir", tmp_path / "open", f"--decryptKey={KEY}")
+    assert again.status == 0, again.err
+    assert "framework MINDIR" in again.text
+    assert specs(tmp_path / "open.mindir") == ["float32[batch, 3]"] * 2
+
+
+def test_encryption_switched_off_leaves_a_key_unused_with_a_note(cli, affine, tmp_path):
+    done = cli("convert", affine, tmp_path / "out", "--encryption=false", f"--encryptKey={KEY}")
+    assert done.status == 0
+    assert "note: the result is not encrypted: encrypt_key is set" in done.text
+    onnx.load(tmp_path / "out.mindir")
+
+
+def test_weights_are_halved(cli, digits, tmp_path):
+    path = digits / "digits.onnx"
+    facts = cli("convert", path, tmp_path / "half", "--fp16", "--infer", "--json").json
+    assert facts["size_after_bytes"] < 0.6 * facts["size_before_bytes"]
+    assert facts["inputs"][0]["dtype"] == "float32"
+    images = np.load(digits / "test_images.npz")["image"]
+    with engine.load(path) as before, engine.load(tmp_path / "half.mindir") as after:
+        np.testing.assert_allclose(
+            after(images)["probabilities"], before(images)["probabilities"], atol=0.01
+        )
+
+
+QUANTIZATION = """\
+[common_quant_param]
+quant_type=WEIGHT_QUANT
+bit_num=8
+"""
+
+
+@pytest.mark.parametrize("option", ["--quantize", "--config", "--configFile"])
+def test_weights_are_quantized_and_compared(cli, digits, tmp_path, option):
+    (tmp_path / "q.ini").write_text(QUANTIZATION)
+    path = digits / "digits.onnx"
+    done = cli("convert", path, tmp_path / "out", f"{option}={tmp_path / 'q.ini'}")
+    assert done.status == 0, done.err
+    assert "Accuracy against the original" in done.text
+    assert "note: WEIGHT_QUANT: " in done.text
+    assert (tmp_path / "out.mindir").stat().st_size < 0.5 * path.stat().st_size
+    facts = cli(
+        "convert", path, tmp_path / "out", "--json", "--set", "common_quant_param.bit_num=8",
+        "--set", "common_quant_param.quant_type=WEIGHT_QUANT",
+    ).json  # fmt: skip
+    assert 0.99 < facts["accuracy"]["probabilities"]["cosine"] <= 1
+
+
+def test_one_setting_goes_over_the_files_and_leaves_its_others(cli, digits, tmp_path):
+    (tmp_path / "q.ini").write_text(QUANTIZATION)
+    done = cli(
+        "convert", digits / "digits.onnx", tmp_path / "out", "--quantize", tmp_path / "q.ini",
+        "--set", "common_quant_param.bit_num=99",
+    )  # fmt: skip
+    assert done.status == 1
+    assert "bit_num" in done.err
+    assert "99" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (["--trainModel=true"], "trainModel has no effect on this conversion"),
+        (["--optimizeTransformer=true"], "optimizeTransformer has no effect on this conversion"),
+        (["--device=Ascend"], "is noted in the file"),
+        (["--weightFile=net.caffemodel"], "net.caffemodel is not read: only Caffe models"),
+    ],
+)
+def test_what_has_no_effect_is_noted(cli, affine, tmp_path, arguments, note):
+    done = cli("convert", affine, tmp_path / "out", *arguments)
+    assert done.status == 0
+    assert note in done.text
+    assert "has no effect" not in cli("convert", affine, tmp_path / "out", "--trainModel=false").out
+
+
+# ------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "missing argument 'MODEL'"),
+        (["m.onnx"], "missing argument 'OUTPUT'"),
+        (["--modelFile=m.onnx"], "missing argument 'OUTPUT'"),
+        (["--modelFile=m.onnx", "m.onnx", "out"], "unexpected extra argument"),
+        (["m.onnx", "out", "--nope=1"], "no such option"),
+        (["m.onnx", "out", "--fp16=maybe"], "--fp16: expected on, off, true or false, got 'maybe'"),
+        (["m.onnx", "out", "--input-shape", "1,3"], "expected NAME:SIZE,SIZE,..., for example x"),
+        (["m.onnx", "out", "--inputShape=x:1,a"], "got 'x:1,a'"),
+        (["m.onnx", "out", "--inputShape=:1"], "got ':1'"),
+        (["m.onnx", "out", "--input-format", "NC"], "expected one of NCHW, NHWC, got 'NC'"),
+        (["m.onnx", "out", "--inputDataType=BF16"], "INT64, DEFAULT, got 'BF16'"),
+        (["m.onnx", "out", "--saveType=OM"], "expected one of MINDIR, MINDIR_LITE, got 'OM'"),
+        (["m.onnx", "out", "--optimize", "O3"], "optimize must be 'none', 'general', "),
+        (["m.onnx", "out", "--optimize=ascend_oriented:1"], "chip_name must be in [default, 910b]"),
+        (["m.onnx", "out", "--device=GPU"], "device must be in [Ascend], but got GPU"),
+        (["m.onnx", "out", "--decrypt-mode=AES"], "decrypt_mode must be in [AES-GCM, AES-CBC]"),
+        (["m.onnx", "out", "--encryption=true"], "expected --encrypt-key as well"),
+        (["m.onnx", "out", "--set", "a"], "expected SECTION.KEY=VALUE"),
+    ],
+)
+def test_wrong_usage_is_status_2_and_names_the_help(
+    cli, arguments, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    models.affine(tmp_path).rename("m.onnx")
+    done = cli("convert", *arguments)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith("error: ")
+    assert expected in done.err
+    assert done.err.splitlines()[-1] == "help: engine convert --help"
+    assert [each.name for each in tmp_path.iterdir()] == ["m.onnx"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["absent.onnx", "out"], "absent.onnx: no such file; give the path of a model"),
+        (["m.onnx", "nowhere/out"], "no folder 'nowhere'; make it first"),
+        (["m.mindir", "m"], "is model_file itself, which it would replace"),
+        ([".", "out"], "is a folder without a saved_model.pb"),
+        (["m.onnx", "out", "--fmk", "tflite"], "holds an ONNX model, but fmk_type is FmkType.TFLI"),
+        (["x.om", "out", "--fmk=OM"], "OM is compiled for one NPU, with nothing left to convert"),
+        (["x.ms", "out", "--fmk=MSLITE"], "MSLITE is a .ms model for devices; convert the model"),
+        (["n.prototxt", "out", "--fmk=CAFFE"], "Caffe models are not read; make it ONNX where"),
+        (["n.prototxt", "out"], "is a text file; expected a binary ONNX model"),
+        (["m.onnx", "out", "--config", "no.ini"], "no.ini: no such file; give --config a config"),
+        (["m.onnx", "out", "--quantize", "no.ini"], "no.ini: no such file; give --quantize a con"),
+        (["m.onnx", "out", "--quantize", "plain.ini"], "expected a section that says how to quan"),
+        (["m.onnx", "out", "--encrypt-key", "12"], "encrypt_key must be 16 bytes as 32 hexadecim"),
+        (["m.onnx", "out", "--input-shape", "x:0,3"], "input_shape of 'x': dim 0 is 0; expected"),
+    ],
+)
+def test_a_conversion_that_fails_is_one_line_of_error(
+    cli, arguments, expected, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    models.affine(tmp_path).rename("m.onnx")
+    (tmp_path / "m.mindir").write_bytes((tmp_path / "m.onnx").read_bytes())
+    (tmp_path / "n.prototxt").write_text('name: "LeNet"\n')
+    (tmp_path / "plain.ini").write_text("[registry]\na=b\n")
+    before = sorted(tmp_path.iterdir())
+    done = cli("convert", *arguments)
+    assert done.status == 1
+    assert done.out == ""
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+    assert expected in done.err
+    assert "Converter model failed" not in done.err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_misspelt_section_is_a_warning(cli, affine, tmp_path):
+    done = cli("convert", affine, tmp_path / "out", "--set", "comon_quant_param.bit_num=8")
+    assert done.status == 0
+    assert done.err == (
+        "warning: configuration section [comon_quant_param] is unknown and not read; "
+        "did you mean [common_quant_param]?\n"
+    )
+
+
+# ----------------------------------------------------------------------------------- on a terminal
+
+
+def shown(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_the_tables_fit_and_break_no_name(terminal, digits, tmp_path, columns):
+    done = terminal(
+        "convert", "digits.onnx", tmp_path / "out", "--infer", columns=columns, cwd=digits
+    )
+    assert done.status == 0
+    lines = shown(done.out)
+    words = " ".join(lines).split()
+    for whole in ("source", "framework", "probabilities", "float32", "label", "output", "gave"):
+        assert whole in words
+    # A path has no place to break; all else fits.
+    assert max(len(line) for line in lines if str(tmp_path)[:20] not in line) <= columns
+    assert lines[-1] == "CONVERT RESULT SUCCESS:0"
+
+
+@pytest.mark.parametrize("columns", [40, 60, 80, 200])
+def test_help_is_whole_on_a_terminal_of_any_width(cli, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    done = cli("convert", "--help")
+    assert (done.status, done.err) == (0, "")
+    assert "Usage: engine convert [OPTIONS] MODEL OUTPUT" in done.text
+    assert "Examples: engine convert model.onnx net" in done.text
+    assert "…" not in done.out
+    lines = [line for line in done.out.splitlines() if not line.startswith("  engine ")]
+    assert max(map(len, lines)) <= columns
+    assert not re.search("--(modelFile|model-file|train-model|no-)", done.text.partition("Exam")[0])

@@ -1,0 +1,379 @@
+"""Element types and layouts at a model's edges: the same numbers, given and taken otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+
+import engine
+from engine import DataType, FmkType, Format
+from engine.convert import edges
+from engine.convert.job import Job
+
+Array = np.ndarray[Any, Any]
+FLOAT = TensorProto.FLOAT
+
+IMAGE = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
+
+
+def job(framework: FmkType = FmkType.ONNX, **asked: Any) -> Job:
+    return Job(framework=framework, model_file=Path("m.onnx"), output_file=Path("o"), **asked)
+
+
+def value(name: str, shape: Sequence[int | str] | None, element: int = FLOAT) -> ValueInfoProto:
+    return helper.make_tensor_value_info(name, element, shape)
+
+
+def build(
+    nodes: Sequence[NodeProto],
+    inputs: Sequence[ValueInfoProto],
+    outputs: Sequence[ValueInfoProto],
+    weights: dict[str, Array] | None = None,
+    ir_version: int = 8,
+) -> ModelProto:
+    tensors = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    graph = helper.make_graph(nodes, "edges", inputs, outputs, tensors)
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
+
+
+def adapt(model: ModelProto, asked: Job) -> tuple[ModelProto, list[str]]:
+    """What `edges.adapt` makes, which is valid, and left the model alone."""
+    before = model.SerializeToString(deterministic=True)
+    result, notes = edges.adapt(model, asked)
+    assert model.SerializeToString(deterministic=True) == before
+    onnx.checker.check_model(result, full_check=True)
+    return result, notes
+
+
+def run(model: ModelProto, folder: Path, **arrays: Array) -> dict[str, Array]:
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    with engine.load(path, target="cpu") as built:
+        results: dict[str, Array] = built(**arrays)
+        return results
+
+
+def shapes(model: ModelProto) -> dict[str, list[int | str]]:
+    return {
+        each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
+        for each in (*model.graph.input, *model.graph.output)
+    }
+
+
+def picture() -> ModelProto:
+    """y = 2x, x and y float32[n, 3, h, 5]; m = mean of x over the last two axes, [n, 3]."""
+    return build(
+        [
+            helper.make_node("Mul", ["x", "two"], ["y"]),
+            helper.make_node("ReduceMean", ["x"], ["m"], axes=[2, 3], keepdims=0),
+        ],
+        [value("x", ["n", 3, "h", 5])],
+        [value("y", ["n", 3, "h", 5]), value("m", ["n", 3])],
+        {"two": np.array(2, np.float32)},
+    )
+
+
+def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(tmp_path: Path) -> None:
+    result, notes = adapt(picture(), job(input_format=Format.NHWC, output_format=Format.NHWC))
+    assert shapes(result) == {"x": ["n", "h", 5, 3], "y": ["n", "h", 5, 3], "m": ["n", 3]}
+    assert notes == [
+        "input 'x' is NHWC; the model's is NCHW",
+        "output 'y' is NHWC; the model's is NCHW",
+    ]
+    given = np.ascontiguousarray(IMAGE.transpose(0, 2, 3, 1))
+    found = run(result, tmp_path, x=given)
+    np.testing.assert_array_equal(found["y"], 2 * given)
+    np.testing.assert_array_equal(found["m"], IMAGE.mean((2, 3)))
+
+
+def test_each_edge_has_its_own_layout(tmp_path: Path) -> None:
+    result, _ = adapt(picture(), job(output_format=Format.NHWC))
+    found = run(result, tmp_path, x=IMAGE)
+    np.testing.assert_array_equal(found["y"], 2 * IMAGE.transpose(0, 2, 3, 1))
+
+
+@pytest.mark.parametrize("framework", [FmkType.TF, FmkType.TFLITE])
+def test_what_comes_from_tensorflow_is_channels_last_itself(
+    framework: FmkType, tmp_path: Path
+) -> None:
+    same, notes = adapt(
+        picture(), job(framework, input_format=Format.NHWC, output_format=Format.NHWC)
+    )
+    assert notes == []
+    assert same == picture()
+    result, _ = adapt(picture(), job(framework, input_format=Format.NCHW))
+    assert shapes(result)["x"] == ["n", 5, 3, "h"]
+    given = np.ascontiguousarray(IMAGE.transpose(0, 3, 1, 2))
+    np.testing.assert_array_equal(run(result, tmp_path, x=given)["y"], 2 * IMAGE)
+
+
+def test_floating_inputs_and_outputs_are_cast(tmp_path: Path) -> None:
+    result, notes = adapt(
+        picture(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
+    )
+    assert notes == [
+        "input 'x' is float16, the model's is float32",
+        "output 'y' is float16, the model's is float32",
+        "output 'm' is float16, the model's is float32",
+    ]
+    found = run(result, tmp_path, x=IMAGE.astype(np.float16))
+    assert found["y"].dtype == found["m"].dtype == np.float16
+    np.testing.assert_array_equal(found["y"], 2 * IMAGE)
+
+
+def test_type_and_layout_change_together(tmp_path: Path) -> None:
+    asked = job(
+        input_dtype=DataType.UINT8, input_format=Format.NHWC,
+        output_dtype=DataType.INT32, output_format=Format.NHWC,
+    )  # fmt: skip
+    result, notes = adapt(picture(), asked)
+    assert "input 'x' is uint8, the model's is float32; a plain cast, without scale" in notes
+    assert any(note.startswith("output 'y' is int32") and "cut off" in note for note in notes)
+    given = np.ascontiguousarray(IMAGE.transpose(0, 2, 3, 1)).astype(np.uint8)
+    found = run(result, tmp_path, x=given)
+    assert found["y"].dtype == np.int32
+    np.testing.assert_array_equal(found["y"], 2 * given.astype(np.int32))
+
+
+@pytest.mark.parametrize("dtype", [None, DataType.UNKNOWN, DataType.FLOAT32])
+def test_what_is_not_asked_or_is_so_already_stays(dtype: DataType | None) -> None:
+    model = picture()
+    result, notes = edges.adapt(
+        model, job(input_dtype=dtype, output_dtype=dtype, input_format=Format.NCHW)
+    )
+    assert notes == []
+    assert result is model
+
+
+def lookup() -> ModelProto:
+    """y = table[ids], ids int64[n]; top = ids; table is 0, 10, 20, 30."""
+    return build(
+        [
+            helper.make_node("Gather", ["table", "ids"], ["y"]),
+            helper.make_node("Identity", ["ids"], ["top"]),
+        ],
+        [value("ids", ["n"], TensorProto.INT64)],
+        [value("y", ["n"]), value("top", ["n"], TensorProto.INT64)],
+        {"table": np.arange(0, 40, 10, dtype=np.float32)},
+    )
+
+
+def test_token_ids_stay_integers(tmp_path: Path) -> None:
+    result, notes = adapt(
+        lookup(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
+    )
+    assert notes == [
+        "input 'ids' stays int64: only floating ones become float16 safely",
+        "output 'y' is float16, the model's is float32",
+        "output 'top' stays int64: only floating ones become float16 safely",
+    ]
+    found = run(result, tmp_path, ids=np.array([3, 1]))
+    np.testing.assert_array_equal(found["y"], np.array([30, 10], np.float16))
+
+
+def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(tmp_path: Path) -> None:
+    result, notes = adapt(lookup(), job(input_dtype=DataType.INT32, output_dtype=DataType.INT32))
+    assert "input 'ids' is int32, the model's is int64" in notes
+    assert "output 'top' stays int64: only floating ones become int32 safely" in notes
+    found = run(result, tmp_path, ids=np.array([3, 1], np.int32))
+    np.testing.assert_array_equal(found["top"], np.array([3, 1], np.int64))
+    np.testing.assert_array_equal(found["y"], np.array([30, 10], np.int32))
+
+
+def test_an_input_that_is_an_output_stays_unless_both_change_alike(tmp_path: Path) -> None:
+    model = build(
+        [helper.make_node("Neg", ["x"], ["y"])],
+        [value("x", [2])],
+        [value("x", [2]), value("y", [2])],
+    )
+    x = np.array([1.5, -2], np.float32)
+    result, notes = adapt(model, job(input_dtype=DataType.FLOAT16))
+    assert notes == ["'x' stays as it is: an input and an output that are one value"]
+    np.testing.assert_array_equal(run(result, tmp_path, x=x)["x"], x)
+    both = job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
+    result, _ = adapt(model, both)
+    found = run(result, tmp_path, x=x.astype(np.float16))
+    assert found["x"].dtype == found["y"].dtype == np.float16
+    np.testing.assert_array_equal(found["x"], x)
+    np.testing.assert_array_equal(found["y"], -x)
+
+
+def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path: Path) -> None:
+    model = build(
+        [helper.make_node("Add", ["x", "w"], ["y"])],
+        [value("x", [2]), value("w", [2])],
+        [value("y", [2]), value("w", [2])],
+        {"w": np.array([1, 2], np.float32)},
+    )
+    result, _ = adapt(model, job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16))
+    path = tmp_path / "model.onnx"
+    onnx.save(result, path)
+    with engine.load(path, target="cpu") as built:
+        assert [each.name for each in built.input_specs] == ["x"]
+        found = built(x=np.ones(2, np.float16))
+    assert found["w"].dtype == np.float16
+    np.testing.assert_array_equal(found["w"], [1, 2])
+    np.testing.assert_array_equal(found["y"], [2, 3])
+
+
+def test_inputs_that_only_subgraphs_read_are_adapted(tmp_path: Path) -> None:
+    then = helper.make_graph(
+        [helper.make_node("Add", ["x", "x"], ["sum"])], "then", [], [value("sum", [2])]
+    )
+    # A name of its own inside: the x there is another one.
+    inner = helper.make_graph(
+        [helper.make_node("Identity", ["k"], ["k2"]), helper.make_node("Neg", ["z"], ["zn"])],
+        "body",
+        [value("i", [], TensorProto.INT64), value("k", [], TensorProto.BOOL), value("z", [2])],
+        [value("k2", [], TensorProto.BOOL), value("zn", [2])],
+    )
+    other = helper.make_graph(
+        [helper.make_node("Loop", ["three", "", "x"], ["negated"], body=inner)],
+        "else",
+        [],
+        [value("negated", [2])],
+    )
+    model = build(
+        [helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)],
+        [value("c", [], TensorProto.BOOL), value("x", [2])],
+        [value("y", [2])],
+        {"three": np.array(3)},
+    )
+    result, notes = adapt(model, job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT64))
+    assert "input 'c' stays bool: only floating ones become float16 safely" in notes
+    x = np.array([1, 2], np.float16)
+    for condition, expected in ((True, 2 * x), (False, -x)):
+        found = run(result, tmp_path, c=np.array(condition), x=x)["y"]
+        assert found.dtype == np.float64
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_names_that_are_taken_are_not_taken_again(tmp_path: Path) -> None:
+    model = build(
+        [helper.make_node("Neg", ["x"], ["x.inner"]), helper.make_node("Neg", ["x.inner"], ["y"])],
+        [value("x", [2])],
+        [value("y", [2]), value("x.inner", [2])],
+    )
+    result, _ = adapt(model, job(input_dtype=DataType.FLOAT16))
+    found = run(result, tmp_path, x=np.array([1, 2], np.float16))
+    np.testing.assert_array_equal(found["y"], [1, 2])
+    np.testing.assert_array_equal(found["x.inner"], [-1, -2])
+
+
+def test_an_output_that_other_nodes_read_keeps_its_own_type_inside(tmp_path: Path) -> None:
+    model = build(
+        [helper.make_node("Mul", ["x", "x"], ["y"]), helper.make_node("Sqrt", ["y"], ["z"])],
+        [value("x", [1])],
+        [value("y", [1]), value("z", [1])],
+    )
+    result, _ = adapt(model, job(output_dtype=DataType.FLOAT16))
+    found = run(result, tmp_path, x=np.array([300], np.float32))
+    assert found["y"] == np.inf  # 90000 is beyond float16
+    assert found["z"] == 300
+
+
+def test_sequences_and_unknown_ranks_are_left_alone() -> None:
+    model = build(
+        [
+            helper.make_node("SequenceConstruct", ["x"], ["s"]),
+            helper.make_node("Identity", ["x"], ["y"]),
+        ],
+        [value("x", ["n", 3, 4, 5])],
+        [helper.make_tensor_sequence_value_info("s", FLOAT, None), value("y", None)],
+    )
+    result, notes = edges.adapt(
+        model, job(output_dtype=DataType.FLOAT16, output_format=Format.NHWC)
+    )
+    assert notes == [
+        "output 's' stays as it is: it is no tensor",
+        "output 'y' is float16, the model's is float32",
+        "output 'y' keeps its layout: its rank is not known",
+    ]
+    assert result.graph.output[0] == model.graph.output[0]
+
+
+# -------------------------------------------------------------------------- quantized models
+
+
+THREE = np.int8(3)
+
+
+def quantized(*more: NodeProto, zero: Any = THREE, scale: Any = 0.5) -> ModelProto:
+    """y = relu(x), x and y float32[2, 3, 4, 5]; inside both are int8: 0.5 * (number - 3)."""
+    points = {"s": np.array(scale, np.float32), "z": np.array(zero)}
+    shape = IMAGE.shape
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["x8"]),
+        helper.make_node("DequantizeLinear", ["x8", "s", "z"], ["xf"]),
+        helper.make_node("Relu", ["xf"], ["r"]),
+        helper.make_node("QuantizeLinear", ["r", "s", "z"], ["r8"]),
+        helper.make_node("DequantizeLinear", ["r8", "s", "z"], ["y"]),
+    ]
+    outputs = [value("y", shape), *(value(name, shape) for node in more for name in node.output)]
+    return build([*nodes, *more], [value("x", shape)], outputs, points)
+
+
+INT8 = job(input_dtype=DataType.INT8, output_dtype=DataType.INT8)
+
+
+def types(model: ModelProto) -> dict[str, int]:
+    edges = (*model.graph.input, *model.graph.output)
+    return {each.name: each.type.tensor_type.elem_type for each in edges}
+
+
+def test_a_quantized_model_takes_and_gives_its_own_integers(tmp_path: Path) -> None:
+    result, notes = adapt(quantized(), INT8)
+    assert types(result) == {"x": TensorProto.INT8, "y": TensorProto.INT8}
+    assert [node.op_type for node in result.graph.node] == [
+        "DequantizeLinear", "Relu", "QuantizeLinear",
+    ]  # fmt: skip
+    assert notes == [
+        "input 'x' is int8; the model's float is 0.5 * (number - 3)",
+        "output 'y' is int8; the model's float is 0.5 * (number - 3)",
+    ]
+    numbers = np.arange(-60, 60, dtype=np.int8).reshape(IMAGE.shape)
+    found = run(result, tmp_path, x=numbers)["y"]
+    np.testing.assert_array_equal(found, np.maximum(numbers, 3))  # 3 is zero
+
+
+def test_its_integers_change_their_layout_too(tmp_path: Path) -> None:
+    asked = replace(INT8, input_format=Format.NHWC, output_format=Format.NHWC)
+    result, _ = adapt(quantized(), asked)
+    numbers = np.arange(-60, 60, dtype=np.int8).reshape(2, 4, 5, 3)
+    np.testing.assert_array_equal(run(result, tmp_path, x=numbers)["y"], np.maximum(numbers, 3))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        quantized(zero=np.uint8(3)),
+        quantized(scale=[0.5] * 3, zero=np.full(3, 3, np.int8)),
+        quantized(helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Neg", ["y"], ["m"])),
+        quantized(helper.make_node("Neg", ["y"], ["m"])),
+    ],
+    ids=["another type", "scales by channel", "both floats are read", "the output is read"],
+)
+def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model: ModelProto) -> None:
+    nodes = len(model.graph.node)
+    result, notes = edges.adapt(model, INT8)
+    assert types(result)["y"] == TensorProto.INT8
+    assert any(note.startswith("output 'y' is int8") and "without scale" in note for note in notes)
+    operators = [node.op_type for node in result.graph.node]
+    assert operators.count("DequantizeLinear") == 2
+    assert len(operators) > nodes
+
+
+def test_one_edge_alone_becomes_integer(tmp_path: Path) -> None:
+    result, _ = adapt(quantized(), replace(INT8, output_dtype=None))
+    assert types(result) == {"x": TensorProto.INT8, "y": FLOAT}
+    numbers = np.arange(-60, 60, dtype=np.int8).reshape(IMAGE.shape)
+    expected = np.maximum(0.5 * (numbers.astype(np.float32) - 3), 0)
+    np.testing.assert_array_equal(run(result, tmp_path, x=numbers)["y"], expected)

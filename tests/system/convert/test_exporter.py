@@ -1,0 +1,123 @@
+"""The exporters' process: what it asks, shows and leaves, with an exporter of our own in it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+
+from engine import CancelToken
+from engine.convert import scratch
+from engine.convert.job import Job
+from engine.convert.sources.exporter import exported
+from engine.enums import FmkType
+from engine.errors import Cancelled, ModelError
+
+
+@pytest.fixture
+def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Convert with an exporter of this body; the process is the real one."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def run(body: str, **more: Any) -> Any:
+        lines = ["import os, tempfile, time", "def export(request, step):", f"    {body}"]
+        (tmp_path / "an_exporter.py").write_text("\n".join(lines))
+        job = Job(
+            framework=FmkType.TF, model_file=tmp_path / "model", output_file=tmp_path / "o", **more
+        )
+        return exported(job, "an_exporter", "Nothing", "nothing", ())
+
+    return run
+
+
+def test_an_exporter_that_crashes_is_an_error_with_its_last_words(
+    exporter: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ModelError, match="the exporter crashed with SIGABRT") as error:
+        exporter("print('one'); os.write(2, b'two\\n'); os.abort()")
+    assert "two" in error.value.__notes__[0]
+    with pytest.raises(ModelError, match="from Nothing: KeyError: 'weight'"):
+        exporter("raise KeyError('weight')")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_an_exporter_that_writes_no_valid_onnx_is_an_error(exporter: Callable[[str], Any]) -> None:
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([onnx.helper.make_node("Relu", ["missing"], ["y"])], "g", [], [])
+    )
+    with pytest.raises(ModelError, match="missing"):
+        exporter(f"open(request['result'], 'wb').write({model.SerializeToString()!r})")
+
+
+def test_cancelling_ends_the_exporter_at_once(exporter: Callable[..., Any]) -> None:
+    cancel = CancelToken()
+    seen = []
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        seen.append((phase, done, total))
+        if done == 1:
+            cancel.cancel()
+
+    begin = time.monotonic()
+    with pytest.raises(Cancelled):
+        exporter("step(); time.sleep(100)", progress=progress, cancel=cancel)
+    assert time.monotonic() - begin < 50
+    assert seen == [("exporting", 0, 3), ("exporting", 1, 3)]
+    with pytest.raises(ChildProcessError):  # nothing is left running
+        os.waitpid(-1, os.WNOHANG)
+
+
+def affine(name: str = "x") -> onnx.ModelProto:
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Relu", [name], ["y"])],
+        "g",
+        [value(name, onnx.TensorProto.FLOAT, [1])],
+        [value("y", onnx.TensorProto.FLOAT, [1])],
+    )
+    return onnx.helper.make_model(graph, ir_version=8)
+
+
+WRITE = f"open(request['result'], 'wb').write({affine().SerializeToString()!r})"
+
+
+def test_what_is_asked_may_be_long(exporter: Callable[..., Any]) -> None:
+    shapes = {f"input_{place}": (1, 2, 3) for place in range(10_000)}  # more than a command line
+    check = "assert request['input_shape']['input_9999'] == [1, 2, 3]"
+    assert exporter(f"{check}; {WRITE}", input_shape=shapes).graph.node[0].op_type == "Relu"
+
+
+@pytest.mark.parametrize("end", ["os.abort()", WRITE])
+def test_temporary_files_that_it_leaves_are_gone(
+    end: str, exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    seen = tmp_path / "seen"
+    body = f"open({str(seen)!r}, 'w').write(tempfile.mkdtemp()); {end}"
+    if end is WRITE:
+        exporter(body)
+    else:
+        with pytest.raises(ModelError, match="SIGABRT"):
+            exporter(body)
+    assert Path(seen.read_text()).parents[1] == tmp_path / "temporary"
+    assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
+def test_what_is_to_be_encrypted_is_not_written_to_the_disk(
+    exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    seen = tmp_path / "seen"
+    body = f"open({str(seen)!r}, 'w').write(request['result'] + ' ' + tempfile.mkdtemp()); {WRITE}"
+    exporter(body, encrypt_key=bytes(16))
+    for path in seen.read_text().split():
+        assert path.startswith(f"{scratch.MEMORY}/")
+        assert not Path(path).exists()

@@ -1,0 +1,437 @@
+"""Conversions from end to end on the cpu backend: what is written runs, or nothing is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engine
+from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError
+from engine.convert import write
+from engine.testing import models
+
+MINDIR = Path(__file__).parents[2] / "data" / "mindir"
+FILES = json.loads((MINDIR / "manifest.json").read_text())["files"]
+KEY = "00112233445566778899aabbccddeeff"
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def outputs(path: Path, *inputs: Any, key: str = "") -> list[np.ndarray[Any, Any]]:
+    model = Model()
+    model.build_from_file(
+        str(path), engine.ModelType.MINDIR, dec_key=bytes.fromhex(key) if key else None
+    )
+    with model:
+        return [each.get_data_to_numpy() for each in model.predict(list(inputs))]
+
+
+def product(path: Path, size: int = 512) -> np.ndarray[Any, Any]:
+    """y = x @ weight, x float32[1, size]; gives the weight, of 4 * size ** 2 bytes."""
+    weight = np.random.default_rng(3).normal(size=(size, size)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
+        [numpy_helper.from_array(weight, "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return weight
+
+
+# ------------------------------------------------------------------------------------- from MindIR
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        each
+        for each in FILES
+        if each.get("kind") != "sliced" and not each["name"].startswith(("state_", "op_"))
+    ],
+    ids=lambda entry: entry["name"],
+)
+def test_a_converted_mindir_gives_mindspores_results(entry: Any, tmp_path: Path) -> None:
+    path = MINDIR / entry["file"]
+    converter = Converter()
+    converter.decrypt_key = entry.get("dec_key", "")
+    converter.decrypt_mode = entry.get("dec_mode", "AES-GCM")
+    converter.convert(FmkType.MINDIR, str(path), str(tmp_path / "out"))
+    assert converter.report is not None
+    assert converter.report.notes == ()
+    onnx.load(tmp_path / "out.mindir")
+    with np.load(path.with_suffix(".npz")) as arrays:
+        prefix = "" if "out_0" in arrays else "case1_"
+        inputs = [arrays[f"{prefix}in_{n}"] for n in range(50) if f"{prefix}in_{n}" in arrays]
+        for place, result in enumerate(outputs(tmp_path / "out.mindir", *inputs)):
+            np.testing.assert_allclose(result, arrays[f"{prefix}out_{place}"], **entry["tolerance"])
+
+
+@pytest.mark.parametrize("name", ["state_counter", "state_kv"])
+def test_a_mindir_that_keeps_state_is_refused_by_the_parameters_name(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"assigns to its parameter '.+'.*give the .mindir itself"):
+        Converter().convert(
+            FmkType.MINDIR, str(MINDIR / "nets" / f"{name}.mindir"), str(tmp_path / "out")
+        )
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("", "is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM"),
+        ("ff" * 16, "the key is wrong"),
+    ],
+)
+def test_an_encrypted_mindir_needs_its_key(key: str, text: str, tmp_path: Path) -> None:
+    converter = Converter()
+    converter.decrypt_key = key
+    with pytest.raises(ModelError, match=f"^Converter model failed! error is .*{text}"):
+        converter.convert(
+            FmkType.MINDIR, str(MINDIR / "nets/enc_AES-GCM_16.mindir"), str(tmp_path / "out")
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_mindir_is_not_read_as_something_else(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds a MindIR model, but fmk_type is .*FmkType\.MINDI"):
+        Converter().convert(FmkType.ONNX, str(MINDIR / "mlp.mindir"), str(tmp_path / "out"))
+
+
+def test_a_result_can_be_converted_again_as_mindir_and_as_onnx(tmp_path: Path) -> None:
+    affine = models.affine(tmp_path)
+    Converter().convert(FmkType.ONNX, str(affine), str(tmp_path / "first"))
+    for framework in (FmkType.MINDIR, FmkType.ONNX):
+        Converter().convert(framework, str(tmp_path / "first.mindir"), str(tmp_path / "second"))
+        np.testing.assert_array_equal(outputs(tmp_path / "second.mindir", X)[0], 2 * X + 1)
+
+
+# -------------------------------------------------------------------------- weights and their files
+
+
+def test_external_data_is_brought_into_the_one_file(tmp_path: Path) -> None:
+    weight = product(tmp_path / "whole.onnx")
+    folder = tmp_path / "split"
+    folder.mkdir()
+    onnx.save(
+        onnx.load(tmp_path / "whole.onnx"),
+        folder / "net.onnx",
+        save_as_external_data=True,
+        location="net.bin",
+    )
+    converter = Converter()
+    converter.convert(FmkType.ONNX, str(folder / "net.onnx"), str(tmp_path / "out"))
+    (folder / "net.bin").unlink()
+    x = np.ones((1, 512), np.float32)
+    np.testing.assert_allclose(
+        outputs(tmp_path / "out.mindir", x)[0], x @ weight, rtol=1e-4, atol=1e-3
+    )
+    assert converter.report is not None
+    assert converter.report.size_before >= weight.nbytes
+    assert len(converter.report.files) == 1
+
+
+def test_a_large_result_has_its_weights_in_a_second_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = product(tmp_path / "net.onnx")
+    monkeypatch.setattr(write, "INLINE_BYTES", weight.nbytes - 1)
+    folder = tmp_path / "results"
+    folder.mkdir()
+    converter = Converter()
+    converter.infer = True
+    for _ in range(2):  # the second one replaces the first
+        converter.convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(folder / "out"))
+        report = converter.report
+        assert report is not None
+        assert report.files == (folder / "out.mindir", folder / "out.mindir.data")
+        assert set(report.files) == set(folder.iterdir())
+        assert report.notes == ("keep the weights, out.mindir.data, beside the model",)
+        assert report.size_after == sum(each.stat().st_size for each in report.files)
+        assert (folder / "out.mindir").stat().st_size < 2000
+        x = np.ones((1, 512), np.float32)
+        expected = x @ weight
+        np.testing.assert_allclose(report.trial["y"], expected, rtol=1e-4, atol=1e-3)
+        [found] = outputs(folder / "out.mindir", x)
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+
+
+def test_weights_in_fields_of_their_type_go_out_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = product(tmp_path / "net.onnx", 64)
+    model = onnx.load(tmp_path / "net.onnx")
+    tensor = helper.make_tensor("weight", TensorProto.FLOAT, weight.shape, weight.ravel())
+    assert tensor.float_data
+    model.graph.initializer[0].CopyFrom(tensor)
+    onnx.save(model, tmp_path / "net.onnx")
+    monkeypatch.setattr(write, "INLINE_BYTES", 1000)
+    Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    assert (tmp_path / "out.mindir.data").read_bytes() == weight.tobytes()
+    assert (tmp_path / "out.mindir").stat().st_size < 2000
+    x = np.ones((1, 64), np.float32)
+    np.testing.assert_allclose(outputs(tmp_path / "out.mindir", x)[0], x @ weight, rtol=1e-4)
+
+
+@pytest.mark.parametrize("phase", ["writing weights", "trial run"])
+def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(
+    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product(tmp_path / "net.onnx")
+    monkeypatch.setattr(write, "INLINE_BYTES", 1000)
+    (tmp_path / "out.mindir").write_bytes(b"earlier")
+    before = sorted(tmp_path.iterdir())
+    token = CancelToken()
+    converter = Converter()
+    converter.infer = True
+    with pytest.raises(Cancelled):
+        converter.convert(
+            FmkType.ONNX,
+            str(tmp_path / "net.onnx"),
+            str(tmp_path / "out"),
+            progress=lambda shown, *_: token.cancel() if shown == phase else None,
+            cancel=token,
+        )
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "out.mindir").read_bytes() == b"earlier"
+
+
+# In a process of its own, because a limit cannot be taken back.
+_LIMITED = """
+import resource, sys
+from engine import Converter, FmkType
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    Converter().convert(FmkType.ONNX, *sys.argv[1:])
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+    product(tmp_path / "net.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED, str(tmp_path / "net.onnx"), str(tmp_path / "out")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    wanted = f"Converter model failed! error is {tmp_path}/out.mindir: cannot be written: File too"
+    assert done.stdout.startswith(wanted)
+    assert [each.name for each in tmp_path.iterdir()] == ["net.onnx"]
+
+
+# ------------------------------------------------------------------------------------- encryption
+
+
+def encrypting(key: str = KEY) -> Converter:
+    converter = Converter()
+    converter.enable_encryption = True
+    converter.encrypt_key = key
+    return converter
+
+
+@pytest.mark.parametrize("key", [KEY, KEY + KEY[:16], KEY * 2, KEY.upper()])
+def test_an_encrypted_result_runs_with_its_key_and_with_no_other(key: str, tmp_path: Path) -> None:
+    affine = models.affine(tmp_path)
+    converter = encrypting(key)
+    converter.infer = True
+    converter.convert(FmkType.ONNX, str(affine), str(tmp_path / "out"))
+    assert converter.report is not None
+    np.testing.assert_array_equal(converter.report.trial["y"], [[3, 3, 3]])
+    result = tmp_path / "out.mindir"
+    np.testing.assert_array_equal(outputs(result, X, key=key)[0], 2 * X + 1)
+    with pytest.raises(ModelError, match="key is wrong"):
+        outputs(result, X, key="ff" * 16)
+    with pytest.raises(ModelError, match="encrypted"):
+        outputs(result, X)
+
+
+# In a process of its own, because an audit hook cannot be taken away.
+_WATCHED = """
+import sys
+from pathlib import Path
+from engine import Converter, FmkType
+source, folder, key = sys.argv[1:]
+def watch(event, arguments):
+    if event == "open" and set(str(arguments[1])) & set("wax+"):
+        print(arguments[0])
+    elif event == "os.mkdir":
+        print(arguments[0], "(folder)")
+sys.addaudithook(watch)
+converter = Converter()
+converter.enable_encryption = converter.infer = True
+converter.encrypt_key = key
+converter.convert(FmkType.ONNX, source, folder + "/out")
+"""
+
+
+def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path: Path) -> None:
+    weight = product(tmp_path / "net.onnx", 64)
+    secret = weight.tobytes()[:64]
+    done = subprocess.run(
+        [sys.executable, "-c", _WATCHED, str(tmp_path / "net.onnx"), str(tmp_path), KEY],
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    folder, file = done.stdout.splitlines()
+    assert folder.endswith(" (folder)")
+    assert Path(file) == Path(folder.removesuffix(" (folder)")) / "out.mindir"
+    written = (tmp_path / "out.mindir").read_bytes()
+    assert secret in (tmp_path / "net.onnx").read_bytes()
+    assert secret not in written
+    assert b"product" not in written
+
+
+def test_an_encrypted_result_can_be_converted_with_its_key(tmp_path: Path) -> None:
+    encrypting().convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "locked"))
+    converter = Converter()
+    converter.decrypt_key = KEY
+    converter.convert(FmkType.MINDIR, str(tmp_path / "locked.mindir"), str(tmp_path / "open"))
+    np.testing.assert_array_equal(outputs(tmp_path / "open.mindir", X)[0], 2 * X + 1)
+
+
+def test_an_encrypted_result_is_one_file_and_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = product(tmp_path / "net.onnx")
+    monkeypatch.setattr(write, "INLINE_BYTES", 1000)
+    encrypting().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["net.onnx", "out.mindir"]
+    monkeypatch.setattr(write, "_LIMIT_BYTES", weight.nbytes - 1)
+    with pytest.raises(ModelError, match=r"1,048,576 bytes of weights.*less than 1,048,575; store"):
+        encrypting().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "other"))
+
+
+# ----------------------------------------------------------------------------------- the trial run
+
+
+def test_a_trial_run_takes_ones_and_gives_every_output(tmp_path: Path) -> None:
+    converter = Converter()
+    converter.infer = True
+    converter.convert(FmkType.ONNX, str(models.several(tmp_path)), str(tmp_path / "out"))
+    assert converter.report is not None
+    trial = converter.report.trial
+    assert list(trial) == ["y", "b", "x"]
+    np.testing.assert_array_equal(trial["y"], np.zeros((2, 3)))
+    np.testing.assert_array_equal(trial["x"], np.full((2, 3), 2))
+
+
+def failing(path: Path) -> Path:
+    """A valid model that asks for row 7 of 3 when its input is 1."""
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "seven"], ["row"]),
+            helper.make_node("Gather", ["table", "row"], ["y"]),
+        ],
+        "failing",
+        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
+        [
+            numpy_helper.from_array(np.array([7]), "seven"),
+            numpy_helper.from_array(np.zeros(3, np.float32), "table"),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("inline_bytes", [1 << 30, 0])
+def test_a_result_that_does_not_run_is_not_written(
+    inline_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "INLINE_BYTES", inline_bytes)
+    path = failing(tmp_path / "net.onnx")
+    (tmp_path / "out.mindir").write_bytes(b"earlier")
+    converter = Converter()
+    converter.infer = True
+    with pytest.raises(ModelError) as caught:
+        converter.convert(FmkType.ONNX, str(path), str(tmp_path / "out"))
+    said = str(caught.value)
+    assert said.startswith("Converter model failed! error is the result does not run: ")
+    assert said.endswith(f"; '{tmp_path}/out.mindir' was not written")
+    assert "build_from" not in said
+    assert (tmp_path / "out.mindir").read_bytes() == b"earlier"
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["net.onnx", "out.mindir"]
+    converter.infer = False
+    converter.convert(FmkType.ONNX, str(path), str(tmp_path / "out"))
+    assert onnx.load(tmp_path / "out.mindir", load_external_data=False).graph.name == "failing"
+
+
+def test_a_trial_run_without_a_backend_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "cpu")
+    converter = Converter()
+    converter.infer = True
+    affine = models.affine(tmp_path)
+    with pytest.raises(BackendError, match=r"^Converter model failed! error is infer needs a ba"):
+        converter.convert(FmkType.ONNX, str(affine), str(tmp_path / "out"))
+    assert [each.name for each in tmp_path.iterdir()] == [affine.name]
+
+
+# -------------------------------------------------------------------------- frameworks and packages
+
+
+@pytest.mark.parametrize("name", ["net.prototxt", "net.caffemodel"])
+def test_caffe_says_what_to_do_instead(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('name: "LeNet"\nlayer { name: "data" }\n')
+    with pytest.raises(ModelError, match=r"Caffe models are not read; .*caffe2onnx.*FmkType.ONNX"):
+        Converter().convert(FmkType.CAFFE, str(tmp_path / name), str(tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"PK\x03\x04 nothing", "is a zip archive"),
+        (b"version https://git-lfs\n", "is a Git LFS pointer, not the file itself; "),
+        (b"", "empty file; expected a model"),
+        (b"\x20\0\0\0TFL3" + bytes(40), r"holds a TensorFlow Lite model.*pass FmkType\.TFLITE"),
+    ],
+)
+def test_a_file_that_is_no_onnx_says_what_it_is(content: bytes, text: str, tmp_path: Path) -> None:
+    (tmp_path / "net.onnx").write_bytes(content)
+    with pytest.raises(ModelError, match=f"^Converter model failed! error is {tmp_path}.*{text}"):
+        Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+
+
+def test_a_folder_is_a_saved_model_or_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"is a folder without a saved_model\.pb"):
+        Converter().convert(FmkType.TF, str(tmp_path), str(tmp_path / "out"))
+    (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
+    with pytest.raises(ModelError, match=r"holds a TensorFlow model, but fmk_type is FmkType.ONN"):
+        Converter().convert(FmkType.ONNX, str(tmp_path), str(tmp_path / "out"))
+
+
+_WITHOUT = """
+import sys
+sys.modules["onnx"] = None
+from engine import Converter, FmkType
+try:
+    Converter().convert(FmkType.ONNX, *sys.argv[1:])
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_without_onnx_the_command_that_helps_is_named(tmp_path: Path) -> None:
+    affine = models.affine(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, str(affine), str(tmp_path / "out")],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == (
+        "Converter model failed! error is converting models needs onnx; "
+        'run: pip install "inference-engine[convert]"\n'
+    )
