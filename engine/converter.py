@@ -63,7 +63,10 @@ class Converter(Settings):
         """How the MindIR is encrypted: "AES-GCM" or "AES-CBC"; here "SM4-CBC" too."""
         if value == "SM4-CBC":
             return "SM4-CBC"
-        return require_choice("decrypt_mode", value, "AES-GCM", "AES-CBC")
+        try:
+            return require_choice("decrypt_mode", value, "AES-GCM", "AES-CBC")
+        except ValueError as error:
+            raise ValueError(f"{error} (SM4-CBC can be read too)") from None
 
     @property
     def input_shape(self) -> dict[str, list[int]]:
@@ -169,7 +172,7 @@ class Converter(Settings):
 
     @setting("")
     def device(self, value: object) -> str:
-        """ "Ascend"; noted in the result, as `optimize` is."""
+        """ "Ascend"; without effect: the result is the same for every device."""
         return require_choice("device", value, "Ascend")
 
     @setting(0)
@@ -299,11 +302,13 @@ def job_of(
             )
     elif converter._encrypt_key:
         notes.append("the result is not encrypted: encrypt_key is set, but not enable_encryption")
-    if converter.optimize not in ("none", "general") or converter.device:
+    if converter.optimize not in ("none", "general"):
         notes.append(
             f"optimize={converter.optimize!r} is noted in the file, which is the same for every "
             "device: backends optimise when they build a model"
         )
+    if converter.device:
+        notes.append(f"device={converter.device!r} has no effect: the file is for every device")
     return Job(
         framework=framework,
         model_file=Path(model_file),

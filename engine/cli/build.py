@@ -235,12 +235,12 @@ def decryption_of(
         text, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
     return Decryption(
         encryption,
-        None if text is None else _parse_key(text, source),
+        None if text is None else parse_key(text, source),
         str(dec_mode or encryption or DecMode.AES_GCM),
     )
 
 
-def _parse_key(text: str, source: str) -> bytes:
+def parse_key(text: str, source: str) -> bytes:
     """What a hexadecimal text, or "@" and a file with one, stands for. No message quotes it."""
     if text.startswith("@"):
         name = text[1:]

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from engine.cli import converted
-from engine.cli.build import Config, Json, Settings, parse_settings
+from engine.cli.build import (
+    KEY_VARIABLE,
+    Config,
+    DecMode,
+    Json,
+    Settings,
+    decryption_of,
+    parse_key,
+    parse_settings,
+)
 from engine.cli.completion import files
 from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json
@@ -58,6 +67,11 @@ _TYPES = {
     "DEFAULT": None,
 }
 _FORMATS = {"NCHW": Format.NCHW, "NHWC": Format.NHWC}
+_SUFFIXES = {
+    ".onnx": FmkType.ONNX, ".mindir": FmkType.MINDIR, ".pt": FmkType.PYTORCH,
+    ".pt2": FmkType.PYTORCH, ".pth": FmkType.PYTORCH, ".pb": FmkType.TF, ".keras": FmkType.TF,
+    ".h5": FmkType.TF, ".hdf5": FmkType.TF, ".tflite": FmkType.TFLITE,
+}  # fmt: skip
 _NOT_READ = {
     "OM": "compiled for one NPU, with nothing left to convert; convert the model it was made of",
     "MSLITE": "a .ms model for devices; convert the model that it was made of",
@@ -153,17 +167,30 @@ def convert(
     encrypt_key: Annotated[
         str,
         typer.Option(
-            metavar="HEX",
-            help="Encrypt the result: 16 bytes as 32 hexadecimal characters.",
+            metavar="HEX|@FILE",
+            help="Encrypt the result: 16 bytes as 32 hexadecimal characters, or a file with them.",
             show_default=False,
         ),
     ] = "",
     decrypt_key: Annotated[
-        str, typer.Option(metavar="HEX", help="Of an encrypted MindIR.", show_default=False)
-    ] = "",
+        str | None,
+        typer.Option(
+            "--decrypt-key",
+            "--dec-key",
+            metavar="HEX|@FILE",
+            help=f"Of an encrypted MindIR. Without it the variable {KEY_VARIABLE} is read.",
+            show_default=False,
+        ),
+    ] = None,
     decrypt_mode: Annotated[
-        str, typer.Option(metavar="MODE", help="AES-GCM, AES-CBC or SM4-CBC.")
-    ] = "AES-GCM",
+        DecMode | None,
+        typer.Option(
+            "--decrypt-mode",
+            "--dec-mode",
+            help="How it is encrypted; by default what its file says.",
+            show_default=False,
+        ),
+    ] = None,
     weight_file: Annotated[str, _hidden("--weight-file")] = "",
     device: Annotated[str, _hidden("--device")] = "",
     encryption: Annotated[bool | None, _hidden("--encryption/--no-encryption")] = None,
@@ -177,7 +204,6 @@ def convert(
     """
     converter = Converter()
     _assign(converter, "optimize", optimize, "--optimize")
-    _assign(converter, "decrypt_mode", decrypt_mode, "--decrypt-mode")
     if device:
         _assign(converter, "device", device, "--device")
     save = _choice(save_type, {each.name: each for each in ModelType}, "--save-type")
@@ -185,10 +211,13 @@ def convert(
     converter.input_shape = _shapes(input_shape or [])
     converter.weight_fp16 = fp16
     converter.infer = infer
-    converter.encrypt_key, converter.decrypt_key = encrypt_key, decrypt_key
     converter.enable_encryption = bool(encrypt_key) if encryption is None else encryption
-    if converter.enable_encryption and not encrypt_key:
-        raise typer.BadParameter("expected --encrypt-key as well", param_hint="--encryption")
+    if encrypt_key:
+        converter.encrypt_key = parse_key(encrypt_key, "--encrypt-key").hex()
+    elif converter.enable_encryption:
+        raise typer.BadParameter(
+            "expected --encrypt-key (--encryptKey) as well", param_hint="--encryption"
+        )
     changes = {
         "input_format": _choice(input_format, {"": None, **_FORMATS}, "--input-format"),
         "output_format": _choice(output_format, {"": None, **_FORMATS}, "--output-format"),
@@ -196,6 +225,10 @@ def convert(
         "output_dtype": _choice(output_type, _TYPES, "--output-type"),
     }
     framework = _framework(fmk, model)
+    if Path(model).is_file():
+        decryption = decryption_of(Path(model), decrypt_key, decrypt_mode)
+        converter.decrypt_mode = decryption.mode
+        converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
     sections = _sections(config, quantize, settings)
     job = replace(job_of(converter, framework, model, output, weight_file, sections), **changes)
     for name, asked in (("trainModel", train_model), ("optimizeTransformer", optimize_transformer)):
@@ -243,8 +276,19 @@ def _framework(text: str, source: str) -> FmkType:
         found: FmkType = _choice(text, {each.name: each for each in FmkType}, "--fmk")
         return found
     from engine.convert.sources import framework_of
+    from engine.formats import kinds, recognise
 
-    return framework_of(Path(source)) or FmkType.ONNX  # whose reader says best what else it is
+    # Where the content does not tell, the reader that the name asks for says what is wrong.
+    path = Path(source)
+    likely = framework_of(path) or _SUFFIXES.get(path.suffix.lower())
+    if likely is None:
+        what, advice = kinds.FOREIGN[recognise(path)]
+        raise ModelError(
+            f"{source}: is {what}; expected a model of ONNX, MindIR, PyTorch, TensorFlow, Keras or "
+            f"TensorFlow Lite; {advice}",
+            source,
+        )
+    return likely
 
 
 def _shapes(texts: list[str]) -> dict[str, list[int]]:
@@ -252,6 +296,11 @@ def _shapes(texts: list[str]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for text in filter(None, (part.strip() for each in texts for part in each.split(";"))):
         name, colon, sizes = text.rpartition(":")  # the last: names may have one
+        if name in found:
+            raise typer.BadParameter(
+                f"expected one shape for each input, got two for {name!r}",
+                param_hint="--input-shape",
+            )
         try:
             if not colon or not name:
                 raise ValueError
@@ -279,11 +328,15 @@ def _sections(
                 found[section] = {**found.get(section, {}), **keys}
     if quantize is not None:
         from engine.convert.quantize import asked
+        from engine.convert.quantize.settings import SECTIONS
+        from engine.options import nearest
 
         if not asked(found):
+            near = next((nearest(each, SECTIONS) for each in found if nearest(each, SECTIONS)), "")
+            hint = f"did you mean [{near}]?" if near else "for example [common_quant_param]"
             raise InputError(
-                f"{quantize}: expected a section that says how to quantize, for example "
-                f"[common_quant_param] with quant_type; it has: {', '.join(found) or 'none'}"
+                f"{quantize}: expected a section that says how to quantize; {hint} It has: "
+                f"{', '.join(found) or 'none'}"
             )
     return configuration("", {**found, **_over(found, parse_settings(settings or []))}, "convert")
 

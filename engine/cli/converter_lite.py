@@ -37,13 +37,16 @@ class ConverterLiteCommand(TyperCommand):
         """Parse the command's arguments, each under the name that this project has for it."""
         places: dict[str, list[str]] = {"--modelFile": [], "--outputFile": []}
         rest: list[str] = []
-        for argument in args:
+        words = iter(args)
+        for argument in words:
             name, equals, value = argument.partition("=")
-            if equals and name in places:
-                places[name].append(value)
+            if name in places:
+                places[name].append(value if equals else next(words, ""))
             else:
                 rest += _modern(argument, ctx)
         model, output = places.values()
+        if output and not model and not any(not each.startswith("-") for each in rest):
+            raise typer.BadParameter("missing argument 'MODEL' (--modelFile)", ctx=ctx)
         return super().parse_args(ctx, [*model, *output, *rest] if model else [*rest, *output])
 
 
@@ -52,7 +55,7 @@ def _modern(argument: str, ctx: Any) -> list[str]:
     flag, equals, value = argument.partition("=")
     name = flag.removeprefix("--")
     if name in _OPTIONS and flag != name:
-        return [_OPTIONS[name] + equals + value]
+        return [_OPTIONS[name] + equals + value]  # without "=" the value comes next
     if name not in _SWITCHES or flag == name or not equals:
         return [argument]
     if value.lower() not in _TRUTH:

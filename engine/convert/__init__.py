@@ -61,11 +61,13 @@ def _convert(job: Job) -> Report:
     begin = time.perf_counter()
     check_output(job)
     _require_onnx()
-    remarks.warn(job.config)
+    notes = remarks.warn(job.config)
     with job.phase("reading"):
-        model = sources.read(job)
+        model, said = sources.read(job)
+    notes += said
     size_before = _size_before(model, job)
-    model, notes, accuracy = _changed(model, job)
+    model, said, accuracy = _changed(model, job)
+    notes += said
     _sign(model, job)
     with job.phase("writing"):
         written = write(model, job)
@@ -123,8 +125,10 @@ def _changed(
 
 
 def _sign(model: ModelProto, job: Job) -> None:
-    """Write into the model where it comes from."""
+    """Write into the model where it comes from, and what a later conversion must know."""
     import engine
+    from engine.convert.edges import LAYOUT_KEYS, layouts
+    from engine.enums import Format
 
     # A file's name need not be text, what a model holds has to be.
     source = os.fsencode(job.model_file.name).decode(errors="replace")
@@ -134,7 +138,11 @@ def _sign(model: ModelProto, job: Job) -> None:
     }
     if job.optimize not in ("none", "general"):
         origin["optimized_for"] = job.optimize
-    kept = [each for each in model.metadata_props if each.key not in origin]
+    asked = job.input_format, job.output_format
+    for key, own, wanted in zip(LAYOUT_KEYS, layouts(model, job.framework), asked, strict=True):
+        if (wanted or own) is Format.NHWC:
+            origin[key] = "NHWC"
+    kept = [each for each in model.metadata_props if each.key not in {*origin, *LAYOUT_KEYS}]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
     for key, value in origin.items():

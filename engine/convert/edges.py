@@ -18,6 +18,11 @@ from engine.types import DType
 _TO = {Format.NHWC: (0, 2, 3, 1), Format.NCHW: (0, 3, 1, 2)}
 """The other layout's axes in the order of this one."""
 
+LAYOUT_KEYS = "input_format", "output_format"
+"""Keys of a result's metadata."""
+
+_LAYOUTS = {"NHWC": Format.NHWC, "NCHW": Format.NCHW}
+
 _FLOATS = {DType.FLOAT16, DType.FLOAT32, DType.FLOAT64, DType.BFLOAT16}
 _IDS = (DType.INT32, DType.INT64)
 
@@ -40,29 +45,41 @@ class _Edge:
         return bool(self.perm) or self.outer != self.inner
 
 
+def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
+    """The model's own layouts, of inputs and of outputs: its framework's.
+
+    A result of this converter says its own, if that is not NCHW.
+    """
+    if framework in (FmkType.TF, FmkType.TFLITE):
+        return Format.NHWC, Format.NHWC
+    said = {each.key: each.value for each in model.metadata_props}
+    first, last = (_LAYOUTS.get(said.get(key, ""), Format.NCHW) for key in LAYOUT_KEYS)
+    return first, last
+
+
 def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     """The model with the types and layouts at its edges that the job asks for, and notes on them.
 
     dtype: of floating inputs and outputs; where the model has just these integers behind them they
         are laid bare (`integer_edges`), else by a Cast. Integers (token ids, say) become int32 or
         int64 where no value can change by that; else they stay as they are, with a note.
-    format: of inputs and outputs of 4 axes, by a Transpose where the model's own layout, which is
-        its framework's, is the other one. Symbolic dims go with their axes.
+    format: of inputs and outputs of 4 axes, by a Transpose where the model's own layout (`layouts`)
+        is the other one. Symbolic dims go with their axes.
     What is an input and an output at once changes only where the same is asked for both.
     `model` is not changed; it is what is returned where there is nothing to do.
     """
-    own = Format.NHWC if job.framework in (FmkType.TF, FmkType.TFLITE) else Format.NCHW
+    own = layouts(model, job.framework)
     dtypes = _element(job.input_dtype), _element(job.output_dtype)
     result = light(model)
     exposed = expose(result, model, *dtypes)
     known = constants(model.graph)
     given = {
-        each.name: _edge(each, "input", dtypes[0], job.input_format, own)
+        each.name: _edge(each, "input", dtypes[0], job.input_format, own[0])
         for each in result.graph.input
         if each.name not in known
     }
     taken = {
-        each.name: _edge(each, "output", dtypes[1], job.output_format, own)
+        each.name: _edge(each, "output", dtypes[1], job.output_format, own[1])
         for each in result.graph.output
     }
     for name in given.keys() & taken.keys():
@@ -72,6 +89,12 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
             given[name] = taken[name] = _Edge(name, one.inner, one.inner, notes=[text])
     edges = [*given.values(), *(each for name, each in taken.items() if name not in given)]
     notes = exposed + [note for edge in edges for note in edge.notes]
+    for what, asked, found in (
+        ("input", job.input_format, given), ("output", job.output_format, taken),
+    ):  # fmt: skip
+        ranked = [each.inner for each in found.values() if each.inner.tensor_type.HasField("shape")]
+        if asked is not None and len(ranked) == len(found) and not any(map(_is_picture, ranked)):
+            notes.append(f"{what}_format has no effect: no {what} has 4 axes")
     if not exposed and not any(edge.is_changed for edge in edges):
         return model, notes
 
@@ -132,13 +155,17 @@ def _edge(
     if layout is not None and wants_layout:
         if not tensor.HasField("shape"):
             edge.notes.append(f"{what} {value.name!r} keeps its layout: its rank is not known")
-        elif len(tensor.shape.dim) == 4:
+        elif _is_picture(value.type):
             edge.perm = _TO[layout]
             dims = edge.outer.tensor_type.shape.dim
             for place, axis in enumerate(edge.perm):
                 dims[place].CopyFrom(tensor.shape.dim[axis])
             edge.notes.append(f"{what} {value.name!r} is {layout.name}; the model's is {own.name}")
     return edge
+
+
+def _is_picture(kind: TypeProto) -> bool:
+    return len(kind.tensor_type.shape.dim) == 4
 
 
 def _set_dtype(edge: _Edge, what: str, wanted: DType) -> None:

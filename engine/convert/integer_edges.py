@@ -33,8 +33,8 @@ def expose(
             readers[name].append(node)
     makers = {name: node for node in graph.node for name in node.output}
     _, *inside = bodies(copy)
-    fixed = {name for body in inside for node in body.node for name in node.input}
-    fixed |= {each.name for each in graph.output}
+    read_inside = {name for body in inside for node in body.node for name in node.input}
+    fixed = read_inside | {each.name for each in graph.output}
     names: dict[str, str] = {}
     dropped: set[str] = set()
     notes = []
@@ -51,7 +51,8 @@ def expose(
     for value in graph.output:
         nodes = [makers[value.name]] if value.name in makers else []
         scale = _scale(nodes, "DequantizeLinear", output_dtype, weights)
-        if output_dtype is not None and scale and not readers[value.name]:
+        is_read = value.name in read_inside or readers[value.name]
+        if output_dtype is not None and scale and not is_read:
             made_of = nodes[0].input[0]
             if made_of in makers.keys() - names.keys() - fixed:
                 names[made_of] = value.name
@@ -75,11 +76,13 @@ def _scale(
     nodes: Sequence[NodeProto], operator: str, dtype: DType | None, weights: _Tensors
 ) -> str:
     """How the integers of these nodes become floats, "" where they are not all of this kind."""
-    if dtype is None or {(node.op_type, *node.input[1:]) for node in nodes} != {
-        (operator, *nodes[0].input[1:]) if nodes else ()
-    }:
+    kinds = {(node.op_type, *node.input[1:]) for node in nodes}
+    if dtype is None or len(kinds) != 1:
         return ""
-    scale, point = (weights.get(name) for name in [*nodes[0].input[1:], "", ""][:2])
+    [(found, *names)] = kinds
+    scale, point = (weights.get(name) for name in [*names, "", ""][:2])
+    if found != operator:
+        return ""
     if scale is None or point is None or point.data_type != dtype.onnx or scale.dims:
         return ""
     factor, zero = (numpy_helper.to_array(each).item() for each in (scale, point))

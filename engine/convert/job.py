@@ -6,11 +6,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
 from engine.types import CancelToken, Progress, TensorSpec
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+Read: TypeAlias = "tuple[ModelProto, list[str]]"
+"""What a source gives: the model as ONNX, and notes for the report."""
 
 _LARGEST_DIM = 2**63 - 1  # as ONNX stores them
 

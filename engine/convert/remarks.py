@@ -1,4 +1,4 @@
-"""What a user gave that nothing reads: mistakes are logged, the rest is for the report."""
+"""What a user gave that nothing reads, for the report; mistakes are logged too."""
 
 from __future__ import annotations
 
@@ -14,17 +14,22 @@ _QUANTIZING = (
 )  # fmt: skip
 
 
-def warn(config: Mapping[str, Mapping[str, str]]) -> None:
-    """Log each section that does not exist, and each key of one whose keys are known, once."""
+def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Log and return a line for each section that does not exist, and each key that nobody reads.
+
+    The keys that say how to quantize are looked at by `quantize.settings`.
+    """
     if not config:
-        return
+        return []
     from engine.backends import OFFICIAL, installed
     from engine.sections import remarks
 
     read = ("model_file", *_QUANTIZING)
     with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
-    for text in remarks(config, "the converter", read, {}, lambda: with_sections):
+    texts = list(remarks(config, "the converter", read, {}, lambda: with_sections))
+    for text in texts:
         logging.getLogger("engine").warning(text)
+    return texts
 
 
 def unread(job: Job) -> Iterator[str]:

@@ -52,7 +52,22 @@ def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     if batches:
         notes += rebatch(result, model, batches, job)
     _infer(result, model, job)
-    return add_weights(result, model), notes
+    add_weights(result, model)
+    if batches:
+        _drop_unread(result)
+    return result, notes
+
+
+def _drop_unread(model: ModelProto) -> None:
+    """Drop the constants that others were put in place of."""
+    graph = model.graph
+    read = {name for body in bodies(model) for node in body.node for name in node.input}
+    for body in bodies(model):
+        if isinstance(body, GraphProto):
+            read.update(each.name for each in (*body.input, *body.output))
+    for place in range(len(graph.initializer) - 1, -1, -1):
+        if graph.initializer[place].name not in read:
+            del graph.initializer[place]
 
 
 def _ask(

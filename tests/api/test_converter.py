@@ -540,6 +540,7 @@ def test_the_sections_that_were_set_win_over_the_files_and_mistakes_are_named_on
     ]
     assert converter.report is not None
     assert converter.report.notes == (
+        *said,
         "configuration section [registry] has no effect on a conversion",
     )
 

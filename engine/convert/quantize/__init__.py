@@ -64,6 +64,7 @@ def quantize(model: ModelProto, job: Job) -> tuple[ModelProto, list[str], accura
     if samples is not None and parts is not None:
         chosen = parts.compare if kind is Kind.FULL else tuple(range(len(samples)))
         found = accuracy.measure(model, result, samples.read, chosen, job)
+        notes += accuracy.doubts(found)
     else:
         found = _measured_without_data(model, result, specs, job, notes)
     if settings.common.debug_info_save_path:
@@ -131,6 +132,13 @@ def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
     ]
     weights = [each for each in whole if len(each.dims) > 1]
     if not weights:
+        if any(
+            "Quantize" in node.op_type or "Integer" in node.op_type for node in model.graph.node
+        ):
+            raise ModelError(
+                f"{kind} finds nothing to quantize in the model: it is quantized already; convert "
+                "the original float32 model"
+            )
         instead = {
             Kind.FULL: "it has no convolutions or matrix products with constant weights",
             Kind.DYNAMIC: "it has no matrix products with constant weights; try FULL_QUANT",

@@ -24,6 +24,9 @@ Accuracy = dict[str, dict[str, float]]
 BEST_SNR_DB = 200.0
 """Reported where there is no difference at all; float32 itself has about 150."""
 
+LOW = {"cosine": 0.99, "agreement": 0.9}
+"""Below these an output deserves a word."""
+
 GENERATED = 8
 """Samples that are made up where there is no data."""
 
@@ -41,9 +44,19 @@ class _Difference:
     own: float = 0.0
     rows: int = 0
     agreeing: int = 0
+    is_whole: bool = False
+    equal: int = 0
 
     def add(self, wanted: Array, got: Array) -> None:
-        """Count one output of one sample. Elements that are not finite in `wanted` are left out."""
+        """Count one output of one sample: whole numbers (labels, say) by whether they are equal.
+
+        Elements that are not finite in `wanted` are left out.
+        """
+        if wanted.dtype.kind in "iub":
+            self.count += wanted.size
+            self.equal += int((wanted == got).sum())
+            self.is_whole = True
+            return
         if wanted.ndim == 2 and wanted.shape[1] > 1:
             self.rows += len(wanted)
             self.agreeing += int((wanted.argmax(1) == got.argmax(1)).sum())
@@ -60,6 +73,8 @@ class _Difference:
 
     def measures(self) -> dict[str, float]:
         """The measures by name."""
+        if self.is_whole:
+            return {"agreement": self.equal / self.count}
         size = math.sqrt(self.signal * self.own)
         same = 1.0 if self.noise == 0 else 0.0
         found = {
@@ -106,6 +121,24 @@ def measure(
                 sums[name].add(wanted, got)
     job.progress("comparing", len(chosen), len(chosen))
     return {name: each.measures() for name, each in sums.items() if each.count}
+
+
+def doubts(accuracy: Accuracy) -> list[str]:
+    """A note on each output that is far from the original's."""
+    notes = []
+    for name, measures in accuracy.items():
+        if any(measures.get(key, 1.0) < limit for key, limit in LOW.items()):
+            said = ", ".join(
+                f"{key} {measures[key]:.3g}"
+                for key in ("cosine", "snr_db", "top1_agreement", "agreement")
+                if key in measures
+            )
+            notes.append(
+                f"the accuracy of output {name!r} is low ({said}); try more calibration data, "
+                "another activation_quant_method, skip_quant_node for its last layers, or "
+                "WEIGHT_QUANT"
+            )
+    return notes
 
 
 def generated(specs: Sequence[TensorSpec]) -> Callable[[int], Sample]:

@@ -20,8 +20,9 @@ _MARKS = ("onnx.infer", "onnx.quant.pre_process")
 def regular(model: ModelProto, bits: int) -> ModelProto:
     """A copy of the model with the same results, ready to be quantized.
 
-    Every node has a name of its own, weights are initializers and no inputs, and the opset has
-    what stores weights of that many bits. Raises ModelError where the opset cannot be raised.
+    Every node has a name of its own, weights are initializers, no inputs and not described again
+    (a quantizer transposes some, and checks them against that), and the opset has what stores
+    weights of that many bits. Raises ModelError where the opset cannot be raised.
     """
     model = _raised(model, 21 if bits == 4 else 13)
     graph = model.graph
@@ -42,6 +43,10 @@ def regular(model: ModelProto, bits: int) -> ModelProto:
         rest = [node for node in graph.node if not _is_weight(node)]
         del graph.node[:]
         graph.node.extend(rest)
+    weights = {each.name for each in graph.initializer}
+    described = [each for each in graph.value_info if each.name not in weights]
+    del graph.value_info[:]
+    graph.value_info.extend(described)
     return model
 
 
@@ -109,7 +114,10 @@ def _raised(model: ModelProto, wanted: int) -> ModelProto:
     try:
         if total_bytes(model) > LARGEST:
             raise ModelError("it is too large to be rewritten")
-        return version_converter.convert_version(model, wanted)
+        raised = version_converter.convert_version(model, wanted)
+        del raised.metadata_props[:]
+        raised.metadata_props.extend(model.metadata_props)
+        return raised
     except Exception as error:  # the converter's own, of no common base
         raise ModelError(
             f"quantizing needs opset {wanted}, the model has {found}, and it cannot be raised: "

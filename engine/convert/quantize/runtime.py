@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import os
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +22,10 @@ LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which it does not fit in one protobuf message."""
 
 _TEMPORARY = threading.Lock()
+
+# ONNX Runtime writes what it learns of a model, an encrypted one too, for its makers into the
+# user's cache folder. It reads this when it is imported; the user may have set it to 0.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 
 def needed(module: str, what: str) -> ModuleType:
@@ -41,6 +46,7 @@ def open_session(model: ModelProto, what: str, **options: Any) -> Any:
     Raises ModelError where ONNX Runtime does not take the model.
     """
     runtime = needed("onnxruntime", "quantizing a model")
+    runtime.disable_telemetry_events()  # where others have imported it before
     settings = runtime.SessionOptions()
     settings.log_severity_level = 3  # errors come as exceptions too
     for name, value in options.items():

@@ -7,6 +7,7 @@ into a value or says what is wrong with it.
 from __future__ import annotations
 
 import difflib
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -251,7 +252,9 @@ def _read(shape: type[_Section], section: str, config: Config, notes: list[str])
         if key not in readers:
             near = difflib.get_close_matches(key.lower(), readers, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(readers)}"
-            notes.append(f"configuration key [{section}] {key} is unknown and not read; {hint}")
+            text = f"configuration key [{section}] {key} is unknown and not read; {hint}"
+            logging.getLogger("engine").warning(text)
+            notes.append(text)
         elif bare:  # an empty value is one that was not given
             try:
                 values[key] = readers[key](bare)

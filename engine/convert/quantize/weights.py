@@ -16,7 +16,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from engine.convert.graphs import Names, bodies
 from engine.convert.job import Job
-from engine.convert.quantize.settings import Settings
+from engine.convert.quantize.settings import Common, Settings
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -62,6 +62,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     names = Names(model)
     nodes: list[NodeProto] = []
     wider = 0
+    left: dict[str, list[str]] = defaultdict(list)
     tensors = list(graph.initializer)
     for done, tensor in enumerate(tensors):
         job.cancel.check()
@@ -70,11 +71,9 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
         if axis is None or tensor.name in kept:
             continue
         array = numpy_helper.to_array(tensor)
-        if (
-            array.size <= common.min_quant_weight_size
-            or array.shape[axis] <= common.min_quant_weight_channel
-            or not np.isfinite(array).all()
-        ):
+        reason = _reason(array, axis, common)
+        if reason:
+            left[reason].append(tensor.name)
             continue
         in_blocks = (
             common.bit_num == 4
@@ -99,9 +98,22 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     nodes += graph.node
     del graph.node[:]
     graph.node.extend(nodes)
+    notes = [
+        f"float32 stays: {len(stay)} of the weights, such as {stay[0]!r}: {reason}"
+        for reason, stay in left.items()
+    ]
     if wider:
-        return [f"bit_num=4: {wider} weights that are no matrices have 8 bits"]
-    return []
+        notes.append(f"bit_num=4: {wider} weights that are no matrices have 8 bits")
+    return notes
+
+
+def _reason(array: Array, axis: int, common: Common) -> str:
+    """Why a weight stays float32; "" where it does not."""
+    if array.size <= common.min_quant_weight_size:
+        return f"at most min_quant_weight_size={common.min_quant_weight_size} elements"
+    if array.shape[axis] <= common.min_quant_weight_channel:
+        return f"at most min_quant_weight_channel={common.min_quant_weight_channel} channels"
+    return "" if np.isfinite(array).all() else "values that are not finite"
 
 
 def _axis(

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.enums import FmkType
 from engine.errors import ModelError
 from engine.formats import kinds, recognise
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
 
 # Imported when such a model is converted: most need a heavy package.
 _READERS = {
@@ -37,8 +33,8 @@ _FRAMEWORKS = {
 _SAVED_MODEL = "saved_model.pb"
 
 
-def read(job: Job) -> ModelProto:
-    """The model as ONNX, all its weights in memory.
+def read(job: Job) -> Read:
+    """The model as ONNX, all its weights in memory, and notes on how it was read.
 
     Raises ModelError for what cannot be read, is of another framework than the job says, or needs
     a package that is not installed.
@@ -56,8 +52,8 @@ def read(job: Job) -> ModelProto:
             str(job.model_file),
         )
     module = import_module(f"engine.convert.sources.{_READERS[job.framework]}")
-    model: ModelProto = module.read(job)
-    return model
+    result: Read = module.read(job)
+    return result
 
 
 def framework_of(path: Path) -> FmkType | None:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from engine.child import ending, environment, kill, start
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.scratch import scratch
 from engine.errors import ModelError, one_line
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto
+    from onnx import GraphProto
 
 Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
@@ -31,14 +31,12 @@ _STEPS = 3  # packages imported, model read, ONNX written
 _NOTE_LINES = 20
 
 
-def exported(
-    job: Job, module: str, framework: str, extra: str, packages: Sequence[str]
-) -> ModelProto:
+def exported(job: Job, module: str, framework: str, extra: str, packages: Sequence[str]) -> Read:
     """What `module.export(request, step)` makes of the job's model, in a process of its own.
 
     request: "model" and "result" (paths), "input_shape", "input_dtype" (a numpy name or None).
         The function writes ONNX to "result" and calls `step()` when the packages are imported and
-        when the model is read.
+        when the model is read. It returns notes for the report, or None.
     framework, extra, packages: for the message where one of the packages is not installed.
     Raises ModelError, with the end of what the exporter printed as a note; Cancelled.
     """
@@ -60,14 +58,16 @@ def exported(
             "input_shape": {name: list(shape) for name, shape in job.input_shape.items()},
             "input_dtype": None if dtype is None else dtype.name.lower(),
         }
-        _run(job, framework, module, request, folder)
+        notes = _run(job, framework, module, request, folder)
         job.cancel.check()
         model = onnx.load(result)
     job.progress("exporting", _STEPS, _STEPS)
-    return model
+    return model, notes
 
 
-def _run(job: Job, framework: str, module: str, request: Mapping[str, Any], folder: Path) -> None:
+def _run(
+    job: Job, framework: str, module: str, request: Mapping[str, Any], folder: Path
+) -> list[str]:
     asked = folder / "request.json"
     asked.write_text(json.dumps(request))
     with (folder / "answers").open("w+b") as answers, (folder / "log").open("w+b") as log:
@@ -94,7 +94,7 @@ def _run(job: Job, framework: str, module: str, request: Mapping[str, Any], fold
             if child.returncode is None:
                 kill(child)
         if answer["is_written"] and child.returncode == 0:
-            return
+            return list(answer["notes"])
         end = ending(child.returncode) or "gave no answer"
         problem = answer["error"] or f"the exporter {end}; the file may be damaged"
         error = ModelError(
@@ -109,7 +109,7 @@ def _run(job: Job, framework: str, module: str, request: Mapping[str, Any], fold
 
 
 def _answer(descriptor: int) -> dict[str, Any]:
-    answer: dict[str, Any] = {"done": 0, "error": "", "is_written": False}
+    answer: dict[str, Any] = {"done": 0, "error": "", "notes": (), "is_written": False}
     # The child writes at the file's position, which is shared: read beside it.
     for line in os.pread(descriptor, 1 << 20, 0).splitlines():
         with suppress(ValueError):  # not all of it is written yet
@@ -143,9 +143,9 @@ def _serve(answers: IO[str]) -> None:
         done += 1
         _say(answers, done=done)
 
-    module.export(request, step)
+    notes = module.export(request, step) or ()
     _check(request["result"])
-    _say(answers, is_written=True)
+    _say(answers, notes=notes, is_written=True)
 
 
 def _say(answers: IO[str], **values: object) -> None:

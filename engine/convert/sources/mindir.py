@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.sources.onnx import whole
 from engine.errors import ModelError
 from engine.formats import kinds, open_source, recognise
@@ -12,8 +12,14 @@ from engine.formats import kinds, open_source, recognise
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+_EXCHANGES = frozenset(
+    ("AllGather", "AllReduce", "AllToAll", "Barrier", "Broadcast", "Receive", "ReduceScatter",
+     "Send")
+)  # fmt: skip
+"""Operators that wait for other ranks, as the reader of MindIR calls them."""
 
-def read(job: Job) -> ModelProto:
+
+def read(job: Job) -> Read:
     """See engine.convert.sources.read. Encrypted files are decrypted in memory.
 
     Raises ModelError also for a model that keeps state between predicts: ONNX has no place for it.
@@ -39,4 +45,17 @@ def read(job: Job) -> ModelProto:
             "keep such state from predict to predict; give the .mindir itself to Model, which does",
             name,
         )
-    return whole(source, job)
+    model = whole(source, job)
+    return model, _parts(model)
+
+
+def _parts(model: ModelProto) -> list[str]:
+    """A note on a model that is one rank's part of another."""
+    found = {node.op_type for node in model.graph.node if node.domain == "com.microsoft"}
+    exchanges = sorted(found & _EXCHANGES)
+    if not exchanges:
+        return []
+    return [
+        f"the model is one rank's part of a distributed one ({', '.join(exchanges)}): the result "
+        "runs only with the other ranks, and not yet here"
+    ]

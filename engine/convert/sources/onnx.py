@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.weights import bring_in
 from engine.formats import open_source
 from engine.types import ModelSource
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 
-def read(job: Job) -> ModelProto:
+def read(job: Job) -> Read:
     """See engine.convert.sources.read."""
-    return whole(open_source(job.model_file), job)
+    return whole(open_source(job.model_file), job), []
 
 
 def whole(source: ModelSource, job: Job) -> ModelProto:

@@ -21,7 +21,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.sources.exporter import Shapes, exported, shortened
 from engine.errors import ModelError, one_line
 from engine.formats import recognise
@@ -39,7 +39,7 @@ class _Kind(Enum):
     SCRIPT = "TorchScript"
 
 
-def read(job: Job) -> ModelProto:
+def read(job: Job) -> Read:
     """See engine.convert.sources.read.
 
     job.input_shape: TorchScript needs it, by the names of `forward`'s arguments; -1 is a dim that
@@ -51,7 +51,23 @@ def read(job: Job) -> ModelProto:
         _kind(job.model_file)
     except ModelError as error:
         raise ModelError(f"{job.model_file}: {error}", str(job.model_file)) from error
-    return exported(job, __name__, "PyTorch", "pytorch", ("torch", "onnxscript"))
+    model, notes = exported(job, __name__, "PyTorch", "pytorch", ("torch", "onnxscript"))
+    _forget_origin(model)
+    return model, notes
+
+
+def _forget_origin(model: ModelProto) -> None:
+    """Drop what the exporter says of each node and value: source lines and paths of its author."""
+    from onnx import GraphProto
+
+    from engine.convert.graphs import bodies
+
+    for body in bodies(model):
+        values = [*body.value_info]
+        if isinstance(body, GraphProto):
+            values += [*body.input, *body.output]
+        for each in (body, *body.node, *values):
+            del each.metadata_props[:]
 
 
 def _kind(path: Path) -> _Kind:
@@ -94,7 +110,7 @@ def _pickled() -> ModelError:
 # --------------------------------------------------------------------------------- in that process
 
 
-def export(request: Mapping[str, Any], step: Callable[[], None]) -> None:
+def export(request: Mapping[str, Any], step: Callable[[], None]) -> list[str]:
     """See `exporter.exported`."""
     os.environ.pop("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", None)
     os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
@@ -109,13 +125,13 @@ def export(request: Mapping[str, Any], step: Callable[[], None]) -> None:
             program = torch.export.load(file)
         step()
         _export_program(program, result)
-        return
+        return []
     module = torch.jit.load(path, map_location="cpu")
     with suppress(RuntimeError):  # a frozen module is in that mode, and has none
         module.eval()
     step()
     with torch.no_grad():
-        _export_script(module, request["input_shape"], request["input_dtype"], result)
+        return _export_script(module, request["input_shape"], request["input_dtype"], result)
 
 
 # ------------------------------------------------------------------------------------ torch.export
@@ -178,7 +194,8 @@ def _output_names(spec: Any, outputs: Sequence[Any]) -> list[str]:
 # ------------------------------------------------------------------------------------- TorchScript
 
 
-def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) -> None:
+def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) -> list[str]:
+    """Export it, and return a note on the types of its inputs, which it does not say."""
     import torch
 
     names = _arguments(module, shapes)
@@ -209,6 +226,13 @@ def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) 
             f"the exporter of TorchScript does not take it: {shortened(one_line(error))}; that of "
             f"torch.export may: {_DO}"
         ) from error
+    types = ", ".join(
+        f"{name!r} {str(each.dtype).removeprefix('torch.')}" for name, each in zip(names, example)
+    )
+    return [
+        f"TorchScript does not say its inputs' types; the first that it took: {types} (input type "
+        "says which is tried first)"
+    ]
 
 
 def _state(module: Any) -> dict[str, tuple[int, int]]:

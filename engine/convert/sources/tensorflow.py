@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.sources.exporter import Shapes, exported, shortened
 from engine.errors import ModelError, one_line
 
@@ -23,7 +23,7 @@ OPSET = 18  # the newest that tf2onnx writes
 _GRAPH_FILE = "saved_model.pb"
 
 
-def read(job: Job) -> ModelProto:
+def read(job: Job) -> Read:
     """See engine.convert.sources.read.
 
     job.input_shape fills in dims that the model leaves open, by the model's own input names.

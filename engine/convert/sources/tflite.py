@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.convert.job import Job
+from engine.convert.job import Job, Read
 from engine.convert.sources.exporter import exported
 from engine.convert.sources.tensorflow import OPSET, quieten
 from engine.errors import ModelError, one_line
 
 if TYPE_CHECKING:
-    from onnx import ModelProto
+    pass
 
 _MARK = b"TFL3"
 
 
-def read(job: Job) -> ModelProto:
+def read(job: Job) -> Read:
     """See engine.convert.sources.read."""
     with job.model_file.open("rb") as file:
         head = file.read(8)

@@ -5,7 +5,7 @@ crypto.py      encrypted files, whatever they hold
 constants.py   what constants and inferred types mean, in every dialect
 lower.py       runs the graph on symbols; control.py: its functions, loops and branches
 primitives/    the table: one function a primitive, which writes ONNX nodes
-emit.py        what those functions write with
+emit.py        what those functions write with; inferred.py: shapes that the file leaves open
 fold.py        tidies the nodes; assemble.py: the ONNX model
 described.py   what is in a file, for people
 """

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import shlex
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
 import engine
+from engine.convert.quantize import settings
+from engine.formats.mindir import crypto
 from engine.testing import models
 
 KEY = "00112233445566778899aabbccddeeff"
@@ -130,6 +135,32 @@ def test_a_key_encrypts_and_is_printed_nowhere(cli, affine, tmp_path, arguments)
     assert specs(tmp_path / "open.mindir") == ["float32[batch, 3]"] * 2
 
 
+def test_keys_come_from_files_and_the_environment_and_the_mode_from_the_file(
+    cli, affine, tmp_path, monkeypatch
+):
+    key = tmp_path / "key.hex"
+    key.write_text(KEY + "\n")
+    locked = tmp_path / "out.mindir"
+    assert cli("convert", affine, tmp_path / "out", f"--encryptKey=@{key}").status == 0
+    locked.write_bytes(crypto.encrypt(affine.read_bytes(), bytes.fromhex(KEY), "AES-CBC"))
+    assert "is encrypted; set decrypt_key" in cli("convert", locked, tmp_path / "open").err
+    for option in (["--dec-key", KEY], ["--decrypt-key", f"@{key}"], [f"--decryptKey=@{key}"]):
+        done = cli("convert", locked, tmp_path / "open", *option)
+        assert done.status == 0, done.err
+    monkeypatch.setenv("ENGINE_DEC_KEY", f"@{key}")
+    assert cli("convert", locked, tmp_path / "open").status == 0
+    wrong = cli("convert", locked, tmp_path / "open", "--dec-mode", "AES-GCM")
+    assert wrong.status == 1
+    plain = cli("convert", affine, tmp_path / "open")
+    assert "decrypt_key" not in plain.out
+
+
+def test_converter_lites_files_may_follow_a_blank(cli, affine, tmp_path):
+    done = cli("convert", "--modelFile", affine, "--outputFile", tmp_path / "out")
+    assert done.status == 0, done.err
+    assert (tmp_path / "out.mindir").exists()
+
+
 def test_encryption_switched_off_leaves_a_key_unused_with_a_note(cli, affine, tmp_path):
     done = cli("convert", affine, tmp_path / "out", "--encryption=false", f"--encryptKey={KEY}")
     assert done.status == 0
@@ -188,7 +219,9 @@ def test_one_setting_goes_over_the_files_and_leaves_its_others(cli, digits, tmp_
     [
         (["--trainModel=true"], "trainModel has no effect on this conversion"),
         (["--optimizeTransformer=true"], "optimizeTransformer has no effect on this conversion"),
-        (["--device=Ascend"], "is noted in the file"),
+        (["--device=Ascend"], "device='Ascend' has no effect: the file is for every device"),
+        (["--optimize=ascend_oriented"], "is noted in the file"),
+        (["--output-format=NHWC"], "output_format has no effect: no output has 4 axes"),
         (["--weightFile=net.caffemodel"], "net.caffemodel is not read: only Caffe models"),
     ],
 )
@@ -220,8 +253,18 @@ def test_what_has_no_effect_is_noted(cli, affine, tmp_path, arguments, note):
         (["m.onnx", "out", "--optimize", "O3"], "optimize must be 'none', 'general', "),
         (["m.onnx", "out", "--optimize=ascend_oriented:1"], "chip_name must be in [default, 910b]"),
         (["m.onnx", "out", "--device=GPU"], "device must be in [Ascend], but got GPU"),
-        (["m.onnx", "out", "--decrypt-mode=AES"], "decrypt_mode must be in [AES-GCM, AES-CBC]"),
-        (["m.onnx", "out", "--encryption=true"], "expected --encrypt-key as well"),
+        (
+            ["m.onnx", "out", "--decrypt-mode=AES"],
+            "is not one of 'AES-GCM', 'AES-CBC',",
+        ),
+        (["m.onnx", "out", "--encryption=true"], "expected --encrypt-key (--encryptKey) as well"),
+        (["--outputFile=out"], "missing argument 'MODEL'"),
+        (["m.onnx", "out", "--encrypt-key", "xyz"], "--encrypt-key: expected a key in hexadecimal"),
+        (["m.onnx", "out", "--encrypt-key=@no.hex"], "the file 'no.hex' cannot be read: No such"),
+        (
+            ["m.onnx", "out", "--inputShape=x:1,3;x:2,3"],
+            "expected one shape for each input",
+        ),
         (["m.onnx", "out", "--set", "a"], "expected SECTION.KEY=VALUE"),
     ],
 )
@@ -249,7 +292,12 @@ def test_wrong_usage_is_status_2_and_names_the_help(
         (["x.om", "out", "--fmk=OM"], "OM is compiled for one NPU, with nothing left to convert"),
         (["x.ms", "out", "--fmk=MSLITE"], "MSLITE is a .ms model for devices; convert the model"),
         (["n.prototxt", "out", "--fmk=CAFFE"], "Caffe models are not read; make it ONNX where"),
-        (["n.prototxt", "out"], "is a text file; expected a binary ONNX model"),
+        (["n.prototxt", "out"], "is a text file; expected a model of ONNX, MindIR, PyTorch,"),
+        (["cut.tflite", "out"], "cut.tflite: is no TensorFlow Lite model: expected b'TFL3'"),
+        (
+            ["m.onnx", "out", "--quantize", "typo.ini"],
+            "did you mean [common_quant_param]?",
+        ),
         (["m.onnx", "out", "--config", "no.ini"], "no.ini: no such file; give --config a config"),
         (["m.onnx", "out", "--quantize", "no.ini"], "no.ini: no such file; give --quantize a con"),
         (["m.onnx", "out", "--quantize", "plain.ini"], "expected a section that says how to quan"),
@@ -265,6 +313,8 @@ def test_a_conversion_that_fails_is_one_line_of_error(
     (tmp_path / "m.mindir").write_bytes((tmp_path / "m.onnx").read_bytes())
     (tmp_path / "n.prototxt").write_text('name: "LeNet"\n')
     (tmp_path / "plain.ini").write_text("[registry]\na=b\n")
+    (tmp_path / "typo.ini").write_text("[common_quant_parm]\nquant_type=WEIGHT_QUANT\n")
+    (tmp_path / "cut.tflite").write_bytes(b"\x20\0\0\0TF" + bytes(99))
     before = sorted(tmp_path.iterdir())
     done = cli("convert", *arguments)
     assert done.status == 1
@@ -318,3 +368,54 @@ def test_help_is_whole_on_a_terminal_of_any_width(cli, monkeypatch, columns):
     lines = [line for line in done.out.splitlines() if not line.startswith("  engine ")]
     assert max(map(len, lines)) <= columns
     assert not re.search("--(modelFile|model-file|train-model|no-)", done.text.partition("Exam")[0])
+
+
+# -------------------------------------------------------------------------------------- the guide
+
+GUIDE = (Path(__file__).parents[3] / "docs/convert.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", GUIDE, re.M | re.S)
+
+
+def test_what_the_guide_shows_works(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weight = np.random.default_rng(0).normal(size=(16, 3, 3, 3)).astype(np.float32)
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("Conv", ["x", "w"], ["y"], "conv", strides=[4, 4])],
+        "guide",
+        [value("x", onnx.TensorProto.FLOAT, ["n", 3, 224, 224])],
+        [value("y", onnx.TensorProto.FLOAT, None)],
+        [onnx.numpy_helper.from_array(weight, "w")],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), "model.onnx")
+    (tmp_path / "samples").mkdir()
+    np.random.default_rng(1).normal(size=(1, 3, 224, 224)).astype("f").tofile("samples/0.bin")
+    [shown] = blocks("ini")
+    (tmp_path / "calibration.ini").write_text(shown.replace("/data/calibration", "samples"))
+    namespace: dict[str, object] = {}
+    for code in blocks("python"):
+        exec(code, namespace)
+    for block in blocks("console"):
+        name, *arguments = shlex.split(block.removeprefix("$ "))
+        assert name == "engine"
+        done = cli(*arguments)
+        assert done.status == 0, done.err
+    assert specs(tmp_path / "net_int8.mindir")[0] == "float32[n, 3, 224, 224]"
+
+
+def test_the_guides_table_of_keys_is_whole():
+    keys: dict[str, set[str]] = {}
+    section = ""
+    for first, names in re.findall(r"^\| (`\w+_param`)? ?\| (`.+?) \| ", GUIDE, re.M):
+        section = first.strip("`") or section
+        keys.setdefault(section, set()).update(re.findall(r"`(\w+)`", names))
+    for kind, name in (
+        (settings.Common, "common_quant_param"), (settings.Full, "full_quant_param"),
+        (settings.Weight, "weight_quant_param"), (settings.Dynamic, "dynamic_quant_param"),
+        (settings.Data, "data_preprocess_param"),
+    ):  # fmt: skip
+        assert keys[name] == {each.name for each in fields(kind)} - settings._NO_EFFECT.keys()

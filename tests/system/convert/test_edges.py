@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,13 @@ import pytest
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 import engine
+import engine.convert
 from engine import DataType, FmkType, Format
 from engine.convert import edges
 from engine.convert.job import Job
 
 Array = np.ndarray[Any, Any]
+Run = Callable[..., dict[str, Array]]
 FLOAT = TensorProto.FLOAT
 
 IMAGE = np.arange(2 * 3 * 4 * 5, dtype=np.float32).reshape(2, 3, 4, 5)
@@ -53,14 +55,6 @@ def adapt(model: ModelProto, asked: Job) -> tuple[ModelProto, list[str]]:
     return result, notes
 
 
-def run(model: ModelProto, folder: Path, **arrays: Array) -> dict[str, Array]:
-    path = folder / "model.onnx"
-    onnx.save(model, path)
-    with engine.load(path, target="cpu") as built:
-        results: dict[str, Array] = built(**arrays)
-        return results
-
-
 def shapes(model: ModelProto) -> dict[str, list[int | str]]:
     return {
         each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
@@ -81,7 +75,7 @@ def picture() -> ModelProto:
     )
 
 
-def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(tmp_path: Path) -> None:
+def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(run: Run) -> None:
     result, notes = adapt(picture(), job(input_format=Format.NHWC, output_format=Format.NHWC))
     assert shapes(result) == {"x": ["n", "h", 5, 3], "y": ["n", "h", 5, 3], "m": ["n", 3]}
     assert notes == [
@@ -89,21 +83,19 @@ def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(tmp_p
         "output 'y' is NHWC; the model's is NCHW",
     ]
     given = np.ascontiguousarray(IMAGE.transpose(0, 2, 3, 1))
-    found = run(result, tmp_path, x=given)
+    found = run(result, x=given)
     np.testing.assert_array_equal(found["y"], 2 * given)
     np.testing.assert_array_equal(found["m"], IMAGE.mean((2, 3)))
 
 
-def test_each_edge_has_its_own_layout(tmp_path: Path) -> None:
+def test_each_edge_has_its_own_layout(run: Run) -> None:
     result, _ = adapt(picture(), job(output_format=Format.NHWC))
-    found = run(result, tmp_path, x=IMAGE)
+    found = run(result, x=IMAGE)
     np.testing.assert_array_equal(found["y"], 2 * IMAGE.transpose(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("framework", [FmkType.TF, FmkType.TFLITE])
-def test_what_comes_from_tensorflow_is_channels_last_itself(
-    framework: FmkType, tmp_path: Path
-) -> None:
+def test_what_comes_from_tensorflow_is_channels_last_itself(framework: FmkType, run: Run) -> None:
     same, notes = adapt(
         picture(), job(framework, input_format=Format.NHWC, output_format=Format.NHWC)
     )
@@ -112,10 +104,10 @@ def test_what_comes_from_tensorflow_is_channels_last_itself(
     result, _ = adapt(picture(), job(framework, input_format=Format.NCHW))
     assert shapes(result)["x"] == ["n", 5, 3, "h"]
     given = np.ascontiguousarray(IMAGE.transpose(0, 3, 1, 2))
-    np.testing.assert_array_equal(run(result, tmp_path, x=given)["y"], 2 * IMAGE)
+    np.testing.assert_array_equal(run(result, x=given)["y"], 2 * IMAGE)
 
 
-def test_floating_inputs_and_outputs_are_cast(tmp_path: Path) -> None:
+def test_floating_inputs_and_outputs_are_cast(run: Run) -> None:
     result, notes = adapt(
         picture(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
     )
@@ -124,12 +116,12 @@ def test_floating_inputs_and_outputs_are_cast(tmp_path: Path) -> None:
         "output 'y' is float16, the model's is float32",
         "output 'm' is float16, the model's is float32",
     ]
-    found = run(result, tmp_path, x=IMAGE.astype(np.float16))
+    found = run(result, x=IMAGE.astype(np.float16))
     assert found["y"].dtype == found["m"].dtype == np.float16
     np.testing.assert_array_equal(found["y"], 2 * IMAGE)
 
 
-def test_type_and_layout_change_together(tmp_path: Path) -> None:
+def test_type_and_layout_change_together(run: Run) -> None:
     asked = job(
         input_dtype=DataType.UINT8, input_format=Format.NHWC,
         output_dtype=DataType.INT32, output_format=Format.NHWC,
@@ -138,7 +130,7 @@ def test_type_and_layout_change_together(tmp_path: Path) -> None:
     assert "input 'x' is uint8, the model's is float32; a plain cast, without scale" in notes
     assert any(note.startswith("output 'y' is int32") and "cut off" in note for note in notes)
     given = np.ascontiguousarray(IMAGE.transpose(0, 2, 3, 1)).astype(np.uint8)
-    found = run(result, tmp_path, x=given)
+    found = run(result, x=given)
     assert found["y"].dtype == np.int32
     np.testing.assert_array_equal(found["y"], 2 * given.astype(np.int32))
 
@@ -166,7 +158,7 @@ def lookup() -> ModelProto:
     )
 
 
-def test_token_ids_stay_integers(tmp_path: Path) -> None:
+def test_token_ids_stay_integers(run: Run) -> None:
     result, notes = adapt(
         lookup(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
     )
@@ -175,20 +167,20 @@ def test_token_ids_stay_integers(tmp_path: Path) -> None:
         "output 'y' is float16, the model's is float32",
         "output 'top' stays int64: only floating ones become float16 safely",
     ]
-    found = run(result, tmp_path, ids=np.array([3, 1]))
+    found = run(result, ids=np.array([3, 1]))
     np.testing.assert_array_equal(found["y"], np.array([30, 10], np.float16))
 
 
-def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(tmp_path: Path) -> None:
+def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(run: Run) -> None:
     result, notes = adapt(lookup(), job(input_dtype=DataType.INT32, output_dtype=DataType.INT32))
     assert "input 'ids' is int32, the model's is int64" in notes
     assert "output 'top' stays int64: only floating ones become int32 safely" in notes
-    found = run(result, tmp_path, ids=np.array([3, 1], np.int32))
+    found = run(result, ids=np.array([3, 1], np.int32))
     np.testing.assert_array_equal(found["top"], np.array([3, 1], np.int64))
     np.testing.assert_array_equal(found["y"], np.array([30, 10], np.int32))
 
 
-def test_an_input_that_is_an_output_stays_unless_both_change_alike(tmp_path: Path) -> None:
+def test_an_input_that_is_an_output_stays_unless_both_change_alike(run: Run) -> None:
     model = build(
         [helper.make_node("Neg", ["x"], ["y"])],
         [value("x", [2])],
@@ -197,10 +189,10 @@ def test_an_input_that_is_an_output_stays_unless_both_change_alike(tmp_path: Pat
     x = np.array([1.5, -2], np.float32)
     result, notes = adapt(model, job(input_dtype=DataType.FLOAT16))
     assert notes == ["'x' stays as it is: an input and an output that are one value"]
-    np.testing.assert_array_equal(run(result, tmp_path, x=x)["x"], x)
+    np.testing.assert_array_equal(run(result, x=x)["x"], x)
     both = job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
     result, _ = adapt(model, both)
-    found = run(result, tmp_path, x=x.astype(np.float16))
+    found = run(result, x=x.astype(np.float16))
     assert found["x"].dtype == found["y"].dtype == np.float16
     np.testing.assert_array_equal(found["x"], x)
     np.testing.assert_array_equal(found["y"], -x)
@@ -224,7 +216,7 @@ def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path: Pat
     np.testing.assert_array_equal(found["y"], [2, 3])
 
 
-def test_inputs_that_only_subgraphs_read_are_adapted(tmp_path: Path) -> None:
+def test_inputs_that_only_subgraphs_read_are_adapted(run: Run) -> None:
     then = helper.make_graph(
         [helper.make_node("Add", ["x", "x"], ["sum"])], "then", [], [value("sum", [2])]
     )
@@ -251,31 +243,31 @@ def test_inputs_that_only_subgraphs_read_are_adapted(tmp_path: Path) -> None:
     assert "input 'c' stays bool: only floating ones become float16 safely" in notes
     x = np.array([1, 2], np.float16)
     for condition, expected in ((True, 2 * x), (False, -x)):
-        found = run(result, tmp_path, c=np.array(condition), x=x)["y"]
+        found = run(result, c=np.array(condition), x=x)["y"]
         assert found.dtype == np.float64
         np.testing.assert_array_equal(found, expected)
 
 
-def test_names_that_are_taken_are_not_taken_again(tmp_path: Path) -> None:
+def test_names_that_are_taken_are_not_taken_again(run: Run) -> None:
     model = build(
         [helper.make_node("Neg", ["x"], ["x.inner"]), helper.make_node("Neg", ["x.inner"], ["y"])],
         [value("x", [2])],
         [value("y", [2]), value("x.inner", [2])],
     )
     result, _ = adapt(model, job(input_dtype=DataType.FLOAT16))
-    found = run(result, tmp_path, x=np.array([1, 2], np.float16))
+    found = run(result, x=np.array([1, 2], np.float16))
     np.testing.assert_array_equal(found["y"], [1, 2])
     np.testing.assert_array_equal(found["x.inner"], [-1, -2])
 
 
-def test_an_output_that_other_nodes_read_keeps_its_own_type_inside(tmp_path: Path) -> None:
+def test_an_output_that_other_nodes_read_keeps_its_own_type_inside(run: Run) -> None:
     model = build(
         [helper.make_node("Mul", ["x", "x"], ["y"]), helper.make_node("Sqrt", ["y"], ["z"])],
         [value("x", [1])],
         [value("y", [1]), value("z", [1])],
     )
     result, _ = adapt(model, job(output_dtype=DataType.FLOAT16))
-    found = run(result, tmp_path, x=np.array([300], np.float32))
+    found = run(result, x=np.array([300], np.float32))
     assert found["y"] == np.inf  # 90000 is beyond float16
     assert found["z"] == 300
 
@@ -306,9 +298,11 @@ def test_sequences_and_unknown_ranks_are_left_alone() -> None:
 THREE = np.int8(3)
 
 
-def quantized(*more: NodeProto, zero: Any = THREE, scale: Any = 0.5) -> ModelProto:
+def quantized(
+    *more: NodeProto, zero: Any = THREE, scale: Any = 0.5, **more_weights: Array
+) -> ModelProto:
     """y = relu(x), x and y float32[2, 3, 4, 5]; inside both are int8: 0.5 * (number - 3)."""
-    points = {"s": np.array(scale, np.float32), "z": np.array(zero)}
+    points = {"s": np.array(scale, np.float32), "z": np.array(zero), **more_weights}
     shape = IMAGE.shape
     nodes = [
         helper.make_node("QuantizeLinear", ["x", "s", "z"], ["x8"]),
@@ -329,7 +323,7 @@ def types(model: ModelProto) -> dict[str, int]:
     return {each.name: each.type.tensor_type.elem_type for each in edges}
 
 
-def test_a_quantized_model_takes_and_gives_its_own_integers(tmp_path: Path) -> None:
+def test_a_quantized_model_takes_and_gives_its_own_integers(run: Run) -> None:
     result, notes = adapt(quantized(), INT8)
     assert types(result) == {"x": TensorProto.INT8, "y": TensorProto.INT8}
     assert [node.op_type for node in result.graph.node] == [
@@ -340,15 +334,15 @@ def test_a_quantized_model_takes_and_gives_its_own_integers(tmp_path: Path) -> N
         "output 'y' is int8; the model's float is 0.5 * (number - 3)",
     ]
     numbers = np.arange(-60, 60, dtype=np.int8).reshape(IMAGE.shape)
-    found = run(result, tmp_path, x=numbers)["y"]
+    found = run(result, x=numbers)["y"]
     np.testing.assert_array_equal(found, np.maximum(numbers, 3))  # 3 is zero
 
 
-def test_its_integers_change_their_layout_too(tmp_path: Path) -> None:
+def test_its_integers_change_their_layout_too(run: Run) -> None:
     asked = replace(INT8, input_format=Format.NHWC, output_format=Format.NHWC)
     result, _ = adapt(quantized(), asked)
     numbers = np.arange(-60, 60, dtype=np.int8).reshape(2, 4, 5, 3)
-    np.testing.assert_array_equal(run(result, tmp_path, x=numbers)["y"], np.maximum(numbers, 3))
+    np.testing.assert_array_equal(run(result, x=numbers)["y"], np.maximum(numbers, 3))
 
 
 @pytest.mark.parametrize(
@@ -358,8 +352,28 @@ def test_its_integers_change_their_layout_too(tmp_path: Path) -> None:
         quantized(scale=[0.5] * 3, zero=np.full(3, 3, np.int8)),
         quantized(helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Neg", ["y"], ["m"])),
         quantized(helper.make_node("Neg", ["y"], ["m"])),
+        quantized(
+            helper.make_node(
+                "If",
+                ["yes"],
+                ["m"],
+                **{
+                    f"{name}_branch": helper.make_graph(
+                        [helper.make_node("Neg", ["y"], ["n"])], name, [], [value("n", IMAGE.shape)]
+                    )
+                    for name in ("then", "else")
+                },
+            ),
+            yes=np.array(True),
+        ),
     ],
-    ids=["another type", "scales by channel", "both floats are read", "the output is read"],
+    ids=[
+        "another type",
+        "scales by channel",
+        "both floats are read",
+        "the output is read",
+        "in a branch",
+    ],
 )
 def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model: ModelProto) -> None:
     nodes = len(model.graph.node)
@@ -371,9 +385,28 @@ def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model: ModelP
     assert len(operators) > nodes
 
 
-def test_one_edge_alone_becomes_integer(tmp_path: Path) -> None:
+def test_one_edge_alone_becomes_integer(run: Run) -> None:
     result, _ = adapt(quantized(), replace(INT8, output_dtype=None))
     assert types(result) == {"x": TensorProto.INT8, "y": FLOAT}
     numbers = np.arange(-60, 60, dtype=np.int8).reshape(IMAGE.shape)
     expected = np.maximum(0.5 * (numbers.astype(np.float32) - 3), 0)
-    np.testing.assert_array_equal(run(result, tmp_path, x=numbers)["y"], expected)
+    np.testing.assert_array_equal(run(result, x=numbers)["y"], expected)
+
+
+def test_a_result_says_its_layout_to_the_next_conversion(tmp_path: Path) -> None:
+    """NHWC from the start, made NHWC, and back; other ONNX files are NCHW."""
+    onnx.save(picture(), tmp_path / "first.onnx")
+
+    def converted(source: str, result: str, **asked: Any) -> ModelProto:
+        model_file, output_file = tmp_path / source, tmp_path / f"{result}.onnx"
+        given = {"framework": FmkType.ONNX, "model_file": model_file, "output_file": output_file}
+        engine.convert.convert(Job(**{**given, **asked}))
+        return onnx.load(output_file)
+
+    nhwc = converted("first.onnx", "nhwc", input_format=Format.NHWC, output_format=Format.NHWC)
+    assert shapes(nhwc)["x"] == ["n", "h", 5, 3]
+    again = converted("nhwc.onnx", "again", input_format=Format.NHWC)
+    assert shapes(again) == shapes(nhwc)
+    back = converted("again.onnx", "back", input_format=Format.NCHW, output_format=Format.NCHW)
+    assert shapes(back) == shapes(picture())
+    assert not {"input_format", "output_format"} & {each.key for each in back.metadata_props}

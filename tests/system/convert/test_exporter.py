@@ -87,10 +87,12 @@ def affine(name: str = "x") -> onnx.ModelProto:
 WRITE = f"open(request['result'], 'wb').write({affine().SerializeToString()!r})"
 
 
-def test_what_is_asked_may_be_long(exporter: Callable[..., Any]) -> None:
+def test_what_is_asked_may_be_long_and_notes_come_back(exporter: Callable[..., Any]) -> None:
     shapes = {f"input_{place}": (1, 2, 3) for place in range(10_000)}  # more than a command line
     check = "assert request['input_shape']['input_9999'] == [1, 2, 3]"
-    assert exporter(f"{check}; {WRITE}", input_shape=shapes).graph.node[0].op_type == "Relu"
+    model, notes = exporter(f"{check}; {WRITE}; return ['said']", input_shape=shapes)
+    assert model.graph.node[0].op_type == "Relu"
+    assert notes == ["said"]
 
 
 @pytest.mark.parametrize("end", ["os.abort()", WRITE])

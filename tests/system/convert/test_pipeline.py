@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError
-from engine.convert import write
+from engine.convert import scratch, write
 from engine.testing import models
 
 MINDIR = Path(__file__).parents[2] / "data" / "mindir"
@@ -86,6 +86,22 @@ def test_a_mindir_that_keeps_state_is_refused_by_the_parameters_name(
             FmkType.MINDIR, str(MINDIR / "nets" / f"{name}.mindir"), str(tmp_path / "out")
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_one_ranks_part_of_a_model_is_noted(tmp_path: Path) -> None:
+    models.affine(tmp_path)
+    model = onnx.load(tmp_path / "affine.onnx")
+    model.graph.node.append(
+        helper.make_node("AllReduce", ["y"], ["z"], domain="com.microsoft", reduction="sum")
+    )
+    model.graph.output[0].name = "z"
+    model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    onnx.save(model, tmp_path / "rank0.mindir")
+    converter = Converter()
+    converter.convert(FmkType.MINDIR, str(tmp_path / "rank0.mindir"), str(tmp_path / "out"))
+    assert converter.report is not None
+    [note] = converter.report.notes
+    assert note.startswith("the model is one rank's part of a distributed one (AllReduce): ")
 
 
 @pytest.mark.parametrize(
@@ -185,9 +201,9 @@ def test_weights_in_fields_of_their_type_go_out_too(
     np.testing.assert_allclose(outputs(tmp_path / "out.mindir", x)[0], x @ weight, rtol=1e-4)
 
 
-@pytest.mark.parametrize("phase", ["writing weights", "trial run"])
+@pytest.mark.parametrize("step", [("writing weights", 0), ("trial run", 0), ("trial run", 1)])
 def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(
-    phase: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    step: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     product(tmp_path / "net.onnx")
     monkeypatch.setattr(write, "INLINE_BYTES", 1000)
@@ -201,11 +217,65 @@ def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(
             FmkType.ONNX,
             str(tmp_path / "net.onnx"),
             str(tmp_path / "out"),
-            progress=lambda shown, *_: token.cancel() if shown == phase else None,
+            progress=lambda phase, done, _: token.cancel() if (phase, done) == step else None,
             cancel=token,
         )
     assert sorted(tmp_path.iterdir()) == before
     assert (tmp_path / "out.mindir").read_bytes() == b"earlier"
+
+
+def test_a_result_never_replaces_the_weights_of_its_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product(tmp_path / "net.onnx", 64)
+    monkeypatch.setattr(write, "INLINE_BYTES", 1000)
+    Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    (tmp_path / "out.mindir").rename(tmp_path / "kept.mindir")
+    before = (tmp_path / "out.mindir.data").read_bytes()
+    with pytest.raises(
+        ModelError, match=r"out\.mindir\.data beside it holds weights of model_file"
+    ):
+        Converter().convert(FmkType.MINDIR, str(tmp_path / "kept.mindir"), str(tmp_path / "out"))
+    assert (tmp_path / "out.mindir.data").read_bytes() == before
+    assert not (tmp_path / "out.mindir").exists()
+
+
+@pytest.mark.parametrize("name", [b"no\xfftext", b"n" * 240, "\n{%s} ü".encode()])
+def test_files_may_be_called_anything(name: bytes, tmp_path: Path) -> None:
+    source = tmp_path / os.fsdecode(name)
+    models.affine(tmp_path).rename(source)
+    output = tmp_path / os.fsdecode(name + b".o")
+    Converter().convert(FmkType.ONNX, str(source), str(output))
+    result = output.with_name(f"{output.name}.mindir")
+    assert sorted(tmp_path.iterdir()) == sorted([source, result])
+    np.testing.assert_array_equal(outputs(result, X)[0], 2 * X + 1)
+
+
+def test_what_the_system_refuses_is_a_model_error_that_names_the_file(tmp_path: Path) -> None:
+    product(tmp_path / "net.onnx", 64)
+    (tmp_path / "file").touch()
+    converter = Converter()
+    asked = {"quant_type": "WEIGHT_QUANT", "debug_info_save_path": str(tmp_path / "file" / "in")}
+    converter.set_config_info("common_quant_param", asked)
+    with pytest.raises(ModelError, match=rf"error is {tmp_path}/file/in: Not a directory$"):
+        converter.convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    with pytest.raises(ModelError, match=r"/nnn[^ ]*: File name too long$"):
+        converter.convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / ("n" * 300)))
+
+
+@pytest.mark.parametrize("size", [1 << 50, 1 << 58])
+@pytest.mark.parametrize("infer", [False, True])
+def test_a_shape_beyond_any_memory_is_an_error(size: int, infer: bool, tmp_path: Path) -> None:
+    source = tmp_path / "net.onnx"
+    if infer:
+        models.affine(tmp_path).rename(source)
+    else:
+        product(source, 3)  # its batch is fixed: to change it both models are run
+    converter = Converter()
+    converter.infer, converter.input_shape = infer, {"x": [size, 3]}
+    with pytest.raises(ModelError, match="needs more memory than there is: MemoryError"):
+        converter.convert(FmkType.ONNX, str(source), str(tmp_path / "out"))
+    assert list(tmp_path.iterdir()) == [source]
 
 
 # In a process of its own, because a limit cannot be taken back.
@@ -291,6 +361,49 @@ def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path: Path) -> No
     assert secret in (tmp_path / "net.onnx").read_bytes()
     assert secret not in written
     assert b"product" not in written
+
+
+# What native code writes is no event: the folders that it might write to are looked at afterwards.
+_QUANTIZING = """
+import sys
+from engine import Converter, FmkType
+source, folder, samples, key = sys.argv[1:]
+converter = Converter()
+converter.enable_encryption = converter.infer = True
+converter.encrypt_key = converter.decrypt_key = key
+converter.input_shape = {"x": [2, 64]}
+converter.set_config_info("common_quant_param", {"quant_type": "FULL_QUANT"})
+converter.set_config_info(
+    "data_preprocess_param", {"calibrate_path": "x:" + samples, "input_type": "BIN"}
+)
+converter.convert(FmkType.MINDIR, source, folder + "/out")
+"""
+
+
+@pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
+def test_a_secret_model_leaves_nothing_behind_when_it_is_quantized(tmp_path: Path) -> None:
+    product(tmp_path / "net.onnx", 64)
+    encrypting().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "locked"))
+    places = {name: tmp_path / name for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME", "samples")}
+    places["result"] = tmp_path / "result"
+    for place in places.values():
+        place.mkdir()
+    np.random.default_rng(0).normal(size=(2, 64)).astype(np.float32).tofile(
+        places["samples"] / "0.bin"
+    )
+    shared = set(scratch.MEMORY.iterdir())
+    inherited = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    subprocess.run(
+        [sys.executable, "-c", _QUANTIZING, str(tmp_path / "locked.mindir"),
+         str(places["result"]), str(places["samples"]), KEY],
+        check=True, env={**inherited, **{name: str(place) for name, place in places.items()}},
+        cwd=places["TMPDIR"],
+    )  # fmt: skip
+    left = [each.name for place in places.values() for each in place.rglob("*")]
+    assert sorted(left) == ["0.bin", "out.mindir"]
+    assert b"product" not in (places["result"] / "out.mindir").read_bytes()
+    ours = {each for each in set(scratch.MEMORY.iterdir()) - shared if "engine-conv" in each.name}
+    assert not ours
 
 
 def test_an_encrypted_result_can_be_converted_with_its_key(tmp_path: Path) -> None:

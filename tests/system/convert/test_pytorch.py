@@ -17,7 +17,7 @@ import pytest
 import engine
 from engine.convert.job import Job
 from engine.convert.sources import pytorch
-from engine.enums import FmkType
+from engine.enums import DataType, FmkType
 from engine.errors import ModelError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
@@ -35,7 +35,9 @@ def convert(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> 
         output_file=result,
         input_shape=shapes or {},
     )
-    model = pytorch.read(job)
+    model, _ = pytorch.read(job)
+    for told in (b"pkg.torch", os.fsencode(__file__)):  # where its author has what source
+        assert told not in model.SerializeToString()
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, result)
     assert not any(each.data_location for each in model.graph.initializer)
@@ -197,6 +199,29 @@ def test_torchscript_takes_its_dims_from_the_job_and_its_types_from_what_runs(
     assert types == [onnx.TensorProto.INT64, onnx.TensorProto.BOOL, onnx.TensorProto.FLOAT]
     assert shape_of(model.graph.input[0]) == ["tokens_0", "tokens_1"]
     assert_same(path, tagger, sentences(1, 4), sentences(3, 9))
+
+
+@needs_torch
+def test_the_types_that_were_found_by_trying_are_noted(tmp_path: Path) -> None:
+    import torch
+
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = torch.nn.Embedding(11, 4)
+
+        def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return self.embedding(ids) * mask.unsqueeze(-1)
+
+    ones = torch.ones(2, 3, dtype=torch.int64)
+    torch.jit.save(torch.jit.trace(Masked(), (ones, ones)), str(tmp_path / "masked.pt"))
+    for asked, mask in ((None, "float32"), (DataType.INT64, "int64")):
+        job = Job(
+            framework=FmkType.PYTORCH, model_file=tmp_path / "masked.pt", output_file=tmp_path,
+            input_shape={"ids": (2, 3), "mask": (2, 3)}, input_dtype=asked,
+        )  # fmt: skip
+        _, [note] = pytorch.read(job)
+        assert f"the first that it took: 'ids' int64, 'mask' {mask} " in note
 
 
 @needs_torch

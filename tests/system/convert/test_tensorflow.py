@@ -37,7 +37,7 @@ def job_of(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None, **mo
 
 def convert(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> onnx.ModelProto:
     job = job_of(path, shapes)
-    model = tensorflow.read(job)
+    model, _ = tensorflow.read(job)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, job.output_file)
     return model

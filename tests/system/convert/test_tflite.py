@@ -27,7 +27,7 @@ needs_tensorflow = pytest.mark.skipif(
 
 def convert(path: Path) -> onnx.ModelProto:
     result = path.with_suffix(".mindir")
-    model = tflite.read(Job(framework=FmkType.TFLITE, model_file=path, output_file=result))
+    model, _ = tflite.read(Job(framework=FmkType.TFLITE, model_file=path, output_file=result))
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, result)
     return model

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import unary
+from engine.formats.mindir.primitives.arithmetic import type_of, unary
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 for _names in (
@@ -146,9 +146,18 @@ def softmax(g: Emitter, logits: Value, axis: Any = -1) -> Value:
     return _over(g, "Softmax", logits, axis)
 
 
-@primitive("LogSoftmax", "LogSoftmaxExt")
+@primitive("LogSoftmax")
 def log_softmax(g: Emitter, logits: Value, axis: Any = -1) -> Value:
     return _over(g, "LogSoftmax", logits, axis)
+
+
+@primitive("LogSoftmaxExt")
+def log_softmax_ext(g: Emitter, logits: Value, axis: Any = None, dtype: Any = None) -> Value:
+    """Without an axis: the first one of one or three axes, else the second."""
+    if axis is None:
+        axis = 0 if g.rank(logits) in (0, 1, 3) else 1
+    x = logits if dtype is None else g.cast(logits, type_of(g, dtype))
+    return _over(g, "LogSoftmax", x, axis)
 
 
 def _over(g: Emitter, op_type: str, x: Value, axis: Any) -> Value:

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import common
+from engine.formats.mindir.primitives.arithmetic import common, via_int32
 from engine.formats.mindir.primitives.convolution import check_layout
 from engine.formats.mindir.values import FLOATS, Value
 
@@ -22,7 +22,7 @@ def product(g: Emitter, x: Value, y: Value, flip_x: bool = False, flip_y: bool =
         return g.node("Gemm", x, y, transA=1 if flip_x else None, transB=1 if flip_y else None)
     x = _flipped(g, x) if flip_x else x
     y = _flipped(g, y) if flip_y else y
-    return g.node("MatMul", x, y)
+    return via_int32(g, "MatMul", x, y)
 
 
 @primitive(
