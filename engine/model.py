@@ -22,7 +22,6 @@ from engine.errors import (
     one_line,
 )
 from engine.lane import Lane, buffers_of, meta_for, same_buffers, tensor_for
-from engine.signature import Signature
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.plan import Plan
+    from engine.signature import Signature
     from engine.types import CancelToken, ModelSource, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
@@ -209,6 +209,7 @@ class Model:
         cancel: CancelToken | None,
     ) -> None:
         from engine.plan import build_plan
+        from engine.signature import Signature
 
         with self._building:
             if self._why_not is not _NOT_BUILT:
