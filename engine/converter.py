@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from numbers import Integral
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.checks import require, require_choice, require_count, require_watchers
@@ -14,7 +15,6 @@ from engine.settings import Settings, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from engine.convert.job import Job, Report
     from engine.types import CancelToken, Progress
@@ -288,8 +288,6 @@ def job_of(
     config: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Job:
     """What `converter` is set to do, its values checked. Raises ModelError."""
-    from pathlib import Path
-
     from engine.convert.job import Job
 
     assigned = vars(converter)
@@ -360,8 +358,6 @@ def _key(name: str, text: str) -> bytes | None:
 
 
 def _output(text: str, suffix: str) -> Path:
-    from pathlib import Path
-
     path = Path(text)
     if not text or text.endswith(os.sep) or path.name in ("", "..") or "\0" in text:
         raise ModelError(f"output_file must name a file, got {text!r}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine import forks, values
+from engine import forks
 from engine.checks import require, require_int, require_watchers
 from engine.errors import (
     BackendError,
@@ -304,6 +304,8 @@ class Model:
         results = self.predict(arrays or by_name)
         signature = self._signature
         if signature is not None and not signature.is_plain:
+            from engine import values
+
             return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
         return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
@@ -340,6 +342,8 @@ class Model:
         self, lane: Lane, inputs: Any, outputs: Any, timeout_s: float | None
     ) -> list[Any]:
         """Predict where a sequence, an optional or a map goes in or comes out."""
+        from engine import values
+
         lane.busy = True
         try:
             signature, buffers = lane.signature, None
