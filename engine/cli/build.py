@@ -18,6 +18,7 @@ from engine.cli.inputs import Fill
 from engine.cli.interrupt import interruptible
 from engine.cli.progress import progress
 from engine.errors import InputError, ModelError
+from engine.formats.files import inside
 from engine.types import CancelToken, TensorSpec
 
 KEY_VARIABLE = "ENGINE_DEC_KEY"
@@ -211,8 +212,10 @@ def require_file(path: Path) -> None:
     """ModelError unless `path` is a file that can be opened."""
     if not path.exists():
         raise ModelError(f"{path}: no such file; give the path of a model", str(path))
+    if path.is_dir():
+        raise ModelError(f"{path}: is a folder; {inside(path)}", str(path))
     if not path.is_file():
-        raise ModelError(f"{path}: expected a model's file, got a folder or device", str(path))
+        raise ModelError(f"{path}: expected a model's file, got a device or a pipe", str(path))
 
 
 def decryption_of(

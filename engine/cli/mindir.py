@@ -44,13 +44,19 @@ def show(path: Path, model: Description, parameters: str) -> None:
         "Primitives",
         ("primitive", ">count", "supported"),
         [
-            (name, f"{model.primitives[name]:,}", "no" if name in model.unsupported else "yes")
+            (name, f"{model.primitives[name]:,}", _supported(name, model))
             for name in sorted(
                 model.primitives,
-                key=lambda name: (name not in model.unsupported, -model.primitives[name], name),
+                key=lambda name: (_supported(name, model) == "yes", -model.primitives[name], name),
             )
         ],
     )
+
+
+def _supported(name: str, model: Description) -> str:
+    if name in model.collectives:
+        return "no: waits for other ranks"
+    return "no" if name in model.unsupported else "yes"
 
 
 def values(model: Description) -> dict[str, Any]:
@@ -62,7 +68,11 @@ def values(model: Description) -> dict[str, Any]:
         "functions": list(model.functions),
         "nodes": sum(model.primitives.values()),
         "primitives": [
-            {"primitive": name, "count": count, "supported": name not in model.unsupported}
+            {
+                "primitive": name,
+                "count": count,
+                "supported": name not in (*model.unsupported, *model.collectives),
+            }
             for name, count in model.primitives.items()
         ],
     }

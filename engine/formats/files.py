@@ -35,7 +35,7 @@ def read_file(path: Path) -> bytes | mmap.mmap:
     try:
         found = os.fstat(descriptor)
         if stat.S_ISDIR(found.st_mode):
-            raise ModelError(f"{name}: is a folder; {_inside(path)}", name)
+            raise ModelError(f"{name}: is a folder; {inside(path)}", name)
         if not stat.S_ISREG(found.st_mode):
             raise ModelError(f"{name}: not a regular file; expected a model file", name)
         if found.st_size > SMALL_BYTES:
@@ -53,7 +53,7 @@ def read_file(path: Path) -> bytes | mmap.mmap:
     return data
 
 
-def _inside(folder: Path) -> str:
+def inside(folder: Path) -> str:
     """Say what to do about a folder where a file was expected."""
     if (folder / "saved_model.pb").is_file():
         return "a TensorFlow SavedModel; convert it: engine convert FOLDER net"

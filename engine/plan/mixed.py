@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import BackendError, ModelError
+from engine.formats.collectives import is_collective
 from engine.plan import segments
 from engine.plan.compile import Candidate, Plan, blamed_on, compile_loaded, compile_whole, load
 from engine.plan.contexts import ContextPool, close
@@ -139,6 +140,18 @@ class _Division:
 
     def nobody(self, level: int, refused: Mapping[int, str]) -> ModelError:
         """The error for nodes that the backend of the last level refuses, each with its reason."""
+        waiting = [
+            self._title(index)
+            for index in refused
+            if self.nodes and is_collective(self.nodes[index].op_type, self.nodes[index].domain)
+        ]
+        if waiting:
+            return ModelError(
+                f"{self.source.name}: is one rank's part of a sliced model, {waiting[0]} waits for "
+                "the other ranks, and this version cannot run ranks together; run the model that "
+                "was sliced",
+                self.source.name,
+            )
         lines = [
             f"{self._title(index)}: {reason}"
             + (f" ({self.fell[index]})" if index in self.fell else "")

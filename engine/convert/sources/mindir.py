@@ -8,15 +8,10 @@ from engine.convert.job import Job, Read
 from engine.convert.sources.onnx import whole
 from engine.errors import ModelError
 from engine.formats import kinds, open_source, recognise
+from engine.formats.collectives import is_collective
 
 if TYPE_CHECKING:
     from onnx import ModelProto
-
-_EXCHANGES = frozenset(
-    ("AllGather", "AllReduce", "AllToAll", "Barrier", "Broadcast", "Receive", "ReduceScatter",
-     "Send")
-)  # fmt: skip
-"""Operators that wait for other ranks, as the reader of MindIR calls them."""
 
 
 def read(job: Job) -> Read:
@@ -51,11 +46,11 @@ def read(job: Job) -> Read:
 
 def _parts(model: ModelProto) -> list[str]:
     """A note on a model that is one rank's part of another."""
-    found = {node.op_type for node in model.graph.node if node.domain == "com.microsoft"}
-    exchanges = sorted(found & _EXCHANGES)
-    if not exchanges:
+    nodes = model.graph.node
+    found = sorted({each.op_type for each in nodes if is_collective(each.op_type, each.domain)})
+    if not found:
         return []
     return [
-        f"the model is one rank's part of a distributed one ({', '.join(exchanges)}): the result "
+        f"the model is one rank's part of a distributed one ({', '.join(found)}): the result "
         "runs only with the other ranks, and not yet here"
     ]

@@ -23,8 +23,9 @@ class Description:
     """A .mindir as it is written.
 
     primitives: how many nodes there are of each, in the main graph and in functions. unsupported:
-    those of them that this version has no ONNX form for. functions: the names of functions that
-    branches and loops call.
+    those of them that this version has no ONNX form for. collectives: those by which the ranks of
+    a sliced model wait for each other; it is read, but not run yet. functions: the names of
+    functions that branches and loops call.
     """
 
     producer: str
@@ -33,6 +34,7 @@ class Description:
     outputs: tuple[TensorSpec, ...]
     primitives: Mapping[str, int]
     unsupported: tuple[str, ...]
+    collectives: tuple[str, ...]
     parameters: tuple[ParameterInfo, ...]
     functions: tuple[str, ...]
     user_info: Mapping[str, str]
@@ -57,6 +59,7 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
                 name = "(call)" if is_call else kinds.get(key, key).removeprefix("S-Prim-")
                 counts[name] += 1
         table = {*known(), *arranged(), "(call)"}
+        shared = [name for name in counts if name in known() and known()[name].is_collective]
         return Description(
             producer=" ".join(part for part in (model.producer, model.version) if part),
             name=local(main.name),
@@ -64,6 +67,7 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
             outputs=tuple(spec for each in main.outputs for spec in _specs(each)),
             primitives=dict(sorted(counts.items())),
             unsupported=tuple(sorted(name for name in counts if name not in table)),
+            collectives=tuple(sorted(shared)),
             parameters=tuple(
                 ParameterInfo(
                     each.ref_key or local(each.name),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-LENET = Path(__file__).parents[2] / "data" / "mindir" / "lenet_bn.mindir"
+DATA = Path(__file__).parents[2] / "data" / "mindir"
+LENET = DATA / "lenet_bn.mindir"
+SLICED = DATA / "sliced" / "rank1.mindir"
 
 
 def test_it_lists_primitives_and_whether_they_are_supported(cli) -> None:
@@ -25,6 +27,27 @@ def test_its_json_counts_parameters_and_shows_the_placement_of_the_lowered_nodes
     sizes = [each["size_bytes"] for each in values["parameter_list"]]
     assert values["parameters"]["size_bytes"] == sum(sizes) == 4 * 107_858
     assert {each["device"] for each in values["placement"]} == {"cpu:0"}
+
+
+def test_what_waits_for_other_ranks_is_listed_as_not_supported(cli) -> None:
+    rows = [line.split() for line in cli("inspect", SLICED).out.splitlines()]
+    assert ["AllReduce", "1", "no:", "waits", "for", "other", "ranks"] in rows
+    values = json.loads(cli("inspect", SLICED, "--json").out)
+    assert {"primitive": "AllReduce", "count": 1, "supported": False} in values["primitives"]
+
+
+def test_a_part_of_a_sliced_model_is_refused_as_that(cli) -> None:
+    shown = cli("run", SLICED)
+    assert shown.status == 1
+    assert "is one rank's part of a sliced model, AllReduce" in shown.err
+    assert "run the model that was sliced" in shown.err
+
+
+def test_a_folder_is_refused_with_what_to_do(cli, tmp_path: Path) -> None:
+    (tmp_path / "saved_model.pb").touch()
+    shown = cli("inspect", tmp_path)
+    assert shown.status == 1
+    assert "a TensorFlow SavedModel; convert it: engine convert FOLDER net" in shown.err
 
 
 def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:

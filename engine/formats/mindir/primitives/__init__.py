@@ -50,6 +50,11 @@ class Primitive:
         self.writes = writes
         self._places: list[tuple[str, tuple[str, ...], Any]] | None = None
 
+    @property
+    def is_collective(self) -> bool:
+        """Whether ranks do it together."""
+        return self.function.__module__.endswith(".collectives")
+
     def __call__(self, emitter: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         """Lower one node. Raises Unsupported."""
         if self._places is None:  # a model has few of the table's primitives

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.formats.collectives import DOMAIN
 from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import type_of
 from engine.formats.mindir.values import Value
 
 _WORLD = ("hccl_world_group", "nccl_world_group", "mccl_world_group", "")
-_DOMAIN = "com.microsoft"
 
 
 def _members(group: Any, rank_list: Any) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def all_reduce(
     g: Emitter, x: Value, *, op: str = "sum", group: Any = "", rank_list: Any = None
 ) -> Value:
     return g.node(
-        "AllReduce", x, domain=_DOMAIN, shape=x.shape, reduction=op, **_members(group, rank_list)
+        "AllReduce", x, domain=DOMAIN, shape=x.shape, reduction=op, **_members(group, rank_list)
     )
 
 
@@ -37,7 +37,7 @@ def all_gather(
     g: Emitter, x: Value, *, group: Any = "", rank_size: int = 1, rank_list: Any = None
 ) -> Value:
     return g.node(
-        "AllGather", x, domain=_DOMAIN, group_size=int(rank_size), axis=0,
+        "AllGather", x, domain=DOMAIN, group_size=int(rank_size), axis=0,
         **_members(group, rank_list),
     )  # fmt: skip
 
@@ -53,7 +53,7 @@ def reduce_scatter(
     rank_list: Any = None,
 ) -> Value:
     return g.node(
-        "ReduceScatter", x, domain=_DOMAIN, group_size=int(rank_size), reduction=op,
+        "ReduceScatter", x, domain=DOMAIN, group_size=int(rank_size), reduction=op,
         **_members(group, rank_list),
     )  # fmt: skip
 
@@ -70,7 +70,7 @@ def all_to_all(
     rank_list: Any = None,
 ) -> Value:
     return g.node(
-        "AllToAll", x, domain=_DOMAIN, group_size=int(split_count), split_axis=int(split_dim),
+        "AllToAll", x, domain=DOMAIN, group_size=int(split_count), split_axis=int(split_dim),
         concat_axis=int(concat_dim), **_members(group, rank_list),
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def broadcast(
     many = isinstance(x, tuple)
     results = tuple(
         g.node(
-            "Broadcast", each, domain=_DOMAIN, shape=each.shape, root=int(root_rank),
+            "Broadcast", each, domain=DOMAIN, shape=each.shape, root=int(root_rank),
             **_members(group, rank_list),
         )
         for each in (x if many else (x,))
@@ -101,7 +101,7 @@ def send(
     group_rank_ids: Any = None,
 ) -> Value:
     return g.node(
-        "Send", x, domain=_DOMAIN, shape=x.shape, rank=int(dest_rank), tag=int(sr_tag),
+        "Send", x, domain=DOMAIN, shape=x.shape, rank=int(dest_rank), tag=int(sr_tag),
         **_members(group, group_rank_ids),
     )  # fmt: skip
 
@@ -119,7 +119,7 @@ def receive(
     group_rank_ids: Any = None,
 ) -> Value:
     return g.node(
-        "Receive", domain=_DOMAIN, dtype=type_of(g, dtype), shape=tuple(shape),
+        "Receive", domain=DOMAIN, dtype=type_of(g, dtype), shape=tuple(shape),
         sizes=[int(size) for size in shape], to=type_of(g, dtype).onnx, rank=int(src_rank),
         tag=int(sr_tag), **_members(group, group_rank_ids),
     )  # fmt: skip
@@ -127,4 +127,4 @@ def receive(
 
 @primitive("Barrier")
 def barrier(g: Emitter, *rest: Any, group: Any = "") -> Value:
-    return g.node("Barrier", g.constant(0), domain=_DOMAIN, **_members(group, None))
+    return g.node("Barrier", g.constant(0), domain=DOMAIN, **_members(group, None))
