@@ -287,6 +287,7 @@ def test_the_callers_own_pytest_and_targets_change_nothing(
     monkeypatch.setenv("PYTEST_PLUGINS", "no_such_plugin")
     monkeypatch.setenv("ENGINE_TARGET", "tpu")
     report = check.check(null_backend, levels=["threads"])
+    assert report.of(Outcome.FAILED) == []
     assert report.ok
     assert len(report.of(Outcome.PASSED)) > 5
 
