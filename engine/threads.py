@@ -8,6 +8,8 @@ workers of one process, instead of being taken whole by each.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 
 # What launchers say of the number of ranks on this host: this project's own, Open MPI, MPICH's
@@ -64,24 +66,36 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
     admin-guide/cgroup-v2 and cgroup-v1).
     """
     try:
-        lines = proc_cgroup.read_text(errors="surrogateescape").splitlines()
+        with open(proc_cgroup, errors="surrogateescape") as file:
+            groups = file.read()
     except OSError:
         return None
-    limits: list[float] = []
-    for line in lines:
+    quotas = (read(folder) for read, folder in _limits(root, groups))
+    return min((quota for quota in quotas if quota is not None), default=None)
+
+
+@lru_cache(8)
+def _limits(root: Path, groups: str) -> tuple[tuple[Callable[[str], float | None], str], ...]:
+    """Where these groups have files with a quota, and what reads them.
+
+    Remembered: the quotas change while a process runs, the folders do not, and most have none.
+    """
+    found: dict[tuple[Callable[[str], float | None], str], None] = {}
+    for line in groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, _, inside = rest.partition(":")
         if controllers == "":
-            bases, read = [root, root / "unified"], _v2_quota
+            bases, file, read = [root, root / "unified"], "cpu.max", _v2_quota
         elif "cpu" in controllers.split(","):
-            bases, read = [root / controllers, root / "cpu"], _v1_quota
+            bases, file, read = [root / controllers, root / "cpu"], "cpu.cfs_quota_us", _v1_quota
         else:
             continue
         for base in bases:
             # In a container the path may be the host's, absent here: the mount's root then counts.
-            folder = base / inside.lstrip("/")
-            limits += [q for f in _upwards(folder, base) if (q := read(f)) is not None]
-    return min(limits, default=None)
+            for folder in _upwards(base / inside.lstrip("/"), base):
+                if os.path.exists(f"{folder}/{file}"):
+                    found[read, str(folder)] = None
+    return tuple(found)
 
 
 def _upwards(folder: Path, base: Path) -> list[Path]:
@@ -89,15 +103,15 @@ def _upwards(folder: Path, base: Path) -> list[Path]:
     return chain[: chain.index(base) + 1]
 
 
-def _v2_quota(folder: Path) -> float | None:
-    fields = _read(folder / "cpu.max").split()
+def _v2_quota(folder: str) -> float | None:
+    fields = _read(f"{folder}/cpu.max").split()
     if len(fields) != 2 or fields[0] == "max":
         return None
     return _ratio(fields[0], fields[1])
 
 
-def _v1_quota(folder: Path) -> float | None:
-    return _ratio(_read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us"))
+def _v1_quota(folder: str) -> float | None:
+    return _ratio(_read(f"{folder}/cpu.cfs_quota_us"), _read(f"{folder}/cpu.cfs_period_us"))
 
 
 def _ratio(quota: str, period: str) -> float | None:
@@ -108,9 +122,10 @@ def _ratio(quota: str, period: str) -> float | None:
     return microseconds / each if microseconds > 0 and each > 0 else None
 
 
-def _read(path: Path) -> str:
+def _read(path: str | Path) -> str:
     try:
-        return path.read_text(errors="replace").strip()
+        with open(path, errors="replace") as file:
+            return file.read().strip()
     except (OSError, ValueError):  # ValueError: a NUL in the path
         return ""
 

@@ -8,6 +8,7 @@ takes the time that the neighbour and our own other threads need. bench/overhead
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -34,12 +35,14 @@ def others_running(proc: str = "/proc") -> int:
 
     Where the kernel does not say, as many as there are CPUs.
     """
-    fewest = os.cpu_count() or 1
+    fewest = sys.maxsize
     try:
         for pause_s in (0.0, 0.0003, 0.0003):
-            time.sleep(pause_s)  # what runs for a moment only is no neighbour
+            if pause_s:  # what runs for a moment only is no neighbour
+                time.sleep(pause_s)
             # "0.00 0.03 0.00 1/79 1499": runnable of all threads (proc_loadavg(5))
-            running = int(Path(proc, "loadavg").read_text().split()[3].partition("/")[0])
+            with open(f"{proc}/loadavg") as file:
+                running = int(file.read().split()[3].partition("/")[0])
             fewest = min(fewest, running - (_own_running(proc) if running > 1 else 1))
             if fewest <= 0:
                 return 0
