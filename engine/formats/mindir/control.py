@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 State = dict[str, Value]
 RETURN = ""  # the way out that is no call
 ROUNDS = 64  # of finding out what changes in a loop
+RECURSION = (
+    "a function that calls itself and goes on afterwards (recursion); write it as a loop, or let "
+    "the number of calls be known when the model is exported"
+)
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 from engine.errors import ModelError
 from engine.formats.content import content_of
 from engine.formats.mindir import constants, decode
+from engine.formats.mindir.arrange import ARRANGING
 from engine.formats.mindir.decode import Damaged, ValueProto
-from engine.formats.mindir.lower import arranged, local
+from engine.formats.mindir.lower import local
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import Abstract, leaves
 from engine.formats.wire import WireError
@@ -58,7 +59,7 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
                 is_call = node.op_type.startswith("REF::") and key not in kinds
                 name = "(call)" if is_call else kinds.get(key, key).removeprefix("S-Prim-")
                 counts[name] += 1
-        table = {*known(), *arranged(), "(call)"}
+        table = {*known(), *ARRANGING, "(call)"}
         shared = [name for name in counts if name in known() and known()[name].is_collective]
         return Description(
             producer=" ".join(part for part in (model.producer, model.version) if part),

@@ -7,19 +7,20 @@ primitives are looked up in the table and write ONNX nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from engine.formats.mindir import constants
-from engine.formats.mindir.control import RETURN, Exits, Loop, State, loop, select
+from engine.formats.mindir.arrange import ARRANGING, QUICK
+from engine.formats.mindir.control import RECURSION, RETURN, Exits, Loop, State, loop, select
 from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
+from engine.formats.mindir.functions import Functions
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import (
     COMPLEX,
     MONAD,
-    NEVER,
     Abstract,
     Choice,
     Closure,
@@ -40,12 +41,6 @@ ILL_FITTING = (
 """What Python says where values are of other kinds than whoever takes them expects."""
 
 
-_RECURSION = (
-    "a function that calls itself and goes on afterwards (recursion); write it as a loop, or let "
-    "the number of calls be known when the model is exported"
-)
-
-
 class Fault(ValueError):
     """A node that cannot be lowered: the message says which and why."""
 
@@ -59,11 +54,12 @@ class Lowering:
         self.state: State = {}
         self.loop: Loop | None = None
         self._model = model
+        self._functions = Functions(model.functions)
         self._table = known()
         self._arranging = {
-            f"REF::{key}": _ARRANGE[row.op_type]
+            f"REF::{key}": ARRANGING[row.op_type]
             for key, row in model.primitives.items()
-            if row.op_type in _QUICK
+            if row.op_type in QUICK
         }
         self._parameters = parameters
         self._frames: list[dict[str, Any]] = []
@@ -74,7 +70,6 @@ class Lowering:
         self._by_own_name = {each.name: each for each in parameters.values()}
         self._snapshots: dict[str, Value] = {}
         self._written: dict[str, Value] = {}  # what tensors hold that were changed in place
-        self._reachable: dict[str, frozenset[str]] = {}
         self._primitives: dict[str, tuple[str, Mapping[str, Any]]] = {}
         self._constants: dict[str, Any] = {
             node.output: node
@@ -130,8 +125,8 @@ class Lowering:
             if name not in self.loop.members or name == self.loop.header:
                 return Exits(0, {name: (self.held(args), dict(self.state))})
         elif name in self._headers:
-            raise Unsupported(_RECURSION)
-        members = self._members(name)
+            raise Unsupported(RECURSION)
+        members = self._functions.around(name, self._headers)
         if members:
             return self._enter(name, members, args, is_tail)
         return self._inline(name, args, is_tail)
@@ -197,40 +192,6 @@ class Lowering:
             self.loop = outer
             self._calls -= 1
 
-    def _members(self, name: str) -> frozenset[str]:
-        """The functions that `name` calls and that call it; empty where it does not recur."""
-        if name not in self._reaches(name):
-            return frozenset()
-        return frozenset(
-            each
-            for each in self._reaches(name)
-            if each not in self._headers and name in self._reaches(each)
-        )
-
-    def _reaches(self, name: str) -> frozenset[str]:
-        """The functions that `name` may call, not through the headers of loops under way."""
-        key = "\0".join((name, *self._headers))
-        found = self._reachable.get(key)
-        if found is None:
-            seen: set[str] = set()
-            todo = [name]
-            while todo:
-                for other in self._names(todo.pop()):
-                    if other not in seen and other not in self._headers:
-                        seen.add(other)
-                        todo.append(other)
-            found = self._reachable[key] = frozenset(seen)
-        return found
-
-    def _names(self, name: str) -> Iterator[str]:
-        graph = self._model.functions.get(name)
-        for node in graph.nodes if graph is not None else ():
-            if node.op_type.startswith("REF::") and node.op_type[5:] in self._model.functions:
-                yield node.op_type[5:]
-            for each in node.inputs:
-                if each in self._model.functions:
-                    yield each
-
     # ------------------------------------------------------------------------------------- nodes
 
     def _node(self, graph: GraphProto, node: NodeProto, is_tail: bool) -> Any:
@@ -248,7 +209,7 @@ class Lowering:
                     return self.call(target, tuple(inputs), is_tail)
                 known = self._primitive(node)
             kind, attributes = known
-            arrange = _ARRANGE.get(kind)
+            arrange = ARRANGING.get(kind)
             if arrange is not None:
                 return arrange(self, inputs, attributes)
             g.result = constants.abstract_of(node)
@@ -300,7 +261,7 @@ class Lowering:
             )
         inputs = [each for each in inputs if each is not MONAD]
         if _holds(tuple(inputs), Exits):
-            raise Unsupported(_RECURSION)
+            raise Unsupported(RECURSION)
         target = inputs[0] if row.writes and inputs else None
         inputs = [self.now(each) for each in inputs]
         try:
@@ -530,132 +491,3 @@ def _advice(kind: str, attributes: Mapping[str, Any]) -> str:
         "this version has no ONNX form for it; replace it in the source by operators that have "
         "one, or add a function for it to engine/formats/mindir/primitives"
     )
-
-
-# ----------------------------------------------------------------------- what leaves nothing behind
-
-Arrange = Callable[[Lowering, list[Any], Mapping[str, Any]], Any]
-_ARRANGE: dict[str, Arrange] = {}
-
-
-_QUICK = ("Load", "UpdateState", "Depend", "MakeTuple")  # nothing in them goes wrong
-
-
-def arranged() -> frozenset[str]:
-    """The primitives that leave nothing behind."""
-    return frozenset(_ARRANGE)
-
-
-def _arrange(*names: str) -> Callable[[Arrange], Arrange]:
-    def enter(function: Arrange) -> Arrange:
-        _ARRANGE.update(dict.fromkeys(names, function))
-        return function
-
-    return enter
-
-
-@_arrange("Load")
-def _load(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low.now(_first(inputs))
-
-
-@_arrange("Depend", "depend", "Return", "return")
-def _depend(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return _first(inputs)
-
-
-def _first(inputs: list[Any]) -> Any:
-    if not inputs:
-        raise Damaged("a node without the input that it passes on")
-    return inputs[0]
-
-
-@_arrange("UpdateState", "U", "IsolatedNode", "Print", "Assert")
-def _update_state(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return MONAD
-
-
-@_arrange("MakeTuple", "make_tuple", "MakeList", "make_list", "RealMakeTuple")
-def _make_tuple(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low.weighed(tuple(inputs))
-
-
-@_arrange("TupleGetItem", "tuple_getitem", "ListGetItem", "list_getitem", "RealTupleGetItem")
-def _get_item(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    if len(inputs) != 2:
-        raise Damaged(f"{len(inputs)} inputs; expected a tuple and an index")
-    items, index = inputs
-    if isinstance(items, Exits):
-        raise Unsupported(_RECURSION)
-    if isinstance(items, Value):
-        return low.g.node("Gather", items, low.g.scalar(index, DType.INT64), axis=0)
-    if isinstance(index, Value):
-        array = index.array()
-        if array is None:
-            raise Unsupported("a tuple indexed by a computed number")
-        index = int(array)
-    if not isinstance(items, tuple) or not isinstance(index, int):
-        raise Damaged("it does not take an element out of a tuple")
-    if not -len(items) <= index < len(items):
-        raise Damaged(f"element {index} of a tuple of {len(items)}")
-    return items[index]
-
-
-@_arrange("raise", "Raise")
-def _raise(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return NEVER
-
-
-@_arrange("Partial", "partial")
-def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    def bind(target: Any, args: tuple[Any, ...]) -> Any:
-        if isinstance(target, Choice):
-            return Choice(target.condition, bind(target.chosen, args), bind(target.other, args))
-        if not isinstance(target, Closure):
-            raise Damaged("it binds arguments to what is no function")
-        return low.weighed(Closure(target.graph, (*target.bound, *args)))
-
-    if not inputs:
-        raise Damaged("no inputs; expected a function")
-    return bind(inputs[0], tuple(inputs[1:]))
-
-
-@_arrange("Switch", "switch")
-def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    if len(inputs) < 3:
-        raise Damaged(f"{len(inputs)} inputs; expected a condition and two values")
-    condition, chosen, other = inputs[:3]
-    condition = low.now(condition)
-    if not isinstance(condition, Value):
-        return chosen if condition else other
-    array = condition.array()
-    if array is not None and array.size == 1:
-        return chosen if array.any() else other
-    if any(isinstance(each, Closure | Choice) for each in leaves((chosen, other))):
-        return _choice(condition, chosen, other)
-    return select(low, condition, lambda: low.now(chosen), lambda: low.now(other))
-
-
-def _choice(condition: Value, chosen: Any, other: Any) -> Any:
-    if isinstance(chosen, tuple) and isinstance(other, tuple) and len(chosen) == len(other):
-        return tuple(_choice(condition, *pair) for pair in zip(chosen, other, strict=True))
-    return Choice(condition, chosen, other)
-
-
-@_arrange("SwitchLayer", "switch_layer")
-def _switch_layer(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    if len(inputs) < 2 or not isinstance(inputs[1], tuple) or not inputs[1]:
-        raise Damaged("expected an index and a tuple of functions")
-    index, branches = low.now(inputs[0]), inputs[1]
-    if not isinstance(index, Value):
-        return branches[index]
-    count = len(branches)
-    # As in Python, -1 is the last one.
-    place = low.g.cast(low.g.reshape(index, ()), DType.INT64)
-    zero = low.g.node("Less", place, 0, dtype=DType.BOOL, shape=())
-    place = low.g.node("Where", zero, low.g.node("Add", place, count), place, like=place, shape=())
-    found = branches[-1]
-    for number in range(count - 2, -1, -1):
-        is_it = low.g.node("Equal", place, number, dtype=DType.BOOL, shape=())
-        found = Choice(is_it, branches[number], found)
-    return found
