@@ -7,7 +7,7 @@ value2,]" (ref_attr_name), with the numbers in one flat list beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from engine.formats.mindir import decode
@@ -32,19 +32,36 @@ _COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integ
 _TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
 
 
-def settings_of(source: Source, spans: Iterable[Span]) -> Iterator[tuple[str, Any]]:
-    """Name and value of each of a primitive's settings."""
-    for span in spans:
-        encoded = bytes(source.data[span[0] : min(span[1], span[0] + REPEATED_BYTES)])
-        if encoded[2:13] == b"input_names" or encoded[2:14] == b"output_names":
-            continue  # they say nothing here
-        found = source.settings.get(encoded)
-        if found is None:
-            attribute = decode.attribute(source, span)
-            found = attribute.name, value_of(attribute)
-            if span[1] - span[0] < REPEATED_BYTES:
-                source.settings[encoded] = found
-        yield found
+class Settings(dict[str, Any]):
+    """A primitive's settings by name, each decoded when it is looked up: most never are.
+
+    stored: what is done to a value before it is given out.
+    """
+
+    def __init__(self, source: Source, spans: Iterable[Span], stored: Callable[[Any], Any]) -> None:
+        self._source = source
+        self._stored = stored
+        self._waiting: dict[str, Span] = {}
+        for span in spans:
+            name = decode.name_at(source, span)
+            self[name] = None
+            self._waiting[name] = span
+
+    def __getitem__(self, name: str) -> Any:
+        """The value; Damaged where there is none."""
+        span = self._waiting.pop(name, None)
+        if span is not None:
+            self[name] = self._stored(_setting_at(self._source, span))
+        return super().__getitem__(name)
+
+
+def _setting_at(source: Source, span: Span) -> Any:
+    if span[1] - span[0] > REPEATED_BYTES:
+        return value_of(decode.attribute(source, span))
+    encoded = bytes(source.data[span[0] : span[1]])
+    if encoded not in source.settings:
+        source.settings[encoded] = value_of(decode.attribute(source, span))
+    return source.settings[encoded]
 
 
 def value_of(attribute: AttributeProto) -> Any:
@@ -208,7 +225,7 @@ def dtype_of(proto: TensorProto) -> DType:
 
 def abstract_of(node: NodeProto) -> Any:
     """What the file says of a node's result: an Abstract, a tuple of them, or None."""
-    span = node.span("shape")
+    span = node.attribute_at("shape")
     return None if span is None else _remembered(node.source, span)
 
 

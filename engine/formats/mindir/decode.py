@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine.formats.wire import Budget, Data, signed, spans, varints
+from engine.formats.wire import BYTES, VARINT, Budget, Data, signed, spans, varints
+from engine.formats.wire import key as key_of
 
 FIELDS = 20_000_000
+RANK = 64  # axes of a tensor
 DEPTH = 64  # of nested attributes; a tuple of tuples takes one a level
 NAME_BYTES = 1 << 20  # names of functions hold their whole history
 
@@ -48,7 +50,7 @@ class Source:
     def __init__(self, view: memoryview) -> None:
         self.names: dict[Any, str] = {}
         self.types: dict[bytes, Any] = {}
-        self.settings: dict[bytes, tuple[str, Any]] = {}
+        self.settings: dict[bytes, Any] = {}
         self.view = view
         self.data: Data = view
         if isinstance(view.obj, bytes | mmap.mmap) and len(view.obj) == len(view):
@@ -122,22 +124,16 @@ class NodeProto:
     output: str
     attributes: list[Span]
 
-    def span(self, name: str) -> Span | None:
+    def attribute_at(self, name: str) -> Span | None:
         """Where the attribute of that name is."""
-        wanted = name.encode()
         for span in self.attributes:
-            # The name comes first in every file that a writer of protobuf makes.
-            text = span[0] + 2
-            if self.source.data[span[0] : text] == bytes((_NAME, len(wanted))):
-                if self.source.data[text : text + len(wanted)] == wanted:
-                    return span
-            elif attribute(self.source, span).name == name:
+            if name_at(self.source, span) == name:
                 return span
         return None
 
     def attribute(self, name: str) -> AttributeProto | None:
         """The attribute of that name, decoded now."""
-        span = self.span(name)
+        span = self.attribute_at(name)
         return None if span is None else attribute(self.source, span)
 
     def decoded(self) -> list[AttributeProto]:
@@ -307,20 +303,25 @@ def tensor(source: Source, span: Span) -> TensorProto:
     raw: memoryview | None = None
     length: int | None = None
     for key, first, past in spans(source.data, span[0], span[1], source.budget):
+        if key == _DIM:
+            dims.append(signed(first))
+            if len(dims) > RANK:
+                raise Damaged(_TOO_MANY_DIMS)
+            continue
+        if key == _RAW_DATA:
+            raw = source.view[first:past]
+            continue
         number = key >> 3
-        if number == 1:
-            if past < 0:
-                dims.append(signed(first))
-            else:
-                dims += _integers(source, key, first, past)
-            if len(dims) > 64:
-                raise Damaged("a tensor of more than 64 dims")
+        if number == 7:
+            name = source.text(first, past)
         elif number == 2:
             data_type = _integer(first, past)
-        elif number == 7:
-            name = source.text(first, past)
+        elif number == 1:
+            dims += _integers(source, key, first, past)
+            if len(dims) > RANK:
+                raise Damaged(_TOO_MANY_DIMS)
         elif number == 9:
-            raw = source.view[slice(*_span(first, past))]
+            raise Damaged(_MISTYPED)
         elif number == 13:
             ref_key = source.text(first, past)
         elif number == 16:
@@ -342,6 +343,17 @@ def tensor(source: Source, span: Span) -> TensorProto:
     return TensorProto(
         name, dims, data_type, raw, ref_key, location, offset, length, compression, numbers
     )
+
+
+def name_at(source: Source, span: Span) -> str:
+    """The name of an attribute, without decoding the rest of it."""
+    first = span[0] + 2
+    if first < span[1]:
+        key, length = source.data[span[0] : first]
+        # The name comes first in every file that a writer of protobuf makes.
+        if key == _NAME and length < 128 and first + length <= span[1]:
+            return source.text(first, first + length)
+    return attribute(source, span).name
 
 
 def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
@@ -378,7 +390,9 @@ def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
     return found
 
 
-_NAME = 10  # the key of AttributeProto.name
+_NAME = key_of(1, BYTES)  # of an AttributeProto
+_DIM, _RAW_DATA = key_of(1, VARINT), key_of(9, BYTES)  # of a TensorProto
+_TOO_MANY_DIMS = f"a tensor of more than {RANK} dims"
 _MISTYPED = "a field of another type than its number means"
 
 

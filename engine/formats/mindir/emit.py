@@ -62,9 +62,13 @@ class Emitter:
         inputs: Values, numbers (of the first Value's type), arrays, None for an absent one.
         dtype: of the output; None for that of the first input. attributes: None is left out.
         """
-        (value,) = self.nodes(
-            op_type, *inputs, types=[(dtype, shape)], domain=domain, like=like, **attributes
-        )
+        names, first = self._named(inputs, like)
+        if dtype is None:
+            dtype = self._type_of(op_type, first)
+        if shape is None:
+            shape = shape_of(op_type, inputs, attributes)
+        value = Value(self.fresh(), dtype, shape, depth=self.scope.depth)
+        self._append(op_type, names, [value.name], attributes, domain)
         return value
 
     def nodes(
@@ -77,37 +81,52 @@ class Emitter:
         **attributes: Attribute | None,
     ) -> list[Value]:
         """Add an operator with several outputs of these types."""
-        first = like or next((item for item in inputs if isinstance(item, Value)), None)
+        names, first = self._named(inputs, like)
+        values: list[Value] = []
+        for dtype, shape in types:
+            if dtype is None:
+                dtype = self._type_of(op_type, first)
+            if shape is None and not values:
+                shape = shape_of(op_type, inputs, attributes)
+            values.append(Value(self.fresh(), dtype, shape, depth=self.scope.depth))
+        self._append(op_type, names, [value.name for value in values], attributes, domain)
+        return values
+
+    def _named(self, inputs: Sequence[Any], first: Value | None) -> tuple[list[str], Value | None]:
+        """The names of a node's inputs, and the Value that says the type of what is none."""
+        if first is None:
+            for item in inputs:
+                if isinstance(item, Value):
+                    first = item
+                    break
         names = []
         for item in inputs:
-            if item is None:
-                names.append("")
-            elif isinstance(item, Value):
+            if isinstance(item, Value):
                 names.append(item.name)
+            elif item is None:
+                names.append("")
             else:
                 names.append(self.constant(item, first.dtype if first else None).name)
         while names and not names[-1]:
             names.pop()
-        values: list[Value] = []
-        for dtype, shape in types:
-            if dtype is None:
-                if first is None:
-                    raise Unsupported(f"{op_type} of constants only")
-                dtype = first.dtype
-            if shape is None and not values:
-                shape = shape_of(op_type, inputs, attributes)
-            values.append(Value(self.fresh(), dtype, shape, depth=self.scope.depth))
-        self.add(
-            Node(
-                op_type,
-                names,
-                [value.name for value in values],
-                {key: given for key, given in attributes.items() if given is not None},
-                self.title(),
-                domain,
-            )
-        )
-        return values
+        return names, first
+
+    @staticmethod
+    def _type_of(op_type: str, first: Value | None) -> DType:
+        if first is None:
+            raise Unsupported(f"{op_type} of constants only")
+        return first.dtype
+
+    def _append(
+        self,
+        op_type: str,
+        inputs: list[str],
+        outputs: list[str],
+        attributes: dict[str, Attribute | None],
+        domain: str,
+    ) -> None:
+        given = {key: item for key, item in attributes.items() if item is not None}
+        self.scope.nodes.append(Node(op_type, inputs, outputs, given, self.title(), domain))
 
     def add(self, node: Node) -> None:
         """Append a finished node."""

@@ -93,17 +93,21 @@ class Lowering:
         self._frames.append(frame)
         try:
             tail = _tail(graph)
+            self._steps += len(graph.nodes)
+            if self._steps > STEPS:
+                raise Damaged(f"the graph unfolds into more than {STEPS:,} nodes")
             for node in graph.nodes:
                 kind = node.op_type
                 if kind == "Constant":
                     continue
+                inputs = [frame[e] if e in frame else self._beyond(e) for e in node.inputs]
                 arrange = self._arranging.get(kind)
                 if arrange is not None:  # half of a file's nodes
-                    self._step()
-                    frame[node.output] = arrange(self, [*map(self._read, node.inputs)], {})
+                    frame[node.output] = arrange(self, inputs, {})
                 else:
-                    frame[node.output] = self._node(graph, node, node.output == tail)
-            results = [self._read(each.name) for each in graph.outputs]
+                    frame[node.output] = self._node(graph, node, inputs, node.output == tail)
+            names = [each.name for each in graph.outputs]
+            results = [frame[e] if e in frame else self._beyond(e) for e in names]
             return results[0] if len(results) == 1 else tuple(results)
         finally:
             self._frames.pop()
@@ -194,14 +198,12 @@ class Lowering:
 
     # ------------------------------------------------------------------------------------- nodes
 
-    def _node(self, graph: GraphProto, node: NodeProto, is_tail: bool) -> Any:
-        self._step()
+    def _node(self, graph: GraphProto, node: NodeProto, inputs: list[Any], is_tail: bool) -> Any:
         g = self.g
         outer = g.origin, g.result
         g.origin = node.domain or local(node.name)
         kind = node.op_type
         try:
-            inputs = [*map(self._read, node.inputs)]
             known = self._primitives.get(kind)
             if known is None:
                 target = self._target(node)
@@ -242,30 +244,23 @@ class Lowering:
             known = self._weights[id(item)] = (count, item)  # kept, so that its id stays its own
         return known[0]
 
-    def _step(self) -> None:
-        self._steps += 1
-        if self._steps > STEPS:
-            raise Damaged(f"the graph unfolds into more than {STEPS:,} nodes")
-
     def _lower(self, kind: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
         row = self._table.get(kind)
         if row is None:
             raise Unsupported(_advice(kind, attributes))
-        if any(
-            isinstance(leaf, Value | Abstract) and leaf.dtype in COMPLEX
-            for leaf in leaves((*inputs, self.g.result))
-        ):
-            raise Unsupported(
-                "it computes with complex numbers, which runtimes have no operators for; keep real "
-                "and imaginary parts apart in the source"
-            )
-        inputs = [each for each in inputs if each is not MONAD]
-        if _holds(tuple(inputs), Exits):
-            raise Unsupported(RECURSION)
-        target = inputs[0] if row.writes and inputs else None
-        inputs = [self.now(each) for each in inputs]
+        told = self.g.result
+        if not isinstance(told, Abstract) or told.dtype in COMPLEX:
+            _check(told)
+        taken = []
+        for each in inputs:
+            if each is MONAD:
+                continue
+            if not isinstance(each, Value) or each.dtype in COMPLEX:
+                _check(each)
+            taken.append(self.now(each))
+        target = next((each for each in inputs if each is not MONAD), None) if row.writes else None
         try:
-            result = row(self.g, inputs, attributes)
+            result = row(self.g, taken, attributes)
         except (Unsupported, Damaged):
             raise
         except ILL_FITTING as error:  # a file may give a primitive anything for an argument
@@ -300,10 +295,7 @@ class Lowering:
         key = node.op_type.removeprefix("REF::")
         row = self._model.primitives.get(key)
         if row is not None:
-            settings = {
-                name: self._stored(value)
-                for name, value in constants.settings_of(self._model.source, row.attributes)
-            }
+            settings = constants.Settings(self._model.source, row.attributes, self._stored)
             found = row.op_type.removeprefix("S-Prim-"), settings
             self._primitives[node.op_type] = found  # all nodes that name it share it
             return found
@@ -312,12 +304,12 @@ class Lowering:
                 if key.startswith(prefix):
                     return key.removeprefix(prefix), {}
             raise Damaged(f"it names {key!r}, which the file does not define")
-        settings = {
+        own = {
             each.name: self._stored(constants.value_of(each))
             for each in node.decoded()
             if each.name not in ("shape", "") and each.form[:6] != "shape:"
         }
-        return key.removeprefix("S-Prim-").rpartition("::")[2], settings
+        return key.removeprefix("S-Prim-").rpartition("::")[2], own
 
     # ------------------------------------------------------------------------------------ values
 
@@ -327,19 +319,16 @@ class Lowering:
                 return frame[name]
         return None
 
-    def _read(self, name: str) -> Any:
-        """What a name stands for where a node uses it."""
-        if self._frames:
-            found = self._frames[-1].get(name, self)  # None is a value
-            if found is not self:
-                return found
+    def _beyond(self, name: str) -> Any:
+        """What a name stands for that the function itself does not define."""
+        found = self._parameters.get(name)
+        if found is not None:
+            return found
         if name in self._constants:
             found = self._constants[name]
             if isinstance(found, NodeProto):
                 found = self._constants[name] = self._constant(found)
             return found
-        if name in self._parameters:
-            return self._parameters[name]
         if name in self._model.functions:
             return Closure(name)
         for frame in reversed(self._frames):
@@ -439,6 +428,18 @@ def _holds(value: Any, kind: type) -> bool:
     return isinstance(value, kind)
 
 
+def _check(item: Any) -> None:
+    """Unsupported for what no primitive takes or gives."""
+    for leaf in leaves(item):
+        if isinstance(leaf, Exits):
+            raise Unsupported(RECURSION)
+        if isinstance(leaf, Value | Abstract) and leaf.dtype in COMPLEX:
+            raise Unsupported(
+                "it computes with complex numbers, which runtimes have no operators for; keep real "
+                "and imaginary parts apart in the source"
+            )
+
+
 def local(name: str) -> str:
     """A name without the graph's before it."""
     head, colon, rest = name.partition(":")
@@ -460,8 +461,10 @@ def settled(g: Emitter, result: Any, abstract: Any) -> Any:
 
 
 def _narrower(own: Any, told: Any) -> Any:
-    if told is None or own is None or len(own) != len(told):
-        return own if told is None else told
+    if told is None:
+        return own
+    if own is None or None not in told or len(own) != len(told):
+        return told
     return tuple(b if b is not None else a for a, b in zip(own, told, strict=True))
 
 
@@ -480,9 +483,13 @@ def _tail(graph: GraphProto) -> str:
     return name
 
 
+_SOME_CODE = "another vendor's code"
+
+
 def _advice(kind: str, attributes: Mapping[str, Any]) -> str:
     if kind == "Custom":
-        what = attributes.get("type") or attributes.get("reg_op_name") or "another vendor's code"
+        names = [name for name in ("type", "reg_op_name") if name in attributes]
+        what = next((attributes[name] for name in names if attributes[name]), _SOME_CODE)
         return (
             f"holds code compiled for one device ({what}), which nothing else can run; export the "
             "model from its source without converting it for that device"
