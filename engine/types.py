@@ -223,6 +223,7 @@ class Capability(StrEnum):
     UPDATE_WEIGHTS = "update_weights"  # engine_update_weights, options.variable_weights
     COLLECTIVES = "collectives"  # engine_communicator, engine_allreduce and its family
     GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes inside a graph
+    FILES_IN_MEMORY = "files_in_memory"  # engine_load reads ModelSource.files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -347,6 +348,9 @@ class ModelSource:
     graph: what the core read of it; None for compiled forms.
     is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
         to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
+    files: external data that is in memory, by the location that `data` names it with; it is in no
+        folder. Read only, and there until engine_compile returns. Only backends that announce
+        FILES_IN_MEMORY meet it; for others the core puts it into `data`.
     """
 
     format: str
@@ -355,6 +359,7 @@ class ModelSource:
     folder: Path | None = None
     graph: GraphInfo | None = None
     is_secret: bool = False
+    files: Mapping[str, bytes | memoryview] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

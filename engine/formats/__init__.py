@@ -114,7 +114,7 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Mode
     folder: what the external data in it is relative to; None where there is none.
     """
     beside = folder / "part" if folder is not None else None  # a name; nothing is read there
-    model = read_model(memoryview(data), beside, whole.name)
+    model = read_model(memoryview(data), beside, whole.name, whole.files)
     return ModelSource(
         format=kinds.ONNX,
         path=whole.path,
@@ -122,6 +122,7 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Mode
         folder=folder,
         graph=model.graph,
         is_secret=whole.is_secret,
+        files=whole.files,
     )
 
 

@@ -8,7 +8,7 @@ all. Nothing is checked here: `onnx.written` and the reader are for that.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from io import BytesIO
@@ -20,7 +20,7 @@ _NUMBERS = {dtype: dtype.onnx for dtype in DType}
 IR_VERSION = 10  # the one that came with operator set 21
 
 Buffer: TypeAlias = "bytes | memoryview"
-Parts: TypeAlias = "list[Buffer | Deferred]"
+Parts: TypeAlias = "list[Buffer]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,17 +32,6 @@ class External:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class Deferred:
-    """Elements that are computed when they are written, so that few of them are held at once."""
-
-    nbytes: int
-    compute: Callable[[], Buffer]
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-
 @dataclass(slots=True)
 class Tensor:
     """A constant. data: its elements in C order, little endian."""
@@ -50,7 +39,7 @@ class Tensor:
     name: str
     dtype: DType
     shape: tuple[int, ...]
-    data: Buffer | Deferred | External
+    data: Buffer | External
 
     @property
     def nbytes(self) -> int:
@@ -110,14 +99,14 @@ def model_bytes(
         parts.append(_bytes(8, _text(1, domain) + _number(2, version)))
     for name, value in (metadata or {}).items():
         parts.append(_bytes(14, _text(1, name) + _text(2, value)))
-    return _joined(parts)
+    return joined(parts)
 
 
 def _graph(graph: Graph) -> Parts:
     parts: Parts = [_bytes(1, _node(node)) for node in graph.nodes]
     parts.append(_text(2, graph.name))
     for tensor in graph.initializers:
-        _message(parts, 5, _tensor(tensor))
+        _message(parts, 5, tensor_parts(tensor))
     parts += [_bytes(11, _value_info(value)) for value in graph.inputs]
     parts += [_bytes(12, _value_info(value)) for value in graph.outputs]
     return parts
@@ -144,9 +133,9 @@ def _attribute(name: str, value: Attribute) -> bytes:
     if isinstance(value, str):
         return head + _text(4, value) + _number(20, 3)
     if isinstance(value, Tensor):
-        return head + _bytes(5, _joined(_tensor(value))) + _number(20, 4)
+        return head + _bytes(5, joined(tensor_parts(value))) + _number(20, 4)
     if isinstance(value, Graph):
-        return head + _bytes(6, _joined(_graph(value))) + _number(20, 5)
+        return head + _bytes(6, joined(_graph(value))) + _number(20, 5)
     if value and isinstance(value[0], str):
         return head + b"".join(_text(9, str(item)) for item in value) + _number(20, 8)
     if value and isinstance(value[0], float):
@@ -163,7 +152,8 @@ def _integers(values: tuple[int, ...]) -> bytes:
 _few = lru_cache(1024)(_integers)  # strides and pads: the same for node after node
 
 
-def _tensor(tensor: Tensor) -> Parts:
+def tensor_parts(tensor: Tensor) -> Parts:
+    """A TensorProto."""
     dims = b"".join(_number(1, dim) for dim in tensor.shape)
     parts: Parts = [
         dims,
@@ -179,7 +169,7 @@ def _tensor(tensor: Tensor) -> Parts:
             parts.append(_bytes(13, _text(1, name) + _text(2, value)))
         parts.append(_number(14, 1))
     else:
-        parts += [_head(9, len(tensor.data)), tensor.data]
+        parts += [head(9, len(tensor.data)), tensor.data]
     return parts
 
 
@@ -196,17 +186,18 @@ def _dim(dim: Dim) -> bytes:
     return _text(2, dim) if isinstance(dim, str) else _number(1, dim)
 
 
-def _joined(parts: Parts) -> bytes:
+def joined(parts: Parts) -> bytes:
+    """The parts, one after the other."""
     # As long as it will be: it never grows, and what it holds is given out without a copy.
     written = BytesIO(bytes(sum(map(len, parts))))
     for part in parts:
-        written.write(part.compute() if isinstance(part, Deferred) else part)
+        written.write(part)
     return written.getvalue()
 
 
-def _message(parts: Parts, number: int, inner: Iterable[Buffer | Deferred]) -> None:
+def _message(parts: Parts, number: int, inner: Iterable[Buffer]) -> None:
     inner = list(inner)
-    parts.append(_head(number, sum(map(len, inner))))
+    parts.append(head(number, sum(map(len, inner))))
     parts += inner
 
 
@@ -215,11 +206,12 @@ def _text(number: int, text: str) -> bytes:
 
 
 def _bytes(number: int, data: bytes) -> bytes:
-    return _head(number, len(data)) + data
+    return head(number, len(data)) + data
 
 
 @lru_cache(8192)
-def _head(number: int, length: int) -> bytes:
+def head(number: int, length: int) -> bytes:
+    """What stands before a field of that many bytes."""
     return _varint(number << 3 | 2) + _varint(length)
 
 

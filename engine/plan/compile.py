@@ -10,6 +10,7 @@ from engine.backends import Backend
 from engine.errors import BackendError, BackendUnavailable, EngineError, one_line
 from engine.plan.contexts import ContextPool, close
 from engine.types import (
+    Capability,
     CompileOptions,
     Executable,
     ExecutionContext,
@@ -98,7 +99,7 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
             on_failure.callback(close, executable)  # an interrupt while the model is closed
         on_failure.pop_all()
     # The file's bytes are the backend's business now: a model does not hold them twice.
-    source = replace(source, data=None)
+    source = replace(source, data=None, files={})
     pool = ContextPool(Opener(backend, executable))
     return Plan(backend, source, executable, backend.predict, pool), {}
 
@@ -107,6 +108,10 @@ def load(
     backend: Backend, source: ModelSource, options: CompileOptions
 ) -> tuple[LoadedModel, dict[int, str]]:
     """The model as the backend reads it, for the caller to close, and what it cannot run."""
+    if source.files and not backend.can(Capability.FILES_IN_MEMORY):
+        from engine.formats.onnx.inline import inlined  # rare
+
+        source = inlined(source)
     with blamed_on(backend, "engine_load"):
         loaded = backend.load(source, options)
         try:

@@ -69,7 +69,7 @@ def compile_mixed(
     used.pop(first.backend.name, None)
     return Plan(
         first.backend,
-        replace(source, data=None),
+        replace(source, data=None, files={}),
         executable,
         segments.predict,
         ContextPool(executable),

@@ -87,8 +87,7 @@ def load(source: ModelSource, host: Host) -> EvaluatorModel:
             data = path.read_bytes()
         proto = onnx.load_model_from_string(data)
         _normalise(proto)
-        if source.folder is not None:
-            _read_external(proto, source.folder)
+        _read_external(proto, source)
         onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
     except Exception as error:  # protobuf, the checker and shape inference share no base
         raise ModelError(
@@ -236,16 +235,23 @@ def _normalise(proto: ModelProto) -> None:
             each.domain = ""
 
 
-def _read_external(proto: ModelProto, folder: Path) -> None:
+def _read_external(proto: ModelProto, source: ModelSource) -> None:
     """Put external data into the model. The core has checked where it lies; links are fine."""
     for tensor in tensors(proto):
         if not uses_external_data(tensor):
             continue
         info = ExternalDataInfo(tensor)
-        bits = DType.from_onnx(tensor.data_type).bits
-        with (folder / info.location).open("rb") as file:
-            file.seek(info.offset or 0)
-            tensor.raw_data = file.read((prod(tensor.dims) * bits + 7) // 8)
+        first = info.offset or 0
+        nbytes = (prod(tensor.dims) * DType.from_onnx(tensor.data_type).bits + 7) // 8
+        held = source.files.get(info.location)
+        if held is not None:
+            tensor.raw_data = bytes(held[first : first + nbytes])
+        elif source.folder is not None:
+            with (source.folder / info.location).open("rb") as file:
+                file.seek(first)
+                tensor.raw_data = file.read(nbytes)
+        else:
+            raise ValueError(f"no folder to find {info.location!r} in")
         tensor.data_location = TensorProto.DEFAULT
         del tensor.external_data[:]
 

@@ -20,7 +20,7 @@ from engine.child import command, environment
 from engine.errors import EngineError
 from engine.testing import models
 from engine.testing.level import Level, Maker, Trial, floats
-from engine.types import MemoryReport
+from engine.types import Capability, MemoryReport
 
 _SECOND_PROCESS = """
 import sys
@@ -100,6 +100,19 @@ class LifeCycle(Level):
         monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
         x = np.ones((2, 256), np.float32)
         [y] = trial.run(models.external, x)
+        self.assert_close(y, x + np.arange(256, dtype=np.float32))
+
+    def test_weights_in_memory_are_found_and_let_go(self, trial: Trial) -> None:
+        self.require(trial, Capability.FILES_IN_MEMORY)
+        source = trial.source(models.external)
+        assert source.path is not None
+        ramp = bytearray(source.path.with_name("external.bin").read_bytes())
+        data = source.data if source.data is not None else source.path.read_bytes()
+        files = {"external.bin": memoryview(ramp).toreadonly()}
+        running = trial.open(replace(source, data=data, path=None, folder=None, files=files))
+        ramp[:] = bytes(len(ramp))  # the core's again, once the model is compiled
+        x = np.ones((2, 256), np.float32)
+        [y] = running.predict(x)
         self.assert_close(y, x + np.arange(256, dtype=np.float32))
 
     def test_nothing_is_printed(self, trial: Trial, capfd: pytest.CaptureFixture[str]) -> None:

@@ -184,6 +184,42 @@ def test_sparse_initializers_go_along(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------ external data
 
 
+MLP = Path(__file__).parents[1] / "data" / "mindir" / "mlp.mindir"  # its weights are in memory
+
+
+def test_weights_in_memory_reach_a_backend_that_reads_them_there(install: Install) -> None:
+    reads = install("reads")
+    engine.load(MLP, target=["reads"])
+    [source] = reads.loads
+    assert len(source.files) == 3
+    assert len(source.data) < 2048 < sum(map(len, source.files.values()))
+
+
+def test_weights_in_memory_are_in_the_model_for_any_other_backend(install: Install) -> None:
+    other = install("other", capabilities=frozenset())
+    x = np.load(MLP.with_suffix(".npz"))
+    [y] = engine.load(MLP, target=["other"]).predict([x["in_0"]])
+    np.testing.assert_allclose(y.get_data_to_numpy(), x["out_0"], rtol=1e-4, atol=1e-5)
+    [source] = other.loads
+    assert not source.files
+    assert not any(
+        each.external_data for each in onnx.load_from_string(source.data).graph.initializer
+    )
+
+
+def test_weights_in_memory_go_along_with_the_parts_of_a_model(install: Install) -> None:
+    first = install("first")
+    second = install("second", capabilities=frozenset())
+    x = np.load(MLP.with_suffix(".npz"))
+    refuses = {"first_context": {"unsupported_ops": "Relu"}}
+    model = engine.load(MLP, target=["first", "second"], config=refuses)
+    [y] = model.predict([x["in_0"]])
+    np.testing.assert_allclose(y.get_data_to_numpy(), x["out_0"], rtol=1e-4, atol=1e-5)
+    assert {each.backend for each in model.placement} == {"first", "second"}
+    assert any(source.files for source in first.loads)
+    assert not any(source.files for source in second.loads)
+
+
 def external(folder: Path) -> Path:
     """y = tanh(x + ramp) + ramp; the ramp is in a file."""
     path = save(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from engine.convert.job import Job, Read
 from engine.convert.weights import bring_in
 from engine.formats import open_source
+from engine.formats.onnx.inline import inlined
 from engine.types import ModelSource
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def whole(source: ModelSource, job: Job) -> ModelProto:
     """
     from onnx import load_model_from_string
 
+    source = inlined(source)
     data = source.data
     if data is None:
         assert source.path is not None

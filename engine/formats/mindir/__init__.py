@@ -57,8 +57,9 @@ def open_mindir(
     dec_mode: what the file is encrypted with, and with it the data files of a split model; None
     for a plain one. folder: where those data files are, None for the folder of `path`; also
     [model_file] mindir_path. weights: the data file of a split model in memory.
-    Large weights are not copied: the ONNX model names them in the .mindir or its data files, which
-    must not change while a model is built. Raises ModelError.
+    Weights are not copied. The ONNX model names those of a large file in the .mindir or its data
+    files, which must not change while a model is built, others in `files`: see ModelSource, and
+    `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError.
     """
     name = str(path) if path is not None else "model bytes"
     where = str(path or "")
@@ -96,7 +97,7 @@ def open_mindir(
     graph = lowered.info
     if graph is None:
         beside = base / (path.name if path is not None else "part") if base is not None else None
-        graph = read_model(memoryview(lowered.data), beside, name).graph
+        graph = read_model(memoryview(lowered.data), beside, name, lowered.files).graph
     return MindirSource(
         format="onnx",
         path=path,
@@ -104,6 +105,7 @@ def open_mindir(
         folder=base,
         graph=graph,
         is_secret=dec_key is not None,
+        files=lowered.files,
         state=lowered.state,
     )
 

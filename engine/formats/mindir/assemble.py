@@ -15,11 +15,12 @@ from engine.formats.mindir.lower import Lowering, local
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import MONAD, Abstract, Value, leaves
 from engine.formats.onnx.written import plain_info
-from engine.formats.onnx_write import External, Graph, Node, ValueInfo
+from engine.formats.onnx_write import Buffer, External, Graph, Node, ValueInfo
 from engine.types import GraphInfo
 
 OPSET = 21
-EXTERNAL_BYTES = 1 << 16  # smaller tensors are written into the model
+EXTERNAL_BYTES = 1 << 16  # smaller tensors are not looked for in the file again
+HELD_BYTES = 1 << 10  # smaller tensors are written into the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +39,12 @@ class StateSlot:
 class Lowered:
     """The ONNX model, and the parameters that live from run to run.
 
-    info: what it says of itself; None where it is for the reader to say.
+    files: its larger weights, see ModelSource. info: what it says of itself; None where it is for
+    the reader to say.
     """
 
     data: bytes
+    files: Mapping[str, Buffer]
     info: GraphInfo | None
     state: tuple[StateSlot, ...]
 
@@ -58,6 +61,7 @@ class Storage:
         self.path = path
         self.folder = folder
         self.data_files: dict[str, memoryview] = {}
+        self.files: dict[str, Buffer] = {}
 
     @property
     def may_copy(self) -> bool:
@@ -103,6 +107,10 @@ class Storage:
             offset = _address(data) - _address(self.view)
             if offset >= 0 and offset + len(data) <= len(self.view):
                 data = External(self.path.name, offset, len(data))
+        if not isinstance(data, External) and len(data) >= HELD_BYTES:
+            location = f"%{len(self.files)}"
+            self.files[location] = data
+            data = External(location, 0, len(data))
         shape = tuple(dim or 0 for dim in value.shape)
         return onnx_write.Tensor(value.name, value.dtype, shape, data)
 
@@ -191,7 +199,8 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
         opsets["com.microsoft"] = 1
     producer = " ".join(part for part in (model.producer, model.version) if part)
     data = onnx_write.model_bytes(graph, opsets, producer, model.user_info)
-    return Lowered(data, plain_info(graph, opsets, producer, model.user_info), tuple(slots))
+    info = plain_info(graph, opsets, producer, model.user_info, storage.files)
+    return Lowered(data, storage.files, info, tuple(slots))
 
 
 def unique(name: str, names: set[str]) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from engine.formats.mindir.inferred import shape_of
-from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value
+from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
 from engine.formats.onnx_write import Attribute, Node
 
 NODES = 200_000
@@ -193,6 +193,14 @@ class Emitter:
             value.name = value.name or self.fresh()
             self.constants[value.name] = value
         return value
+
+    def all_stored(self, item: Any) -> Any:
+        """The item, every constant in it stored."""
+        if isinstance(item, Value | tuple):
+            for leaf in leaves(item):
+                if isinstance(leaf, Value):
+                    self.stored(leaf)
+        return item
 
     def ints(self, item: Any) -> Value:
         """A 1-D int64 tensor: of a number, a tuple that may hold computed ones, or a tensor."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.formats.mindir.values import DType, Value
-from engine.formats.onnx_write import Deferred, Graph, Node
+from engine.formats.onnx_write import Graph, Node
 
 _KEPT = frozenset({"Send", "Receive", "Barrier"})  # they act, whoever reads their result
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
@@ -171,7 +171,7 @@ def _take_scale(before: Node, node: Node, constants: dict[str, Value]) -> bool:
     epsilon: Any = node.attributes["epsilon"]
     factor = gamma / np.sqrt(variance + np.float32(epsilon))
     bias = (biases[0] - mean if biases else -mean) * factor + beta
-    scaled = Deferred(weight.nbytes, lambda: _scaled(weight, factor))
+    scaled = _bytes_of(weight.reshape(len(factor), -1) * factor[:, None])
     before.inputs = [
         before.inputs[0],
         _add(constants, names[0], shape, scaled),
@@ -180,16 +180,11 @@ def _take_scale(before: Node, node: Node, constants: dict[str, Value]) -> bool:
     return True
 
 
-def _scaled(weight: np.ndarray[Any, Any], factor: np.ndarray[Any, Any]) -> memoryview:
-    with np.errstate(all="ignore"):
-        return _bytes_of(weight.reshape(len(factor), -1) * factor[:, None])
-
-
 def _bytes_of(array: np.ndarray[Any, Any]) -> memoryview:
     return array.data.cast("B")
 
 
-def _add(constants: dict[str, Value], like: str, shape: Any, data: memoryview | Deferred) -> str:
+def _add(constants: dict[str, Value], like: str, shape: Any, data: memoryview) -> str:
     name = f"{like}%"
     while name in constants:
         name += "%"

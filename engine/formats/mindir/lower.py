@@ -295,7 +295,7 @@ class Lowering:
         key = node.op_type.removeprefix("REF::")
         row = self._model.primitives.get(key)
         if row is not None:
-            settings = constants.Settings(self._model.source, row.attributes, self._stored)
+            settings = constants.Settings(self._model.source, row.attributes, self.g.all_stored)
             found = row.op_type.removeprefix("S-Prim-"), settings
             self._primitives[node.op_type] = found  # all nodes that name it share it
             return found
@@ -305,7 +305,7 @@ class Lowering:
                     return key.removeprefix(prefix), {}
             raise Damaged(f"it names {key!r}, which the file does not define")
         own = {
-            each.name: self._stored(constants.value_of(each))
+            each.name: self.g.all_stored(constants.value_of(each))
             for each in node.decoded()
             if each.name not in ("shape", "") and each.form[:6] != "shape:"
         }
@@ -343,14 +343,7 @@ class Lowering:
             if not decoded:
                 raise Damaged(f"the constant {node.output!r} has no value")
             attribute = decoded[0]
-        return self._stored(constants.value_of(attribute))
-
-    def _stored(self, value: Any) -> Any:
-        if _holds(value, Value):
-            for leaf in leaves(value):
-                if isinstance(leaf, Value):
-                    self.g.stored(leaf)
-        return value
+        return self.g.all_stored(constants.value_of(attribute))
 
     def current(self, name: str, state: State) -> Value:
         """What the parameter holds in a state."""

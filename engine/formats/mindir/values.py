@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.formats.onnx_write import Buffer, Deferred, External
+from engine.formats.onnx_write import Buffer, External
 from engine.types import DType as DType  # part of what is offered here
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"
@@ -76,7 +76,7 @@ class Value:
         name: str,
         dtype: DType,
         shape: Shape = None,
-        data: Buffer | Deferred | External | None = None,
+        data: Buffer | External | None = None,
         depth: int = 0,
         is_parameter: bool = False,
     ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sized
 from pathlib import Path, PurePosixPath
 
 from engine.formats.onnx import schema
@@ -24,32 +24,36 @@ class ExternalFiles:
     path: the model's file, or None for a model that is only bytes. Its folder is where locations
         start. Data may also lie where the model's file itself really is when `path` is a symbolic
         link: content-addressed caches link model and data into one folder of blobs.
+    held: what is in memory instead, by location.
     used: whether the model has any. linked_out: whether some is reached only through links that
         lead out of the folder of `path`.
     """
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path | None, held: Mapping[str, Sized]) -> None:
         self.path = path
+        self._held = held
         self.linked_out = False
         self.used = False
-        self._sizes: dict[str, int] = {}
+        self._sizes = {location: len(content) for location, content in held.items()}
 
     def check(self, entries: Iterable[memoryview], nbytes: int, what: str, budget: Budget) -> str:
         """Return the location, relative to the model's folder, of a tensor of `nbytes` bytes.
 
-        entries: the tensor's external_data. Raises Invalid unless they name a regular, readable
-        file inside the folder that holds the bytes.
+        entries: the tensor's external_data. Returns "" where that is in memory. Raises Invalid
+        unless they name such, or a regular, readable file inside the folder, and it holds the
+        bytes.
         """
         self.used = True
-        named = _entries(entries, what, budget)
+        named = entries_of(entries, what, budget)
         location = named.get("location", "")
-        if self.path is None:
+        size = self._sizes.get(location)
+        if size is None and self.path is None:
             raise Invalid(
                 f"{what} keeps its data in the file {location!r}, but a model given as bytes has "
                 f"no folder to find it in; give the model's path instead"
             )
-        size = self._sizes.get(location)
         if size is None:
+            assert self.path is not None
             size = self._sizes[location] = self._size(self.path, location, what)
         offset = _number(named.get("offset", "0"), "offset", what)
         length = _number(named["length"], "length", what) if "length" in named else nbytes
@@ -62,7 +66,7 @@ class ExternalFiles:
                 f"{what} wants bytes {offset:,} to {offset + length:,} of {location!r}, "
                 f"which has {size:,} bytes"
             )
-        return location
+        return "" if location in self._held else location
 
     def _size(self, path: Path, location: str, what: str) -> int:
         reason = _forbidden(location)
@@ -111,7 +115,8 @@ def _inside(real: str, folder: Path) -> bool:
     return Path(real).is_relative_to(os.path.realpath(folder))
 
 
-def _entries(views: Iterable[memoryview], what: str, budget: Budget) -> dict[str, str]:
+def entries_of(views: Iterable[memoryview], what: str, budget: Budget) -> dict[str, str]:
+    """A tensor's external_data by key. Raises Invalid."""
     named: dict[str, str] = {}
     for view in views:
         name = value = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sized
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from engine.formats.onnx.unfold import FunctionId, Part, check_functions
 from engine.formats.onnx.value import read_name_and_type, read_spec
 from engine.formats.wire import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
+
+_NOTHING: Mapping[str, Sized] = {}
 
 
 class OnnxModel(NamedTuple):
@@ -31,20 +34,23 @@ class OnnxModel(NamedTuple):
     mended: bytes | None = None
 
 
-def read_model(view: memoryview, path: Path | None, name: str) -> OnnxModel:
+def read_model(
+    view: memoryview, path: Path | None, name: str, held: Mapping[str, Sized] = _NOTHING
+) -> OnnxModel:
     """Read a serialized ModelProto and check everything that can be checked without a runtime.
 
     view: its bytes, in memory or mapped; they are not copied. path: its file, beside which
-    external data lies; None for bytes. name: what errors call it.
+    external data lies; None for bytes. name: what errors call it. held: external data that is in
+    memory instead, by location.
     Raises ModelError.
     """
     where = str(path) if path is not None else ""
     try:
         try:
-            return _read(view, ExternalFiles(path))
+            return _read(view, ExternalFiles(path, held))
         except Irregular as error:
             data = _mended(view, error)
-            return _read(memoryview(data), ExternalFiles(path))._replace(mended=data)
+            return _read(memoryview(data), ExternalFiles(path, held))._replace(mended=data)
     except (Invalid, TooManyFields) as error:
         what = str(error)
         if len(what) > 1000:  # names may be long, and they come from a stranger

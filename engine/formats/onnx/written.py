@@ -1,12 +1,12 @@
 """What the reader would say of a model that was written here, told without reading it again.
 
-Only of a plain one: all data in it, no graphs or tensors in attributes, nothing that unfolds,
+Only of a plain one: all data in memory, no graphs or tensors in attributes, nothing that unfolds,
 names that are defined once and before they are read. Of any other the reader has to judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from math import prod
 
 from engine.formats.onnx import limits
@@ -18,16 +18,27 @@ _NAME = limits.NAME_BYTES // 4  # characters; UTF-8 takes up to four bytes for o
 
 
 def plain_info(
-    graph: Graph, opsets: Mapping[str, int], producer: str, metadata: Mapping[str, str]
+    graph: Graph,
+    opsets: Mapping[str, int],
+    producer: str,
+    metadata: Mapping[str, str],
+    held: Container[str],
 ) -> GraphInfo | None:
-    """What `read_model` returns for what `onnx_write.model_bytes` makes of this; None: ask it."""
+    """What `read_model` returns for what `onnx_write.model_bytes` makes of this; None: ask it.
+
+    held: the locations of external data that is in memory, as long as it has to be.
+    """
     parameters = []
     nbytes = 0
     for tensor in graph.initializers:
-        if isinstance(tensor.data, External) or not _is_sized(tensor, len(tensor.data)):
+        size = tensor.nbytes
+        if not isinstance(tensor.data, External):
+            nbytes += size
+        elif tensor.data.location not in held:
             return None
-        nbytes += len(tensor.data)
-        parameters.append(ParameterInfo(tensor.name, tensor.dtype, tensor.shape, len(tensor.data)))
+        if not _is_sized(tensor, size):
+            return None
+        parameters.append(ParameterInfo(tensor.name, tensor.dtype, tensor.shape, size))
     values = [*graph.inputs, *graph.outputs]
     titles = (graph.name, producer, *metadata, *metadata.values())
     if nbytes > limits.MODEL_BYTES // 2 or not all(map(_is_plain, values)):

@@ -57,7 +57,12 @@ def engine_backend() -> BackendInfo:
         formats=("onnx",),
         options=OPTIONS,
         capabilities=frozenset(
-            {Capability.DYNAMIC_SHAPES, Capability.DEADLINES, Capability.MIXED_PLACEMENT}
+            {
+                Capability.DYNAMIC_SHAPES,
+                Capability.DEADLINES,
+                Capability.MIXED_PLACEMENT,
+                Capability.FILES_IN_MEMORY,
+            }
         ),
         completed_by=("reference",),
     )

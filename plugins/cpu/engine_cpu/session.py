@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from engine_cpu.prepare import Prepared
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
+_GIVE_FILES = "add_external_initializers_from_files_in_memory"
 _PROVIDERS = ["CPUExecutionProvider"]
 _OUT_OF_MEMORY = "out of memory while compiling"
 
@@ -142,6 +143,7 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
             "cpu",
         )
     settings = session_options(options)
+    source = _give_files(source, settings)
     if options.progress is not None:
         options.progress("compile", 0, 1)
     carried, unpassable = _odd_values(graph_of(source))
@@ -194,6 +196,23 @@ def _look_in(folder: Path | None, settings: ort.SessionOptions) -> None:
     """Say where the external data of a model that is given as bytes lies."""
     if folder is not None:
         settings.add_session_config_entry(_FOLDER, str(folder))
+
+
+def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSource:
+    """Hand over external data that is in memory; the source as it is to be read then.
+
+    ONNX Runtime copies of it what a session needs, and remembers where it was: no session is to be
+    made with these settings later.
+    """
+    if not source.files:
+        return source
+    if not hasattr(settings, _GIVE_FILES):  # before ONNX Runtime 1.24
+        from engine.formats.onnx.inline import inlined
+
+        return inlined(source)
+    contents = list(source.files.values())
+    getattr(settings, _GIVE_FILES)([*source.files], contents, [*map(len, contents)])
+    return source
 
 
 def _session(

@@ -30,7 +30,7 @@ def test_what_is_told_of_a_model_is_what_the_reader_says(entry: dict[str, Any]) 
     path = DATA / entry["file"]
     source = open_source(path)
     assert source.data is not None
-    assert source.graph == read_model(memoryview(source.data), path, "again").graph
+    assert source.graph == read_model(memoryview(source.data), path, "again", source.files).graph
 
 
 def test_most_models_need_no_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:

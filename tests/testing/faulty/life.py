@@ -166,6 +166,27 @@ class LooksForWeightsInTheWorkingFolder(Faulty):
         return super().load(replace(source, folder=Path.cwd()), options)
 
 
+@caught_by("test_weights_in_memory_are_found_and_let_go", says="no folder to find 'external.bin'")
+class OverlooksWeightsInMemory(Faulty):
+    def load(self, source, options):
+        return super().load(replace(source, files={}), options)
+
+
+@caught_by("test_weights_in_memory_are_found_and_let_go", says="Mismatched elements: 510 / 512")
+class ReadsWeightsInMemoryWhenItRuns(Faulty):
+    source: Any = None
+
+    def load(self, source, options):
+        self.source, self.options = (source if source.files else None), options
+        return super().load(source, options)
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        if self.source is not None:
+            executable = super().compile(super().load(self.source, self.options), self.options)
+            context = executable.open_context()
+        return super().predict(context, inputs, outputs, deadline_s)
+
+
 @caught_by("test_nothing_is_printed", says="the backend printed something")
 class PrintsWhileItRuns(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):

@@ -47,6 +47,7 @@ def engine_backend() -> BackendInfo:
                 Capability.DEADLINES,
                 Capability.CANCEL_COMPILE,
                 Capability.MIXED_PLACEMENT,
+                Capability.FILES_IN_MEMORY,
             }
         ),
     )

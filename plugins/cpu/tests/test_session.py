@@ -1,0 +1,75 @@
+"""Weights that are in memory, and who keeps them."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from engine.backends import open_backend
+from engine.formats import open_source
+from engine.testing import models
+from engine.types import CompileOptions, Device, Executable, ModelSource
+from engine_cpu import session
+
+X = np.ones((2, 256), np.float32)
+GIVES_FILES = hasattr(onnxruntime.SessionOptions, session._GIVE_FILES)
+
+
+def _source(folder: Path, ramp: np.ndarray, is_newer: bool = False) -> ModelSource:
+    """y = x + ramp, the ramp in memory. is_newer: written for operators onnxruntime has not yet."""
+    path = models.external(folder)
+    if is_newer:
+        model = onnx.load(path, load_external_data=False)
+        model.opset_import[0].version, model.ir_version = 28, 14
+        path.write_bytes(model.SerializeToString())
+    source = replace(open_source(path), path=None, folder=None)
+    return replace(source, files={"external.bin": memoryview(ramp).cast("B")})
+
+
+def _compiled(source: ModelSource) -> Executable:
+    backend = open_backend("cpu")
+    options = CompileOptions(device=Device("cpu"))
+    loaded = backend.load(source, options)
+    executable: Executable = backend.compile(loaded, options)
+    loaded.close()
+    return executable
+
+
+def _predict(executable: Executable) -> np.ndarray:
+    [y] = open_backend("cpu").predict(executable.open_context(), [X], None, None)
+    return np.asarray(y)
+
+
+@pytest.mark.parametrize("given", ["by name", "in the model"])
+def test_weights_in_memory_are_read_by_any_onnxruntime(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if given == "in the model":
+        monkeypatch.setattr(session, "_GIVE_FILES", "of_a_later_onnxruntime")
+    elif not GIVES_FILES:
+        pytest.skip(f"onnxruntime {onnxruntime.__version__} reads no files in memory")
+    ramp = np.arange(256, dtype=np.float32)
+    np.testing.assert_array_equal(_predict(_compiled(_source(tmp_path, ramp))), X + ramp)
+
+
+def test_a_model_that_is_said_otherwise_finds_its_weights_in_memory(tmp_path: Path) -> None:
+    ramp = np.arange(256, dtype=np.float32)
+    executable = _compiled(_source(tmp_path, ramp, is_newer=True))
+    np.testing.assert_array_equal(_predict(executable), X + ramp)
+
+
+def test_a_compiled_model_does_not_keep_the_files_it_was_made_of(tmp_path: Path) -> None:
+    ramp = np.arange(256, dtype=np.float32)
+    kept = weakref.ref(ramp)
+    executable = _compiled(_source(tmp_path, ramp))
+    del ramp
+    gc.collect()
+    assert kept() is None
+    np.testing.assert_array_equal(_predict(executable)[0], X[0] + np.arange(256))
