@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from convert_models import build, changed, dims, value
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 import engine
 import engine.convert
@@ -29,37 +30,12 @@ def job(framework: FmkType = FmkType.ONNX, **asked: Any) -> Job:
     return Job(framework=framework, model_file=Path("m.onnx"), output_file=Path("o"), **asked)
 
 
-def value(name: str, shape: Sequence[int | str] | None, element: int = FLOAT) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, shape)
-
-
-def build(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    weights: dict[str, Array] | None = None,
-    ir_version: int = 8,
-) -> ModelProto:
-    tensors = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
-    graph = helper.make_graph(nodes, "edges", inputs, outputs, tensors)
-    opsets = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
-
-
 def adapt(model: ModelProto, asked: Job) -> tuple[ModelProto, list[str]]:
-    """What `edges.adapt` makes, which is valid, and left the model alone."""
-    before = model.SerializeToString(deterministic=True)
-    result, notes = edges.adapt(model, asked)
-    assert model.SerializeToString(deterministic=True) == before
-    onnx.checker.check_model(result, full_check=True)
-    return result, notes
+    return changed(edges.adapt, model, asked)
 
 
 def shapes(model: ModelProto) -> dict[str, list[int | str]]:
-    return {
-        each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
-        for each in (*model.graph.input, *model.graph.output)
-    }
+    return dims((*model.graph.input, *model.graph.output))
 
 
 def picture() -> ModelProto:

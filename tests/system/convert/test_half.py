@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from convert_models import build, changed, value
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import engine
@@ -26,36 +27,18 @@ JOB = Job(
 )
 
 
-def build(
+def product_of(
     nodes: Sequence[NodeProto], weights: Mapping[str, Array], ir_version: int = 8, opset: int = 17
 ) -> ModelProto:
-    """A model of x float32[n, 32] and y float32[n, m]; checked."""
-    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 32])]
+    """A model of x float32[n, 32] and y float32[n, m]."""
+    inputs = [value("x", ["n", 32])]
     if ir_version < 4:
-        inputs += [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape)
-            for name, array in weights.items()
-        ]
-    graph = helper.make_graph(
-        nodes,
-        "half",
-        inputs,
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "m"])],
-        [numpy_helper.from_array(array, name) for name, array in weights.items()],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, ir_version=ir_version, opset_imports=opsets)
-    onnx.checker.check_model(model)
-    return model
+        inputs += [value(name, array.shape) for name, array in weights.items()]
+    return build(nodes, inputs, [value("y", ["n", "m"])], weights, ir_version, opset)
 
 
 def store(model: ModelProto) -> tuple[ModelProto, list[str]]:
-    """What `half.store` makes, which is valid, and left the model alone."""
-    before = model.SerializeToString(deterministic=True)
-    result, notes = half.store(model, JOB)
-    assert model.SerializeToString(deterministic=True) == before
-    onnx.checker.check_model(result, full_check=True)
-    return result, notes
+    return changed(half.store, model, JOB)
 
 
 def run(model: ModelProto, folder: Path, x: Array = X) -> Array:
@@ -79,16 +62,16 @@ def product(weight: str = "w", x: str = "x", y: str = "y") -> NodeProto:
 
 
 def test_the_result_is_that_of_rounded_weights_bit_for_bit(tmp_path: Path) -> None:
-    result, notes = store(build([product()], {"w": WEIGHT}))
+    result, notes = store(product_of([product()], {"w": WEIGHT}))
     assert notes == []
-    expected = run(build([product()], {"w": rounded(WEIGHT)}), tmp_path)
+    expected = run(product_of([product()], {"w": rounded(WEIGHT)}), tmp_path)
     np.testing.assert_array_equal(run(result, tmp_path), expected)
-    assert np.any(expected != run(build([product()], {"w": WEIGHT}), tmp_path))
+    assert np.any(expected != run(product_of([product()], {"w": WEIGHT}), tmp_path))
     assert stored(result) == {"w.float16": TensorProto.FLOAT16}
 
 
 def test_the_file_is_about_half_as_large() -> None:
-    model = build([product()], {"w": np.tile(WEIGHT, (1, 64))})
+    model = product_of([product()], {"w": np.tile(WEIGHT, (1, 64))})
     result, _ = store(model)
     assert 0.5 < result.ByteSize() / model.ByteSize() < 0.51
 
@@ -100,7 +83,7 @@ def test_small_and_other_tensors_stay(tmp_path: Path) -> None:
         "wide": np.ones((16, 16)),
         "whole": np.ones((16, 16), np.int64),
     }
-    result, notes = store(build([product()], weights))
+    result, notes = store(product_of([product()], weights))
     assert notes == []
     assert stored(result) == {
         "w.float16": TensorProto.FLOAT16,
@@ -123,7 +106,7 @@ def test_what_float16_cannot_hold_stays_and_is_said(tmp_path: Path) -> None:
         product("infinite", "c", "y"),
     ]
     weights = {"large": large, "tiny": tiny, "few": few, "infinite": infinite}
-    result, notes = store(build(nodes, weights))
+    result, notes = store(product_of(nodes, weights))
     assert stored(result) == {
         "large": TensorProto.FLOAT,
         "tiny": TensorProto.FLOAT,
@@ -140,22 +123,24 @@ def test_what_float16_cannot_hold_stays_and_is_said(tmp_path: Path) -> None:
 
 def test_a_weight_with_several_readers_is_stored_once(tmp_path: Path) -> None:
     nodes = [product("w", "x", "a"), product("w", "a", "b"), product("w", "b", "y")]
-    result, _ = store(build(nodes, {"w": WEIGHT}))
+    result, _ = store(product_of(nodes, {"w": WEIGHT}))
     assert [node.op_type for node in result.graph.node].count("Cast") == 1
-    expected = run(build(nodes, {"w": rounded(WEIGHT)}), tmp_path)
+    expected = run(product_of(nodes, {"w": rounded(WEIGHT)}), tmp_path)
     np.testing.assert_array_equal(run(result, tmp_path), expected)
 
 
 def test_a_name_that_is_taken_is_not_taken_again(tmp_path: Path) -> None:
     nodes = [product("w", "x", "w.float16"), product("v", "w.float16", "y")]
-    result, _ = store(build(nodes, {"w": WEIGHT, "v": WEIGHT.T.copy()}))
+    result, _ = store(product_of(nodes, {"w": WEIGHT, "v": WEIGHT.T.copy()}))
     assert set(stored(result)) == {"w.float16_2", "v.float16"}
-    expected = run(build(nodes, {"w": rounded(WEIGHT), "v": rounded(WEIGHT.T.copy())}), tmp_path)
+    expected = run(
+        product_of(nodes, {"w": rounded(WEIGHT), "v": rounded(WEIGHT.T.copy())}), tmp_path
+    )
     np.testing.assert_array_equal(run(result, tmp_path), expected)
 
 
 def test_a_weight_may_be_an_output(tmp_path: Path) -> None:
-    model = build([product()], {"w": WEIGHT})
+    model = product_of([product()], {"w": WEIGHT})
     model.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [32, 32]))
     result, _ = store(model)
     path = tmp_path / "model.onnx"
@@ -169,9 +154,9 @@ def constant(name: str, array: Array) -> NodeProto:
 
 
 def test_constant_nodes_are_weights_too(tmp_path: Path) -> None:
-    result, _ = store(build([constant("w", WEIGHT), product()], {}))
+    result, _ = store(product_of([constant("w", WEIGHT), product()], {}))
     assert result.ByteSize() < 0.6 * WEIGHT.nbytes
-    expected = run(build([product()], {"w": rounded(WEIGHT)}), tmp_path)
+    expected = run(product_of([product()], {"w": rounded(WEIGHT)}), tmp_path)
     np.testing.assert_array_equal(run(result, tmp_path), expected)
 
 
@@ -200,7 +185,7 @@ def branching(own: Array, outer: Array, constant_own: Array) -> ModelProto:
         helper.make_node("Greater", ["sum", "zero"], ["is_positive"]),
         helper.make_node("If", ["is_positive"], ["y"], then_branch=then, else_branch=other),
     ]
-    return build(nodes, {"outer": outer, "zero": np.zeros((), np.float32)})
+    return product_of(nodes, {"outer": outer, "zero": np.zeros((), np.float32)})
 
 
 def test_weights_of_subgraphs_are_stored_where_they_are(tmp_path: Path) -> None:
@@ -254,32 +239,32 @@ def test_statistics_and_scales_stay_as_they_are(tmp_path: Path) -> None:
         helper.make_node("DequantizeLinear", ["q", "step"], ["y"], axis=1),
     ]
     weight = CHANCE.normal(size=(32, channels)).astype(np.float32)
-    result, notes = store(build(nodes, {"w": weight, **statistics}))
+    result, notes = store(product_of(nodes, {"w": weight, **statistics}))
     assert notes == []
     assert stored(result) == {
         "w.float16": TensorProto.FLOAT16,
         **dict.fromkeys(statistics, TensorProto.FLOAT),
     }
-    expected = run(build(nodes, {"w": rounded(weight), **statistics}), tmp_path)
+    expected = run(product_of(nodes, {"w": rounded(weight), **statistics}), tmp_path)
     np.testing.assert_array_equal(run(result, tmp_path), expected)
 
 
 @pytest.mark.parametrize("ir_version", [3, 8])
 def test_weights_may_be_listed_as_inputs(ir_version: int, tmp_path: Path) -> None:
-    model = build([product()], {"w": WEIGHT}, ir_version=ir_version, opset=8)
+    model = product_of([product()], {"w": WEIGHT}, ir_version=ir_version, opset=8)
     result, _ = store(model)
     assert stored(result) == {"w.float16": TensorProto.FLOAT16}
     path = tmp_path / "model.onnx"
     onnx.save(result, path)
     with engine.load(path, target="cpu") as built:
         assert [each.name for each in built.input_specs] == ["x"]
-        expected = run(build([product()], {"w": rounded(WEIGHT)}), tmp_path)
+        expected = run(product_of([product()], {"w": rounded(WEIGHT)}), tmp_path)
         np.testing.assert_array_equal(built(x=X)["y"], expected)
 
 
 def test_where_there_is_nothing_to_store_it_says_so(tmp_path: Path) -> None:
     weight = np.full((32, 1), 0.5, np.float32)
-    result, notes = store(build([product()], {"w": weight}))
+    result, notes = store(product_of([product()], {"w": weight}))
     assert notes == ["weight_fp16: no float32 weight of 1 KiB or more could be stored so"]
     np.testing.assert_allclose(run(result, tmp_path), X @ weight, rtol=1e-5)
 
@@ -289,4 +274,4 @@ def test_a_cancelled_conversion_stops() -> None:
     token.cancel()
     job = Job(framework=FmkType.ONNX, model_file=Path("m"), output_file=Path("o"), cancel=token)
     with pytest.raises(engine.Cancelled):
-        half.store(build([product()], {"w": WEIGHT}), job)
+        half.store(product_of([product()], {"w": WEIGHT}), job)

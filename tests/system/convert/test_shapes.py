@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from convert_models import build, changed, dims, value
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import engine
 from engine import CancelToken, FmkType, InputError, ModelError
@@ -32,26 +33,6 @@ def job(**asked: tuple[int, ...]) -> Job:
     )
 
 
-def value(name: str, shape: Sequence[int | str] | None, element: int = FLOAT) -> ValueInfoProto:
-    return helper.make_tensor_value_info(name, element, shape)
-
-
-def build(
-    nodes: Sequence[NodeProto],
-    inputs: Sequence[ValueInfoProto],
-    outputs: Sequence[ValueInfoProto],
-    weights: Mapping[str, Any] | None = None,
-    opset: int = 17,
-) -> ModelProto:
-    tensors = [
-        numpy_helper.from_array(np.asarray(array), name) for name, array in (weights or {}).items()
-    ]
-    graph = helper.make_graph(nodes, "shapes", inputs, outputs, tensors)
-    model = helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)])
-    onnx.checker.check_model(model)
-    return model
-
-
 def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> NodeProto:
     """A node named after its first output; "-" is an input that is left out."""
     names = [name.strip("-") for name in inputs.split()]
@@ -60,19 +41,7 @@ def node(op_type: str, inputs: str, outputs: str, **attributes: Any) -> NodeProt
 
 
 def fix(model: ModelProto, **asked: tuple[int, ...]) -> tuple[ModelProto, list[str]]:
-    """What `shapes.fix` makes, which is valid, and left the model alone."""
-    before = model.SerializeToString(deterministic=True)
-    result, notes = shapes.fix(model, job(**asked))
-    assert model.SerializeToString(deterministic=True) == before
-    onnx.checker.check_model(result, full_check=True)
-    return result, notes
-
-
-def dims(values: Iterable[ValueInfoProto]) -> dict[str, list[int | str]]:
-    return {
-        each.name: [dim.dim_param or dim.dim_value for dim in each.type.tensor_type.shape.dim]
-        for each in values
-    }
+    return changed(shapes.fix, model, job(**asked))
 
 
 def floats(*shape: int, seed: int = 0) -> Array:
