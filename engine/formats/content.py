@@ -9,6 +9,9 @@ from typing import NamedTuple
 from engine.errors import ModelError
 from engine.formats import kinds
 from engine.formats.files import read_file
+from engine.formats.wire import Budget, WireError, spans
+
+_FIELDS = 4
 
 
 class Content(NamedTuple):
@@ -42,9 +45,10 @@ def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GC
     except crypto.Locked as error:
         raise ModelError(f"{name}: {error}", name) from None
     kind = kinds.kind_of(memoryview(plain))
-    if kind in (kinds.ONNX, kinds.MINDIR):
+    is_proven = dec_mode == "AES-GCM"  # that this is what was encrypted; any key fits the others
+    if kind in (kinds.ONNX, kinds.MINDIR) and (is_proven or _begins_as_message(plain)):
         return Content(kind, plain, dec_mode)
-    if dec_mode == "AES-GCM":  # it proves that this is what was encrypted; any key fits the others
+    if is_proven:
         what, _ = kinds.FOREIGN.get(kind, ("encrypted once more", ""))
         raise ModelError(f"{name}: holds {what}, encrypted; expected MindIR or ONNX", name)
     raise ModelError(
@@ -52,3 +56,14 @@ def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GC
         "ONNX",
         name,
     )
+
+
+def _begins_as_message(plain: bytes) -> bool:
+    """Whether the first fields are protobuf's: a wrong key's random bytes hardly ever are."""
+    found = spans(plain, 0, len(plain), Budget(_FIELDS))
+    try:
+        for _ in range(_FIELDS - 1):
+            next(found, None)
+    except WireError:
+        return False
+    return True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import ModelError
@@ -23,6 +25,28 @@ def read_file(path: Path) -> bytes | mmap.mmap:
 
     Raises ModelError for what is not a readable, regular file with something in it.
     """
+    with _opened(path) as (descriptor, size):
+        if size > SMALL_BYTES:
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            data = file.read(size + 1)
+    name = str(path)
+    if not data:
+        raise ModelError(f"{name}: empty file; expected a model", name)
+    if len(data) > size:
+        raise ModelError(f"{name}: grew while it was read; load it when it is complete", name)
+    return data
+
+
+def read_start(path: Path, count: int) -> tuple[bytes, int]:
+    """The first bytes of a file, and its size. Raises ModelError as `read_file` does."""
+    with _opened(path) as (descriptor, size):
+        return os.read(descriptor, count), size
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[int, int]]:
+    """A descriptor of a regular file, and its size."""
     name = str(path)
     try:
         # Not blocking: opening a pipe would otherwise wait for a writer that never comes.
@@ -38,19 +62,11 @@ def read_file(path: Path) -> bytes | mmap.mmap:
             raise ModelError(f"{name}: is a folder; {inside(path)}", name)
         if not stat.S_ISREG(found.st_mode):
             raise ModelError(f"{name}: not a regular file; expected a model file", name)
-        if found.st_size > SMALL_BYTES:
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            data = file.read(found.st_size + 1)
+        yield descriptor, found.st_size
     except OSError as error:
         raise ModelError(f"{name}: cannot be read: {error.strerror}", name) from error
     finally:
         os.close(descriptor)
-    if not data:
-        raise ModelError(f"{name}: empty file; expected a model", name)
-    if len(data) > found.st_size:
-        raise ModelError(f"{name}: grew while it was read; load it when it is complete", name)
-    return data
 
 
 def inside(folder: Path) -> str:

@@ -39,7 +39,7 @@ class WireError(ValueError):
 
     def offset(self, whole: memoryview) -> int:
         """The place in `whole`, of which `self.view` is a part."""
-        return self.position + _address(self.view) - _address(whole)
+        return self.position + address(self.view) - address(whole)
 
 
 class TooManyFields(WireError):
@@ -211,6 +211,7 @@ def _varint(data: Data, start: int, stop: int) -> tuple[int, int]:
     raise WireError("a varint of more than 64 bits", memoryview(data), start)
 
 
-def _address(view: memoryview) -> int:
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
+def address(view: memoryview) -> int:
+    """Where the view's bytes are in memory."""
+    found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return found

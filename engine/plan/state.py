@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import DeadlineExceeded, ModelError, ModelStateError
+from engine.errors import DeadlineExceeded, ModelStateError
 from engine.plan.compile import Opener, Plan
 from engine.plan.contexts import ContextPool
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
@@ -27,17 +27,8 @@ def with_state(plan: Plan) -> Plan:
     slots = getattr(plan.source, "state", ())
     if not slots:
         return plan
-    values = []
-    for slot in slots:
-        array = slot.initial.array()
-        if array is None:
-            plan.pool.close()
-            raise ModelError(
-                f"{plan.source.name}: the parameter {slot.input!r} is assigned to, but its data is "
-                "in another file; export the model in one file",
-                plan.source.name,
-            )
-        values.append(np.array(array, slot.initial.dtype.numpy))
+    initial = [slot.initial for slot in slots]
+    values = [np.array(each.array(), each.dtype.numpy) for each in initial]
     executable = StatefulExecutable(plan, values)
     pool = ContextPool(Opener(plan.backend, executable))
     return replace(plan, executable=executable, predict=executable.predict, pool=pool)

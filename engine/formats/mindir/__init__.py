@@ -3,10 +3,12 @@
 decode.py      the file's messages
 crypto.py      encrypted files, whatever they hold
 constants.py   what constants and inferred types mean, in every dialect
-lower.py       runs the graph on symbols; control.py: its functions, loops and branches
+storage.py     where tensors' bytes are; names.py: what names mean
+lower.py       runs the graph on symbols; arrange.py: what leaves no node behind
+control.py     functions, loops and branches; functions.py: which calls which
 primitives/    the table: one function a primitive, which writes ONNX nodes
 emit.py        what those functions write with; inferred.py: shapes that the file leaves open
-fold.py        tidies the nodes; assemble.py: the ONNX model
+fold.py        tidies the nodes; assemble.py: the ONNX model; outputs.py: its outputs
 described.py   what is in a file, for people
 """
 
@@ -17,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.formats.files import SMALL_BYTES, read_file
 from engine.formats.mindir import crypto, decode
-from engine.formats.mindir.assemble import StateSlot, Storage, lower
-from engine.formats.mindir.decode import Damaged, ModelProto
+from engine.formats.mindir.assemble import StateSlot, lower
+from engine.formats.mindir.decode import Damaged
 from engine.formats.mindir.described import Description, describe
 from engine.formats.mindir.emit import Unsupported
 from engine.formats.mindir.lower import ILL_FITTING, Fault
+from engine.formats.mindir.storage import Storage
 from engine.formats.onnx import read_model
 from engine.formats.wire import TooManyFields, WireError
 from engine.types import ModelSource
@@ -69,9 +71,12 @@ def open_mindir(
         proto = decode.model(view)
         if not proto.little_endian:
             raise Damaged("its numbers are big endian; export it on a little-endian machine")
-        storage = Storage(view, _readable(path, data, dec_key, folder), base)
-        _open_data(proto, storage, base, dec_key, dec_mode, weights)
+        assert proto.graph is not None
+        storage = Storage(view, path, base, dec_key, dec_mode)
+        storage.open((each.location for each in proto.graph.parameters if each.location), weights)
         lowered = lower(proto, storage)
+    except ModelError:
+        raise
     except crypto.Locked as error:
         raise ModelError(f"{name}: {error}", where) from None
     except (Damaged, Unsupported, TooManyFields) as error:
@@ -88,6 +93,8 @@ def open_mindir(
         raise ModelError(
             f"{name}: not a valid MindIR model: functions or tuples nested too deep", where
         ) from None
+    except MemoryError:
+        raise ModelError(f"{name}: not enough memory to read it", where) from None
     except ILL_FITTING as error:  # a damaged file may put anything anywhere
         raise ModelError(
             f"{name}: not a valid MindIR model: its parts do not fit: {type(error).__name__}: "
@@ -96,81 +103,20 @@ def open_mindir(
         ) from error
     graph = lowered.info
     if graph is None:
-        beside = base / (path.name if path is not None else "part") if base is not None else None
-        graph = read_model(memoryview(lowered.data), beside, name, lowered.files).graph
+        beside = storage.folder / "part" if storage.folder is not None else None  # just a name
+        model = read_model(memoryview(lowered.data), beside, name, storage.files)
+        assert model.mended is None, "what is written here breaks no rule"
+        graph = model.graph
     return MindirSource(
         format="onnx",
         path=path,
         data=lowered.data,
-        folder=base,
+        folder=storage.folder,
         graph=graph,
         is_secret=dec_key is not None,
-        files=lowered.files,
+        files=storage.files,
         state=lowered.state,
     )
-
-
-def _readable(
-    path: Path | None, data: bytes | mmap.mmap, dec_key: bytes | None, folder: Path | None
-) -> Path | None:
-    """The model's file where tensors may stay in it and be read from there, else None."""
-    # Only those of a large file are left there: small models are the bytes that were checked.
-    is_large = isinstance(data, mmap.mmap) or len(data) > SMALL_BYTES
-    if path is None or dec_key is not None or not is_large or folder not in (None, path.parent):
-        return None
-    return path if not set(path.name) & set("\\*") else None
-
-
-def _open_data(
-    proto: ModelProto,
-    storage: Storage,
-    base: Path | None,
-    dec_key: bytes | None,
-    dec_mode: str,
-    weights: bytes | None,
-) -> None:
-    """Put data files into memory where they cannot be read in place."""
-    assert proto.graph is not None
-    locations = {each.location for each in proto.graph.parameters if each.location}
-    if not locations:
-        return
-    if weights is not None:
-        if len(locations) != 1:
-            raise Damaged(f"its weights are in {len(locations)} files; give the model's path")
-        storage.data_files[locations.pop()] = memoryview(weights)
-        return
-    if base is None:
-        raise Damaged(
-            f"its weights are in {min(locations)!r}, but a model given as bytes has no folder to "
-            "find that in; give the model's path, or weight_bytes"
-        )
-    for location in sorted(locations):
-        file = base / location
-        if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise Damaged(f"its weights are in {location!r}, outside of its folder")
-        if dec_key is not None:
-            held = memoryview(read_file(file))
-            try:
-                storage.data_files[location] = memoryview(crypto.decrypt(held, dec_key, dec_mode))
-            except crypto.Locked as error:
-                raise crypto.Locked(f"its data file {location!r}: {error}") from None
-            continue
-        first = _first_byte(file)
-        if first not in (b"\x00", b"\x01"):
-            raise Damaged(f"the data file {location!r} does not begin as one; is it encrypted?")
-        if first == b"\x00":
-            raise Damaged(f"the data file {location!r} is big endian")
-
-
-def _first_byte(file: Path) -> bytes:
-    try:
-        with file.open("rb") as opened:
-            return opened.read(1)
-    except OSError as error:
-        raise Damaged(
-            f"its weights are in {file.name!r}, which cannot be read: {error.strerror} (looked in "
-            f"{str(file.parent)!r}); keep it beside the model, or set [model_file] mindir_path"
-        ) from None
 
 
 def _short(error: Exception) -> str:

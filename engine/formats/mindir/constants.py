@@ -7,7 +7,8 @@ value2,]" (ref_attr_name), with the numbers in one flat list beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
 from typing import Any
 
 from engine.formats.mindir import decode
@@ -32,7 +33,7 @@ _COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integ
 _TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
 
 
-class Settings(dict[str, Any]):
+class Settings(Mapping[str, Any]):
     """A primitive's settings by name, each decoded when it is looked up: most never are.
 
     stored: what is done to a value before it is given out.
@@ -41,18 +42,23 @@ class Settings(dict[str, Any]):
     def __init__(self, source: Source, spans: Iterable[Span], stored: Callable[[Any], Any]) -> None:
         self._source = source
         self._stored = stored
-        self._waiting: dict[str, Span] = {}
-        for span in spans:
-            name = decode.name_at(source, span)
-            self[name] = None
-            self._waiting[name] = span
+        self._spans = {decode.name_at(source, span): span for span in spans}
+        self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value; Damaged where there is none."""
-        span = self._waiting.pop(name, None)
-        if span is not None:
-            self[name] = self._stored(_setting_at(self._source, span))
-        return super().__getitem__(name)
+        """The value. Raises KeyError, and Damaged for one that cannot be decoded."""
+        if name not in self._values:
+            self._values[name] = self._stored(_setting_at(self._source, self._spans[name]))
+        return self._values[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._spans
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._spans)
+
+    def __len__(self) -> int:
+        return len(self._spans)
 
 
 def _setting_at(source: Source, span: Span) -> Any:
@@ -175,13 +181,7 @@ def _tensor_or_type(proto: TensorProto) -> Any:
 
 def tensor_value(proto: TensorProto, name: str) -> Value:
     """A tensor whose data lies in the file that was decoded."""
-    dtype = dtype_of(proto)
-    shape = tuple(proto.dims)
-    count = 1
-    for dim in shape:
-        if dim < 0:
-            raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
-        count *= dim
+    dtype, shape, wanted = size_of(proto)
     if proto.compression:
         raise Damaged(
             f"the tensor {proto.name!r} is compressed (type {proto.compression}); export the "
@@ -189,14 +189,24 @@ def tensor_value(proto: TensorProto, name: str) -> Value:
         )
     data: Any = proto.raw
     if data is None:
-        data = _typed(proto, dtype, count)
-    wanted = (count * dtype.bits + 7) // 8
+        data = _typed(proto, dtype, prod(shape))
     if len(data) != wanted:
         raise Damaged(
             f"the tensor {proto.name!r} has {len(data):,} bytes of data; its {dtype}"
             f"{list(shape)} needs {wanted:,}"
         )
     return Value(name, dtype, shape, data)
+
+
+def size_of(proto: TensorProto) -> tuple[DType, tuple[int, ...], int]:
+    """Element type, shape and bytes of a tensor of the file."""
+    dtype = dtype_of(proto)
+    shape = tuple(proto.dims)
+    if shape and min(shape) < 0:
+        raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
+    if dtype is DType.STRING:
+        raise Damaged(f"the tensor {proto.name!r} holds text, which no primitive computes with")
+    return dtype, shape, (prod(shape) * dtype.bits + 7) // 8
 
 
 def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
@@ -207,7 +217,7 @@ def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
     numbers = proto.numbers
     if len(numbers) != count:
         raise Damaged(f"the tensor {proto.name!r} has {len(numbers)} numbers, not {count:,}")
-    if dtype is DType.FLOAT16 and all(type(number) is int for number in numbers):
+    if dtype in (DType.FLOAT16, DType.BFLOAT16) and all(type(number) is int for number in numbers):
         return np.array(numbers, np.uint16).tobytes()
     return encode(np.array(numbers), dtype)
 

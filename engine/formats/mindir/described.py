@@ -12,7 +12,7 @@ from engine.formats.content import content_of
 from engine.formats.mindir import constants, decode
 from engine.formats.mindir.arrange import ARRANGING
 from engine.formats.mindir.decode import Damaged, ValueProto
-from engine.formats.mindir.lower import local
+from engine.formats.mindir.names import local, primitive_named
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import Abstract, leaves
 from engine.formats.wire import WireError
@@ -49,16 +49,13 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
         model = decode.model(memoryview(content.data))
         main = model.graph
         assert main is not None
-        kinds = {key: row.op_type for key, row in model.primitives.items()}
+        functions = model.functions
         counts: Counter[str] = Counter()
-        for graph in (main, *model.functions.values()):
+        for graph in (main, *functions.values()):
             for node in graph.nodes:
-                key = node.op_type.removeprefix("REF::")
-                if node.op_type == "Constant" or key in model.functions:
+                if node.op_type == "Constant" or node.op_type.removeprefix("REF::") in functions:
                     continue
-                is_call = node.op_type.startswith("REF::") and key not in kinds
-                name = "(call)" if is_call else kinds.get(key, key).removeprefix("S-Prim-")
-                counts[name] += 1
+                counts[primitive_named(model, node.op_type)[0] or "(call)"] += 1
         table = {*known(), *ARRANGING, "(call)"}
         shared = [name for name in counts if name in known() and known()[name].is_collective]
         return Description(
@@ -79,7 +76,7 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
                 )
                 for each in main.parameters
             ),
-            functions=tuple(model.functions),
+            functions=tuple(functions),
             user_info=model.user_info,
             encryption=content.encryption,
         )

@@ -31,9 +31,9 @@ class Scope:
 
 
 class Emitter:
-    """Where nodes go. `scope` is the graph that is being filled, `origin` the node's name in it.
+    """Where nodes go.
 
-    domain: set while one primitive is lowered, for messages and names of nodes.
+    scope: the graph that is being filled. origin: of which node of the file, for names of nodes.
     """
 
     def __init__(self) -> None:

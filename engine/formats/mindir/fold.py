@@ -129,9 +129,12 @@ def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | Non
     shape = bias.shape
     if shape is None or None in shape or bias.data is None:
         return None
-    if before.op_type == "Gemm":
-        return bias.name if len(shape) == 1 else None
     weight = constants.get(before.inputs[1])
+    if before.op_type == "Gemm":
+        if weight is None or weight.shape is None or len(shape) != 1:
+            return None
+        columns = weight.shape[0 if before.attributes.get("transB") else 1]
+        return bias.name if shape[0] in (1, columns) else None
     if (
         weight is None
         or weight.shape is None

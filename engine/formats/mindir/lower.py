@@ -17,6 +17,7 @@ from engine.formats.mindir.control import RECURSION, RETURN, Exits, Loop, State,
 from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
 from engine.formats.mindir.functions import Functions
+from engine.formats.mindir.names import local, primitive_named, primitives_of
 from engine.formats.mindir.primitives import known
 from engine.formats.mindir.values import (
     COMPLEX,
@@ -28,6 +29,7 @@ from engine.formats.mindir.values import (
     Value,
     leaves,
 )
+from engine.formats.wire import WireError
 
 STEPS = 300_000  # nodes looked at, each as often as its function is called
 NESTED = 100_000  # values in one tuple and the tuples in it
@@ -36,7 +38,7 @@ CALLS = 100  # functions that call each other, one inside the other
 
 ILL_FITTING = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
-    MemoryError, RuntimeError,
+    RuntimeError,
 )  # fmt: skip
 """What Python says where values are of other kinds than whoever takes them expects."""
 
@@ -70,7 +72,11 @@ class Lowering:
         self._by_own_name = {each.name: each for each in parameters.values()}
         self._snapshots: dict[str, Value] = {}
         self._written: dict[str, Value] = {}  # what tensors hold that were changed in place
+        self._outdated: set[str] = set()  # tensors changed in a branch or loop that they are not of
         self._primitives: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self._is_writing = any(
+            row is not None and row.writes for row in map(self._table.get, primitives_of(model))
+        )
         self._constants: dict[str, Any] = {
             node.output: node
             for graph in (model.graph, *model.functions.values())
@@ -102,7 +108,7 @@ class Lowering:
                     continue
                 inputs = [frame[e] if e in frame else self._beyond(e) for e in node.inputs]
                 arrange = self._arranging.get(kind)
-                if arrange is not None:  # half of a file's nodes
+                if arrange is not None and inputs:  # half of a file's nodes
                     frame[node.output] = arrange(self, inputs, {})
                 else:
                     frame[node.output] = self._node(graph, node, inputs, node.output == tail)
@@ -261,19 +267,34 @@ class Lowering:
         target = next((each for each in inputs if each is not MONAD), None) if row.writes else None
         try:
             result = row(self.g, taken, attributes)
-        except (Unsupported, Damaged):
+        except (Unsupported, Damaged, WireError, RecursionError):
             raise
         except ILL_FITTING as error:  # a file may give a primitive anything for an argument
             raise Damaged(f"its arguments do not fit: {type(error).__name__}: {error}") from error
         self.weighed(result)
         if isinstance(target, Value):
-            written = self.g.cast(result[0] if isinstance(result, tuple) else result, target.dtype)
-            if target.is_parameter:
-                self.state[target.name] = written
-            elif target.depth == self.g.scope.depth:
-                self._written[target.name] = written
-                return (target, *result[1:]) if isinstance(result, tuple) else target
+            return self._write(target, result)
+        if self._is_writing and isinstance(result, Value) and result.data is not None:
+            return self._own(result)
         return result
+
+    def _write(self, target: Value, result: Any) -> Any:
+        """Let a parameter or tensor be what was assigned to it."""
+        written = self.g.cast(result[0] if isinstance(result, tuple) else result, target.dtype)
+        if target.is_parameter:
+            self.state[target.name] = written
+        elif target.depth == self.g.scope.depth:
+            self._written[target.name] = written
+            return (target, *result[1:]) if isinstance(result, tuple) else target
+        else:
+            self._outdated.add(target.name)
+        return result
+
+    def _own(self, value: Value) -> Value:
+        """A constant that is another one than its equals: a later node may assign to it."""
+        if value.is_parameter:
+            return value
+        return self.g.stored(Value("", value.dtype, value.shape, value.data))
 
     def _target(self, node: NodeProto) -> Any:
         """What the node calls; None where it is a primitive."""
@@ -292,24 +313,21 @@ class Lowering:
 
     def _primitive(self, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
         """The primitive's name and settings, in any of the dialects."""
-        key = node.op_type.removeprefix("REF::")
-        row = self._model.primitives.get(key)
+        name, row = primitive_named(self._model, node.op_type)
         if row is not None:
             settings = constants.Settings(self._model.source, row.attributes, self.g.all_stored)
-            found = row.op_type.removeprefix("S-Prim-"), settings
-            self._primitives[node.op_type] = found  # all nodes that name it share it
-            return found
+            self._primitives[node.op_type] = name, settings  # all nodes that name it share it
+            return name, settings
         if node.op_type.startswith("REF::"):
-            for prefix in ("MetaFuncGraph::", "ClassType::"):
-                if key.startswith(prefix):
-                    return key.removeprefix(prefix), {}
-            raise Damaged(f"it names {key!r}, which the file does not define")
+            if not name:
+                raise Damaged(f"it names {node.op_type[5:]!r}, which the file does not define")
+            return name, {}
         own = {
             each.name: self.g.all_stored(constants.value_of(each))
             for each in node.decoded()
             if each.name not in ("shape", "") and each.form[:6] != "shape:"
         }
-        return key.removeprefix("S-Prim-").rpartition("::")[2], own
+        return name, own
 
     # ------------------------------------------------------------------------------------ values
 
@@ -358,17 +376,17 @@ class Lowering:
         if isinstance(value, Value):
             if value.is_parameter:
                 return self.current(value.name, self.state)
-            return self._written.get(value.name, value)
+            return self._present(value)
         if isinstance(value, tuple) and _holds(value, Value):
             return tuple(map(self.now, value))
         return value
 
     def held(self, value: Any) -> Any:
         """The value with what tensors hold that were changed in place."""
-        if not self._written:
+        if not self._written and not self._outdated:
             return value
         if isinstance(value, Value):
-            return self._written.get(value.name, value)
+            return self._present(value)
         if isinstance(value, tuple):
             return tuple(map(self.held, value))
         if isinstance(value, Closure):
@@ -376,6 +394,14 @@ class Lowering:
         if isinstance(value, Choice):
             return Choice(value.condition, self.held(value.chosen), self.held(value.other))
         return value
+
+    def _present(self, value: Value) -> Value:
+        if value.name in self._outdated:
+            raise Unsupported(
+                "a tensor that a branch or a loop has changed in place is used after it; let the "
+                "branch give the new tensor instead"
+            )
+        return self._written.get(value.name, value)
 
     def zeros(self, like: Value) -> Value:
         """A tensor for where no value is needed, only its type."""
@@ -431,12 +457,6 @@ def _check(item: Any) -> None:
                 "it computes with complex numbers, which runtimes have no operators for; keep real "
                 "and imaginary parts apart in the source"
             )
-
-
-def local(name: str) -> str:
-    """A name without the graph's before it."""
-    head, colon, rest = name.partition(":")
-    return rest if colon and rest else head
 
 
 def settled(g: Emitter, result: Any, abstract: Any) -> Any:

@@ -18,7 +18,8 @@ from engine.types import ModelSource
 def inlined(source: ModelSource) -> ModelSource:
     """The model with all of `source.files` in its `data`; itself where there are none.
 
-    `data` must have been checked. Raises ModelError where that makes it larger than protobuf can.
+    `data` must have been checked, and its lengths be as short as protobuf's writers make them.
+    Raises ModelError where that makes it larger than protobuf can.
     """
     if not source.files:
         return source
@@ -36,8 +37,7 @@ def inlined(source: ModelSource) -> ModelSource:
     if size > limits.MODEL_BYTES:
         raise ModelError(
             f"{source.name}: {size:,} bytes as one ONNX model, and protobuf's limit is "
-            f"{limits.MODEL_BYTES:,}; use a backend that reads weights in memory, such as cpu, "
-            "or a model that is not encrypted",
+            f"{limits.MODEL_BYTES:,}; use a backend that reads weights in memory, such as cpu",
             str(source.path or ""),
         )
     return replace(source, data=onnx_write.joined(parts), files={})

@@ -206,7 +206,9 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
     """
     if not source.files:
         return source
-    if not hasattr(settings, _GIVE_FILES):  # before ONNX Runtime 1.24
+    # ONNX Runtime looks for all external data in memory where there is some.
+    is_mixed = any(each.location for each in graph_of(source).parameters)
+    if is_mixed or not hasattr(settings, _GIVE_FILES):  # which came after 1.23
         from engine.formats.onnx.inline import inlined
 
         return inlined(source)

@@ -14,6 +14,7 @@ import pytest
 
 from engine.backends import open_backend
 from engine.formats import open_source
+from engine.formats.onnx import read_model
 from engine.testing import models
 from engine.types import CompileOptions, Device, Executable, ModelSource
 from engine_cpu import session
@@ -73,3 +74,19 @@ def test_a_compiled_model_does_not_keep_the_files_it_was_made_of(tmp_path: Path)
     gc.collect()
     assert kept() is None
     np.testing.assert_array_equal(_predict(executable)[0], X[0] + np.arange(256))
+
+
+def test_weights_may_be_in_memory_and_in_a_file(tmp_path: Path) -> None:
+    b = np.arange(256, dtype=np.float32)
+    path = models.external(tmp_path)  # y = x + ramp
+    model = onnx.load(path, load_external_data=False)
+    model.graph.node[0].output[0] = "sum"
+    model.graph.node.append(onnx.helper.make_node("Add", ["sum", "b"], ["y"]))
+    tensor = onnx.TensorProto(name="b", data_type=onnx.TensorProto.FLOAT, dims=[256])
+    tensor.data_location = onnx.TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="held")
+    model.graph.initializer.append(tensor)
+    data, files = model.SerializeToString(), {"held": memoryview(b).cast("B")}
+    graph = read_model(memoryview(data), path, "model", files).graph
+    source = ModelSource(format="onnx", data=data, folder=tmp_path, graph=graph, files=files)
+    np.testing.assert_array_equal(_predict(_compiled(source)), X + b + b)

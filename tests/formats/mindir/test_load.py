@@ -14,7 +14,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine.formats import open_source, source_from_bytes
-from engine.formats.mindir import assemble
+from engine.formats.mindir import assemble, storage
 from engine.formats.onnx import read_model
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
@@ -111,7 +111,7 @@ def test_weights_of_a_large_file_are_not_computed_anew(
     mindir: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data, _ = _normalised(mindir, biased=False)
-    monkeypatch.setattr(assemble, "SMALL_BYTES", len(data) - 1)
+    monkeypatch.setattr(storage, "SMALL_BYTES", len(data) - 1)
     source = source_from_bytes(data)
     assert source.graph is not None
     assert [node.op_type for node in source.graph.nodes] == ["Conv", "BatchNormalization"]

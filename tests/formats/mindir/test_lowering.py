@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -372,3 +374,129 @@ def test_what_no_runtime_computes_is_refused_with_a_way_out(
     )
     with pytest.raises(ModelError, match=rf"{kind!r} at node 'y:1' \(scope 'Default/odd.*{said}"):
         source_from_bytes(mindir.model(main))
+
+
+# ------------------------------------------------------------------------------ written by hand
+
+
+def _net(mindir: SimpleNamespace, nodes: list[bytes], parameters: Any = (), **more: Any) -> bytes:
+    """z of x and y, float32[2]; nodes name primitives as "REF::Add"."""
+    kinds = ("Add", "Depend", "InplaceAddExt", "Mul", "Return", "Switch", "Zeros", "ZerosLike")
+    values = [mindir.value("x", 2), mindir.value("y", 2)]
+    return bytes(
+        mindir.model(
+            mindir.graph("G", nodes, values, [mindir.value("z", 2)], parameters),
+            more.get("functions", ()),
+            [mindir.primitive(each, each) for each in kinds],
+        )
+    )
+
+
+_A, _B = np.array([1, 2], np.float32), np.array([10, 20], np.float32)
+
+
+def test_one_of_two_equal_constants_is_changed_in_place_without_the_other(
+    mindir: SimpleNamespace,
+) -> None:
+    node, two = mindir.node, (2,)
+    nodes = [
+        mindir.constant("shape", two), mindir.constant("float", 43),
+        node("REF::Zeros", ["shape", "float"], "a", mindir.typed(*two)),
+        node("REF::Zeros", ["shape", "float"], "b", mindir.typed(*two)),
+        node("REF::InplaceAddExt", ["a", "x"], "c", mindir.typed(*two)),
+        node("REF::Add", ["b", "y"], "sum", mindir.typed(*two)),
+        node("REF::Depend", ["sum", "c"], "z"),
+    ]  # fmt: skip
+    [z] = _run(_net(mindir, nodes), _A, _B)
+    np.testing.assert_array_equal(z, _B)
+
+
+def test_what_a_branch_changes_in_place_is_refused_after_it_and_not_taken_as_it_was(
+    mindir: SimpleNamespace,
+) -> None:
+    node = mindir.node
+    changes = [
+        node("REF::InplaceAddExt", ["h", "h"], "f:a", mindir.typed(2)),
+        node("REF::Return", ["f:a"], "f:out"),
+    ]
+    functions = [
+        mindir.graph("f", changes, [], [mindir.value("f:out", 2)]),
+        mindir.graph("g", [node("REF::Return", ["h"], "g:out")], [], [mindir.value("g:out", 2)]),
+    ]
+    nodes = [
+        node("REF::Mul", ["x", "y"], "h", mindir.typed(2)),
+        node("REF::Switch", ["when", "f", "g"], "s"),
+        node("REF::s", [], "r"),
+        node("REF::Add", ["h", "r"], "z", mindir.typed(2)),
+    ]
+    values = [mindir.value("x", 2), mindir.value("y", 2), mindir.value("when", data_type=9)]
+    kinds = ("Mul", "Switch", "Add", "InplaceAddExt", "Return")
+    data = mindir.model(
+        mindir.graph("G", nodes, values, [mindir.value("z", 2)]),
+        functions,
+        [mindir.primitive(each, each) for each in kinds],
+    )
+    with pytest.raises(ModelError, match="a branch or a loop has changed in place is used after"):
+        source_from_bytes(data)
+
+
+def test_a_product_of_one_column_and_a_longer_vector_are_added_as_they_are(
+    mindir: SimpleNamespace,
+) -> None:
+    b = np.arange(5, dtype=np.float32)
+    data = mindir.model(
+        mindir.graph(
+            "G",
+            [
+                mindir.node("REF::MatMul", ["x", "w"], "h", mindir.typed(2, 1)),
+                mindir.node("REF::Add", ["h", "b"], "z", mindir.typed(2, 5)),
+            ],
+            [mindir.value("x", 2, 3)],
+            [mindir.value("z", 2, 5)],
+            [mindir.tensor("w", np.ones((3, 1), np.float32)), mindir.tensor("b", b)],
+        ),
+        primitives=[mindir.primitive(each, each) for each in ("MatMul", "Add")],
+    )
+    x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    [z] = _run(data, x)
+    np.testing.assert_array_equal(z, x.sum(1, keepdims=True) + b)
+
+
+@pytest.mark.parametrize("name", ["%1", "%2", "w%"])
+def test_names_like_those_that_are_made_here_are_the_files(
+    name: str, mindir: SimpleNamespace
+) -> None:
+    nodes = [
+        mindir.node("REF::Mul", ["x", "y"], "a", mindir.typed(2)),
+        mindir.node("REF::Mul", ["a", name], "b", mindir.typed(2)),
+        mindir.node("REF::Add", ["b", "a"], "z", mindir.typed(2)),
+    ]
+    [z] = _run(_net(mindir, nodes, [mindir.tensor(name, _B)]), _A, _B)
+    np.testing.assert_array_equal(z, _A * _B * _B + _A * _B)
+
+
+_FIRST_LOADS = """
+import sys, threading
+from engine.formats import open_source
+
+def load():
+    together.wait()
+    found.append(len(open_source(sys.argv[1]).graph.nodes))
+
+found, together = [], threading.Barrier(4)
+threads = [threading.Thread(target=load) for _ in range(4)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+print(found)
+"""
+
+
+def test_the_first_loads_of_a_process_may_come_at_once() -> None:
+    path = DATA / "mlp.mindir"
+    expected = [len(_ops(path))] * 4
+    for _ in range(3):
+        done = subprocess.run(
+            [sys.executable, "-c", _FIRST_LOADS, str(path)],
+            capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout.split("\n")[0] == str(expected), done.stderr

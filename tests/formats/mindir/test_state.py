@@ -26,10 +26,8 @@ def counter(mindir: SimpleNamespace, null_backend: str) -> engine.Model:
             [mindir.tensor("total", np.zeros(2, np.float32))],
         )
     )
-    context = engine.Context()
-    context.target = [null_backend]
     model = engine.Model()
-    model.build_from_buffer(data, context=context)
+    model.build_from_buffer(data, context=_on(null_backend))
     return model
 
 
@@ -80,3 +78,62 @@ def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Mod
     thread.join(20)
     assert done == [1.0]
     assert "in the middle of a predict of the same thread" in str(raised[0])
+
+
+def _model(mindir: SimpleNamespace, *nodes: bytes, functions: tuple[bytes, ...] = ()) -> bytes:
+    """z of x float32[2] and the parameter "total", which begins at 0."""
+    names = ("Depend", "AssignAdd", "Load", "Add", "Return", "MakeTuple", "TupleGetItem")
+    graph = mindir.graph(
+        "G",
+        nodes,
+        [mindir.value("x", 2)],
+        [mindir.value("z", 2)],
+        [mindir.tensor("total", np.zeros(2, np.float32))],
+    )
+    return bytes(mindir.model(graph, functions, [mindir.primitive(each, each) for each in names]))
+
+
+@pytest.mark.parametrize(
+    "way", ["itself", "Depend", "tuple", "function", "MetaFuncGraph::assign_add", "PrimitivePy"]
+)
+def test_what_is_read_before_it_is_assigned_to_is_what_the_last_predict_left(
+    way: str, mindir: SimpleNamespace, null_backend: str
+) -> None:
+    node, functions = mindir.node, []
+    before = [node("REF::Load", ["total"], "l"), node("REF::Add", ["l", "l"], "twice")]
+    operator, target = "REF::AssignAdd", "total"
+    if way == "Depend":
+        before.append(node("REF::Depend", ["total", "x"], target := "d"))
+    elif way == "tuple":
+        before += [
+            node("REF::MakeTuple", ["total", "x"], "t"),
+            mindir.constant("zero", 0),
+            node("REF::TupleGetItem", ["t", "zero"], target := "d"),
+        ]
+    elif way == "function":
+        given = node("REF::Return", ["total"], "f:out")
+        functions = [
+            mindir.graph("f", [given], [mindir.value("f:in", 2)], [mindir.value("f:out", 2)])
+        ]
+        before.append(node("REF::f", ["x"], target := "d"))
+    elif way == "PrimitivePy":
+        operator = "PrimitivePy::AssignAdd"
+    elif way != "itself":
+        operator = f"REF::{way}"
+    data = _model(
+        mindir,
+        *before,
+        node(operator, [target, "x"], "a"),
+        node("REF::Depend", ["twice", "a"], "z"),
+        functions=tuple(functions),
+    )
+    model = engine.Model()
+    model.build_from_buffer(data, context=_on(null_backend))
+    found = [model(ONES)["z"].tolist() for _ in range(3)]
+    assert found == [[0, 0], [2, 2], [4, 4]]
+
+
+def _on(target: str) -> engine.Context:
+    context = engine.Context()
+    context.target = [target]
+    return context

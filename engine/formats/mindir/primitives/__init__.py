@@ -106,6 +106,7 @@ def _places(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], An
 
 
 TABLE: dict[str, Primitive] = {}
+_is_whole = False
 
 
 def primitive(*names: str, writes: bool = False) -> Callable[[Function], Function]:
@@ -123,7 +124,9 @@ def primitive(*names: str, writes: bool = False) -> Callable[[Function], Functio
 
 def known() -> Mapping[str, Primitive]:
     """The whole table."""
-    if not TABLE:
+    global _is_whole
+    if not _is_whole:
+        # Not "if TABLE is empty": another thread may be filling it. Its imports are waited for.
         from engine.formats.mindir.primitives import (  # noqa: F401
             activations,
             arithmetic,
@@ -142,4 +145,6 @@ def known() -> Mapping[str, Primitive]:
             sorting,
             state,
         )
+
+        _is_whole = True
     return TABLE

@@ -1,0 +1,51 @@
+"""Names in a .mindir, and what they mean."""
+
+from __future__ import annotations
+
+from engine.formats.mindir.decode import ModelProto, PrimitiveProto
+
+
+def local(name: str) -> str:
+    """A name without the graph's before it."""
+    head, colon, rest = name.partition(":")
+    return rest if colon and rest else head
+
+
+def unique(name: str, names: set[str]) -> str:
+    """The name, or that with a number where it is taken; then taken.
+
+    Names that begin or end with "%" are those of values that are made here.
+    """
+    name = name or "value"
+    if name[0] == "%" or name[-1] == "%":
+        name = f"_{name}_"
+    found, number = name, 1
+    while found in names:
+        found = f"{name}_{number}"
+        number += 1
+    names.add(found)
+    return found
+
+
+def primitive_named(model: ModelProto, op_type: str) -> tuple[str, PrimitiveProto | None]:
+    """The primitive that a node names, in any dialect, and the file's row of it if it has one.
+
+    "" where a reference is to nothing of the file: what is called is another value then.
+    """
+    key = op_type.removeprefix("REF::")
+    row = model.primitives.get(key)
+    if row is not None:
+        return row.op_type.removeprefix("S-Prim-"), row
+    for prefix in ("MetaFuncGraph::", "ClassType::"):
+        if key.startswith(prefix):
+            return key.removeprefix(prefix), None
+    if op_type.startswith("REF::"):
+        return "", None
+    return key.removeprefix("S-Prim-").rpartition("::")[2], None
+
+
+def primitives_of(model: ModelProto) -> set[str]:
+    """The primitives that the nodes of the file name."""
+    graphs = [each for each in (model.graph, *model.functions.values()) if each is not None]
+    op_types = {node.op_type for graph in graphs for node in graph.nodes}
+    return {primitive_named(model, each)[0] for each in op_types}

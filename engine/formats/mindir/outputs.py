@@ -1,0 +1,48 @@
+"""What the outputs of a .mindir's main graph are called, and their types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.formats.mindir import constants
+from engine.formats.mindir.decode import GraphProto
+from engine.formats.mindir.names import local
+from engine.formats.mindir.values import leaves
+
+
+def titles_of(main: GraphProto, count: int) -> list[str]:
+    """The outputs' names: of the file's output, or of the nodes that a tuple is made of."""
+    if count == 1 and len(main.outputs) == 1:
+        return [local(main.outputs[0].name)]
+    nodes = {node.output: node for node in main.nodes}
+    titles: list[str] = []
+    todo = [each.name for each in reversed(main.outputs)]
+    steps = 0
+    while todo and steps < 100_000:
+        steps += 1
+        name = todo.pop()
+        node = nodes.get(name)
+        kind = node.op_type.removeprefix("REF::").partition(":")[0] if node is not None else ""
+        if node is not None and kind in ("Depend", "Return") and node.inputs:
+            todo.append(node.inputs[0])
+        elif node is not None and kind in ("MakeTuple", "make_tuple", "MakeList", "make_list"):
+            todo += reversed(node.inputs)
+        else:
+            titles.append(local(name))
+    if len(titles) == count:
+        return titles
+    base = local(main.outputs[0].name) if main.outputs else "output"
+    return [f"{base}_{place}" for place in range(count)]
+
+
+def declared(main: GraphProto) -> list[Any]:
+    """The outputs' types as the file declares them, flat."""
+    types: list[Any] = []
+    for each in main.outputs:
+        if each.tensors:
+            types += [constants.tensor_type(tensor) for tensor in each.tensors]
+        elif each.structure is not None:
+            types += leaves(constants.abstract(each.structure))
+        else:
+            types.append(None)
+    return types

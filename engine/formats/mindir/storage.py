@@ -1,0 +1,201 @@
+"""Where the bytes of a .mindir's tensors are: in the file, in data files beside it, in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from engine.formats.files import SMALL_BYTES, read_file, read_start
+from engine.formats.mindir import constants, crypto
+from engine.formats.mindir.decode import Damaged, TensorProto
+from engine.formats.mindir.names import local
+from engine.formats.mindir.values import Value
+from engine.formats.onnx_write import Buffer, External, Tensor
+from engine.formats.wire import address
+
+APART_BYTES = 1 << 16  # smaller tensors are written into the ONNX model
+
+
+class Storage:
+    """The tensors of one model, none of them copied.
+
+    view: the file's content, decrypted. path: the file, None for bytes. base: where the names of
+        its data files start, None where there is no folder. key, mode: what it is encrypted with;
+        None for a plain one.
+    folder: where the ONNX model's external data is. files: what of it is in memory instead, by the
+        location that the ONNX model gives it.
+    """
+
+    def __init__(
+        self, view: memoryview, path: Path | None, base: Path | None, key: bytes | None, mode: str
+    ) -> None:
+        self.view = view
+        self.folder = base
+        self.files: dict[str, Buffer] = {}
+        self._path = path
+        self._base = base
+        self._key = key
+        self._mode = mode
+        self._held: dict[str, memoryview] = {}  # data files in memory
+        self._found: dict[str, tuple[str, int]] = {}  # others: as the ONNX model names them; sizes
+        self._left_in: str | None = None  # the model's file, where tensors may stay in it
+
+    @property
+    def may_copy(self) -> bool:
+        """Whether weights are so small that it does not matter how often they are copied."""
+        return len(self.view) <= SMALL_BYTES
+
+    # ------------------------------------------------------------------------------------- opening
+
+    def open(self, locations: Iterable[str], weights: bytes | None) -> None:
+        """Look at the data files that the model names, or at `weights`, which is the only one.
+
+        Raises Damaged, Locked, and ModelError for what is no file to read.
+        """
+        wanted = sorted(set(locations))
+        if weights is not None:
+            if len(wanted) != 1:
+                raise Damaged(
+                    f"its weights are in {len(wanted)} files; give the model's path"
+                    if wanted
+                    else "weight_bytes belong to a model whose weights are in a file of their own, "
+                    "and this one's are in it; leave weight_bytes out"
+                )
+            self._hold(wanted[0], memoryview(weights))
+        elif wanted and self._base is None:
+            raise Damaged(
+                f"its weights are in {wanted[0]!r}, but a model given as bytes has no folder to "
+                "find that in; give the model's path, or weight_bytes"
+            )
+        elif wanted and self._key is not None:
+            for location in wanted:
+                held = memoryview(read_file(self._file(location)))
+                try:
+                    plain = crypto.decrypt(held, self._key, self._mode)
+                except crypto.Locked as error:
+                    raise crypto.Locked(f"its data file {location!r}: {error}") from None
+                self._hold(location, memoryview(plain))
+        elif wanted:
+            for location in wanted:
+                start, size = read_start(self._file(location), 1)
+                _check_mark(start, location)
+                self._found[location] = location, size
+            self._follow_links()
+        else:
+            self._leave()
+
+    def _hold(self, location: str, content: memoryview) -> None:
+        _check_mark(bytes(content[:1]), location)
+        self._held[location] = content
+
+    def _file(self, location: str) -> Path:
+        assert self._base is not None
+        if Path(location).is_absolute() or ".." in Path(location).parts:
+            raise Damaged(f"its weights are in {location!r}, outside of its folder")
+        file = self._base / location
+        if not file.exists():
+            raise Damaged(
+                f"its weights are in {location!r}, which is not there (looked in "
+                f"{str(self._base)!r}); keep it beside the model, or set [model_file] mindir_path"
+            )
+        return file
+
+    def _follow_links(self) -> None:
+        """Caches link a model's files into one folder of blobs: runtimes are told of that one."""
+        assert self._base is not None
+        real = {each: Path(os.path.realpath(self._base / each)) for each in self._found}
+        folder = Path(os.path.realpath(self._base))
+        if all(each.is_relative_to(folder) for each in real.values()):
+            return
+        if self._path is not None:
+            folder = Path(os.path.realpath(self._path)).parent
+        for location, file in real.items():
+            if not file.is_relative_to(folder):
+                raise Damaged(
+                    f"its weights are in {location!r}, which leads out of the model's folder to "
+                    f"{str(file)!r}; data must lie inside the folder"
+                )
+            self._found[location] = file.relative_to(folder).as_posix(), self._found[location][1]
+        self.folder = folder
+
+    def _leave(self) -> None:
+        """Let the tensors of a large file stay in it. Small models are the bytes that were read."""
+        if self._path is None or self._key is not None or self.may_copy:
+            return
+        real = Path(os.path.realpath(self._path))
+        if not set(real.name) & set("\\*") and real.name.isprintable():  # what runtimes can name
+            self.folder = real.parent
+            self._left_in = real.name
+
+    # ------------------------------------------------------------------------------------- tensors
+
+    def parameter(self, proto: TensorProto, name: str) -> Value:
+        """A parameter as a value; its data stays where it is."""
+        if not proto.location:
+            found = constants.tensor_value(proto, name)
+        else:
+            dtype, shape, wanted = constants.size_of(proto)
+            length = wanted if proto.length is None else proto.length
+            if length != wanted or proto.offset < 0:
+                raise Damaged(
+                    f"the parameter {local(proto.name)!r} has {length:,} bytes of data at "
+                    f"{proto.offset:,} in {proto.location!r}; its {dtype}{list(shape)} needs "
+                    f"{wanted:,}"
+                )
+            held = self._held.get(proto.location)
+            named, size = self._found.get(proto.location, ("", 0))
+            size = size if held is None else len(held)
+            if proto.offset + length > size:
+                raise Damaged(
+                    f"the parameter {local(proto.name)!r} is bytes {proto.offset:,} to "
+                    f"{proto.offset + length:,} of {proto.location!r}, which has {size:,}; copy or "
+                    "download it again"
+                )
+            data: Buffer | External = External(named, proto.offset, length)
+            if held is not None:
+                data = held[proto.offset : proto.offset + length]
+            found = Value(name, dtype, shape, data)
+        found.is_parameter = True
+        return found
+
+    def read(self, value: Value) -> Value:
+        """The constant with bytes of its own."""
+        data = value.data
+        if isinstance(data, External):
+            assert self.folder is not None
+            with (self.folder / data.location).open("rb") as file:
+                file.seek(data.offset)
+                data = file.read(data.length)
+        assert data is not None
+        return Value(value.name, value.dtype, value.shape, bytes(data))
+
+    def placed(self, value: Value) -> Tensor:
+        """The value as a tensor of the ONNX model."""
+        data: Any = value.data
+        assert data is not None
+        assert value.shape is not None
+        if not isinstance(data, External) and len(data) >= APART_BYTES:
+            data = self._apart(data)
+        return Tensor(value.name, value.dtype, tuple(dim or 0 for dim in value.shape), data)
+
+    def _apart(self, data: Buffer) -> External:
+        if self._left_in is not None and isinstance(data, memoryview):
+            offset = address(data) - address(self.view)
+            if offset >= 0 and offset + len(data) <= len(self.view):
+                return External(self._left_in, offset, len(data))
+        taken = {self._left_in, *(named for named, _ in self._found.values())}
+        number = len(self.files)
+        while (location := f"%{number}") in taken or location in self.files:
+            number += 1
+        self.files[location] = data
+        return External(location, 0, len(data))
+
+
+def _check_mark(start: bytes, location: str) -> None:
+    """A data file begins with a byte that says the order of bytes in its numbers."""
+    if start == b"\x00":
+        raise Damaged(f"the data file {location!r} is big endian")
+    if start != b"\x01":
+        raise Damaged(f"the data file {location!r} does not begin as one; is it encrypted?")
