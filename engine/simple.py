@@ -24,6 +24,8 @@ def load(
     threads: int = 0,
     device_id: int = 0,
     config: dict[str, dict[str, str]] | None = None,
+    dec_key: bytes | None = None,
+    dec_mode: str = "AES-GCM",
     progress: Progress | None = None,
     cancel: CancelToken | None = None,
 ) -> Model:
@@ -32,6 +34,7 @@ def load(
     target: a device type or backend, or several to fall back through in order.
     threads: host threads inside one operator; 0 fits them to the machine.
     device_id: which GPU or NPU. config: sections of options, as Model.build_from_file takes them.
+    dec_key, dec_mode: for an encrypted file.
     progress, cancel: for backends whose compiling takes long.
     Raises what Model.build_from_file raises. Use the model in a `with` block to free it.
     """
@@ -51,6 +54,8 @@ def load(
         ModelType.MINDIR,
         context,
         config_dict=config,
+        dec_key=dec_key,
+        dec_mode=dec_mode,
         progress=progress,
         cancel=cancel,
     )

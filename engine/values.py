@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from engine.tensor import Array, Description, Tensor
-from engine.types import TensorSpec, Value, ValueKind
+from engine.types import DType, TensorSpec, Value, ValueKind
 
 _CONTAINERS: dict[ValueKind, tuple[tuple[type, ...], str]] = {
     ValueKind.SEQUENCE: ((list, tuple), "a list of arrays"),
@@ -43,6 +45,13 @@ def _inside(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Arra
     if isinstance(item, dict):
         if {*map(type, item)} not in ({str}, {int}, set()):
             raise _unfit(item, spec)
+        wanted = str if spec.dtype is DType.STRING else (int, float, np.generic, np.ndarray)
+        for key, each in item.items():
+            if not isinstance(each, wanted):
+                raise TypeError(
+                    f"input {spec.name!r}: expected {spec}, and its value for {key!r} is "
+                    f"{each!r:.60}, a {type(each).__name__}"
+                )
         return dict(item)
     return check(item, spec)
 

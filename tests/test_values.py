@@ -265,6 +265,11 @@ def test_what_is_no_map_is_told_what_is_expected(vectoriser: engine.Model, x: An
         vectoriser(x=x)
 
 
+def test_a_value_in_a_map_that_is_no_number_is_told_with_its_key(vectoriser: engine.Model) -> None:
+    with pytest.raises(TypeError, match=r"map\(float32\[\]\), and its value for 'b' is 'x', a str"):
+        vectoriser(x={"a": 1.0, "b": "x"})
+
+
 # ---------------------------------------------------------------------- what the model says of it
 
 

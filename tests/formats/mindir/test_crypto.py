@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
 from onnx import helper, numpy_helper
 
+import engine
 from engine.errors import ModelError
 from engine.formats import open_source, source_from_bytes
 from engine.formats.mindir import crypto, describe
@@ -273,6 +274,17 @@ def test_a_damaged_model_that_was_encrypted_is_said_to_be_damaged(tmp_path: Path
     path.write_bytes(crypto.encrypt(models.affine(tmp_path).read_bytes()[:-20], KEY))
     with pytest.raises(ModelError, match="damaged ONNX file"):
         open_source(path, dec_key=KEY)
+
+
+@pytest.mark.parametrize("mode", ["AES-GCM", "SM4-CBC"])
+def test_the_short_way_takes_a_key_too(mode: str, tmp_path: Path, null_backend: str) -> None:
+    path = tmp_path / "net.mindir"
+    path.write_bytes(crypto.encrypt(models.affine(tmp_path).read_bytes(), KEY, mode))
+    x = np.ones((2, 3), np.float32)
+    with pytest.raises(ModelError, match="pass its key: dec_key="):
+        engine.load(path, null_backend)
+    model = engine.load(path, null_backend, dec_key=KEY, dec_mode=mode)
+    np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
 
 
 def test_encrypted_bytes_in_memory_name_the_way_that_takes_a_key() -> None:
