@@ -155,6 +155,10 @@ def mindir(folder: Path, rounds: int) -> list[Row]:
         with engine.load(file) as fresh:
             fresh.predict(arrays)
 
+    def first_predict_of_onnx() -> None:
+        with engine.load(path) as fresh:
+            fresh.predict(arrays)
+
     def first_run() -> None:
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         session.run(None, feeds)
@@ -170,7 +174,10 @@ def mindir(folder: Path, rounds: int) -> list[Row]:
     model.close()
     rows += compare(
         first_run,
-        {"mobilenetv2.mindir, file to first predict": (first_predict, 1.5)},
+        {
+            "mobilenetv2.mindir, file to first predict": (first_predict, 1.5),
+            "the same net as ONNX, with this package": (first_predict_of_onnx, None),
+        },
         rounds=max(20, rounds // 4),
         calls=1,
         pause_s=PAUSE_S,

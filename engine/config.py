@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.checks import require_sections
@@ -100,3 +101,14 @@ def _bare(text: str) -> str:
     text = text.strip()
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if quoted else text
+
+
+def number_devices(
+    targets: Sequence[str], sections: dict[str, dict[str, str]], device_id: int
+) -> None:
+    """Say a device's number to the backends that Context has no settings for."""
+    names = {each.lower().partition(":")[0] for each in targets}
+    # The host that stands behind another device for a fallback is not numbered with it.
+    has_own = {"gpu", "ascend"} if names == {"cpu"} else {"gpu", "ascend", "cpu"}
+    for name in names - has_own:
+        sections.setdefault(f"{name}_context", {}).setdefault("device_id", str(device_id))

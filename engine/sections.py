@@ -93,7 +93,7 @@ def remarks(
     for section, keys in config.items():
         if section not in sections:
             near = nearest(section, sections)
-            hint = f"did you mean [{near}]?" if near else f"{backend!r} reads [{read[-1]}]"
+            hint = f"did you mean [{near}]?" if near else f"{backend!r} reads {_listed(read)}"
             yield f"configuration section [{section}] is unknown and not read; {hint}"
             continue
         known = KNOWN.get(section, ())
@@ -129,6 +129,10 @@ def _in_use(
         near = nearest(key, (*options, *known, *CORE))
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
         yield f"{_unknown(section, key)}; {hint}"
+
+
+def _listed(sections: Sequence[str]) -> str:
+    return ", ".join(f"[{each}]" for each in sections)
 
 
 def _unknown(section: str, key: str) -> str:

@@ -180,7 +180,8 @@ class Signature:
                     raise InputError(
                         "resize failed! Error is The given input shape's value != original input "
                         f"shape's value. input {spec.name!r}: dim {axis} is fixed to {dim} by the "
-                        f"model, got {size}; export the model with that axis open",
+                        f"model, got {size}; export the model with that axis open, or "
+                        "with that size: engine convert MODEL OUT --input-shape NAME:SIZES",
                         spec.name,
                     )
                 if bound is not None and not bound[0] <= size <= bound[1]:

@@ -45,9 +45,9 @@ def load(
     context.gpu.device_id = context.ascend.device_id = device_id
     if device_id:
         config = require_sections("config_dict", config or {})
-        for name in {each.lower().partition(":")[0] for each in context.target}:
-            if name not in ("gpu", "ascend"):  # those two have a setting of their own for it
-                config.setdefault(f"{name}_context", {}).setdefault("device_id", str(device_id))
+        from engine.config import number_devices
+
+        number_devices(context.target, config, device_id)
     model = Model()
     model.build_from_file(
         os.fspath(path) if isinstance(path, os.PathLike) else path,

@@ -220,7 +220,7 @@ def told(
         ({"gpu_contxt": {"tf32": "1"}}, "section [gpu_contxt] .*; did you mean [gpu_context]?"),
         ({"Ascend_Context": {}}, "; did you mean [ascend_context]?"),
         ({"min_context": {}}, "; did you mean [mine_context]?"),
-        ({"42": {}}, "section [42] is unknown and not read; 'gpu_trt' reads [gpu_trt_context]"),
+        ({"42": {}}, "not read; 'gpu_trt' reads [gpu_context], [gpu_trt_context]"),
         (
             {"ascend_context": {"rank_tabel_file": ""}},
             "key [ascend_context] rank_tabel_file .*; did you mean 'rank_table_file'?",

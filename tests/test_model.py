@@ -17,6 +17,7 @@ import pytest
 import engine
 from engine import Context, Model, ModelType, Tensor
 from engine.backends import open_backend
+from engine.config import number_devices
 from engine.testing import models
 from engine.types import CancelToken, DType
 
@@ -331,6 +332,15 @@ def test_load_refuses_in_the_same_words(
     right = {"path": models.affine(tmp_path), "target": null_backend}
     with pytest.raises(kind, match=text):
         engine.load(**{**right, **arguments})
+
+
+def test_load_does_not_number_the_host_behind_another_device() -> None:
+    config: dict[str, dict[str, str]] = {}
+    number_devices(["null", "cpu", "gpu"], config, 3)
+    assert config == {"null_context": {"device_id": "3"}}
+    config = {}
+    number_devices(["cpu"], config, 3)
+    assert config == {"cpu_context": {"device_id": "3"}}
 
 
 def test_load_leaves_the_configuration_it_was_given_alone(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import logging
 import os
@@ -173,8 +174,12 @@ def _said(error: BaseException) -> str:
 
     Without the method that failed, too: whoever types a command called none.
     """
-    if isinstance(error, OSError) and error.filename is not None and error.strerror:
-        return f"{error.filename}: {error.strerror[0].lower()}{error.strerror[1:]}"
+    if isinstance(error, OSError) and error.strerror:
+        # Only what is printed has no name, and only that is written without one.
+        is_printed = error.filename is None and error.errno == errno.ENOSPC
+        name = "standard output" if is_printed else error.filename
+        if name is not None:
+            return f"{name}: {error.strerror[0].lower()}{error.strerror[1:]}"
     return _METHOD.sub("", str(error))
 
 

@@ -32,6 +32,7 @@ from engine.cli.build import (
 )
 from engine.cli.clients import Clients
 from engine.cli.completion import files
+from engine.cli.files import require_place
 from engine.cli.inputs import Fill, collect
 from engine.cli.interrupt import INTERRUPTED
 from engine.cli.latency import (
@@ -129,6 +130,7 @@ def bench(
             help="Also draw it into a .png, .svg or .pdf file; needs the extra 'plot'.",
             show_default=False,
             autocompletion=files,
+            readable=False,
         ),
     ] = None,
     json: Json = False,
@@ -150,7 +152,10 @@ def bench(
             f"expected a file name ending in {', '.join(SUFFIXES)}, got {str(plot_file)!r}",
             param_hint="--plot-file",
         )
-    figure = None if plot_file is None else new_figure()  # what is missing shows before the wait
+    figure = None
+    if plot_file is not None:  # what is missing shows before the wait
+        figure = new_figure()
+        require_place(plot_file)
     decryption = decryption_of(model, dec_key, dec_mode)
     built = build(model, target, config, settings, threads, device_id, decryption)
     with built.model:

@@ -17,6 +17,7 @@ from engine.cli.completion import files, targets
 from engine.cli.inputs import Fill
 from engine.cli.interrupt import interruptible
 from engine.cli.progress import progress
+from engine.config import number_devices
 from engine.errors import InputError, ModelError
 from engine.formats.files import inside
 from engine.types import CancelToken, TensorSpec
@@ -26,7 +27,11 @@ KEY_VARIABLE = "ENGINE_DEC_KEY"
 ModelPath = Annotated[
     Path,
     typer.Argument(
-        metavar="MODEL", help="The model's file.", show_default=False, autocompletion=files
+        metavar="MODEL",
+        help="The model's file.",
+        show_default=False,
+        autocompletion=files,
+        readable=False,  # not typer's to say: a file that cannot be read is no wrong usage
     ),
 ]
 InputFiles = Annotated[
@@ -66,6 +71,7 @@ Config = Annotated[
         help="A configuration file.",
         show_default=False,
         autocompletion=files,
+        readable=False,
     ),
 ]
 Settings = Annotated[
@@ -177,10 +183,12 @@ def build(
     context.target = parse_targets(target)
     context.cpu.thread_num = threads
     context.gpu.device_id = context.ascend.device_id = device_id
+    if device_id:
+        number_devices(context.target, sections, device_id)
     decryption = decryption or decryption_of(path)
     decryption.require_key(path)
-    if config is not None and not config.is_file():
-        raise InputError(f"{config}: no such file; give --config a configuration file")
+    if config is not None:
+        require_config(config, "--config")
     model = Model()
     cancel = CancelToken()
     begin = time.perf_counter()
@@ -216,6 +224,13 @@ def require_file(path: Path) -> None:
         raise ModelError(f"{path}: is a folder; {inside(path)}", str(path))
     if not path.is_file():
         raise ModelError(f"{path}: expected a model's file, got a device or a pipe", str(path))
+
+
+def require_config(path: Path, option: str) -> None:
+    """InputError unless `path` is a file."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "no such file"
+        raise InputError(f"{path}: {what}; give {option} a configuration file")
 
 
 def decryption_of(
@@ -309,6 +324,10 @@ def parse_shapes(shapes: list[str]) -> dict[str, tuple[int, ...]]:
             raise typer.BadParameter(
                 f"expected NAME=SIZE,SIZE,..., for example image=1,3,224,224, got {text!r}",
                 param_hint="--shape",
+            )
+        if name in found:
+            raise typer.BadParameter(
+                f"expected one shape for each input, got two for {name!r}", param_hint="--shape"
             )
         found[name] = tuple(int(part) for part in parts)
     return found

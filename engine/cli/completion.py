@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -61,6 +62,11 @@ def files() -> list[str]:
     A model is known by its content, so no ending is asked for.
     """
     return []
+
+
+def one_of(*names: str) -> Callable[[], list[str]]:
+    """What completes a value that must be one of `names`."""
+    return lambda: list(names)
 
 
 def targets(incomplete: str) -> list[tuple[str, str]]:

@@ -19,8 +19,9 @@ from engine.cli.build import (
     decryption_of,
     parse_key,
     parse_settings,
+    require_config,
 )
-from engine.cli.completion import files
+from engine.cli.completion import files, one_of
 from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json
 from engine.cli.progress import progress
@@ -107,6 +108,7 @@ def convert(
             metavar="FRAMEWORK",
             help="ONNX, MINDIR, PYTORCH, TF or TFLITE. By default the file's content says.",
             show_default=False,
+            autocompletion=one_of("ONNX", "MINDIR", "PYTORCH", "TF", "TFLITE"),
         ),
     ] = "",
     input_shape: Annotated[
@@ -126,17 +128,28 @@ def convert(
             help="A configuration file that says how to quantize to int8.",
             show_default=False,
             autocompletion=files,
+            readable=False,
         ),
     ] = None,
     config: Config = None,
     settings: Settings = None,
     input_format: Annotated[
         str,
-        typer.Option(metavar="LAYOUT", help="Of 4-D inputs: NCHW or NHWC.", show_default=False),
+        typer.Option(
+            metavar="LAYOUT",
+            help="Of 4-D inputs: NCHW or NHWC.",
+            show_default=False,
+            autocompletion=one_of(*_FORMATS),
+        ),
     ] = "",
     output_format: Annotated[
         str,
-        typer.Option(metavar="LAYOUT", help="Of 4-D outputs: NCHW or NHWC.", show_default=False),
+        typer.Option(
+            metavar="LAYOUT",
+            help="Of 4-D outputs: NCHW or NHWC.",
+            show_default=False,
+            autocompletion=one_of(*_FORMATS),
+        ),
     ] = "",
     input_type: Annotated[
         str,
@@ -144,10 +157,17 @@ def convert(
             metavar="TYPE",
             help="Of all inputs: FLOAT, FLOAT16, INT8, UINT8, INT32, INT64 or DEFAULT.",
             show_default=False,
+            autocompletion=one_of(*_TYPES),
         ),
     ] = "DEFAULT",
     output_type: Annotated[
-        str, typer.Option(metavar="TYPE", help="Of all outputs, likewise.", show_default=False)
+        str,
+        typer.Option(
+            metavar="TYPE",
+            help="Of all outputs, likewise.",
+            show_default=False,
+            autocompletion=one_of(*_TYPES),
+        ),
     ] = "DEFAULT",
     infer: Annotated[
         bool,
@@ -322,8 +342,7 @@ def _sections(
     found: dict[str, dict[str, str]] = {}
     for path, option in ((config, "--config"), (quantize, "--quantize")):
         if path is not None:
-            if not path.is_file():
-                raise InputError(f"{path}: no such file; give {option} a configuration file")
+            require_config(path, option)
             for section, keys in configuration(str(path), None, "convert").items():
                 found[section] = {**found.get(section, {}), **keys}
     if quantize is not None:
@@ -335,8 +354,8 @@ def _sections(
             near = next((nearest(each, SECTIONS) for each in found if nearest(each, SECTIONS)), "")
             hint = f"did you mean [{near}]?" if near else "for example [common_quant_param]"
             raise InputError(
-                f"{quantize}: expected a section that says how to quantize; {hint} It has: "
-                f"{', '.join(found) or 'none'}"
+                f"{quantize}: expected a section that says how to quantize, got: "
+                f"{', '.join(found) or 'none'}; {hint}"
             )
     return configuration("", {**found, **_over(found, parse_settings(settings or []))}, "convert")
 

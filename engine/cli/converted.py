@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.cli.files import storable
@@ -44,7 +44,7 @@ def show(job: Job, report: Report) -> None:
             ],
         )
     if report.trial:
-        gave = [(name, (what, first)) for name, what, first in _trial_rows(report.trial)]
+        gave = [(name, (what, first)) for name, what, first in _trial_rows(report)]
         table("Trial run", ("output", "gave"), gave)
     if report.notes:
         line()
@@ -58,11 +58,12 @@ def _shape(spec: TensorSpec) -> str:
     return "[...]" if spec.shape is None else f"[{', '.join(map(str, spec.shape))}]"
 
 
-def _trial_rows(trial: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _trial_rows(report: Report) -> list[tuple[str, str, str]]:
     return [
         (part, described(array), " ".join(_text(each) for each in _first(array)))
-        for name, value in trial.items()
-        for part, array in arrays_of(name, value).items()
+        for spec in report.outputs
+        if spec.name in report.trial
+        for part, array in arrays_of(spec.name, report.trial[spec.name], spec.dtype).items()
     ]
 
 
@@ -93,7 +94,7 @@ def values(job: Job, report: Report) -> dict[str, Any]:
         "accuracy": report.accuracy,
         "trial": [
             {"name": name, "is": what, "begins_with": begin}
-            for name, what, begin in _trial_rows(report.trial)
+            for name, what, begin in _trial_rows(report)
         ],
     }
 

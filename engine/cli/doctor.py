@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -67,6 +67,7 @@ def doctor(
     with progress() as show:
         show("asking the backends", 0, None)
         found = diagnose(names or (), timeout)
+    found = replace(found, backends=tuple(_patient(each, timeout) for each in found.backends))
     if json:
         as_json(
             {
@@ -79,6 +80,18 @@ def doctor(
         _print(found)
     if found.ailing:
         raise typer.Exit(1)
+
+
+def _patient(each: BackendDiagnosis, timeout: float) -> BackendDiagnosis:
+    """The same; where only our time limit is known to stand in the way, that is to go up first."""
+    longer = max(TIME_LIMIT_S, 2 * timeout)
+    findings = (
+        replace(one, fix=f"give it longer: --timeout {longer:g}; if it does not answer, {one.fix}")
+        if "did not answer within" in one.detail
+        else one
+        for one in each.findings
+    )
+    return replace(each, findings=tuple(findings))
 
 
 def _values(each: BackendDiagnosis) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,15 +28,31 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
     """A file to write that becomes `path` when the block has ended well."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _aside(path) as aside:
         with aside.open("xb") as file:
             yield file
         aside.replace(path)
+
+
+def require_place(path: Path) -> None:
+    """OSError, before any work is done for it, where no file can be written as `path`."""
+    with _aside(path) as aside:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        aside.open("xb").close()
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    """A name beside `path` for a file that the block makes, and that is gone after it."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield aside
     except OSError as error:  # the user knows the file by its own name
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 def _write_archive(file: Any, arrays: Mapping[str, Array]) -> None:
@@ -52,4 +69,18 @@ def storable(array: Array) -> Array:
         return array.astype(str)
     if array.dtype.isbuiltin == 1:
         return array
-    return array.astype(np.int8 if "int" in array.dtype.name else np.float32)
+    return array.astype(_stored(array.dtype))
+
+
+def restored(array: Array, dtype: np.dtype[Any]) -> Array:
+    """What `storable` made of an array of `dtype`, as that; another array as it is."""
+    if dtype.isbuiltin == 1 or dtype.hasobject or array.dtype != _stored(dtype):
+        return array
+    with np.errstate(over="ignore", invalid="ignore"):  # then it was no such array
+        back = array.astype(dtype)
+    return back if np.array_equal(storable(back), array, equal_nan=True) else array
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The type that holds all values of one that numpy's files do not have."""
+    return np.dtype(np.int8 if "int" in dtype.name else np.float32)

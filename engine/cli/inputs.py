@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.cli.files import restored
 from engine.cli.values import arrays_of, described, value_of
 from engine.errors import InputError
 from engine.formats.arrays import read_npy, read_npz, read_raw
@@ -116,6 +117,8 @@ def _from_files(
             if text.startswith(f"{candidate}="):
                 name, equals, rest = candidate, "=", text[len(candidate) + 1 :]
                 break
+        if equals and name in by_name and not rest:
+            raise InputError(f"--input {text}: expected a file behind the equals sign", name)
         path = Path(rest if equals and name in by_name else text)
         if equals and name not in by_name and not path.exists():
             raise _unknown(name, by_name, f"--input {text}")
@@ -148,8 +151,11 @@ def _from_files(
 def _check_file(path: Path) -> None:
     if not path.exists():
         raise InputError(f"{path}: no such file")
+    if path.is_dir():
+        raise InputError(f"{path}: is a folder; expected a .npy, .npz or .bin file")
     if path.suffix not in _SUFFIXES:
-        raise InputError(f"{path}: expected a .npy, .npz or .bin file, got {path.suffix!r}")
+        got = repr(path.suffix) if path.suffix else "a name without an ending"
+        raise InputError(f"{path}: expected a .npy, .npz or .bin file, got {got}")
 
 
 def _read(spec: TensorSpec, paths: Sequence[Path], shape: Shape | None) -> Given:
@@ -185,7 +191,7 @@ def _take_archive(
             continue
         value = _from_archive(spec, path, arrays, shapes.get(spec.name))
         found[spec.name] = Given(spec, value, f"from {path}")
-        unused -= set(arrays_of(spec.name, value))
+        unused -= set(arrays_of(spec.name, value, spec.dtype))
     if unused:
         listed = ", ".join(repr(name) for name in sorted(unused))
         notes.append(f"note: {path}: not used: {listed}")
@@ -220,11 +226,12 @@ def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> A
     wanted = spec.dtype.numpy
     if value.dtype.kind == "V" and value.dtype.itemsize == wanted.itemsize != 0:
         value = value.view(wanted)  # .npy files keep only the size of ml_dtypes' types
+    value = restored(value, wanted)
     is_text = spec.dtype is DType.STRING and value.dtype.kind in "UT"
     if value.dtype.newbyteorder("=") != wanted and not is_text:
         raise InputError(
             f"{path}: input {spec.name!r}: expected {inside}, got {said}; "
-            f"save it as array.astype({str(spec.dtype)!r})",
+            f"save it as array.astype({_in_python(spec.dtype)})",
             spec.name,
         )
     if not _is_allowed(value.shape, spec):
@@ -238,6 +245,13 @@ def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> A
             spec.name,
         )
     return value
+
+
+def _in_python(dtype: DType) -> str:
+    """How a script names the type."""
+    if dtype is DType.STRING:
+        return "str"
+    return repr(str(dtype)) if dtype.numpy.isbuiltin == 1 else f"ml_dtypes.{dtype}"
 
 
 def _is_allowed(shape: Shape, spec: TensorSpec) -> bool:

@@ -31,7 +31,7 @@ from engine.cli.build import (
     require_timeout,
 )
 from engine.cli.completion import files
-from engine.cli.files import storable, write
+from engine.cli.files import require_place, storable, write
 from engine.cli.inputs import Fill, Inputs, collect
 from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json, duration, line, note, plain
@@ -78,6 +78,7 @@ def run(
             help="Write the outputs: .npz by name, or .npy if there is one.",
             show_default=False,
             autocompletion=files,
+            readable=False,
         ),
     ] = None,
     timeout: Annotated[
@@ -100,6 +101,8 @@ def run(
             param_hint="--output",
         )
     require_timeout(timeout)
+    if output is not None:
+        require_place(output)
     decryption = decryption_of(model, dec_key, dec_mode)
     built = build(model, target, config, settings, threads, device_id, decryption)
     with built.model:
@@ -117,8 +120,8 @@ def run(
     for text in inputs.notes:
         note(plain(text))
     arrays: dict[str, Array] = {}
-    for name, value in outputs.items():
-        arrays |= arrays_of(name, value)
+    for spec in built.outputs:
+        arrays |= arrays_of(spec.name, outputs[spec.name], spec.dtype)
     if output is not None:
         write(output, arrays)
         for name, array in arrays.items():
@@ -162,11 +165,12 @@ def _print_text(
         f"ran on {plain(devices_text(where)) or built.model.provider}: "
         f"built in {duration(built.seconds)}, ran in {duration(seconds)}"
     )
-    for name, value in outputs.items():
-        arrays = arrays_of(name, value)
+    for spec in built.outputs:
+        value = outputs[spec.name]
+        arrays = arrays_of(spec.name, value, spec.dtype)
         if not arrays:
             line()
-            line(f"{plain(name)} is {described(value)}")
+            line(f"{plain(spec.name)} is {described(value)}")
         for part, array in arrays.items():
             line()
             line(

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from engine.tensor import Array
+from engine.types import DType
 
 
-def arrays_of(name: str, value: Any) -> dict[str, Array]:
+def arrays_of(name: str, value: Any, dtype: DType) -> dict[str, Array]:
     """The arrays that make up `value`, by name; none for an empty sequence or an absent optional.
 
-    value: an array, a list of values, a dict of str or int to number, or None.
+    value: an array, a list of values, a dict of str or int to number, or None. dtype: of its
+    elements, which Python's numbers in a dict no longer tell.
     """
     if value is None:
         return {}
@@ -24,11 +26,14 @@ def arrays_of(name: str, value: Any) -> dict[str, Array]:
         return {
             key: array
             for place, each in enumerate(value)
-            for key, array in arrays_of(f"{name}[{place}]", each).items()
+            for key, array in arrays_of(f"{name}[{place}]", each, dtype).items()
         }
     if isinstance(value, dict):
-        keys, values = list(value), list(value.values())
-        return {f"{name}.keys": np.array(keys), f"{name}.values": np.array(values)}
+        of_keys = object if any(isinstance(key, str) for key in value) else np.int64
+        return {
+            f"{name}.keys": np.array([*value], of_keys),
+            f"{name}.values": np.array([*value.values()], dtype.numpy),
+        }
     return {name: value}
 
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 
 from engine.convert.job import Job
 from engine.enums import FmkType
+from engine.formats.files import read_start
+from engine.formats.kinds import encryption_of
 
 _QUANTIZING = (
     "common_quant_param", "full_quant_param", "weight_quant_param", "dynamic_quant_param",
@@ -26,7 +28,7 @@ def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
 
     read = ("model_file", *_QUANTIZING)
     with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
-    texts = list(remarks(config, "the converter", read, {}, lambda: with_sections))
+    texts = list(remarks(config, "converter", read, {}, lambda: with_sections))
     for text in texts:
         logging.getLogger("engine").warning(text)
     return texts
@@ -36,10 +38,15 @@ def unread(job: Job) -> Iterator[str]:
     """What belongs to another kind of conversion than this one, a line each."""
     if job.weight_file is not None and job.framework is not FmkType.CAFFE:
         yield f"{job.weight_file} is not read: only Caffe models have a weight_file"
-    if job.decrypt_key is not None and job.framework is not FmkType.MINDIR:
-        yield "decrypt_key is not used: only MindIR files are encrypted"
+    if job.decrypt_key is not None and not _is_encrypted(job):
+        yield f"decrypt_key is not used: {job.model_file} is not encrypted"
     from engine.sections import KNOWN
 
     for section in job.config:
         if section in KNOWN and section not in (*_QUANTIZING, "model_file"):
             yield f"configuration section [{section}] has no effect on a conversion"
+
+
+def _is_encrypted(job: Job) -> bool:
+    # Only MindIR's reader takes such files, whatever is in them.
+    return job.framework is FmkType.MINDIR and bool(encryption_of(read_start(job.model_file, 4)[0]))

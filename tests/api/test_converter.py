@@ -562,7 +562,7 @@ def test_what_belongs_to_another_conversion_is_noted(affine_file: str, tmp_path:
     assert converter.report.notes == (
         "the result is not encrypted: encrypt_key is set, but not enable_encryption",
         f"{__file__} is not read: only Caffe models have a weight_file",
-        "decrypt_key is not used: only MindIR files are encrypted",
+        f"decrypt_key is not used: {affine_file} is not encrypted",
     )
     assert onnx.load(tmp_path / "out.mindir").graph.node
 

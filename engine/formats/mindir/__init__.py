@@ -9,7 +9,7 @@ control.py     functions, loops and branches; functions.py: which calls which
 primitives/    the table: one function a primitive, which writes ONNX nodes
 emit.py        what those functions write with; inferred.py: shapes that the file leaves open
 fold.py        tidies the nodes; assemble.py: the ONNX model; outputs.py: its outputs
-described.py   what is in a file, for people
+described.py   what is in a file, for people; refusal.py: why a file cannot be read, likewise
 """
 
 from __future__ import annotations
@@ -18,16 +18,13 @@ import mmap
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelError
-from engine.formats.mindir import crypto, decode
+from engine.formats.mindir import decode
 from engine.formats.mindir.assemble import StateSlot, lower
 from engine.formats.mindir.decode import Damaged
 from engine.formats.mindir.described import Description, describe
-from engine.formats.mindir.emit import Unsupported
-from engine.formats.mindir.lower import ILL_FITTING, Fault
+from engine.formats.mindir.refusal import refused
 from engine.formats.mindir.storage import Storage
 from engine.formats.onnx import read_model
-from engine.formats.wire import TooManyFields, WireError
 from engine.types import ModelSource
 
 __all__ = ["Description", "MindirSource", "StateSlot", "describe", "open_mindir"]
@@ -64,10 +61,9 @@ def open_mindir(
     `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError.
     """
     name = str(path) if path is not None else "model bytes"
-    where = str(path or "")
     view = memoryview(data)
     base = folder if folder is not None else path.parent if path is not None else None
-    try:
+    with refused(path, view):
         proto = decode.model(view)
         if not proto.little_endian:
             raise Damaged("its numbers are big endian; export it on a little-endian machine")
@@ -75,32 +71,6 @@ def open_mindir(
         storage = Storage(view, path, base, dec_key, dec_mode)
         storage.open((each.location for each in proto.graph.parameters if each.location), weights)
         lowered = lower(proto, storage)
-    except ModelError:
-        raise
-    except crypto.Locked as error:
-        raise ModelError(f"{name}: {error}", where) from None
-    except (Damaged, Unsupported, TooManyFields) as error:
-        raise ModelError(f"{name}: not a valid MindIR model: {_short(error)}", where) from None
-    except Fault as error:
-        raise ModelError(f"{name}: {_short(error)}", where) from None
-    except WireError as error:
-        raise ModelError(
-            f"{name}: damaged MindIR file: {error}, at byte {error.offset(view):,} of "
-            f"{len(view):,}; copy or download it again",
-            where,
-        ) from None
-    except RecursionError:
-        raise ModelError(
-            f"{name}: not a valid MindIR model: functions or tuples nested too deep", where
-        ) from None
-    except MemoryError:
-        raise ModelError(f"{name}: not enough memory to read it", where) from None
-    except ILL_FITTING as error:  # a damaged file may put anything anywhere
-        raise ModelError(
-            f"{name}: not a valid MindIR model: its parts do not fit: {type(error).__name__}: "
-            f"{_short(error)}",
-            where,
-        ) from error
     graph = lowered.info
     if graph is None:
         beside = storage.folder / "part" if storage.folder is not None else None  # just a name
@@ -117,8 +87,3 @@ def open_mindir(
         files=storage.files,
         state=lowered.state,
     )
-
-
-def _short(error: Exception) -> str:
-    text = str(error)
-    return text if len(text) <= 1000 else f"{text[:1000]} ..."

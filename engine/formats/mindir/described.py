@@ -7,15 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ModelError
 from engine.formats.content import content_of
 from engine.formats.mindir import constants, decode
 from engine.formats.mindir.arrange import ARRANGING
-from engine.formats.mindir.decode import Damaged, ValueProto
+from engine.formats.mindir.decode import ValueProto
 from engine.formats.mindir.names import local, primitive_named
 from engine.formats.mindir.primitives import known
+from engine.formats.mindir.refusal import refused
 from engine.formats.mindir.values import Abstract, leaves
-from engine.formats.wire import WireError
 from engine.types import ParameterInfo, TensorSpec
 
 
@@ -45,8 +44,9 @@ class Description:
 def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Description:
     """Describe the file. Raises ModelError for one that cannot be decoded."""
     content = content_of(path, dec_key, dec_mode)
-    try:
-        model = decode.model(memoryview(content.data))
+    view = memoryview(content.data)
+    with refused(path, view):
+        model = decode.model(view)
         main = model.graph
         assert main is not None
         functions = model.functions
@@ -80,8 +80,6 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
             user_info=model.user_info,
             encryption=content.encryption,
         )
-    except (Damaged, WireError) as error:
-        raise ModelError(f"{path}: {error}", str(path)) from None
 
 
 def _count(dims: list[int]) -> int:

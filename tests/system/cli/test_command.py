@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 
@@ -111,6 +113,27 @@ def test_a_missing_model_is_one_line_of_error(cli, command):
     done = cli(command, "absent.onnx")
     assert (done.status, done.out) == (1, "")
     assert done.err == "error: absent.onnx: no such file; give the path of a model\n"
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "bench", "convert"])
+def test_a_model_that_may_not_be_read_is_an_error_and_not_wrong_usage(tmp_path, command):
+    path = models.affine(tmp_path)
+    path.chmod(0)
+    without = []
+    if os.geteuid() == 0:  # who may read everything
+        if shutil.which("setpriv") is None:
+            pytest.skip("setpriv is not installed, which takes the right away from root")
+        without = ["setpriv", "--bounding-set=-all"]
+    arguments = [command, path, tmp_path / "out"][: 3 if command == "convert" else 2]
+    done = subprocess.run(
+        [*without, sys.executable, "-m", "engine.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "cannot be opened: Permission denied" in done.stderr
 
 
 def test_errors_have_no_traceback_unless_asked_for(shell, tmp_path):

@@ -69,6 +69,8 @@ def test_commands_and_options_are_offered():
     assert candidates("engine bench m.onnx --dur") == ["--duration"]
     assert candidates("engine completion ") == SHELLS
     assert candidates("engine run m.onnx --fill z") == ["zeros"]
+    assert candidates("engine convert m.onnx n --fmk T") == ["TF", "TFLITE"]
+    assert candidates("engine convert m.onnx n --input-type ")[:2] == ["FLOAT", "FLOAT16"]
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "inspect"])

@@ -223,6 +223,8 @@ def test_one_setting_goes_over_the_files_and_leaves_its_others(cli, digits, tmp_
         (["--optimize=ascend_oriented"], "is noted in the file"),
         (["--output-format=NHWC"], "output_format has no effect: no output has 4 axes"),
         (["--weightFile=net.caffemodel"], "net.caffemodel is not read: only Caffe models"),
+        (["--dec-key", KEY], "affine.onnx is not encrypted"),
+        (["--dec-key", KEY, "--fmk", "MINDIR"], "affine.onnx is not encrypted"),
     ],
 )
 def test_what_has_no_effect_is_noted(cli, affine, tmp_path, arguments, note):
@@ -299,8 +301,9 @@ def test_wrong_usage_is_status_2_and_names_the_help(
             "did you mean [common_quant_param]?",
         ),
         (["m.onnx", "out", "--config", "no.ini"], "no.ini: no such file; give --config a config"),
+        (["m.onnx", "out", "--config", "."], ".: is a folder; give --config a configuration file"),
         (["m.onnx", "out", "--quantize", "no.ini"], "no.ini: no such file; give --quantize a con"),
-        (["m.onnx", "out", "--quantize", "plain.ini"], "expected a section that says how to quan"),
+        (["m.onnx", "out", "--quantize", "plain.ini"], "how to quantize, got: registry; for"),
         (["m.onnx", "out", "--encrypt-key", "12"], "encrypt_key must be 16 bytes as 32 hexadecim"),
         (["m.onnx", "out", "--input-shape", "x:0,3"], "input_shape of 'x': dim 0 is 0; expected"),
     ],
@@ -324,6 +327,13 @@ def test_a_conversion_that_fails_is_one_line_of_error(
     assert expected in done.err
     assert "Converter model failed" not in done.err
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_section_that_is_like_no_other_is_told_all_there_are(cli, affine, tmp_path):
+    done = cli("convert", affine, tmp_path / "out", "--set", "42.bit_num=8")
+    assert done.status == 0
+    for name in ("common_quant", "full_quant", "weight_quant", "dynamic_quant", "data_preprocess"):
+        assert f"[{name}_param]" in done.err
 
 
 def test_a_misspelt_section_is_a_warning(cli, affine, tmp_path):

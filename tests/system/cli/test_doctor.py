@@ -118,6 +118,13 @@ def test_a_misspelt_variable_is_told_the_right_name(cli, monkeypatch):
     assert "fix: run: unset ENGINE_DISABLED_BACKEND\n" in done.out
 
 
+def test_a_backend_that_was_given_little_time_is_to_get_more(cli):
+    done = cli("doctor", "cpu", "--timeout", "0.001")
+    assert done.status == 1
+    assert "did not answer within 0.001 s" in done.out
+    assert "fix: give it longer: --timeout 30; if it does not answer, run: pip install" in done.out
+
+
 def test_a_wrong_time_limit_is_wrong_usage(cli):
     done = cli("doctor", "--timeout", "0")
     assert (done.status, done.out) == (2, "")

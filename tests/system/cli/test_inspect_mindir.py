@@ -55,4 +55,7 @@ def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:
     shown = cli("inspect", tmp_path / "cut.mindir")
     assert shown.status == 1
     assert shown.err.startswith("error: ")
+    assert "damaged MindIR file: " in shown.err
+    assert shown.err.endswith(" of 5,000; copy or download it again\n")
     assert shown.err.count("\n") == 1
+    assert shown.err == cli("run", tmp_path / "cut.mindir").err

@@ -177,6 +177,11 @@ def _input_file(folder: Path, kind: str) -> str:
         return str(x.with_suffix(".png"))
     elif kind == "unknown name":
         return "nope=x.npy"
+    elif kind == "no ending":
+        x.touch()
+        return str(x)
+    elif kind == "no file":
+        return "x="
     elif kind == "folder":
         x.with_suffix(".npy").mkdir()
     return str(x.with_suffix(".npy"))
@@ -196,7 +201,9 @@ def _input_file(folder: Path, kind: str) -> str:
         ("odd bin", r"expected a multiple of 12 bytes, got 13 bytes"),
         ("image", r"x\.png: expected a \.npy, \.npz or \.bin file, got '\.png'"),
         ("unknown name", r"the model has no input 'nope'; it has: 'x'"),
-        ("folder", r"x\.npy: is a directory"),
+        ("folder", r"x\.npy: is a folder; expected a \.npy, \.npz or \.bin file"),
+        ("no ending", r"x: expected a \.npy, \.npz or \.bin file, got a name without an ending"),
+        ("no file", r"--input x=: expected a file behind the equals sign"),
     ],
 )
 def test_an_input_file_that_cannot_be_used_is_one_line_of_error(cli, tmp_path, kind, expected):
@@ -229,6 +236,12 @@ def test_a_shape_that_cannot_be_had_is_refused(cli, tmp_path, shape, status, exp
     done = cli("run", models.affine(tmp_path), "--shape", shape)
     assert done.status == status
     assert expected in done.err
+
+
+def test_two_shapes_for_one_input_are_refused(cli, tmp_path):
+    done = cli("run", models.affine(tmp_path), "--shape", "x=1,3", "--shape", "x=2,3")
+    assert (done.status, done.out) == (2, "")
+    assert "--shape: expected one shape for each input, got two for 'x'" in done.err
 
 
 def test_a_shape_that_a_file_contradicts_is_refused(cli, tmp_path):
@@ -310,6 +323,42 @@ def test_a_map_is_its_keys_and_values(cli, tmp_path):
     assert (nothing.status, "arrays 'x.keys' and 'x.values'" in nothing.err) == (1, True)
 
 
+@pytest.mark.parametrize("key", [str, int])
+def test_maps_come_out_as_keys_and_values_of_their_types(cli, tmp_path, key):
+    import onnx
+
+    kinds = {str: onnx.TensorProto.STRING, int: onnx.TensorProto.INT64}
+    labels = {str: {"classlabels_strings": ["a", "b"]}, int: {"classlabels_int64s": [3, 5]}}
+    number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
+    maps = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(kinds[key], number))
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", **labels[key])],
+        "maps",
+        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
+        [onnx.helper.make_value_info("y", maps)],
+    )
+    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
+    path = tmp_path / "maps.onnx"
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    np.save(tmp_path / "x.npy", np.array([[0.25, 0.75], [1, 0]], np.float32))
+    arguments = ("run", path, "-i", tmp_path / "x.npy", "-o", tmp_path / "y.npz")
+    keys = ["a", "b"] if key is str else [3, 5]
+    shown = {each["name"]: each for each in cli(*arguments, "--json").json["outputs"]}
+    assert shown["y[0].keys"]["first_values"] == keys
+    assert shown["y[1].values"]["first_values"] == [1, 0]
+    assert shown["y[1].values"]["dtype"] == "float32"
+    with np.load(tmp_path / "y.npz") as written:
+        assert written["y[1].keys"].tolist() == keys
+        assert written["y[0].values"].tolist() == [0.25, 0.75]
+        assert written["y[0].values"].dtype == np.float32
+    text = cli("run", path, "-i", tmp_path / "x.npy").out
+    assert f"output data is: {' '.join(map(repr, keys))}\n" in text
+    converted = cli("convert", path, tmp_path / "net", "--infer")
+    assert converted.status == 0, converted.err
+    assert f"y[0].keys {'string' if key is str else 'int64'}[2]" in converted.text
+    assert "y[0].values float32[2]" in converted.text
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -322,7 +371,7 @@ def test_a_map_is_its_keys_and_values(cli, tmp_path):
     ids=["array", "sequence", "sequence of sequences", "map", "sequence of maps"],
 )
 def test_a_value_survives_being_taken_apart(value):
-    arrays = arrays_of("v", value)
+    arrays = arrays_of("v", value, DType.FLOAT64)
     assert all(isinstance(each, np.ndarray) for each in arrays.values())
     back = value_of("v", {**arrays, "w": np.zeros(1), "v2[0]": np.zeros(1)})
     assert str(back) == str(value)
@@ -361,9 +410,11 @@ def test_what_was_written_can_be_read_as_input(cli, tmp_path):
         ("out.npy", 2, "the model has 3 outputs, and .npy holds one"),
         ("out.txt", 2, "expected a file name ending in .npz or .npy, got"),
         ("absent/out.npz", 1, "absent/out.npz: no such file or directory"),
+        ("folder.npz", 1, "folder.npz: is a directory"),
     ],
 )
 def test_outputs_that_cannot_be_written_are_refused(cli, tmp_path, name, status, expected):
+    (tmp_path / "folder.npz").mkdir()
     done = cli("run", models.several(tmp_path), "--output", tmp_path / name)
     assert done.status == status
     assert expected in done.err
@@ -405,6 +456,21 @@ def test_every_kind_of_element_is_read_printed_and_written(cli, tmp_path, dtype)
     assert np.load(out).tolist() == [[one] * 2] * 3
 
 
+def test_what_a_file_had_to_hold_in_another_type_is_an_input_again(cli, tmp_path):
+    path = models.moved(tmp_path, DType.BFLOAT16)
+    done = cli("run", path, "-o", tmp_path / "y.npy")
+    assert done.err == f"note: {tmp_path / 'y.npy'}: y is stored as float32, exactly\n"
+    x = np.load(tmp_path / "y.npy").reshape(2, 3) * np.arange(6).reshape(2, 3)
+    x[0, 0] = np.nan
+    np.save(tmp_path / "x.npy", x.astype(np.float32))
+    done = cli("run", path, "-i", tmp_path / "x.npy", "--json")
+    assert done.json["outputs"][0]["first_values"] == ["nan", 3, 1, 4, 2, 5]
+    np.save(tmp_path / "x.npy", np.full((2, 3), 0.1, np.float32))  # which bfloat16 does not have
+    done = cli("run", path, "-i", tmp_path / "x.npy")
+    assert (done.status, done.out) == (1, "")
+    assert "got float32[2, 3]; save it as array.astype(ml_dtypes.bfloat16)" in done.err
+
+
 def test_control_characters_in_names_do_not_reach_the_terminal(cli, tmp_path):
     import onnx
 
@@ -436,6 +502,15 @@ def test_a_target_that_is_not_there_is_refused_with_the_reason(cli, tmp_path):
     assert "installed: " in done.err
     empty = cli("run", models.affine(tmp_path), "--target", "cpu,")
     assert (empty.status, "targets with commas between" in empty.err) == (2, True)
+
+
+def test_the_number_of_a_device_is_for_every_target_but_the_host_behind_another(cli, tmp_path):
+    path = models.affine(tmp_path)
+    done = cli("run", path, "--device-id", 1)
+    assert (done.status, done.out) == (1, "")
+    assert "device 'cpu:1' is not there" in done.err
+    assert "cpu:1" in cli("inspect", path, "--target", "cpu", "--device-id", 1).err
+    assert "ran on cpu:0 " in cli("run", path, "--target", "gpu,cpu", "--device-id", 1).out
 
 
 def test_a_later_target_is_used_where_the_first_cannot_be_had(cli, tmp_path, monkeypatch):

@@ -125,7 +125,7 @@ def test_a_full_disk_is_an_error(digits, number):
         status, errors = into(full, commands(digits)[number])
     assert status == 1
     assert b"error: " in errors
-    assert b"o space left on device" in errors
+    assert b"standard output: no space left on device" in errors
     assert b"Traceback" not in errors
 
 
