@@ -54,16 +54,22 @@ def select(
 ) -> Any:
     """The result of one of two functions, as an If."""
     before = low.state
+    changes = low.changes()
     sides: list[tuple[Scope, Any, State]] = []
+    made: set[str] = set()
     for side in (chosen, other):
         low.state = dict(before)
+        low.change_back(changes)
         with low.inner() as scope:
             outcome = low.held(side())
+        made |= low.changed_since(changes)
         if outcome is NEVER:  # ONNX raises no errors: the other side is what happens
             low.state = dict(before)
+            low.change_back(changes)
             return (other if side is chosen else chosen)()
         sides.append((scope, outcome, low.state))
     low.state = dict(before)
+    low.change_back(changes, made)
     merge = _Merge(low, condition, sides[0][0], sides[1][0])
     (_, left, left_state), (_, right, right_state) = sides
     if isinstance(left, Exits) or isinstance(right, Exits):
@@ -241,11 +247,12 @@ class _Merge:
 def loop(low: Lowering, header: str, members: frozenset[str], args: tuple[Any, ...]) -> Exits:
     """Enter a loop by calling its header; how it ends."""
     initial = list(leaves(args))
-    before = dict(low.state)
+    before, changes = dict(low.state), low.changes()
     types: dict[int, tuple[DType, Shape]] = {}
     changed: dict[str, tuple[DType, Shape]] = {}
     for _ in range(ROUNDS):
         frame = Loop(header, members)
+        low.change_back(changes)
         with low.inner() as scope:
             frame.carried = [
                 Value(low.g.fresh(), *types[place], depth=scope.depth) if place in types else item

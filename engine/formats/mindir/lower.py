@@ -7,9 +7,9 @@ primitives are looked up in the table and write ONNX nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.formats.mindir import constants
 from engine.formats.mindir.arrange import ARRANGING, QUICK
@@ -30,6 +30,8 @@ from engine.formats.mindir.values import (
     leaves,
 )
 from engine.formats.wire import WireError
+
+Changes: TypeAlias = "tuple[dict[str, Value], set[str]]"
 
 STEPS = 300_000  # nodes looked at, each as often as its function is called
 NESTED = 100_000  # values in one tuple and the tuples in it
@@ -138,7 +140,7 @@ class Lowering:
             raise Unsupported(RECURSION)
         members = self._functions.around(name, self._headers)
         if members:
-            return self._enter(name, members, args, is_tail)
+            return self._enter(name, members, self.held(args), is_tail)
         return self._inline(name, args, is_tail)
 
     def turn(self, frame: Loop, args: Any) -> Exits:
@@ -289,6 +291,22 @@ class Lowering:
         else:
             self._outdated.add(target.name)
         return result
+
+    def changes(self) -> Changes:
+        """Which tensors have been changed in place so far."""
+        return dict(self._written), set(self._outdated)
+
+    def change_back(self, to: Changes, outdated: Iterable[str] = ()) -> None:
+        """Take the tensors as they were, for another branch or turn; `outdated` are not to be used.
+
+        outdated: what a branch has changed that may not have been taken.
+        """
+        self._written, self._outdated = dict(to[0]), {*to[1], *outdated}
+
+    def changed_since(self, then: Changes) -> set[str]:
+        """The tensors that have been changed in place since."""
+        now = {name for name, value in self._written.items() if then[0].get(name) is not value}
+        return now | (self._outdated - then[1])
 
     def _own(self, value: Value) -> Value:
         """A constant that is another one than its equals: a later node may assign to it."""

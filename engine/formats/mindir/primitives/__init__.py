@@ -135,6 +135,7 @@ def known() -> Mapping[str, Primitive]:
             convolution,
             images,
             indexing,
+            indices,
             losses,
             normalisation,
             products,

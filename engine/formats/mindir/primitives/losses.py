@@ -180,3 +180,42 @@ def cosine_embedding(
     far = g.node("Max", g.node("Sub", cosine, float(margin)), g.constant(0, x1.dtype))
     alike = g.node("Greater", target, g.constant(0, target.dtype), dtype=DType.BOOL)
     return _reduced(g, g.node("Where", alike, near, far, like=x1), reduction)
+
+
+@primitive("CTCGreedyDecoder")
+def ctc_greedy_decoder(
+    g: Emitter, x: Value, lengths: Value, *, merge_repeated: bool = True
+) -> tuple[Value, ...]:
+    """x [time, batch, classes], the last class the blank; lengths [batch].
+
+    Gives the best path as a sparse matrix [batch, most labels]: places, labels and shape, int64;
+    and minus the sum of the path's scores, [batch, 1].
+    """
+    rows = g.transpose(x, (1, 0, 2))
+    best = g.node("ArgMax", rows, axis=2, keepdims=0, dtype=DType.INT64)  # [batch, time]
+    size = g.scalar(g.dim(x, 0), DType.INT64)
+    steps = g.node("Range", g.constant(0), size, g.constant(1), dtype=DType.INT64)
+    ends = g.unsqueeze(g.cast(lengths, DType.INT64), (1,))
+    inside = g.node("Less", g.unsqueeze(steps, (0,)), ends, dtype=DType.BOOL)
+    blank = g.node("Sub", g.scalar(g.dim(x, 2), DType.INT64), 1)
+    kept = g.node("And", inside, g.node("Less", best, blank, dtype=DType.BOOL))
+    if merge_repeated:
+        later = g.node("Pad", best, g.ints((0, 1, 0, 0)), g.constant(-1))
+        before = g.node("Slice", later, *map(g.ints, (0, -1, 1)))
+        is_new = g.node("Not", g.node("Equal", best, before, dtype=DType.BOOL))
+        kept = g.node("And", kept, is_new)
+    counted = g.node("CumSum", g.cast(kept, DType.INT64), g.constant(1))
+    places = g.node("Transpose", g.node("NonZero", kept, dtype=DType.INT64), perm=[1, 0])
+    at = g.node("Sub", g.node("GatherND", counted, places, shape=(None,)), 1)
+    first = g.node("Slice", places, *map(g.ints, (0, 1, 1)))
+    labels = g.node("GatherND", best, places, shape=(None,))
+    most = g.node("ReduceMax", counted, keepdims=0, shape=())
+    scores = g.node("ReduceMax", rows, g.ints((2,)), keepdims=0)
+    scores = g.node("Where", inside, scores, g.constant(0, x.dtype), like=x)
+    total = g.node("ReduceSum", scores, g.ints((1,)), keepdims=1)
+    return (
+        g.node("Concat", first, g.unsqueeze(at, (1,)), axis=1),
+        labels,
+        g.ints((g.dim(x, 1), most)),
+        g.node("Neg", total),
+    )

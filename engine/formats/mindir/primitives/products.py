@@ -150,6 +150,13 @@ def determinant(g: Emitter, x: Value) -> Value:
     return g.node("Det", x)
 
 
+@primitive("LogMatrixDeterminant")
+def log_determinant(g: Emitter, x: Value) -> tuple[Value, Value]:
+    """The determinant's sign, and the logarithm of its size."""
+    found = determinant(g, x)
+    return g.node("Sign", found), g.node("Log", g.node("Abs", found))
+
+
 @primitive("MatrixInverse", "MatrixInverseExt")
 def inverse(g: Emitter, x: Value) -> Value:
     return g.node("Inverse", x, domain="com.microsoft", shape=x.shape)

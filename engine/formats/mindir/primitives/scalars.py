@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from engine.formats.mindir.emit import Emitter, Unsupported
+from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import common, floor_div, floor_mod, type_of
 from engine.formats.mindir.values import FLOATS, DType, Value, leaves
@@ -242,3 +242,14 @@ def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
 def joined_text(g: Emitter, *parts: Any) -> str:
     """The text of an error that the source raises."""
     return "".join(str(each) for each in parts if not isinstance(each, Value))
+
+
+@primitive("make_range", "MakeRange")
+def make_range(g: Emitter, *ends: Any) -> tuple[int, ...]:
+    """Python's range, of numbers that are known when the model is read."""
+    plain = [_plain(end) for end in ends]
+    if any(isinstance(end, Value) for end in plain):
+        raise Unsupported("a range of a computed number of places")
+    numbers = range(*plain)
+    bounded(len(numbers))
+    return tuple(numbers)

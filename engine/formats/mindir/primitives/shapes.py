@@ -114,7 +114,14 @@ def concat(g: Emitter, *items: Any, axis: Any = None) -> Value:
         axis = flat.pop()
     tensors = common(g, *flat)
     place = number(axis if axis is not None else 0)
-    return g.node("Concat", *tensors, axis=place) if len(tensors) > 1 else tensors[0]
+    if len(tensors) == 1:
+        return tensors[0]
+    y = g.node("Concat", *tensors, axis=place)
+    sizes = [each.shape[place] if each.shape else None for each in tensors]
+    if y.shape and None not in sizes:
+        at = place % len(y.shape)
+        y.shape = (*y.shape[:at], sum(size or 0 for size in sizes), *y.shape[at + 1 :])
+    return y
 
 
 @primitive("Stack", "Pack", "StackExt", "stack")
@@ -682,6 +689,16 @@ def new_full(g: Emitter, x: Value, size: Any, value: Any, dtype: Any = None) -> 
 def trace(g: Emitter, x: Value) -> Value:
     kind = result_type(g, x.dtype)
     return g.node("ReduceSum", g.cast(diag_part(g, x), kind), keepdims=0, shape=())
+
+
+@primitive("TraceV2")
+def trace_v2(
+    g: Emitter, x: Value, offset: Any = 0, axis1: Any = 1, axis2: Any = 0, dtype: Any = None
+) -> Value:
+    """The sums of the diagonals of two axes."""
+    if x.rank != 2 or number(offset):
+        raise Unsupported("a trace beside the main diagonal, or of more than a matrix")
+    return trace(g, x)
 
 
 @primitive("ChannelShuffle")
