@@ -63,9 +63,11 @@ def _spatial(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
 
 def _convolved(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
     shape, weight = _shape(inputs[0]), _shape(inputs[1])
-    if shape is None:
+    if shape is None and weight is None:
         return None
-    return (shape[0], weight[0] if weight else None, *[None] * (len(shape) - 2))
+    batch = shape[0] if shape else None
+    channels = weight[0] if weight else None
+    return (batch, channels, *[None] * (len(weight or shape or ()) - 2))
 
 
 def _product(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:

@@ -525,6 +525,8 @@ def _advice(kind: str, attributes: Mapping[str, Any]) -> str:
             f"holds code compiled for one device ({what}), which nothing else can run; export the "
             "model from its source without converting it for that device"
         )
+    if kind.endswith("Grad"):
+        return "a gradient, which is a step of training; export the network without its loss"
     return (
         "this version has no ONNX form for it; replace it in the source by operators that have "
         "one, or add a function for it to engine/formats/mindir/primitives"

@@ -93,3 +93,8 @@ def test_what_is_unknown_stays_unknown(shapes: tuple[Shape, Shape]) -> None:
 def test_inputs_that_do_not_fit_have_no_shape() -> None:
     assert shape_of("Transpose", [Value("x", DType.FLOAT32, (2,))], {"perm": [1, 0]}) is None
     assert shape_of("Concat", [], {"axis": 0}) is None
+
+
+def test_a_convolution_has_the_rank_of_its_weight() -> None:
+    x, weight = Value("x", DType.FLOAT32, None), Value("w", DType.FLOAT32, (6, 3, 3, 3))
+    assert shape_of("Conv", [x, weight], {}) == (None, 6, None, None)

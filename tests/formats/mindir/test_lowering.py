@@ -182,6 +182,13 @@ def test_an_unknown_primitive_is_named_with_its_node_and_scope(mindir: SimpleNam
         source_from_bytes(data)
 
 
+def test_a_gradient_is_said_to_be_training(mindir: SimpleNamespace) -> None:
+    values = [mindir.value("G:x", 2)], [mindir.value("G:y:1", 2)]
+    main = mindir.graph("G", [mindir.node("ReluGrad", ["G:x", "G:x"], "G:y:1")], *values)
+    with pytest.raises(ModelError, match="a gradient, which is a step of training; export"):
+        source_from_bytes(mindir.model(main))
+
+
 def test_another_vendors_code_says_so(mindir: SimpleNamespace) -> None:
     main = mindir.graph(
         "G",
