@@ -228,9 +228,9 @@ def test_a_decrypted_model_is_compiled_in_memory(
 
 
 def test_a_decrypted_model_is_refused_where_it_would_reach_the_disk(
-    build: Build, secret: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path
+    build: Build, secret: Path, monkeypatch: pytest.MonkeyPatch, temporary: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(atc, "_MEMORY", "/nonexistent")
+    monkeypatch.setattr(atc, "_MEMORY", str(tmp_path / "nowhere"))
     with pytest.raises(ModelError, match="nothing decrypted is written to disk"):
         build(secret, {"dec_key": KEY})
     assert left(temporary) == []
