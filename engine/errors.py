@@ -6,6 +6,7 @@
     │   ├── BackendIncompatible    speaks another version of the contract
     │   └── BackendUnavailable     plugin found, but broken, disabled or without a device
     ├── ModelError                 the model cannot be read, loaded or compiled
+    │   └── CompiledFormError      a compiled form cannot be used: the core compiles anew
     ├── ModelStateError            unbuilt, built twice, closed, forked
     ├── InputError                 inputs or outputs do not fit the model
     ├── DeadlineExceeded           a predict was stopped at its deadline
@@ -64,6 +65,14 @@ class ModelError(EngineError, RuntimeError, ValueError):
         super().__init__(message)
         self.path = path
         self.at_fault = at_fault
+
+
+class CompiledFormError(ModelError):
+    """A compiled form is damaged, or made for another version or device than was recorded.
+
+    For backends: raised out of engine_load or engine_compile where `ModelSource.compiled` is set.
+    The core then loads the model without it; users do not see this error.
+    """
 
 
 class ModelStateError(EngineError, RuntimeError):

@@ -21,13 +21,16 @@ Importing the plugin must be quick and quiet: no vendor library is imported, no 
 nothing printed before `engine_devices`, `engine_diagnose`, `engine_load` or `engine_compile`.
 
 Required: engine_backend, engine_devices, engine_load, engine_compile, engine_predict.
-Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`.
+Expected: engine_diagnose. The rest is announced by `BackendInfo.capabilities`. Hooks in PLANNED are
+part of the contract, and the kit tests them; this version of the core does not call them yet.
+
+A hook is a function: pluggy's wrappers (`wrapper=True`, `hookwrapper=True`) are refused. Whoever
+wants to see a model's predicts writes an extension (`engine.types.Extension`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import pluggy
 
@@ -36,9 +39,10 @@ from engine.types import (
     Check,
     Communicator,
     CommunicatorOptions,
-    CompiledCheck,
     CompileOptions,
+    Device,
     Devices,
+    DType,
     Executable,
     ExecutionContext,
     LoadedModel,
@@ -60,6 +64,21 @@ REQUIRED = (
     "engine_compile",
     "engine_predict",
 )
+
+PLANNED = (
+    "engine_compiled_key",
+    "engine_share_weights",
+    "engine_update_weights",
+    "engine_communicator",
+    "engine_allreduce",
+    "engine_allgather",
+    "engine_reduce_scatter",
+    "engine_broadcast",
+    "engine_alltoall",
+    "engine_send",
+    "engine_receive",
+)
+"""Hooks that the core does not call yet."""
 
 
 # ------------------------------------------------------------------------------- what there is
@@ -97,8 +116,10 @@ def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     source: `format` is one that `BackendInfo.formats` lists. It may outlive the call; its bytes
         and files do not change while the model lives.
     options: the same object that engine_compile gets.
-    Returns the model's inputs and outputs in order, and the nodes that cannot run here.
-    Raises ModelError naming the file and what is wrong in it.
+    Returns the model's inputs and outputs in order, and the nodes that cannot run here. They are
+    the same whether `source.compiled` is set or not; where it is, the graph is not parsed again.
+    Raises ModelError naming the file and what is wrong in it, CompiledFormError where
+    `source.compiled` cannot be used.
     """
 
 
@@ -111,7 +132,8 @@ def engine_compile(loaded: LoadedModel, options: CompileOptions) -> Executable:
         `options.cancel` makes it stop soon with Cancelled, leaving nothing behind.
     Returns an executable that any thread may use, owned by the caller until `close()`.
     Raises ModelError for a model that cannot be compiled (unsupported nodes by name),
-    BackendUnavailable where the device is gone or out of memory, ValueError for an option.
+    CompiledFormError as engine_load does, BackendUnavailable where the device is gone or out of
+    memory, ValueError for an option.
     """
 
 
@@ -125,28 +147,74 @@ def engine_predict(
 
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
-        dims as declared (equal symbols equal). Not modified; read anew in every call. With
+        dims as declared (equal symbols equal). Arrays may be read-only. With DEVICE_BUFFERS also
+        DeviceBuffers of the executable's device. Not modified; read anew in every call. With
         `outputs` given, the very same list object as in the last such call means the same arrays
         in the same shapes, so what was bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
         output's dtype and shape as far as it is known; no two overlap, but one may overlap an
-        input), or None to have that one allocated. Memory is reused only where a buffer is
-        given: everything else returned is new and belongs to the caller.
+        input); None to have that one allocated; with DEVICE_BUFFERS a DeviceBuffer of the
+        executable's device to fill, or its Device, to have it allocated there. Memory is reused
+        only where a buffer is given and for `CompileOptions.resident`: everything else returned
+        is new and belongs to the caller.
     deadline_s: a moment of time.monotonic(), or None.
     Returns one value per `executable.outputs`, in order; given buffers are returned themselves
         (`outputs` itself, if every one was given).
     Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
-    InputError for what only the runtime can know (a data-dependent shape that does not fit a
-    given buffer), ModelError where the model itself fails on this data.
+    Cancelled (see ExecutionContext.cancel), InputError for what only the runtime can know (a
+    data-dependent shape that does not fit a given buffer), ModelError where the model itself fails
+    on this data.
+    """
+
+
+# ---------------------------------------------------------------------------------- device memory
+#
+# Capability for all: DEVICE_BUFFERS. Any thread may call.
+
+
+@hookspec(firstresult=True)
+def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
+    """Allocate memory for one tensor; its contents are undefined.
+
+    on_host: False for memory on the device: returns a complete DeviceBuffer with an `owner`. True
+        for host memory that the device reaches without a further copy (page-locked): returns an
+        array. Either is freed when nothing refers to it any more, in whatever thread that is.
+    Raises BackendUnavailable where memory is short, saying how much was wanted.
     """
 
 
 @hookspec(firstresult=True)
-def engine_check_compiled(folder: Path, options: CompileOptions) -> CompiledCheck:
-    """Say whether what `Executable.save` wrote into `folder` can be used here, before reading it.
+def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
+    """Copy a tensor between the host and a device of this backend, or between its devices.
 
-    Cheap: compares recorded versions, device and options. Never raises for a bad entry: that is
-    REBUILD with the reason. Capability: COMPILE_CACHE.
+    source, target: same dtype and shape; at least one is a DeviceBuffer. The copy comes after
+        what `source.stream` and `target.stream` have queued.
+    stream: where the copy is queued; both must live until that has come to it. None: it is
+        complete on return.
+    Returns True.
+    """
+
+
+@hookspec(firstresult=True)
+def engine_order(device: Device, earlier: int, later: int | None) -> bool:
+    """Make what is queued on stream `later` from now on wait for what is queued on `earlier` now.
+
+    later: None makes the calling thread wait instead. Returns True.
+    """
+
+
+# ----------------------------------------------------------------------------------- compiled forms
+
+
+@hookspec(firstresult=True)
+def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
+    """Give all that a compiled form depends on beside the model, as text by name.
+
+    Versions of plugin, runtime and driver, the device's kind, options and threads where they
+    matter, shapes. The core stores it beside the form, uses the form only where the key is equal,
+    and otherwise says which of these names differ. The model's content, `device.id` and the
+    format of the folder's name are the core's business.
+    Cheap: it is asked for at every build. Capability: COMPILE_CACHE.
     """
 
 
@@ -157,6 +225,7 @@ def engine_check_compiled(folder: Path, options: CompileOptions) -> CompiledChec
 def engine_share_weights(executable: Executable, pids: Sequence[int] | None) -> SharedWeights:
     """Lend an executable's weights to other compiles of the same model on the same device.
 
+    executable: compiled with `CompileOptions.lend`: that they will be lent is known then.
     pids: None within this process, else the processes that may open them, enforced by the
         vendor's means where it has such.
     Returns what goes into `CompileOptions.shared_weights` there. The borrower never writes.
@@ -169,7 +238,10 @@ def engine_share_weights(executable: Executable, pids: Sequence[int] | None) -> 
 def engine_update_weights(
     executable: Executable, weights: Mapping[str, Value], additive: bool
 ) -> bool:
-    """Exchange weights between two predicts.
+    """Exchange weights between two predicts, in place.
+
+    What a backend may offer for a model that is one executable. Otherwise, and by default, the
+    core holds variable weights itself: they are inputs of the graph, and an update is one pointer.
 
     weights: new values by name; names are among `CompileOptions.variable_weights`, dtypes and
         shapes equal to the old ones. Not kept after the call.
@@ -181,12 +253,14 @@ def engine_update_weights(
 
 # ------------------------------------------------------------------------------- collectives
 #
-# Buffers are values of the communicator's device: arrays on the host, DeviceBuffers elsewhere.
-# Every rank makes the same calls in the same order. `stream` (0: the communicator's own) is
-# where the work is queued after what is there; the call returns when the result is ready for
-# work queued on it later, or, with stream 0, when it is complete.
-# Errors: CommunicatorError naming the ranks that did not arrive by `deadline_s`.
-# Capability for all: COLLECTIVES.
+# Hooks for memory of a device; collectives on host memory are the core's own. Buffers are values of
+# the communicator's device. Every rank makes the same calls in the same order. `stream` is where
+# the work is queued, after what is there and after the buffers' own streams; the call returns at
+# once. With None the result is complete on return.
+# Errors: CommunicatorError naming the ranks that did not arrive by `deadline_s`, or what
+# `Communicator.abort` ended. A queued collective's error comes from `Communicator.check`.
+# Capability: COLLECTIVES needs engine_communicator, engine_allreduce, engine_allgather, engine_send
+# and engine_receive; of the other three the core composes those that a backend does not have.
 
 
 @hookspec(firstresult=True)
@@ -203,7 +277,7 @@ def engine_allreduce(
     send: Value,
     receive: Value,
     op: ReduceOp,
-    stream: int,
+    stream: int | None,
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
@@ -217,7 +291,7 @@ def engine_allreduce(
 
 @hookspec(firstresult=True)
 def engine_allgather(
-    comm: Communicator, send: Value, receive: Value, stream: int, deadline_s: float | None
+    comm: Communicator, send: Value, receive: Value, stream: int | None, deadline_s: float | None
 ) -> bool:
     """Join the ranks' `send` along axis 0, in rank order, into `receive` of every rank.
 
@@ -231,7 +305,7 @@ def engine_reduce_scatter(
     send: Value,
     receive: Value,
     op: ReduceOp,
-    stream: int,
+    stream: int | None,
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
@@ -243,14 +317,14 @@ def engine_reduce_scatter(
 
 @hookspec(firstresult=True)
 def engine_broadcast(
-    comm: Communicator, buffer: Value, root: int, stream: int, deadline_s: float | None
+    comm: Communicator, buffer: Value, root: int, stream: int | None, deadline_s: float | None
 ) -> bool:
     """Copy `buffer` of rank `root` into `buffer` of every other rank. Returns True."""
 
 
 @hookspec(firstresult=True)
 def engine_alltoall(
-    comm: Communicator, send: Value, receive: Value, stream: int, deadline_s: float | None
+    comm: Communicator, send: Value, receive: Value, stream: int | None, deadline_s: float | None
 ) -> bool:
     """Send the i-th of world_size parts of axis 0 to rank i; receive theirs in rank order.
 
@@ -260,13 +334,13 @@ def engine_alltoall(
 
 @hookspec(firstresult=True)
 def engine_send(
-    comm: Communicator, buffer: Value, peer: int, stream: int, deadline_s: float | None
+    comm: Communicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
     """Send `buffer` to rank `peer`, which calls engine_receive. Returns True."""
 
 
 @hookspec(firstresult=True)
 def engine_receive(
-    comm: Communicator, buffer: Value, peer: int, stream: int, deadline_s: float | None
+    comm: Communicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
     """Fill `buffer` with what rank `peer` sends. Returns True."""

@@ -9,6 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+CONSUMED = (
+    "provider",
+    "device_id",
+    "input_shape",
+    "dynamic_dims",
+    "opt_dims",
+    "rank_table_file",
+    "variable_weights_file",
+    "variable_weights_list",
+    "shareable_weight_pid_list",
+    "shareable_weight_mem_handle",
+    "model_cache_dir",
+    "model_cache_mode",
+)
+"""Keys of a backend's section that the core reads for every backend.
+
+They are passed on in fields of `CompileOptions` (`provider`, `device`, `shapes`, `profiles`, ...),
+never in `options`; a backend does not declare them.
+"""
+
 
 def is_declared(key: str, names: Iterable[str]) -> bool:
     """Whether `key` is one of `names`; a name that ends in "*" stands for all that begin so."""

@@ -4,7 +4,8 @@ Read this file and `hookspecs.py`, and you have read the contract. Rules that ho
 
 * Sizes are in bytes, times in seconds, and their names say so (`_bytes`, `_s`).
 * Every class here is a value (frozen) or a protocol that a backend implements in its own way.
-* Fields are only ever added, with a default; a backend builds these values by keyword.
+* Fields are only ever added, with a default; a backend builds these values by keyword. A protocol
+  may get further methods: each says what the core does where an object has none.
 * A host array is a C-contiguous numpy array. float8, bfloat16, int4 and the like use ml_dtypes'
   dtypes, strings numpy's object dtype holding `str`.
 * A name is a model's name for a thing, a device is `Device("gpu", 0)`, a shape a tuple of ints.
@@ -175,11 +176,18 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device that is there now. `memory_bytes` is its total memory, None where unknown."""
+    """A device that is there now.
+
+    memory_bytes: its total memory, None where unknown.
+    lacks: what the backend announces and cannot do on this device with the runtime that is
+        installed: the `Capability` and why, in one line. The core then asks for it no more than
+        for what is not announced.
+    """
 
     device: Device
     name: str
     memory_bytes: int | None = None
+    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,21 +217,45 @@ class Capability(StrEnum):
     """What a backend can do beyond load, compile and predict.
 
     A backend announces these in `BackendInfo.capabilities`; the core asks for nothing that is not
-    announced. Unknown flags are ignored, so a newer plugin works with an older core.
+    announced. Unknown flags are ignored, so a newer plugin works with an older core. What depends
+    on the version of a runtime is announced here and taken back by `DeviceInfo.lacks`.
     """
 
     DYNAMIC_SHAPES = "dynamic_shapes"  # symbolic dims without recompiling
     DEADLINES = "deadlines"  # engine_predict stops a running model at deadline_s
     CANCEL_COMPILE = "cancel_compile"  # engine_compile looks at options.cancel while it works
-    DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers
+    CANCEL_PREDICT = "cancel_predict"  # ExecutionContext.cancel stops a running model
+    DEVICE_BUFFERS = "device_buffers"  # predict takes and gives DeviceBuffers: engine_buffer,
+    #                                    engine_copy, engine_order, options.resident
     MIXED_PLACEMENT = "mixed_placement"  # engine_load reports unsupported nodes
-    COMPILE_CACHE = "compile_cache"  # Executable.save and engine_check_compiled
-    SHARE_WEIGHTS = "share_weights"  # engine_share_weights, options.shared_weights
-    SHARE_WORKSPACE = "share_workspace"  # options.workspace_group
+    COMPILE_CACHE = "compile_cache"  # options.save_to, source.compiled, engine_compiled_key
+    SHARE_WEIGHTS = "share_weights"  # options.lend, engine_share_weights, options.shared_weights
+    SHARE_WORKSPACE = "share_workspace"  # open_context(beside=...)
     UPDATE_WEIGHTS = "update_weights"  # engine_update_weights, options.variable_weights
-    COLLECTIVES = "collectives"  # engine_communicator, engine_allreduce and its family
-    GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes inside a graph
+    COLLECTIVES = "collectives"  # engine_communicator, allreduce, allgather, send and receive
+    GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes: options.communicators
     FILES_IN_MEMORY = "files_in_memory"  # engine_load reads ModelSource.files
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A setting that a backend reads, typed so that a tool can show it and try its values.
+
+    text: one line on its meaning. type: int, float, bool ("0", "1", "true", "false") or str.
+    choices: all values that it takes, as the user writes them; () for any of its type.
+    lowest, highest: inclusive limits of a number, None for no limit. default: as the user would
+    write it, "" where the backend decides.
+    """
+
+    text: str
+    type: type[int] | type[float] | type[bool] | type[str] = str
+    choices: tuple[str, ...] = ()
+    lowest: float | None = None
+    highest: float | None = None
+    default: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,9 +267,10 @@ class BackendInfo:
     formats: what engine_load reads: "onnx", and the backend's own compiled forms ("plan", "om").
     capabilities: `Capability` values; strings that the core does not know are ignored.
     suffixes: file name endings of its own compiled forms, e.g. {".engine": "plan"}.
-    options: the settings it reads from `CompileOptions.options`, each with one line on its values
-        and meaning; a name ending in "*" stands for all that begin so. With them the core reports
-        other keys to the user, once and with the nearest name, and passes on only these.
+    options: the settings it reads from `CompileOptions.options`, each an `Option` or one line on
+        its values and meaning; a name ending in "*" stands for all that begin so. With them the
+        core reports other keys to the user, once and with the nearest name, and passes on only
+        these.
     completed_by: backends of the same device type, by name, that may run what this one reports as
         unsupported although the user did not list them. Needs MIXED_PLACEMENT.
     """
@@ -249,7 +282,7 @@ class BackendInfo:
     formats: tuple[str, ...] = ("onnx",)
     capabilities: frozenset[str] = frozenset()
     suffixes: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Option | str] = field(default_factory=dict)
     completed_by: tuple[str, ...] = ()
 
 
@@ -261,8 +294,9 @@ class DeviceBuffer:
     """Memory on a device, or memory that a device can reach.
 
     pointer: its address on the device. shape in elements, C-contiguous.
-    stream: the handle of the stream that produced the contents; whoever reads orders after it.
-        0 means that the contents are complete.
+    stream: the handle of the stream that produces the contents: whoever reads orders after it
+        (engine_order). None means that the contents are complete. 0 is a stream like any other:
+        CUDA's legacy default stream.
     owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
         is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
     """
@@ -271,7 +305,7 @@ class DeviceBuffer:
     shape: tuple[int, ...]
     dtype: DType
     device: Device
-    stream: int = 0
+    stream: int | None = None
     owner: object = None
 
     @property
@@ -291,9 +325,18 @@ Values: TypeAlias = Sequence[Value]
 # --------------------------------------------------------------------------------------- models
 
 
+Attribute: TypeAlias = "int | float | str | tuple[int | float | str, ...] | None"
+"""The value of a node's attribute. ONNX's strings are bytes: what is no UTF-8 is escaped."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node of the main graph as the file has it; `index` is its place there."""
+    """A node of the main graph as the file has it; `index` is its place there.
+
+    attributes: those in the file, by name: an int, a float, a str, or a tuple of these; None for
+        one that is larger than that (a tensor, a graph, a type). A default that the file leaves
+        out is not there.
+    """
 
     index: int
     name: str
@@ -301,6 +344,7 @@ class NodeInfo:
     domain: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +389,13 @@ class ModelSource:
     folder: what external data locations are relative to; None where there is none. They have
         been checked to stay inside it, or inside the folder of the file that `path` links to;
         only `path` finds the latter, so `data` is None then.
-    graph: what the core read of it; None for compiled forms.
+    graph: what the core read of it; None for a file that is a compiled form.
+    compiled: a folder that `CompileOptions.save_to` of an earlier compile named, or None. It was
+        written by this backend, for this model, with options that give the same
+        engine_compiled_key, and may be used instead of what the other fields hold; these are as
+        they were then, `graph` included. Where it is of no use after all, raise CompiledFormError:
+        the core loads the model anew, without it. Capability: COMPILE_CACHE.
+    entry: which of several models in the file is meant, by name; "" for the first or only one.
     is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
         to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
     files: external data that is in memory, by the location that `data` names it with; it is in no
@@ -359,6 +409,8 @@ class ModelSource:
     folder: Path | None = None
     graph: GraphInfo | None = None
     is_secret: bool = False
+    compiled: Path | None = None
+    entry: str = ""
     files: Mapping[str, bytes | memoryview] = field(default_factory=dict)
 
     @property
@@ -377,6 +429,10 @@ class LoadedModel(Protocol):
     @property
     def unsupported(self) -> Mapping[int, str]:
         """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why."""
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """The names of the models in a file of several; where it is missing: ()."""
 
     def close(self) -> None:
         """Free what reading took. The core calls it once, after compile; may come again."""
@@ -421,14 +477,17 @@ class ShapeRange:
 class SharedWeights:
     """Weights of an executable, lent to another compile of the same model on the same device.
 
+    digest: of the model that they belong to, as the core gives it; a borrower whose model has
+        another one is refused before the backend sees it.
     files: names of the backend's choosing to files it may map read-only.
     token: what the backend needs to open them elsewhere (an IPC handle); b"" in one process.
-    owner: in one process, keeps them alive; None across processes.
+    owner: keeps them alive where they are; its `close()` ends the loan. None at the borrower's.
     """
 
     backend: str
     device: Device
     nbytes: int
+    digest: str = ""
     files: Mapping[str, Path] = field(default_factory=dict)
     token: bytes = b""
     owner: object = None
@@ -444,17 +503,36 @@ class CompileOptions:
         "enforce_origin", "preferred_optimal" and ""; "" for other device types.
     shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
         A backend without DYNAMIC_SHAPES needs one with lowest = highest for every input that
-        has symbolic dims, and says so in a ModelError where there is none.
+        has symbolic dims, and says so in a ModelError where there is none. For a part of a model
+        they are those of that part's inputs: the core derives them from the whole model's.
+    profiles: where the user gave several sets of shapes (gears, optimisation profiles): each of
+        them, for every input that `shapes` names; `shapes` is then what encloses them all.
     threads: host threads to use; a backend that cannot pin threads ignores `threads.cores`.
     options: the user's settings for this backend: section [<backend>_context] of the
         configuration (for this project's own backends also [<device type>_context]). Keys and
         values are strings; an unknown key is a ValueError naming it and the nearest known one.
-        Where `BackendInfo.options` declares the keys, the core has dropped all others.
+        Where `BackendInfo.options` declares the keys, the core has dropped all others. Keys that
+        the core consumes (`engine.options.CONSUMED`) are not among them.
     config: every section, for backends that read others.
+    plan: names the plan that this executable is a segment of; "" for a whole model. The segments
+        of one plan run one after another, never at once in one predict: they may share one
+        thread pool.
+    resident: outputs that stay on the device: engine_predict gives them as DeviceBuffers of the
+        context's own, which it may write again in its next predict. Capability: DEVICE_BUFFERS.
+    save_to: an empty folder into which load or compile writes the compiled form, giving back an
+        executable that uses what it wrote; None for none. Nothing else is to be written there,
+        and nothing there is ever changed afterwards. Capability: COMPILE_CACHE.
+    cache_folder: a folder for what compiles of different models share (timing caches), which the
+        backend may read and write at any time, beside other processes; None for none, as for a
+        model that is secret.
     rank, world_size: this process among those that run one sliced model.
+    communicators: for a graph that keeps its collective nodes: the joined group for each group
+        name that they use. Capability: GRAPH_COLLECTIVES.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.
-    shared_weights: map these instead of making a copy. workspace_group: contexts of one group
-        never run at once and may use one scratch memory; "" for none.
+        Empty where the core holds variable weights itself, as inputs of the graph.
+    lend: the weights will be lent by engine_share_weights: "process" within this process,
+        "machine" to others; "" if not. Capability: SHARE_WEIGHTS.
+    shared_weights: map these instead of making a copy.
     progress, cancel: for work that takes long; either may be None.
     """
 
@@ -463,15 +541,30 @@ class CompileOptions:
     precision: str = ""
     threads: Threads = Threads()
     shapes: Mapping[str, ShapeRange] = field(default_factory=dict)
+    profiles: tuple[Mapping[str, ShapeRange], ...] = ()
     options: Mapping[str, str] = field(default_factory=dict)
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    plan: str = ""
+    resident: frozenset[str] = frozenset()
+    save_to: Path | None = None
+    cache_folder: Path | None = None
     rank: int = 0
     world_size: int = 1
+    communicators: Mapping[str, Communicator] = field(default_factory=dict)
     variable_weights: tuple[str, ...] = ()
+    lend: str = ""
     shared_weights: SharedWeights | None = None
-    workspace_group: str = ""
     progress: Progress | None = None
     cancel: CancelToken | None = None
+
+
+class NodeState(StrEnum):
+    """How a node takes part in a run, as far as the backend knows."""
+
+    RUNS = "runs"
+    FUSED = "fused"  # computed by the kernel of another node, `Placement.fused_into`
+    FOLDED = "folded"  # computed at compile: its result is a constant
+    UNUSED = "unused"  # no output depends on it
 
 
 @dataclass(frozen=True, slots=True)
@@ -480,6 +573,8 @@ class Placement:
 
     node: its name in the file, "" if it has none; index: its place there. device: as
     `str(Device)`. provider: one of `BackendInfo.providers`, or that with ":" and a detail.
+    state: RUNS where the backend cannot know better. fused_into: the index of the node whose
+    kernel computes this one; None unless it is FUSED and that is known.
     """
 
     index: int
@@ -489,6 +584,8 @@ class Placement:
     device: str
     provider: str
     reason: str
+    state: NodeState = NodeState.RUNS
+    fused_into: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -513,19 +610,27 @@ class Executable(Protocol):
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
-    def open_context(self) -> ExecutionContext:
-        """Open what one thread needs to run: activations, a stream, bindings. Thread-safe."""
+    @property
+    def concurrency(self) -> int:
+        """How many predicts at once are worth having; 0 for any number.
+
+        The core runs no more than that at once, first come, first served, and opens no more
+        contexts. Where it is missing: 0.
+        """
+
+    def open_context(self, beside: ExecutionContext | None = None) -> ExecutionContext:
+        """Open what one predict needs to run: activations, a stream, bindings. Thread-safe.
+
+        beside: a context of this or another executable of this backend on the same device: the
+            new one works on the same stream and in the same scratch memory. The core never runs
+            two such at once, and closes the one that it names last. Passed only where
+            SHARE_WORKSPACE is announced.
+        """
 
     def placement(self) -> Sequence[Placement]:
         """One entry for each node of the source's main graph, in order; why it runs there."""
 
     def memory(self) -> MemoryReport: ...
-
-    def save(self, folder: Path) -> str:
-        """Write the compiled form into the empty `folder`; return the name of its main file.
-
-        Only with Capability.COMPILE_CACHE. engine_load reads it back in another process.
-        """
 
     def close(self) -> None:
         """Free everything. All contexts are closed before; closing twice does nothing."""
@@ -533,30 +638,20 @@ class Executable(Protocol):
 
 @runtime_checkable
 class ExecutionContext(Protocol):
-    """What one predict at a time needs. Used by one thread at a time, not always by the same.
+    """What one predict at a time needs. Lent for a call; not always used by the same thread.
 
-    A context that keeps arrays between calls may have a method `reset()` beside `close()`: the core
-    calls it when a thread has ended and the context waits for the next.
+    Two methods beside `close()` are optional:
+
+    * `reset()`: let go of the caller's arrays. Called when a context that keeps arrays between
+      calls goes from one thread to another.
+    * `cancel()`: stop the predict that runs in this context, which then raises Cancelled soon. Any
+      thread may call it, from the moment in which the core calls engine_predict until that
+      returns, so also just before the runtime starts: it holds for that predict. The core closes
+      the context afterwards. Capability: CANCEL_PREDICT.
     """
 
     def close(self) -> None:
         """Free it; twice does nothing. Not called while a predict runs in it."""
-
-
-class CompiledState(StrEnum):
-    """What a compiled form found on disk is worth here."""
-
-    USABLE = "usable"
-    REBUILD = "rebuild"  # made for another version, device or option: compile again
-    NEVER = "never"  # cannot be made usable on this machine
-
-
-@dataclass(frozen=True, slots=True)
-class CompiledCheck:
-    """The answer of engine_check_compiled, with its reason in one line."""
-
-    state: CompiledState
-    reason: str = ""
 
 
 # ------------------------------------------------------------------------------------ collectives
@@ -572,28 +667,47 @@ class ReduceOp(Enum):
     MEAN = "mean"
 
 
+class Store(Protocol):
+    """Keys and values that the ranks of one job share, given by the core; any thread may call."""
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key, once; CommunicatorError where it has another value already."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Read a key, waiting until some rank has written it.
+
+        Raises CommunicatorError when it has not been written after `timeout_s`.
+        """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorOptions:
     """How to join a group of ranks.
 
     rank: this process's place in the group, in [0, world_size). group: its name, the same on
     every rank. ranks: the members' numbers in the whole job, in group order.
-    device: whose memory the buffers are in. rendezvous: how the ranks find each other, in the
-    backend's own words ("mpi", "file:<rank table>", "unix:<path>", "tcp:<host>:<port>").
+    device: whose memory the buffers are in.
+    store: where the ranks leave what the others need to find them (NCCL's unique id, HCCL's root
+        info). Its keys are this group's own.
+    rank_table: the path of the job's rank table, None where there is none.
     timeout_s: how long to wait for the others to join.
     """
 
     rank: int
     world_size: int
+    store: Store
     group: str = "world"
     ranks: tuple[int, ...] = ()
     device: Device = Device("cpu")
-    rendezvous: str = ""
+    rank_table: Path | None = None
     timeout_s: float = 120.0
 
 
 class Communicator(Protocol):
-    """A joined group. Used by one thread at a time; every rank calls in the same order."""
+    """A joined group. Used by one thread at a time; every rank calls in the same order.
+
+    `abort()` and `check()` are the exception: any thread may call them at any time.
+    """
 
     @property
     def rank(self) -> int: ...
@@ -603,5 +717,48 @@ class Communicator(Protocol):
     def deterministic(self) -> bool:
         """Whether equal inputs give equal bits in every run."""
 
+    def abort(self) -> None:
+        """Make every collective of this group that runs or comes later fail here, soon.
+
+        Never blocks; twice does nothing. `close()` is still to be called.
+        """
+
+    def check(self) -> None:
+        """Raise CommunicatorError if a queued collective has failed or a rank is known to be gone.
+
+        Cheap, and does not wait for what is queued.
+        """
+
     def close(self) -> None:
         """Leave the group; twice does nothing."""
+
+
+# ------------------------------------------------------------------------------------- extensions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDescription:
+    """A model that was built, as an extension sees it.
+
+    name: the file's name without folder and suffix, or the graph's for a model in memory.
+    path: "" for a model in memory. backends: those that run it, the target's first.
+    """
+
+    name: str
+    path: str
+    backends: tuple[str, ...]
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+Predict: TypeAlias = Callable[[Any, Values, "Values | None", "float | None"], Values]
+"""predict(context, inputs, outputs, deadline_s) of a whole model; see engine_predict."""
+
+Extension: TypeAlias = Callable[[ModelDescription, Predict], Predict]
+"""What an entry point of group `engine.extensions.v1` names: wraps a model's predict.
+
+Called once when a model is built and the user has switched the extension on; gives a function
+that is called instead, once a request, from any thread. It passes `context` on as it is, gives
+back what it was given, and lets exceptions through. Several wrap in the order in which the user
+names them, the first outermost.
+"""
