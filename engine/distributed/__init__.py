@@ -1,0 +1,1 @@
+"""Ranks that run one model together: what they share, and the collectives between them."""
