@@ -30,7 +30,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from engine.formats.onnx_write import External, Graph, Node, Tensor, ValueInfo, model_bytes
+from engine.formats.onnx.writer import External, Graph, Node, Tensor, ValueInfo, model_bytes
 from engine.testing.hostile.encode import field, many, varint
 from engine.types import DType
 

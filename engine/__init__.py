@@ -27,7 +27,7 @@ from engine.errors import (
     QueueFull,
 )
 from engine.model import Model, ModelType
-from engine.simple import load
+from engine.shortcut import load
 from engine.tensor import Tensor, TensorMeta
 
 __version__ = "0.1.0"

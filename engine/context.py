@@ -6,7 +6,7 @@ import os
 from collections.abc import Sized
 from copy import deepcopy
 
-from engine.checks import (
+from engine.config.checks import (
     require,
     require_choice,
     require_count,
@@ -14,7 +14,7 @@ from engine.checks import (
     require_list,
     require_sections,
 )
-from engine.settings import Settings, setting
+from engine.config.settings import Settings, setting
 
 __all__ = ["Context"]
 

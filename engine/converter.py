@@ -7,11 +7,11 @@ from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.checks import require, require_choice, require_count, require_watchers
+from engine.config.checks import require, require_choice, require_count, require_watchers
+from engine.config.settings import Settings, setting
 from engine.enums import DataType, FmkType, Format
 from engine.errors import BackendError, InputError, ModelError
 from engine.model import ModelType
-from engine.settings import Settings, setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -236,7 +236,7 @@ class Converter(Settings):
         missing, cannot be read or converted, or a trial run that fails, (BackendError) where there
         is no backend for that, (Cancelled). Then nothing was written.
         """
-        from engine.config import configuration
+        from engine.config.reader import configuration
         from engine.convert import convert
 
         require("fmk_type", fmk_type, FmkType)

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine import forks
-from engine.checks import require, require_int, require_watchers
+from engine.config.checks import require, require_int, require_watchers
 from engine.errors import (
     BackendError,
     DeadlineExceeded,
@@ -21,7 +20,8 @@ from engine.errors import (
     ModelStateError,
     one_line,
 )
-from engine.lane import Lane, buffers_of, meta_for, same_buffers, tensor_for
+from engine.host import fork
+from engine.runtime.thread_state import ThreadState, buffers_of, meta_for, same_buffers, tensor_for
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from engine.context import Context
     from engine.plan import Plan
-    from engine.signature import Signature
+    from engine.runtime.signature import Signature
     from engine.types import CancelToken, ModelSource, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
@@ -86,7 +86,7 @@ class Model:
         self._why_not = _NOT_BUILT
         # Reentrant, so that a progress callback that builds this model is refused, not stuck.
         self._building = threading.RLock()
-        forks.watch(self)
+        fork.watch(self)
 
     # --------------------------------------------------------------------------------- building
 
@@ -117,7 +117,7 @@ class Model:
         (ModelStateError) for a model that is built already; ValueError for a setting; Cancelled.
         A model that failed to build may be built again.
         """
-        from engine.config import configuration
+        from engine.config.reader import configuration
         from engine.context import Context
         from engine.formats import open_source
 
@@ -169,7 +169,7 @@ class Model:
 
         Raises what build_from_file raises.
         """
-        from engine.config import configuration
+        from engine.config.reader import configuration
         from engine.context import Context
         from engine.formats import source_from_bytes
 
@@ -209,7 +209,7 @@ class Model:
         cancel: CancelToken | None,
     ) -> None:
         from engine.plan import build_plan
-        from engine.signature import Signature
+        from engine.runtime.signature import Signature
 
         with self._building:
             if self._why_not is not _NOT_BUILT:
@@ -259,36 +259,36 @@ class Model:
         model fails on this data, (ModelStateError) before building or after closing.
         """
         try:
-            lane = self._threads.lane
+            state = self._threads.state
         except AttributeError:
-            lane = None
-        if lane is None or lane.busy:
+            state = None
+        if state is None or state.busy:
             # Busy: a signal handler or finalizer that predicts in the middle of a predict. A model
             # of more than tensors comes here every time.
-            lane = self._open_lane()
-            if not lane.signature.is_plain:
-                return self._predict_values(lane, inputs, outputs, timeout_s)
-        lane.busy = True
+            state = self._open_state()
+            if not state.signature.is_plain:
+                return self._predict_values(state, inputs, outputs, timeout_s)
+        state.busy = True
         try:
             if outputs is not None:
-                return self._fill(lane, inputs, outputs, timeout_s)
-            arrays = lane.take(inputs)
-            deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+                return self._fill(state, inputs, outputs, timeout_s)
+            arrays = state.take(inputs)
+            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
             try:
-                results = lane.run(lane.context, arrays, None, deadline_s)
-                if len(results) != len(lane.descriptions):
-                    raise _miscounted(results, lane)
+                results = state.run(state.context, arrays, None, deadline_s)
+                if len(results) != len(state.descriptions):
+                    raise _miscounted(results, state)
             except Exception as error:
-                self._failed(error, lane, timeout_s)
+                self._failed(error, state, timeout_s)
             tensors = []
-            for array, description in zip(results, lane.descriptions):
+            for array, description in zip(results, state.descriptions):
                 tensor = new(Tensor)
                 tensor._array = array
                 tensor._description = description
                 tensors.append(tensor)
             return tensors
         finally:
-            lane.busy = False
+            state.busy = False
 
     def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
@@ -304,66 +304,66 @@ class Model:
         results = self.predict(arrays or by_name)
         signature = self._signature
         if signature is not None and not signature.is_plain:
-            from engine import values
+            from engine.runtime import values
 
             return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
         return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
     def _fill(
-        self, lane: Lane, inputs: Any, outputs: list[Tensor], timeout_s: float | None
+        self, state: ThreadState, inputs: Any, outputs: list[Tensor], timeout_s: float | None
     ) -> list[Tensor]:
         """Predict into the caller's tensors."""
-        arrays = lane.arrays
-        if not lane.still_bound(inputs):
-            arrays = lane.take(inputs)
-        buffers = lane.buffers
-        if arrays is not lane.arrays or not same_buffers(outputs, buffers):
+        arrays = state.arrays
+        if not state.still_bound(inputs):
+            arrays = state.take(inputs)
+        buffers = state.buffers
+        if arrays is not state.arrays or not same_buffers(outputs, buffers):
             buffers = buffers_of(outputs)
-            lane.signature.check_buffers(buffers, arrays)
-            lane.bind(arrays, buffers)
-        deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+            state.signature.check_buffers(buffers, arrays)
+            state.bind(arrays, buffers)
+        deadline_s = None if timeout_s is None else state.deadline(timeout_s)
         try:
-            results = lane.run(lane.context, arrays, buffers, deadline_s)
+            results = state.run(state.context, arrays, buffers, deadline_s)
             if len(results) != len(buffers):
-                raise _miscounted(results, lane)
+                raise _miscounted(results, state)
         except BaseException as error:
-            lane.bind([], [])
+            state.bind([], [])
             if isinstance(error, Exception):
-                self._failed(error, lane, timeout_s)
+                self._failed(error, state, timeout_s)
             raise
         given: Any = results
         if given is not buffers:
             for tensor, result in zip(outputs, given, strict=True):
                 tensor._array = result
-            lane.bind([], [])
+            state.bind([], [])
         return outputs
 
     def _predict_values(
-        self, lane: Lane, inputs: Any, outputs: Any, timeout_s: float | None
+        self, state: ThreadState, inputs: Any, outputs: Any, timeout_s: float | None
     ) -> list[Any]:
         """Predict where a sequence, an optional or a map goes in or comes out."""
-        from engine import values
+        from engine.runtime import values
 
-        lane.busy = True
+        state.busy = True
         try:
-            signature, buffers = lane.signature, None
+            signature, buffers = state.signature, None
             arrays = signature.arrays(inputs)
             if outputs is not None:
                 outputs = values.placeholders(outputs, signature.outputs)
                 buffers = buffers_of(outputs)
                 signature.check_buffers(buffers, arrays)
-            deadline_s = None if timeout_s is None else lane.deadline(timeout_s)
+            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
             try:
-                results = lane.run(lane.context, arrays, buffers, deadline_s)
-                if len(results) != len(lane.descriptions):
-                    raise _miscounted(results, lane)
+                results = state.run(state.context, arrays, buffers, deadline_s)
+                if len(results) != len(state.descriptions):
+                    raise _miscounted(results, state)
             except Exception as error:
-                self._failed(error, lane, timeout_s)
-            return values.results(results, signature.outputs, lane.descriptions, outputs)
+                self._failed(error, state, timeout_s)
+            return values.results(results, signature.outputs, state.descriptions, outputs)
         finally:
-            lane.busy = False
+            state.busy = False
 
-    def _failed(self, error: Exception, lane: Lane, timeout_s: float | None) -> NoReturn:
+    def _failed(self, error: Exception, state: ThreadState, timeout_s: float | None) -> NoReturn:
         """Raise what a user sees when a backend's predict raised `error`."""
         if isinstance(error, ModelError):
             raise ModelError(f"predict failed! {error}", self.model_path_) from error
@@ -375,7 +375,7 @@ class Model:
             ) from error
         if isinstance(error, EngineError):
             raise error
-        backend = lane.plan.backend.name
+        backend = state.plan.backend.name
         raise ModelError(
             f"predict failed! backend {backend!r} raised {one_line(error)}",
             self.model_path_,
@@ -393,7 +393,7 @@ class Model:
         return list(self._inputs()) if self._is_built() else []
 
     def _inputs(self) -> list[Tensor]:
-        # Beside the lane, not in it: a lane has an execution context, which may cost much memory.
+        # Beside the state, not in it: a state has an execution context, which may cost much memory.
         threads, signature = self._threads, self._signature
         assert signature is not None
         if not hasattr(threads, "inputs"):
@@ -441,7 +441,7 @@ class Model:
             for tensor, shape in zip(tensors, dims, strict=True):
                 tensor._array = None
                 tensor._own_description().shape = tuple(int(dim) for dim in shape)
-        # Every thread makes a new lane at its next call; a running predict keeps its old one.
+        # Every thread makes a new state at its next call; a running predict keeps its old one.
         # This thread keeps its input tensors: scripts hold on to what get_inputs gave them.
         self._threads = threading.local()
         self._threads.inputs = own
@@ -536,22 +536,22 @@ class Model:
 
     # ---------------------------------------------------------------------------------- threads
 
-    def _open_lane(self) -> Lane:
+    def _open_state(self) -> ThreadState:
         """What the calling thread runs in, made at its first call."""
-        # Read in this order: a resize between the two lines leaves a lane that nobody finds.
+        # Read in this order: a resize between the two lines leaves a state that nobody finds.
         threads = self._threads
         plan, signature = self._plan, self._signature
         if plan is None or signature is None:
             raise ModelStateError(f"predict failed! {self._why_not}")
-        # Under another name where predict has to go another way: it looks for "lane" alone.
-        name = "lane" if signature.is_plain else "lane_of_values"
-        kept: Lane | None = getattr(threads, name, None)
+        # Under another name where predict has to go another way: it looks for "state" alone.
+        name = "state" if signature.is_plain else "state_of_values"
+        kept: ThreadState | None = getattr(threads, name, None)
         if kept is not None and not kept.busy:
             return kept
-        lane = Lane(plan, signature)
+        state = ThreadState(plan, signature)
         if not hasattr(threads, name):
-            setattr(threads, name, lane)
-        return lane
+            setattr(threads, name, state)
+        return state
 
     def _is_built(self) -> bool:
         if self._why_not is _NOT_BUILT:
@@ -568,7 +568,7 @@ class Model:
 
     def _abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
-        forks.never_free(self._plan, self._threads)
+        fork.never_free(self._plan, self._threads)
         if self._plan is not None:
             self._why_not = _FORKED
         elif self._why_not is _BUILDING:
@@ -578,8 +578,8 @@ class Model:
         self._building = threading.RLock()
 
 
-def _miscounted(results: Any, lane: Lane) -> TypeError:
-    return TypeError(f"engine_predict gave {len(results)} values for {len(lane.descriptions)}")
+def _miscounted(results: Any, state: ThreadState) -> TypeError:
+    return TypeError(f"engine_predict gave {len(results)} values for {len(state.descriptions)}")
 
 
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:

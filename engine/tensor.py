@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from engine.checks import require, require_shape
+from engine.config.checks import require, require_shape
 from engine.enums import NUMPY_NAMES, DataType, Format
 from engine.errors import BackendUnavailable, InputError
 

@@ -1,4 +1,4 @@
-"""Imports inside engine/ go one way: from the command line down to the contract."""
+"""Imports go one way: from the applications down to the contract, and plugins see the contract."""
 
 from __future__ import annotations
 
@@ -15,18 +15,28 @@ ROOT = Path(engine.__file__).parent
 # The highest first; a layer may import itself and what is below it. docs/architecture.md draws it.
 LAYERS = (
     ("__main__", "cli"),
-    ("testing", "diagnosis"),
-    (
-        "__init__", "simple", "model", "lane", "signature", "values", "context", "settings",
-        "config", "checks", "tensor", "enums", "converter", "convert",
-    ),
+    ("convert", "testing", "diagnosis"),
+    ("__init__", "shortcut", "model", "context", "converter"),
+    ("runtime",),
+    ("tensor", "enums"),  # values of the API that runtime takes and gives
     ("plan",),
-    ("formats", "sections", "threads"),
-    ("backends", "probe"),
-    ("hookspecs", "types", "cancel", "errors", "options", "child", "forks"),
-)  # fmt: skip
+    ("reference", "model_bytes"),  # for plugins
+    ("formats",),
+    ("backends",),
+    ("config",),
+    ("host",),
+    ("hookspecs", "types", "errors", "options", "cancel"),
+)
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+UPWARD = {("converter.py", "convert")}  # the API's class imports the work when it is asked to
 FILES = sorted(ROOT.rglob("*.py"))
+
+# What a plugin may import of the core. Its conformance.py and its tests may use the kit too.
+FOR_PLUGINS = {
+    "hookspecs", "types", "errors", "options", "cancel", "host", "reference", "model_bytes",
+}  # fmt: skip
+PLUGINS = ROOT.parent / "plugins"
+PLUGIN_FILES = sorted(PLUGINS.glob("*/engine_*/**/*.py"))
 
 
 def part(path: Path) -> str:
@@ -34,10 +44,17 @@ def part(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
-    """The parts of engine/ that a module imports at any place, but for type checkers alone."""
+def imported(tree: ast.AST, for_type_checkers: bool = False) -> Iterator[str]:
+    """The parts of engine/ that a module imports at any place.
+
+    for_type_checkers: also what stands under `if TYPE_CHECKING`.
+    """
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if (
+            not for_type_checkers
+            and isinstance(node, ast.If)
+            and ast.unparse(node.test) == "TYPE_CHECKING"
+        ):
             continue
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -45,7 +62,7 @@ def imported(tree: ast.AST) -> Iterator[str]:
             assert node.level == 0, "a relative import"
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
-            yield from imported(node)
+            yield from imported(node, for_type_checkers)
             continue
         for name in names:
             package, _, rest = name.partition(".")
@@ -70,12 +87,35 @@ def test_every_import_of_a_part_of_the_engine_is_seen(source: str, found: list[s
     assert list(imported(ast.parse(source))) == found
 
 
+def test_what_only_type_checkers_import_is_seen_where_it_counts() -> None:
+    source = "if TYPE_CHECKING:\n    from engine.model import Model"
+    assert list(imported(ast.parse(source), for_type_checkers=True)) == ["model"]
+
+
 def test_every_part_of_the_engine_has_a_place_in_the_order() -> None:
-    assert {part(path) for path in FILES} <= set(LEVEL)
+    assert {part(path) for path in FILES} == set(LEVEL)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_imports_nothing_above_it(path: Path) -> None:
-    own = LEVEL.get(part(path), 0)
-    above = [name for name in imported(ast.parse(path.read_text())) if LEVEL.get(name, own) < own]
-    assert not above, f"{path.relative_to(ROOT)} imports {', '.join(above)}"
+    name, own = str(path.relative_to(ROOT)), LEVEL.get(part(path), 0)
+    above = [
+        other
+        for other in imported(ast.parse(path.read_text()))
+        if LEVEL.get(other, own) < own and (name, other) not in UPWARD
+    ]
+    assert not above, f"{name} imports {', '.join(above)}"
+
+
+def test_there_are_plugins_to_look_at() -> None:
+    assert {path.relative_to(PLUGINS).parts[1] for path in PLUGIN_FILES} == {
+        "engine_cpu", "engine_gpu_trt", "engine_ascend_ge",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(PLUGINS)))
+def test_a_plugin_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
+    allowed = FOR_PLUGINS | ({"testing"} if path.name == "conformance.py" else set())
+    found = imported(ast.parse(path.read_text()), for_type_checkers=True)
+    other = sorted({*found} - allowed)
+    assert not other, f"{path.relative_to(PLUGINS)} imports {', '.join(other)}"

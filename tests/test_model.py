@@ -17,7 +17,7 @@ import pytest
 import engine
 from engine import Context, Model, ModelType, Tensor
 from engine.backends import open_backend
-from engine.config import number_devices
+from engine.config.reader import number_devices
 from engine.testing import models
 from engine.types import CancelToken, DType
 

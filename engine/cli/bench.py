@@ -46,7 +46,8 @@ from engine.cli.latency import (
 )
 from engine.cli.output import as_json, counted, duration, fields, line, note, plain
 from engine.cli.progress import progress
-from engine.threads import threads_per_worker, usable_cpus
+from engine.host.cpus import usable_cpus
+from engine.host.threads import threads_per_worker
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -17,7 +17,7 @@ from engine.cli.completion import files, targets
 from engine.cli.inputs import Fill
 from engine.cli.interrupt import interruptible
 from engine.cli.progress import progress
-from engine.config import number_devices
+from engine.config.reader import number_devices
 from engine.errors import InputError, ModelError
 from engine.formats.files import inside
 from engine.types import CancelToken, TensorSpec

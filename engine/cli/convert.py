@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine.cli import converted
+from engine.cli import conversion_report
 from engine.cli.build import (
     KEY_VARIABLE,
     Config,
@@ -256,9 +256,9 @@ def convert(
             job = replace(job, notes=(*job.notes, f"{name} has no effect on this conversion"))
     report = _run(job)
     if json:
-        as_json(converted.values(job, report))
+        as_json(conversion_report.values(job, report))
     else:
-        converted.show(job, report)
+        conversion_report.show(job, report)
 
 
 def _run(job: Job) -> Report:
@@ -337,7 +337,7 @@ def _sections(
     config: Path | None, quantize: Path | None, settings: list[str] | None
 ) -> dict[str, dict[str, str]]:
     """The configuration: --set over --quantize over --config."""
-    from engine.config import configuration
+    from engine.config.reader import configuration
 
     found: dict[str, dict[str, str]] = {}
     for path, option in ((config, "--config"), (quantize, "--quantize")):

@@ -10,12 +10,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from engine.backends import installed
+from engine.backends.probe import TIME_LIMIT_S
 from engine.cli.build import Json, require_timeout
 from engine.cli.output import as_json, console, line, plain, print_trimmed
 from engine.cli.plugins import values
 from engine.cli.progress import progress
 from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
-from engine.probe import TIME_LIMIT_S
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -7,10 +7,10 @@ from typing import Any
 import typer
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
+from engine.backends.probe import probe_all
 from engine.cli import check
 from engine.cli.build import Json
 from engine.cli.output import as_json, line, plain, size, table
-from engine.probe import probe_all
 
 EPILOG = """[bold]Examples[/bold]
 

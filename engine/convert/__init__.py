@@ -11,8 +11,8 @@ graphs.py      what the passes share
 weights.py     external data, in and out
 write.py       the file; trial.py: whether it runs
 scratch.py     folders for what lies in between
-made_up.py     inputs that nobody gave
-remarks.py     what nobody reads in a configuration
+sample_inputs.py     inputs that nobody gave
+unused_settings.py   what nobody reads in a configuration
 
 Nothing is imported here before it is needed: neither onnx nor a framework.
 """
@@ -55,13 +55,13 @@ def convert(job: Job) -> Report:
 
 
 def _convert(job: Job) -> Report:
-    from engine.convert import remarks, sources
+    from engine.convert import sources, unused_settings
     from engine.convert.write import check_output, write
 
     begin = time.perf_counter()
     check_output(job)
     _require_onnx()
-    notes = remarks.warn(job.config)
+    notes = unused_settings.warn(job.config)
     with job.phase("reading"):
         model, said = sources.read(job)
     notes += said
@@ -91,9 +91,9 @@ def _changed(
     model: ModelProto, job: Job
 ) -> tuple[ModelProto, list[str], Mapping[str, Mapping[str, float]]]:
     """The model as it is to be, notes on that, and the accuracy of a quantized one."""
-    from engine.convert import remarks
+    from engine.convert import unused_settings
 
-    notes = list(remarks.unread(job))
+    notes = list(unused_settings.unread(job))
     accuracy: Mapping[str, Mapping[str, float]] = {}
 
     if job.input_shape:

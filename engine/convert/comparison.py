@@ -12,7 +12,7 @@ import numpy.typing as npt
 from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from engine.convert.job import Job
-from engine.convert.made_up import FLOATS, random
+from engine.convert.sample_inputs import FLOATS, random
 from engine.types import DType
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]

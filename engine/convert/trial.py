@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.convert.job import Job
-from engine.convert.made_up import closed, ones
+from engine.convert.sample_inputs import closed, ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.types import TensorSpec, ValueKind
 
@@ -18,7 +18,7 @@ def run(model: bytes | Path, job: Job) -> dict[str, Any]:
     where there is no such backend, Cancelled.
     """
     from engine.model import Model, ModelType
-    from engine.values import arrays
+    from engine.runtime.values import arrays
 
     with Model() as built:
         try:

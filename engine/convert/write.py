@@ -82,7 +82,7 @@ def _in_one_file(model: ModelProto, job: Job) -> Written:
     assert graph is not None
     outputs = _tried(content, job)
     if job.encrypt_key is not None:
-        from engine.formats.mindir.crypto import encrypt
+        from engine.formats.encryption import encrypt
 
         content = encrypt(content, job.encrypt_key)
     with _beside(job.output_file) as folder:

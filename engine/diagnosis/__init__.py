@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
+from engine.backends.probe import TIME_LIMIT_S, Examination, examine_all
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages
-from engine.probe import TIME_LIMIT_S, Examination, examine_all
 
 __all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose"]
 

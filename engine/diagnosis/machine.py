@@ -15,7 +15,8 @@ from engine.backends import installed
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.packages import CORE, Packages
 from engine.diagnosis.variables import look_at_variables
-from engine.threads import cgroup_quota, local_processes, usable_cpus
+from engine.host.cpus import cgroup_quota, usable_cpus
+from engine.host.threads import local_processes
 from engine.types import DType
 
 

@@ -94,7 +94,7 @@ def source_from_bytes(data: bytes, weights: bytes | None = None) -> ModelSource:
                 "leave weight_bytes out"
             )
         model = read_model(view, None, "model bytes")
-        return ModelSource(format=kinds.ONNX, data=model.mended or data, graph=model.graph)
+        return ModelSource(format=kinds.ONNX, data=model.repaired or data, graph=model.graph)
     if kind == kinds.MINDIR:
         from engine.formats.mindir import open_mindir
 
@@ -141,7 +141,7 @@ def _onnx(file: Path, content: Content) -> ModelSource:
     return ModelSource(
         format=kinds.ONNX,
         path=file,
-        data=model.mended or data,
+        data=model.repaired or data,
         folder=file.parent,
         graph=model.graph,
         is_secret=bool(content.encryption),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from engine.errors import ModelError
 from engine.formats import kinds
 from engine.formats.files import read_file
-from engine.formats.wire import Budget, WireError, spans
+from engine.formats.protobuf import Budget, WireError, spans
 
 _FIELDS = 4
 
@@ -38,11 +38,11 @@ def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GC
                 f"{name}: it is not encrypted, but dec_key was given; leave dec_key out", name
             )
         return Content(kind, data)
-    from engine.formats.mindir import crypto  # rare, as is all of MindIR
+    from engine.formats import encryption  # rare, as is all of MindIR
 
     try:
-        plain = crypto.decrypt(memoryview(data), dec_key, dec_mode)
-    except crypto.Locked as error:
+        plain = encryption.decrypt(memoryview(data), dec_key, dec_mode)
+    except encryption.DecryptionError as error:
         raise ModelError(f"{name}: {error}", name) from None
     kind = kinds.kind_of(memoryview(plain))
     is_proven = dec_mode == "AES-GCM"  # that this is what was encrypted; any key fits the others

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from engine.formats.onnx import schema
-from engine.formats.wire import BYTES, VARINT, Budget, WireError, fields, key
+from engine.formats.protobuf import BYTES, VARINT, Budget, WireError, fields, key
 
 ONNX = "onnx"
 MINDIR = "mindir"

@@ -13,12 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.backends import OFFICIAL, find_target, installed, open_backend, warn_once
+from engine.config.schema import CORE, unused_settings
 from engine.errors import BackendError, InputError, ModelError
+from engine.host.cpus import preferred_cores, usable_cpus
+from engine.host.threads import threads_per_worker
 from engine.options import is_declared
 from engine.plan.compile import Candidate, Plan, compile_plan
 from engine.plan.state import with_state
-from engine.sections import CORE, remarks
-from engine.threads import preferred_cores, threads_per_worker, usable_cpus
 from engine.types import CancelToken, CompileOptions, Device, ModelSource, Progress, Threads
 
 if TYPE_CHECKING:
@@ -190,7 +191,7 @@ def _settings(
     types = (target.device_type,) if own and target.device_type != target.backend else ()
     read = [f"{name}_context" for name in (*types, target.backend)]
     declared = backend.info.options
-    for text in remarks(config, target.backend, read, declared, _with_sections):
+    for text in unused_settings(config, target.backend, read, declared, _with_sections):
         warn_once(text)
     given = {key: value for name in read for key, value in config.get(name, {}).items()}
     if not declared:

@@ -29,8 +29,8 @@ class Plan:
 
     backend: that of the target; others: those that run what it cannot. predict: the backend's own
     function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
-    pool: lends it contexts. why: how this target came to be chosen. fell: why nodes, by index, are
-    not where the target would have them.
+    pool: lends it contexts. why: how this target came to be chosen.
+    fallback_reasons: why nodes, by index, are not where the target would have them.
     """
 
     backend: Backend
@@ -40,13 +40,15 @@ class Plan:
     pool: ContextPool
     why: str = ""
     others: tuple[Backend, ...] = ()
-    fell: Mapping[int, str] = field(default_factory=dict)
+    fallback_reasons: Mapping[int, str] = field(default_factory=dict)
 
     def placement(self) -> list[Placement]:
         """Where each node runs, and why."""
-        with blamed_on(self.backend, "placement"):
+        with attribute_errors_to(self.backend, "placement"):
             placed = self.executable.placement()
-        reasons = ((self.fell.get(each.index), each.reason, self.why) for each in placed)
+        reasons = (
+            (self.fallback_reasons.get(each.index), each.reason, self.why) for each in placed
+        )
         return [
             replace(each, reason="; ".join(filter(None, parts)))
             for each, parts in zip(placed, reasons, strict=True)
@@ -112,7 +114,7 @@ def load(
         from engine.formats.onnx.inline import inlined  # rare
 
         source = inlined(source)
-    with blamed_on(backend, "engine_load"):
+    with attribute_errors_to(backend, "engine_load"):
         loaded = backend.load(source, options)
         try:
             return loaded, dict(loaded.unsupported)
@@ -123,7 +125,7 @@ def load(
 
 def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOptions) -> Executable:
     """The executable of a loaded model, for the caller to close."""
-    with blamed_on(backend, "engine_compile"):
+    with attribute_errors_to(backend, "engine_compile"):
         executable = backend.compile(loaded, options)
         try:
             _ = (*executable.inputs, *executable.outputs)
@@ -143,7 +145,7 @@ class Opener:
 
     def open_context(self) -> ExecutionContext:
         """See Executable."""
-        with blamed_on(self._backend, "open_context"):
+        with attribute_errors_to(self._backend, "open_context"):
             context = self._executable.open_context()
             if not hasattr(context, "close"):
                 raise TypeError(f"it returned {context!r}, which is no execution context")
@@ -151,7 +153,7 @@ class Opener:
 
 
 @contextmanager
-def blamed_on(backend: Backend, hook: str) -> Iterator[None]:
+def attribute_errors_to(backend: Backend, hook: str) -> Iterator[None]:
     """Report what no hook may raise as the backend's fault, in one line."""
     try:
         yield

@@ -20,7 +20,7 @@ from onnx.external_data_helper import uses_external_data
 from engine.errors import ModelError
 from engine.formats import source_of_part
 from engine.formats.onnx.names import reads, subgraphs, tensors
-from engine.plan.cut import Graph, Node, Segment
+from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
 
 

@@ -14,9 +14,16 @@ from typing import TYPE_CHECKING
 from engine.errors import BackendError, ModelError
 from engine.formats.collectives import is_collective
 from engine.plan import segments
-from engine.plan.compile import Candidate, Plan, blamed_on, compile_loaded, compile_whole, load
+from engine.plan.compile import (
+    Candidate,
+    Plan,
+    attribute_errors_to,
+    compile_loaded,
+    compile_whole,
+    load,
+)
 from engine.plan.contexts import ContextPool, close
-from engine.plan.cut import Segment, cut
+from engine.plan.partition import Segment, partition
 from engine.types import (
     Capability,
     Executable,
@@ -45,26 +52,26 @@ def compile_mixed(
     further: see `compile_plan`. Raises ModelError where nobody runs a node, or where a backend
     refuses a part of which it has reported nothing.
     """
-    division = _Division(first, source, further)
-    if not division.nodes or not first.backend.can(Capability.MIXED_PLACEMENT):
-        raise division.nobody(0, unsupported)
-    every = range(len(division.nodes))
-    division.refuse(0, every, unsupported)
-    if set(division.levels) == {1}:
-        second = division.candidates[1]
+    partitioning = Partitioning(first, source, further)
+    if not partitioning.nodes or not first.backend.can(Capability.MIXED_PLACEMENT):
+        raise partitioning.unplaceable(0, unsupported)
+    every = range(len(partitioning.nodes))
+    partitioning.refuse(0, every, unsupported)
+    if set(partitioning.levels) == {1}:
+        second = partitioning.candidates[1]
         plan, unsupported = compile_whole(second, source)
         if plan is not None:
-            division.warn(every)
-            return replace(plan, fell=division.fell)
-        division.refuse(1, every, unsupported)
+            partitioning.warn(every)
+            return replace(plan, fallback_reasons=partitioning.fallback_reasons)
+        partitioning.refuse(1, every, unsupported)
     with ExitStack() as on_failure:
         with ExitStack() as closing:
-            parts = _settle(division, closing)
-            executable = _compile(division, parts)
+            parts = _settle(partitioning, closing)
+            executable = _compile(partitioning, parts)
             on_failure.callback(close, executable)
         on_failure.pop_all()
     placed = {index for part in parts for index in part.segment.nodes}
-    division.warn(placed)
+    partitioning.warn(placed)
     used = {part.candidate.backend.name: part.candidate.backend for part in parts}
     used.pop(first.backend.name, None)
     return Plan(
@@ -74,16 +81,18 @@ def compile_mixed(
         segments.predict,
         ContextPool(executable),
         others=tuple(used.values()),
-        fell={index: why for index, why in division.fell.items() if index in placed},
+        fallback_reasons={
+            index: why for index, why in partitioning.fallback_reasons.items() if index in placed
+        },
     )
 
 
-class _Division:
+class Partitioning:
     """Which candidate gets which node, as far as they have been asked.
 
     candidates: the first, and those that were asked; the place in this list is the level.
-    levels: of each node. fell: why a node is not on level 0. copied: constant nodes, which stand
-    in every part that reads them.
+    levels: of each node. fallback_reasons: why a node is not on level 0. copied: constant nodes,
+    which stand in every part that reads them.
     """
 
     def __init__(
@@ -96,7 +105,7 @@ class _Division:
         self.candidates = [first]
         self.nodes = source.graph.nodes if source.graph is not None else ()
         self.levels = [0] * len(self.nodes)
-        self.fell: dict[int, str] = {}
+        self.fallback_reasons: dict[int, str] = {}
         self.copied = {
             node.index
             for node in self.nodes
@@ -132,13 +141,13 @@ class _Division:
         # A copy of a constant is on another level: the backend of that makes it for this one.
         falling = {i: reason for i, reason in by_index.items() if self.levels[i] == level}
         if falling and not self.reaches(level + 1):
-            raise self.nobody(level, falling)
+            raise self.unplaceable(level, falling)
         for index, reason in falling.items():
             self.levels[index] = level + 1
-            earlier = f"{self.fell[index]}; " if index in self.fell else ""
-            self.fell[index] = f"{earlier}{self.names[level]} cannot run it: {reason}"
+            earlier = f"{self.fallback_reasons[index]}; " if index in self.fallback_reasons else ""
+            self.fallback_reasons[index] = f"{earlier}{self.names[level]} cannot run it: {reason}"
 
-    def nobody(self, level: int, refused: Mapping[int, str]) -> ModelError:
+    def unplaceable(self, level: int, refused: Mapping[int, str]) -> ModelError:
         """The error for nodes that the backend of the last level refuses, each with its reason."""
         waiting = [
             self._title(index)
@@ -154,7 +163,7 @@ class _Division:
             )
         lines = [
             f"{self._title(index)}: {reason}"
-            + (f" ({self.fell[index]})" if index in self.fell else "")
+            + (f" ({self.fallback_reasons[index]})" if index in self.fallback_reasons else "")
             for index, reason in refused.items()
         ]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
@@ -182,7 +191,9 @@ class _Division:
             found = sorted(index for index in used if self.levels[index] == level)
             if candidate.is_listed or not found:
                 continue
-            shown = "; ".join(f"{self._title(index)}: {self.fell[index]}" for index in found[:3])
+            shown = "; ".join(
+                f"{self._title(index)}: {self.fallback_reasons[index]}" for index in found[:3]
+            )
             more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
             logging.getLogger("engine").warning(
                 f"{self.source.name}: {len(found)} of {len(self.levels)} nodes run on "
@@ -199,7 +210,7 @@ class _Part:
     loaded: LoadedModel
 
 
-def _settle(division: _Division, closing: ExitStack) -> list[_Part]:
+def _settle(partitioning: Partitioning, closing: ExitStack) -> list[_Part]:
     """Cut, and let the backends read their parts, until they take them all.
 
     closing: gets what closes the loaded models. Returns the parts in running order.
@@ -207,30 +218,30 @@ def _settle(division: _Division, closing: ExitStack) -> list[_Part]:
     try:
         from engine.plan.extract import Whole
     except ImportError as error:
-        refused = "; ".join(division.fell.values())
+        refused = "; ".join(partitioning.fallback_reasons.values())
         raise ModelError(
-            f"{division.source.name}: {refused}; cutting it for several backends needs the onnx "
-            "package; run: pip install onnx",
-            division.source.name,
+            f"{partitioning.source.name}: {refused}; cutting it for several backends needs "
+            "the onnx package; run: pip install onnx",
+            partitioning.source.name,
         ) from error
-    whole = Whole(division.source)
+    whole = Whole(partitioning.source)
     types: dict[str, TypeProto] = {}
     done: dict[Segment, _Part] = {}
     closing.callback(_close, done)
     while True:
-        cuts = cut(whole.graph, division.levels, division.copied)
-        for segment in done.keys() - {*cuts}:
+        segments_now = partition(whole.graph, partitioning.levels, partitioning.copied)
+        for segment in done.keys() - {*segments_now}:
             close(done.pop(segment).loaded)
-        for segment in cuts:
+        for segment in segments_now:
             if segment in done:
                 continue
-            part = _read(division, whole, segment, types)
+            part = _read(partitioning, whole, segment, types)
             if part is None:
                 break  # cut anew: what comes later may be read otherwise then
             done[segment] = part
             _learn(part, types)
         else:
-            return [done[segment] for segment in cuts]
+            return [done[segment] for segment in segments_now]
 
 
 def _close(done: Mapping[Segment, _Part]) -> None:
@@ -239,29 +250,29 @@ def _close(done: Mapping[Segment, _Part]) -> None:
 
 
 def _read(
-    division: _Division, whole: Whole, segment: Segment, types: dict[str, TypeProto]
+    partitioning: Partitioning, whole: Whole, segment: Segment, types: dict[str, TypeProto]
 ) -> _Part | None:
     """A part as its backend reads it; None where that refused some of it, which is noted."""
-    _infer(division, whole, segment, types)
-    candidate = division.candidates[segment.level]
+    _infer(partitioning, whole, segment, types)
+    candidate = partitioning.candidates[segment.level]
     source = whole.part(segment, types)
     try:
         loaded, unsupported = load(candidate.backend, source, candidate.options)
     except ModelError as error:
-        if not segment.level or not division.reaches(segment.level + 1):
+        if not segment.level or not partitioning.reaches(segment.level + 1):
             raise _of_a_part(error, segment, candidate) from error
-        own = [i for i, index in enumerate(segment.nodes) if index not in division.copied]
+        own = [i for i, index in enumerate(segment.nodes) if index not in partitioning.copied]
         unsupported = dict.fromkeys(own, str(error))
     else:
         if not unsupported:
             return _Part(segment, candidate, loaded)
         close(loaded)
-    division.refuse(segment.level, segment.nodes, unsupported)
+    partitioning.refuse(segment.level, segment.nodes, unsupported)
     return None
 
 
 def _infer(
-    division: _Division, whole: Whole, segment: Segment, types: dict[str, TypeProto]
+    partitioning: Partitioning, whole: Whole, segment: Segment, types: dict[str, TypeProto]
 ) -> None:
     """Complete `types` with those of the segment's inputs and outputs."""
     from engine.formats.onnx.infer import types_of
@@ -270,10 +281,10 @@ def _infer(
     types.update(types_of(whole.proto, names, guess=True, known=types))
     for name in sorted(names - types.keys()):
         raise ModelError(
-            f"{division.source.name}: the type of {name!r}, which goes to or comes from "
-            f"{division.names[segment.level]}, is not in the file and onnx cannot infer it; add it "
-            "to the graph's value_info",
-            division.source.name,
+            f"{partitioning.source.name}: the type of {name!r}, which goes to or comes from "
+            f"{partitioning.names[segment.level]}, is not in the file and onnx cannot infer it; "
+            "add it to the graph's value_info",
+            partitioning.source.name,
         )
 
 
@@ -284,7 +295,7 @@ def _learn(part: _Part, types: dict[str, TypeProto]) -> None:
     """
     from engine.formats.onnx.infer import shaped
 
-    with blamed_on(part.candidate.backend, "engine_load"):
+    with attribute_errors_to(part.candidate.backend, "engine_load"):
         specs = tuple(part.loaded.outputs)
     for name, spec in zip(part.segment.outputs, specs):
         if spec.kind is ValueKind.TENSOR and spec.shape is not None:
@@ -301,9 +312,9 @@ def _of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> Mod
     )
 
 
-def _compile(division: _Division, parts: Sequence[_Part]) -> segments.SegmentedExecutable:
+def _compile(partitioning: Partitioning, parts: Sequence[_Part]) -> segments.SegmentedExecutable:
     """Compile the parts and tie their values together."""
-    graph = division.source.graph
+    graph = partitioning.source.graph
     assert graph is not None
     places = {spec.name: place for place, spec in enumerate(graph.inputs)}
     last: dict[str, Segment] = {}
@@ -337,7 +348,7 @@ def _compile(division: _Division, parts: Sequence[_Part]) -> segments.SegmentedE
         outputs=graph.outputs,
         places=tuple(places[spec.name] for spec in graph.outputs),
         width=len(places),
-        rest=[_unread(division, index) for index in {*range(len(graph.nodes))} - placed],
+        rest=[_unread(partitioning, index) for index in {*range(len(graph.nodes))} - placed],
     )
 
 
@@ -374,9 +385,9 @@ def _bounded(spec: TensorSpec, place: int, compiled: Sequence[segments.Segment])
     return replace(spec, bounds=bounds)
 
 
-def _unread(division: _Division, index: int) -> Placement:
+def _unread(partitioning: Partitioning, index: int) -> Placement:
     """The placement of a node that is in no segment."""
-    first, node = division.candidates[0], division.nodes[index]
+    first, node = partitioning.candidates[0], partitioning.nodes[index]
     providers = (first.options.provider, *first.backend.info.providers, "")
     return Placement(
         index=index,

@@ -17,7 +17,7 @@ import numpy as np
 
 from engine.backends import Backend
 from engine.errors import BackendUnavailable, EngineError, InputError, ModelError, one_line
-from engine.plan.compile import Opener, blamed_on
+from engine.plan.compile import Opener, attribute_errors_to
 from engine.plan.contexts import close
 from engine.types import (
     Executable,
@@ -79,7 +79,7 @@ class SegmentedExecutable:
         """One entry for each node of the whole model; of copies, that of the first."""
         found = {each.index: each for each in self._rest}
         for segment in self.segments:
-            with blamed_on(segment.backend, "placement"):
+            with attribute_errors_to(segment.backend, "placement"):
                 placed = segment.executable.placement()
                 for index, each in zip(segment.nodes, placed, strict=True):
                     found.setdefault(index, replace(each, index=index))

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends import BackendRecord, BackendState
-from engine.child import ending, environment, kill, last_words, start
+from engine.backends.probe import probe
 from engine.errors import BackendError
-from engine.probe import probe
+from engine.host.child import ending, environment, kill, last_words, start
 from engine.types import Progress
 
 LEVELS = ("manifest", "semantics", "ownership", "errors", "lifecycle", "threads")

@@ -43,8 +43,8 @@ class Errors(Level):
         """What the core hands on where a node went to another backend: bytes, beside the path."""
         self.require(trial, Capability.MIXED_PLACEMENT)
         from engine.formats.onnx.infer import types_of
-        from engine.plan.cut import Segment
         from engine.plan.extract import Whole
+        from engine.plan.partition import Segment
 
         whole = Whole(trial.source(models.unknown_operator))
         types = types_of(whole.proto, ["x", "twice"], guess=False)

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.child import command, environment
 from engine.errors import EngineError
+from engine.host.child import command, environment
 from engine.testing import models
 from engine.testing.level import Level, Maker, Trial, floats
 from engine.types import Capability, MemoryReport

@@ -10,7 +10,7 @@ from typing import ClassVar
 import pytest
 
 from engine.backends import Backend
-from engine.child import command, environment
+from engine.host.child import command, environment
 from engine.testing.level import Level
 from engine.types import BackendInfo, Capability, Check, Devices
 

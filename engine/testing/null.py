@@ -38,7 +38,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.testing.evaluator import EvaluatorContext, EvaluatorModel
+    from engine.reference.evaluator import EvaluatorContext, EvaluatorModel
 
 DEVICE = Device("null", 0)
 OPTIONS: Mapping[str, str] = {
@@ -108,7 +108,7 @@ def engine_diagnose() -> Sequence[Check]:
 @hookimpl
 def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
     """Read a model; this is the first call that may import the runtime."""
-    from engine.testing.evaluator import Host, load
+    from engine.reference.evaluator import Host, load
 
     settings = Settings.parse(options.options)
     return load(source, Host("null", DEVICE, settings.unsupported_ops, settings.delay_s))

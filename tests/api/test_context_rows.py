@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from engine import Context
-from engine.settings import Settings
+from engine.config.settings import Settings
 
 Refused = tuple[Any, type[Exception], str]
 

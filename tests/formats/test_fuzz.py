@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import formats
 from engine.errors import ModelError
-from engine.formats.wire import BYTES, Budget, WireError, fields
+from engine.formats.protobuf import BYTES, Budget, WireError, fields
 from engine.testing import hostile
 from engine.testing.hostile import encode
 from engine.types import GraphInfo

@@ -6,7 +6,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from engine.formats.onnx import schema
 from engine.formats.onnx.reading import DTYPES
-from engine.formats.wire import BYTES, FIXED32, FIXED64, VARINT
+from engine.formats.protobuf import BYTES, FIXED32, FIXED64, VARINT
 
 MESSAGES: dict[str, Descriptor] = {
     "MODEL": onnx.ModelProto.DESCRIPTOR,

@@ -31,7 +31,7 @@ def engine_backend():
 
 @hookimpl
 def engine_load(source, options):
-    from engine.testing.evaluator import Host, load
+    from engine.reference.evaluator import Host, load
 
     settings = Settings.parse(options.options)
     loads.append(source)

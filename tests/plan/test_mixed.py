@@ -395,7 +395,7 @@ def test_a_model_that_one_target_takes_whole_loads_nothing_for_cutting(tmp_path:
     code = f"""
 import sys, engine
 engine.load({str(models.affine(tmp_path))!r}, target=["null", "null"])
-names = ("mixed", "segments", "cut", "extract")
+names = ("mixed", "segments", "partition", "extract")
 print([name for name in names if "engine.plan." + name in sys.modules])
 """
     search = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])

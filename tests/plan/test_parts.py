@@ -18,8 +18,8 @@ import engine
 from engine.errors import ModelError
 from engine.formats import open_source
 from engine.formats.onnx.infer import types_of
-from engine.plan.cut import Segment
 from engine.plan.extract import Whole
+from engine.plan.partition import Segment
 from engine.types import ModelSource
 
 Install = Callable[..., ModuleType]

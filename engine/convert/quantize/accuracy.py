@@ -12,9 +12,9 @@ import numpy as np
 from onnx import ModelProto
 
 from engine.convert.job import Job
-from engine.convert.made_up import closed, random
 from engine.convert.quantize.calibration import Sample
 from engine.convert.quantize.runtime import open_session
+from engine.convert.sample_inputs import closed, random
 from engine.errors import InputError, one_line
 from engine.formats.arrays import Array
 from engine.types import TensorSpec

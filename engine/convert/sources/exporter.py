@@ -17,10 +17,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
-from engine.child import ending, environment, kill, start
 from engine.convert.job import Job, Read
 from engine.convert.scratch import scratch
 from engine.errors import ModelError, one_line
+from engine.host.child import ending, environment, kill, start
 
 if TYPE_CHECKING:
     from onnx import GraphProto

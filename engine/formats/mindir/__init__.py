@@ -1,15 +1,14 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
 decode.py      the file's messages
-crypto.py      encrypted files, whatever they hold
 constants.py   what constants and inferred types mean, in every dialect
 storage.py     where tensors' bytes are; names.py: what names mean
-lower.py       runs the graph on symbols; arrange.py: what leaves no node behind
+lower.py       runs the graph on symbols; structural.py: what leaves no node behind
 control.py     functions, loops and branches; functions.py: which calls which
 primitives/    the table: one function a primitive, which writes ONNX nodes
-emit.py        what those functions write with; inferred.py: shapes that the file leaves open
+emit.py        what those functions write with; shape_inference.py: shapes that the file leaves open
 fold.py        tidies the nodes; assemble.py: the ONNX model; outputs.py: its outputs
-described.py   what is in a file, for people; refusal.py: why a file cannot be read, likewise
+summary.py     what is in a file, for people; errors.py: why a file cannot be read, likewise
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pathlib import Path
 
 from engine.formats.mindir import decode
 from engine.formats.mindir.assemble import StateSlot, lower
-from engine.formats.mindir.decode import Damaged
-from engine.formats.mindir.described import Description, describe
-from engine.formats.mindir.refusal import refused
+from engine.formats.mindir.decode import DecodeError
+from engine.formats.mindir.errors import refused
 from engine.formats.mindir.storage import Storage
+from engine.formats.mindir.summary import Description, describe
 from engine.formats.onnx import read_model
 from engine.types import ModelSource
 
@@ -66,7 +65,7 @@ def open_mindir(
     with refused(path, view):
         proto = decode.model(view)
         if not proto.little_endian:
-            raise Damaged("its numbers are big endian; export it on a little-endian machine")
+            raise DecodeError("its numbers are big endian; export it on a little-endian machine")
         assert proto.graph is not None
         storage = Storage(view, path, base, dec_key, dec_mode)
         storage.open((each.location for each in proto.graph.parameters if each.location), weights)
@@ -75,7 +74,7 @@ def open_mindir(
     if graph is None:
         beside = storage.folder / "part" if storage.folder is not None else None  # just a name
         model = read_model(memoryview(lowered.data), beside, name, storage.files)
-        assert model.mended is None, "what is written here breaks no rule"
+        assert model.repaired is None, "what is written here breaks no rule"
         graph = model.graph
     return MindirSource(
         format="onnx",

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.formats import onnx_write
 from engine.formats.mindir import constants, fold
-from engine.formats.mindir.decode import Damaged, ModelProto, ValueProto
+from engine.formats.mindir.decode import DecodeError, ModelProto, ValueProto
 from engine.formats.mindir.emit import Unsupported
-from engine.formats.mindir.lower import Fault, Lowering
+from engine.formats.mindir.lower import Lowering, LoweringError
 from engine.formats.mindir.names import local, unique
 from engine.formats.mindir.outputs import declared, titles_of
 from engine.formats.mindir.storage import Storage
 from engine.formats.mindir.values import MONAD, Abstract, Value, leaves
-from engine.formats.onnx.written import plain_info
-from engine.formats.onnx_write import Graph, Node, ValueInfo
+from engine.formats.onnx import writer
+from engine.formats.onnx.graph_info import graph_info_of_written
+from engine.formats.onnx.writer import Graph, Node, ValueInfo
 from engine.types import GraphInfo
 
 OPSET = 21
@@ -47,7 +47,7 @@ class Lowered:
 
 
 def lower(model: ModelProto, storage: Storage) -> Lowered:
-    """Lower a whole model. Raises Damaged, Fault."""
+    """Lower a whole model. Raises DecodeError, LoweringError."""
     main = model.graph
     assert main is not None
     names: set[str] = set()
@@ -63,7 +63,7 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
         if each is not MONAD and each is not None
     ]
     if not flat:
-        raise Damaged("the graph gives nothing")
+        raise DecodeError("the graph gives nothing")
     renamed: dict[str, str] = {}
     outputs = _outputs(low, model, inputs, flat, names, renamed)
     states = {}
@@ -101,8 +101,8 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     if fold.uses_domain(nodes, "com.microsoft"):
         opsets["com.microsoft"] = 1
     producer = " ".join(part for part in (model.producer, model.version) if part)
-    data = onnx_write.model_bytes(graph, opsets, producer, model.user_info)
-    info = plain_info(graph, opsets, producer, model.user_info, storage.files)
+    data = writer.model_bytes(graph, opsets, producer, model.user_info)
+    info = graph_info_of_written(graph, opsets, producer, model.user_info, storage.files)
     return Lowered(data, info, tuple(slots))
 
 
@@ -121,7 +121,7 @@ def _run(
         low = Lowering(model, parameters)
         try:
             result = low.run(model.graph, inputs)
-        except (Damaged, Fault, Unsupported):
+        except (DecodeError, LoweringError, Unsupported):
             if low.state.keys() <= hidden.keys():
                 raise
         else:
@@ -177,7 +177,7 @@ def _input(proto: ValueProto, names: set[str]) -> Any:
         if isinstance(told, tuple):
             return tuple(value(each, f"{title}_{place}") for place, each in enumerate(told))
         if not isinstance(told, Abstract):
-            raise Damaged(f"the input {name!r} has no type that is known here")
+            raise DecodeError(f"the input {name!r} has no type that is known here")
         return Value(unique(title, names), told.dtype, told.shape)
 
     told: Any = None

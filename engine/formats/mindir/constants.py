@@ -14,15 +14,15 @@ from typing import Any
 from engine.formats.mindir import decode
 from engine.formats.mindir.decode import (
     AttributeProto,
-    Damaged,
+    DecodeError,
     NodeProto,
     Source,
     Span,
     TensorProto,
 )
 from engine.formats.mindir.values import DTYPES, MONAD, Abstract, Shape, TypeId, Value
-from engine.formats.wire import BYTES, VARINT, signed
-from engine.formats.wire import key as key_of
+from engine.formats.protobuf import BYTES, VARINT, signed
+from engine.formats.protobuf import key as key_of
 from engine.types import DType
 
 _DIM, _DATA_TYPE = key_of(1, VARINT), key_of(2, VARINT)  # of a TensorProto
@@ -46,7 +46,7 @@ class Settings(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value. Raises KeyError, and Damaged for one that cannot be decoded."""
+        """The value. Raises KeyError, and DecodeError for one that cannot be decoded."""
         if name not in self._values:
             self._values[name] = self._stored(_setting_at(self._source, self._spans[name]))
         return self._values[name]
@@ -89,7 +89,7 @@ def value_of(attribute: AttributeProto) -> Any:
         values = tuple(map(_tensor_or_type, attribute.tensors))
         return values[0] if len(values) == 1 else values
     if kind == decode.SCALAR:
-        raise Damaged(f"the constant {attribute.name!r} has no value")
+        raise DecodeError(f"the constant {attribute.name!r} has no value")
     return _scalar(attribute)
 
 
@@ -113,7 +113,7 @@ def _scalar(attribute: AttributeProto) -> Any:
         if listed:
             return listed[0] if len(listed) == 1 else tuple(listed)
         return attribute.i or attribute.f or attribute.s.decode("utf-8", "replace") or None
-    raise Damaged(f"the constant {attribute.name!r} has type {kind}, which is no value")
+    raise DecodeError(f"the constant {attribute.name!r} has type {kind}, which is no value")
 
 
 def _by_form(attribute: AttributeProto) -> Any:
@@ -125,7 +125,7 @@ def _by_form(attribute: AttributeProto) -> Any:
         return MONAD
     if word in ("tensor", "type"):
         if not attribute.tensors:
-            raise Damaged(f"the attribute {attribute.name!r} says {form!r} and holds no tensor")
+            raise DecodeError(f"the attribute {attribute.name!r} says {form!r} and holds no tensor")
         if "[" in rest:
             return _nested(rest, iter(list(map(_tensor_or_type, attribute.tensors))), form)
         return _tensor_or_type(attribute.tensors[0])
@@ -153,19 +153,21 @@ def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
         if word.endswith("["):
             stack.append([])
             if len(stack) > decode.DEPTH:
-                raise Damaged(f"a constant is nested more than {decode.DEPTH} levels deep")
+                raise DecodeError(f"a constant is nested more than {decode.DEPTH} levels deep")
         elif word == "]":
             if len(stack) < 2:
-                raise Damaged(f"the form {form[:80]!r} closes more than it opens")
+                raise DecodeError(f"the form {form[:80]!r} closes more than it opens")
             done = tuple(stack.pop())
             stack[-1].append(done)
         else:
             try:
                 stack[-1].append(next(numbers))
             except StopIteration:
-                raise Damaged(f"the form {form[:80]!r} names more values than there are") from None
+                raise DecodeError(
+                    f"the form {form[:80]!r} names more values than there are"
+                ) from None
     if len(stack) != 1 or len(stack[0]) != 1:
-        raise Damaged(f"the form {form[:80]!r} is not closed")
+        raise DecodeError(f"the form {form[:80]!r} is not closed")
     return stack[0][0]
 
 
@@ -175,7 +177,7 @@ def _tensor_or_type(proto: TensorProto) -> Any:
         if not proto.dims:
             return TypeId(dtype_of(proto))
         if 0 not in proto.dims:
-            raise Damaged(f"the tensor {proto.name!r} has no data")
+            raise DecodeError(f"the tensor {proto.name!r} has no data")
     return tensor_value(proto, "")
 
 
@@ -183,7 +185,7 @@ def tensor_value(proto: TensorProto, name: str) -> Value:
     """A tensor whose data lies in the file that was decoded."""
     dtype, shape, wanted = size_of(proto)
     if proto.compression:
-        raise Damaged(
+        raise DecodeError(
             f"the tensor {proto.name!r} is compressed (type {proto.compression}); export the "
             "model without compression"
         )
@@ -191,7 +193,7 @@ def tensor_value(proto: TensorProto, name: str) -> Value:
     if data is None:
         data = _typed(proto, dtype, prod(shape))
     if len(data) != wanted:
-        raise Damaged(
+        raise DecodeError(
             f"the tensor {proto.name!r} has {len(data):,} bytes of data; its {dtype}"
             f"{list(shape)} needs {wanted:,}"
         )
@@ -203,9 +205,9 @@ def size_of(proto: TensorProto) -> tuple[DType, tuple[int, ...], int]:
     dtype = dtype_of(proto)
     shape = tuple(proto.dims)
     if shape and min(shape) < 0:
-        raise Damaged(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
+        raise DecodeError(f"the tensor {proto.name!r} has a negative dim: {list(shape)}")
     if dtype is DType.STRING:
-        raise Damaged(f"the tensor {proto.name!r} holds text, which no primitive computes with")
+        raise DecodeError(f"the tensor {proto.name!r} holds text, which no primitive computes with")
     return dtype, shape, (prod(shape) * dtype.bits + 7) // 8
 
 
@@ -216,7 +218,7 @@ def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
 
     numbers = proto.numbers
     if len(numbers) != count:
-        raise Damaged(f"the tensor {proto.name!r} has {len(numbers)} numbers, not {count:,}")
+        raise DecodeError(f"the tensor {proto.name!r} has {len(numbers)} numbers, not {count:,}")
     if dtype in (DType.FLOAT16, DType.BFLOAT16) and all(type(number) is int for number in numbers):
         return np.array(numbers, np.uint16).tobytes()
     return encode(np.array(numbers), dtype)
@@ -226,7 +228,7 @@ def dtype_of(proto: TensorProto) -> DType:
     """The element type of a tensor of the file."""
     found = DTYPES.get(proto.data_type)
     if found is None:
-        raise Damaged(f"the tensor {proto.name!r} has element type {proto.data_type}")
+        raise DecodeError(f"the tensor {proto.name!r} has element type {proto.data_type}")
     return found
 
 

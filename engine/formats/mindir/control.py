@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.formats.mindir.emit import Scope, Unsupported
 from engine.formats.mindir.values import NEVER, Choice, Closure, DType, Shape, Value, leaves
-from engine.formats.onnx_write import Graph, Node, ValueInfo
+from engine.formats.onnx.writer import Graph, Node, ValueInfo
 
 if TYPE_CHECKING:
     from engine.formats.mindir.lower import Lowering
@@ -262,10 +262,10 @@ def loop(low: Lowering, header: str, members: frozenset[str], args: tuple[Any, .
                 key: Value(low.g.fresh(), *kind, depth=scope.depth) for key, kind in changed.items()
             }
             low.state = {**before, **frame.state}
-            exits = low.turn(frame, rebuilt(args, iter(frame.carried)))
+            exits = low.lower_iteration(frame, rebuilt(args, iter(frame.carried)))
         low.state = dict(before)
         if header not in exits.ways:  # it never comes back: no loop at all
-            return low.turn(frame, args)
+            return low.lower_iteration(frame, args)
         again, state = exits.ways[header]
         if not _grow(low, initial, before, frame, list(leaves(again)), state, types, changed):
             return _emit(low, scope, frame, exits, initial, before, types, changed)

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from engine.formats.wire import BYTES, VARINT, Budget, Data, signed, spans, varints
-from engine.formats.wire import key as key_of
+from engine.formats.protobuf import BYTES, VARINT, Budget, Data, signed, spans, varints
+from engine.formats.protobuf import key as key_of
 
 FIELDS = 20_000_000
 RANK = 64  # axes of a tensor
@@ -29,7 +29,7 @@ TYPE_NULL, SCALAR = 36, 39
 FLOAT, STRING, BOOL, DOUBLE = 1, 8, 9, 11
 
 
-class Damaged(ValueError):
+class DecodeError(ValueError):
     """The file breaks a rule of the format. The message says which."""
 
 
@@ -64,9 +64,9 @@ class Source:
     def text(self, first: int, past: int) -> str:
         """A name. Bytes that are no UTF-8 are damage."""
         if past < 0:
-            raise Damaged(_MISTYPED)
+            raise DecodeError(_MISTYPED)
         if past - first > NAME_BYTES:
-            raise Damaged(f"a name of {past - first:,} bytes; at most {NAME_BYTES:,} are read")
+            raise DecodeError(f"a name of {past - first:,} bytes; at most {NAME_BYTES:,} are read")
         encoded = self.data[first:past]
         found = self.names.get(encoded)
         if found is None:
@@ -74,7 +74,7 @@ class Source:
                 found = self.names[encoded] = str(encoded, "utf-8")
             except UnicodeDecodeError:
                 shown = bytes(encoded[:40])
-                raise Damaged(f"the name {shown!r} is not UTF-8") from None
+                raise DecodeError(f"the name {shown!r} is not UTF-8") from None
         return found
 
 
@@ -186,7 +186,7 @@ class ModelProto:
 
 
 def model(view: memoryview) -> ModelProto:
-    """Decode a file. Raises WireError and Damaged."""
+    """Decode a file. Raises WireError and DecodeError."""
     source = Source(view)
     found = ModelProto(source)
     for key, first, past in source.fields((0, len(view))):
@@ -197,12 +197,12 @@ def model(view: memoryview) -> ModelProto:
             found.version = source.text(first, past)
         elif number == 7:
             if found.graph is not None:
-                raise Damaged("two main graphs; expected one")
+                raise DecodeError("two main graphs; expected one")
             found.graph = graph(source, _span(first, past))
         elif number == 8:
             function = graph(source, _span(first, past))
             if function.name in found.functions:
-                raise Damaged(f"two functions are named {function.name!r}")
+                raise DecodeError(f"two functions are named {function.name!r}")
             found.functions[function.name] = function
         elif number == 10:
             found.little_endian = bool(_integer(first, past))
@@ -216,7 +216,7 @@ def model(view: memoryview) -> ModelProto:
                     entry[part >> 3] = source.text(begin, end)
             found.user_info[entry[1]] = entry[2]
     if found.graph is None:
-        raise Damaged("no graph in it")
+        raise DecodeError("no graph in it")
     return found
 
 
@@ -306,7 +306,7 @@ def tensor(source: Source, span: Span) -> TensorProto:
         if key == _DIM:
             dims.append(signed(first))
             if len(dims) > RANK:
-                raise Damaged(_TOO_MANY_DIMS)
+                raise DecodeError(_TOO_MANY_DIMS)
             continue
         if key == _RAW_DATA:
             raw = source.view[first:past]
@@ -319,9 +319,9 @@ def tensor(source: Source, span: Span) -> TensorProto:
         elif number == 1:
             dims += _integers(source, key, first, past)
             if len(dims) > RANK:
-                raise Damaged(_TOO_MANY_DIMS)
+                raise DecodeError(_TOO_MANY_DIMS)
         elif number == 9:
-            raise Damaged(_MISTYPED)
+            raise DecodeError(_MISTYPED)
         elif number == 13:
             ref_key = source.text(first, past)
         elif number == 16:
@@ -359,7 +359,7 @@ def name_at(source: Source, span: Span) -> str:
 def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
     """Decode an attribute and what is nested in it."""
     if depth > DEPTH:
-        raise Damaged(f"a constant is nested more than {DEPTH} levels deep")
+        raise DecodeError(f"a constant is nested more than {DEPTH} levels deep")
     found = AttributeProto()
     for key, first, past in source.fields(span):
         number = key >> 3
@@ -398,7 +398,7 @@ _MISTYPED = "a field of another type than its number means"
 
 def _span(first: int, past: int) -> Span:
     if past < 0:
-        raise Damaged(_MISTYPED)
+        raise DecodeError(_MISTYPED)
     return first, past
 
 
@@ -408,13 +408,13 @@ def _bytes(source: Source, first: int, past: int) -> bytes:
 
 def _fixed(source: Source, first: int, past: int, length: int) -> bytes:
     if past - first != length:
-        raise Damaged(_MISTYPED)
+        raise DecodeError(_MISTYPED)
     return _bytes(source, first, past)
 
 
 def _integer(first: int, past: int) -> int:
     if past >= 0:
-        raise Damaged(_MISTYPED)
+        raise DecodeError(_MISTYPED)
     return signed(first)
 
 
@@ -422,7 +422,7 @@ def _integers(source: Source, key: int, first: int, past: int) -> list[int]:
     if past < 0:
         return [signed(first)]
     if key & 7 != 2:
-        raise Damaged(_MISTYPED)
+        raise DecodeError(_MISTYPED)
     return [signed(n) for n in varints(source.view[first:past], source.budget)]
 
 
@@ -430,5 +430,5 @@ def _reals(source: Source, first: int, past: int, double: bool) -> list[float]:
     data = _bytes(source, first, past)
     size, code = (8, "d") if double else (4, "f")
     if len(data) % size:
-        raise Damaged(_MISTYPED)
+        raise DecodeError(_MISTYPED)
     return list(struct.unpack(f"<{len(data) // size}{code}", data))

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.inferred import shape_of
+from engine.formats.mindir.shape_inference import shape_of
 from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
-from engine.formats.onnx_write import Attribute, Node
+from engine.formats.onnx.writer import Attribute, Node
 
 NODES = 200_000
 PLACES = 1 << 24  # of a constant, or a tuple, that is made up here

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.formats.mindir.values import DType, Value
-from engine.formats.onnx_write import Graph, Node
+from engine.formats.onnx.writer import Graph, Node
 
 _KEPT = frozenset({"Send", "Receive", "Barrier"})  # they act, whoever reads their result
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})

@@ -12,13 +12,13 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from engine.formats.mindir import constants
-from engine.formats.mindir.arrange import ARRANGING, QUICK
 from engine.formats.mindir.control import RECURSION, RETURN, Exits, Loop, State, loop, select
-from engine.formats.mindir.decode import Damaged, GraphProto, ModelProto, NodeProto
+from engine.formats.mindir.decode import DecodeError, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
 from engine.formats.mindir.functions import Functions
 from engine.formats.mindir.names import local, primitive_named, primitives_of
 from engine.formats.mindir.primitives import known
+from engine.formats.mindir.structural import QUICK, STRUCTURAL
 from engine.formats.mindir.values import (
     COMPLEX,
     MONAD,
@@ -29,7 +29,7 @@ from engine.formats.mindir.values import (
     Value,
     leaves,
 )
-from engine.formats.wire import WireError
+from engine.formats.protobuf import WireError
 
 Changes: TypeAlias = "tuple[dict[str, Value], set[str]]"
 
@@ -45,7 +45,7 @@ ILL_FITTING = (
 """What Python says where values are of other kinds than whoever takes them expects."""
 
 
-class Fault(ValueError):
+class LoweringError(ValueError):
     """A node that cannot be lowered: the message says which and why."""
 
 
@@ -60,8 +60,8 @@ class Lowering:
         self._model = model
         self._functions = Functions(model.functions)
         self._table = known()
-        self._arranging = {
-            f"REF::{key}": ARRANGING[row.op_type]
+        self._structural = {
+            f"REF::{key}": STRUCTURAL[row.op_type]
             for key, row in model.primitives.items()
             if row.op_type in QUICK
         }
@@ -91,7 +91,7 @@ class Lowering:
     def run(self, graph: GraphProto, args: Sequence[Any]) -> Any:
         """The result of a function for these arguments."""
         if len(args) < len(graph.inputs):
-            raise Damaged(
+            raise DecodeError(
                 f"function {graph.name!r} takes {len(graph.inputs)} values, and a call gives "
                 f"{len(args)}"
             )
@@ -103,19 +103,21 @@ class Lowering:
             tail = _tail(graph)
             self._steps += len(graph.nodes)
             if self._steps > STEPS:
-                raise Damaged(f"the graph unfolds into more than {STEPS:,} nodes")
+                raise DecodeError(f"the graph unfolds into more than {STEPS:,} nodes")
             for node in graph.nodes:
                 kind = node.op_type
                 if kind == "Constant":
                     continue
-                inputs = [frame[e] if e in frame else self._beyond(e) for e in node.inputs]
-                arrange = self._arranging.get(kind)
-                if arrange is not None and inputs:  # half of a file's nodes
-                    frame[node.output] = arrange(self, inputs, {})
+                inputs = [
+                    frame[e] if e in frame else self._resolve_free_name(e) for e in node.inputs
+                ]
+                handler = self._structural.get(kind)
+                if handler is not None and inputs:  # half of a file's nodes
+                    frame[node.output] = handler(self, inputs, {})
                 else:
                     frame[node.output] = self._node(graph, node, inputs, node.output == tail)
             names = [each.name for each in graph.outputs]
-            results = [frame[e] if e in frame else self._beyond(e) for e in names]
+            results = [frame[e] if e in frame else self._resolve_free_name(e) for e in names]
             return results[0] if len(results) == 1 else tuple(results)
         finally:
             self._frames.pop()
@@ -143,7 +145,7 @@ class Lowering:
             return self._enter(name, members, self.held(args), is_tail)
         return self._inline(name, args, is_tail)
 
-    def turn(self, frame: Loop, args: Any) -> Exits:
+    def lower_iteration(self, frame: Loop, args: Any) -> Exits:
         """One turn of a loop: its header, and what that calls within the loop."""
         outer, self.loop = self.loop, frame
         self._headers.append(frame.header)
@@ -191,7 +193,7 @@ class Lowering:
     def _inline(self, name: str, args: tuple[Any, ...], is_tail: bool) -> Any:
         graph = self._model.functions.get(name)
         if graph is None:
-            raise Damaged(f"a call of {name!r}, which is no function of the file")
+            raise DecodeError(f"a call of {name!r}, which is no function of the file")
         self._calls += 1
         if self._calls > CALLS:
             raise Unsupported(f"functions that call each other {CALLS} deep")
@@ -219,13 +221,13 @@ class Lowering:
                     return self.call(target, tuple(inputs), is_tail)
                 known = self._primitive(node)
             kind, attributes = known
-            arrange = ARRANGING.get(kind)
-            if arrange is not None:
-                return arrange(self, inputs, attributes)
+            handler = STRUCTURAL.get(kind)
+            if handler is not None:
+                return handler(self, inputs, attributes)
             g.result = constants.abstract_of(node)
             return settled(g, self._lower(kind, inputs, attributes), g.result)
-        except (Unsupported, Damaged) as error:
-            raise Fault(
+        except (Unsupported, DecodeError) as error:
+            raise LoweringError(
                 f"primitive {kind!r} at node {local(node.name or node.output)!r} "
                 f"(scope {node.domain or graph.name!r}): {error}"
             ) from error
@@ -248,7 +250,7 @@ class Lowering:
         if known is None:
             count = 1 + sum(map(self._weigh, parts))
             if count > NESTED:
-                raise Damaged(f"tuples that nest more than {NESTED:,} values")
+                raise DecodeError(f"tuples that nest more than {NESTED:,} values")
             known = self._weights[id(item)] = (count, item)  # kept, so that its id stays its own
         return known[0]
 
@@ -269,10 +271,12 @@ class Lowering:
         target = next((each for each in inputs if each is not MONAD), None) if row.writes else None
         try:
             result = row(self.g, taken, attributes)
-        except (Unsupported, Damaged, WireError, RecursionError):
+        except (Unsupported, DecodeError, WireError, RecursionError):
             raise
         except ILL_FITTING as error:  # a file may give a primitive anything for an argument
-            raise Damaged(f"its arguments do not fit: {type(error).__name__}: {error}") from error
+            raise DecodeError(
+                f"its arguments do not fit: {type(error).__name__}: {error}"
+            ) from error
         self.weighed(result)
         if isinstance(target, Value):
             return self._write(target, result)
@@ -338,7 +342,7 @@ class Lowering:
             return name, settings
         if node.op_type.startswith("REF::"):
             if not name:
-                raise Damaged(f"it names {node.op_type[5:]!r}, which the file does not define")
+                raise DecodeError(f"it names {node.op_type[5:]!r}, which the file does not define")
             return name, {}
         own = {
             each.name: self.g.all_stored(constants.value_of(each))
@@ -355,7 +359,7 @@ class Lowering:
                 return frame[name]
         return None
 
-    def _beyond(self, name: str) -> Any:
+    def _resolve_free_name(self, name: str) -> Any:
         """What a name stands for that the function itself does not define."""
         found = self._parameters.get(name)
         if found is not None:
@@ -370,14 +374,14 @@ class Lowering:
         for frame in reversed(self._frames):
             if name in frame:
                 return frame[name]
-        raise Damaged(f"the input {name!r} is defined nowhere before it is used")
+        raise DecodeError(f"the input {name!r} is defined nowhere before it is used")
 
     def _constant(self, node: NodeProto) -> Any:
         attribute = node.attribute("value")
         if attribute is None:
             decoded = node.decoded()
             if not decoded:
-                raise Damaged(f"the constant {node.output!r} has no value")
+                raise DecodeError(f"the constant {node.output!r} has no value")
             attribute = decoded[0]
         return self.g.all_stored(constants.value_of(attribute))
 

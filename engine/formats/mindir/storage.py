@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from engine.formats import encryption
 from engine.formats.files import SMALL_BYTES, read_file, read_start
-from engine.formats.mindir import constants, crypto
-from engine.formats.mindir.decode import Damaged, TensorProto
+from engine.formats.mindir import constants
+from engine.formats.mindir.decode import DecodeError, TensorProto
 from engine.formats.mindir.names import local
 from engine.formats.mindir.values import Value
-from engine.formats.onnx_write import Buffer, External, Tensor
-from engine.formats.wire import address
+from engine.formats.onnx.writer import Buffer, External, Tensor
+from engine.formats.protobuf import address
 
 APART_BYTES = 1 << 16  # smaller tensors are written into the ONNX model
 
@@ -52,12 +53,12 @@ class Storage:
     def open(self, locations: Iterable[str], weights: bytes | None) -> None:
         """Look at the data files that the model names, or at `weights`, which is the only one.
 
-        Raises Damaged, Locked, and ModelError for what is no file to read.
+        Raises DecodeError, DecryptionError, and ModelError for what is no file to read.
         """
         wanted = sorted(set(locations))
         if weights is not None:
             if len(wanted) != 1:
-                raise Damaged(
+                raise DecodeError(
                     f"its weights are in {len(wanted)} files; give the model's path"
                     if wanted
                     else "weight_bytes belong to a model whose weights are in a file of their own, "
@@ -65,7 +66,7 @@ class Storage:
                 )
             self._hold(wanted[0], memoryview(weights))
         elif wanted and self._base is None:
-            raise Damaged(
+            raise DecodeError(
                 f"its weights are in {wanted[0]!r}, but a model given as bytes has no folder to "
                 "find that in; give the model's path, or weight_bytes"
             )
@@ -73,9 +74,11 @@ class Storage:
             for location in wanted:
                 held = memoryview(read_file(self._file(location)))
                 try:
-                    plain = crypto.decrypt(held, self._key, self._mode)
-                except crypto.Locked as error:
-                    raise crypto.Locked(f"its data file {location!r}: {error}") from None
+                    plain = encryption.decrypt(held, self._key, self._mode)
+                except encryption.DecryptionError as error:
+                    raise encryption.DecryptionError(
+                        f"its data file {location!r}: {error}"
+                    ) from None
                 self._hold(location, memoryview(plain))
         elif wanted:
             for location in wanted:
@@ -93,10 +96,10 @@ class Storage:
     def _file(self, location: str) -> Path:
         assert self._base is not None
         if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise Damaged(f"its weights are in {location!r}, outside of its folder")
+            raise DecodeError(f"its weights are in {location!r}, outside of its folder")
         file = self._base / location
         if not file.exists():
-            raise Damaged(
+            raise DecodeError(
                 f"its weights are in {location!r}, which is not there (looked in "
                 f"{str(self._base)!r}); keep it beside the model, or set [model_file] mindir_path"
             )
@@ -113,7 +116,7 @@ class Storage:
             folder = Path(os.path.realpath(self._path)).parent
         for location, file in real.items():
             if not file.is_relative_to(folder):
-                raise Damaged(
+                raise DecodeError(
                     f"its weights are in {location!r}, which leads out of the model's folder to "
                     f"{str(file)!r}; data must lie inside the folder"
                 )
@@ -139,7 +142,7 @@ class Storage:
             dtype, shape, wanted = constants.size_of(proto)
             length = wanted if proto.length is None else proto.length
             if length != wanted or proto.offset < 0:
-                raise Damaged(
+                raise DecodeError(
                     f"the parameter {local(proto.name)!r} has {length:,} bytes of data at "
                     f"{proto.offset:,} in {proto.location!r}; its {dtype}{list(shape)} needs "
                     f"{wanted:,}"
@@ -148,7 +151,7 @@ class Storage:
             named, size = self._found.get(proto.location, ("", 0))
             size = size if held is None else len(held)
             if proto.offset + length > size:
-                raise Damaged(
+                raise DecodeError(
                     f"the parameter {local(proto.name)!r} is bytes {proto.offset:,} to "
                     f"{proto.offset + length:,} of {proto.location!r}, which has {size:,}; copy or "
                     "download it again"
@@ -196,6 +199,6 @@ class Storage:
 def _check_mark(start: bytes, location: str) -> None:
     """A data file begins with a byte that says the order of bytes in its numbers."""
     if start == b"\x00":
-        raise Damaged(f"the data file {location!r} is big endian")
+        raise DecodeError(f"the data file {location!r} is big endian")
     if start != b"\x01":
-        raise Damaged(f"the data file {location!r} does not begin as one; is it encrypted?")
+        raise DecodeError(f"the data file {location!r} does not begin as one; is it encrypted?")

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.formats.onnx_write import Buffer, External
+from engine.formats.onnx.writer import Buffer, External
 from engine.types import DType as DType  # part of what is offered here
 
 Shape: TypeAlias = "tuple[int | None, ...] | None"

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from engine.formats.onnx import schema
 from engine.formats.onnx.reading import Invalid, text
-from engine.formats.wire import Budget, fields
+from engine.formats.protobuf import Budget, fields
 
 
 class ExternalFiles:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from engine.formats.onnx import limits, schema
+from engine.formats.onnx.expansion import SHAPE_INPUT, FunctionId, check_expanded, expanded_bytes
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.reading import Invalid, text
 from engine.formats.onnx.scope import Scope, explain_unknown, running_order, title
 from engine.formats.onnx.tensor import Tensor, read_sparse, read_tensor
-from engine.formats.onnx.unfold import SHAPE_INPUT, FunctionId, check_unfolded, unfolded_bytes
 from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type
-from engine.formats.wire import Budget, fields
+from engine.formats.protobuf import Budget, fields
 from engine.types import DType, NodeInfo
 
 _INPUT, _OUTPUT, _NAME = schema.NODE_INPUT, schema.NODE_OUTPUT, schema.NODE_NAME
@@ -50,8 +50,8 @@ class State:
 
     functions: the model's own ones. calls: how often what is being read calls which of them.
     nodes: in all so far, of which `counted` belong to earlier functions.
-    unfolded: bytes of constants so far that are computed from constant shapes, or sparse.
-    irregular: a rule that the model breaks although it says clearly what it means; "" for none.
+    expanded: bytes of constants so far that are computed from constant shapes, or sparse.
+    repairable: a rule that the model breaks although it says clearly what it means; "" for none.
     """
 
     files: ExternalFiles
@@ -60,13 +60,13 @@ class State:
     calls: Counter[FunctionId] = field(default_factory=Counter)
     nodes: int = 0
     counted: int = 0
-    unfolded: int = 0
-    irregular: str = ""
+    expanded: int = 0
+    repairable: str = ""
 
-    def unfold(self, nbytes: int) -> None:
+    def add_expanded(self, nbytes: int) -> None:
         """Count a constant of which the file holds less than its size."""
-        self.unfolded += nbytes
-        check_unfolded(self.unfolded)
+        self.expanded += nbytes
+        check_expanded(self.expanded)
 
 
 @dataclass(slots=True)
@@ -103,14 +103,14 @@ def read_graph(
             if dense.setdefault(tensor.name, value) is value:
                 initializers.append(tensor)
             elif dense[tensor.name] == value:
-                state.irregular = f"the {where} has the initializer {tensor.name!r} twice"
+                state.repairable = f"the {where} has the initializer {tensor.name!r} twice"
             else:
                 raise Invalid(f"the {where} has two initializers {tensor.name!r} that differ")
         elif tag == schema.GRAPH_SPARSE_INITIALIZER:
             initializers.append(
                 read_sparse(value, state.files, state.budget, f"an initializer of the {where}")
             )
-            state.unfold(initializers[-1].nbytes)
+            state.add_expanded(initializers[-1].nbytes)
         elif tag == schema.GRAPH_VALUE_INFO:
             graph.value_infos.append(value)
             if len(value) >= DEEP_BYTES:
@@ -158,7 +158,7 @@ def read_nodes(
                 order = running_order(known[index:], name)
                 if order is None:
                     raise Invalid(explain_unknown(name, node, known, where))
-                state.irregular = explain_unknown(name, node, known, where)
+                state.repairable = explain_unknown(name, node, known, where)
                 state.nodes -= len(order)  # these are counted anew
                 read_nodes([views[each] for each in order], state, scope, where, depth, nodes)
                 return
@@ -178,7 +178,7 @@ def read_nodes(
         elif state.functions and (node.domain, node.op_type, overload) in state.functions:
             state.calls[node.domain, node.op_type, overload] += 1
         elif node.op_type in SHAPE_INPUT:
-            state.unfold(unfolded_bytes(node, value, scope, state.budget))
+            state.add_expanded(expanded_bytes(node, value, scope, state.budget))
         nodes.append(node)
 
 
@@ -244,7 +244,7 @@ def _read_attribute(
             check_depth(value, state.budget)
         else:
             where = f"an attribute of {title(node)}"
-            state.unfold(read_sparse(value, state.files, state.budget, where).nbytes)
+            state.add_expanded(read_sparse(value, state.files, state.budget, where).nbytes)
     return tensor
 
 

@@ -6,12 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from engine.errors import ModelError
-from engine.formats import onnx_write
-from engine.formats.onnx import limits, schema
+from engine.formats.onnx import limits, schema, writer
 from engine.formats.onnx.external import entries_of
 from engine.formats.onnx.reading import dims, dtype_of
-from engine.formats.onnx_write import Buffer, Parts
-from engine.formats.wire import Budget, fields, signed, spans
+from engine.formats.onnx.writer import Buffer, Parts
+from engine.formats.protobuf import Budget, fields, signed, spans
 from engine.types import ModelSource
 
 
@@ -40,7 +39,7 @@ def inlined(source: ModelSource) -> ModelSource:
             f"{limits.MODEL_BYTES:,}; use a backend that reads weights in memory, such as cpu",
             str(source.path or ""),
         )
-    return replace(source, data=onnx_write.joined(parts), files={})
+    return replace(source, data=writer.joined(parts), files={})
 
 
 def _changed(
@@ -52,9 +51,9 @@ def _changed(
     for found, first, past in spans(message, 0, len(message), budget):
         if found == key:
             inner = change(message[first:past])
-            head = onnx_write.head(key >> 3, past - first)
+            head = writer.head(key >> 3, past - first)
             parts.append(message[done : first - len(head)])
-            parts.append(onnx_write.head(key >> 3, sum(map(len, inner))))
+            parts.append(writer.head(key >> 3, sum(map(len, inner))))
             parts += inner
             done = past
     return [*parts, message[done:]]
@@ -85,4 +84,4 @@ def _with_data(view: memoryview, source: ModelSource, budget: Budget) -> Parts:
     if "length" in named:
         data = data[: int(named["length"])]
     dtype = dtype_of(number, "a tensor")
-    return onnx_write.tensor_parts(onnx_write.Tensor(name.decode(), dtype, tuple(shape), data))
+    return writer.tensor_parts(writer.Tensor(name.decode(), dtype, tuple(shape), data))

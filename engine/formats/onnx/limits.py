@@ -19,4 +19,4 @@ OPSET_VERSION = 1_000_000
 # that is written out in the file needs no such limit: it is as large as the file.
 FUNCTION_DEPTH = 100  # onnxruntime's
 INLINED_NODES = 65_536  # beyond those written out in the file
-UNFOLDED_BYTES = 16 << 30  # one computed tensor, and all constants computed from constant shapes
+EXPANDED_BYTES = 16 << 30  # one computed tensor, and all constants computed from constant shapes

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 from engine.errors import ModelError
 from engine.formats.onnx import limits, schema
+from engine.formats.onnx.expansion import FunctionId, Part, check_functions
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
-from engine.formats.onnx.reading import Invalid, Irregular, text
+from engine.formats.onnx.reading import Invalid, Repairable, text
 from engine.formats.onnx.scope import Scope
-from engine.formats.onnx.unfold import FunctionId, Part, check_functions
 from engine.formats.onnx.value import read_name_and_type, read_spec
-from engine.formats.wire import Budget, TooManyFields, WireError, fields, signed
+from engine.formats.protobuf import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
 _NOTHING: Mapping[str, Sized] = {}
@@ -24,14 +24,14 @@ _NOTHING: Mapping[str, Sized] = {}
 class OnnxModel(NamedTuple):
     """A valid ONNX model.
 
-    linked_out: see `ExternalFiles`; external: it has external data. mended: its bytes where those
-    in the file break a rule (see `mend`), else None.
+    linked_out: see `ExternalFiles`; external: it has external data. repaired: its bytes where those
+    in the file break a rule (see `repair`), else None.
     """
 
     graph: GraphInfo
     external: bool
     linked_out: bool
-    mended: bytes | None = None
+    repaired: bytes | None = None
 
 
 def read_model(
@@ -48,9 +48,9 @@ def read_model(
     try:
         try:
             return _read(view, ExternalFiles(path, held))
-        except Irregular as error:
-            data = _mended(view, error)
-            return _read(memoryview(data), ExternalFiles(path, held))._replace(mended=data)
+        except Repairable as error:
+            data = _repaired(view, error)
+            return _read(memoryview(data), ExternalFiles(path, held))._replace(repaired=data)
     except (Invalid, TooManyFields) as error:
         what = str(error)
         if len(what) > 1000:  # names may be long, and they come from a stranger
@@ -70,15 +70,15 @@ def read_model(
         ) from None
 
 
-def _mended(view: memoryview, error: Irregular) -> bytes:
+def _repaired(view: memoryview, error: Repairable) -> bytes:
     try:
-        from engine.formats.onnx.mend import mended
+        from engine.formats.onnx.repair import repaired
     except ImportError:
         raise Invalid(
             f"{error}; with the onnx package it can be mended: pip install onnx"
         ) from None
     try:
-        return mended(view)
+        return repaired(view)
     except Exception as cause:  # protobuf's: it reads texts that are passed over here
         raise error from cause
 
@@ -184,8 +184,8 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     ]
     if twice:
         raise Invalid(f"the graph lists its output {twice[0]!r} twice; expected unique names")
-    if state.irregular:
-        raise Irregular(state.irregular)
+    if state.repairable:
+        raise Repairable(state.repairable)
     info = GraphInfo(
         name=graph.name,
         inputs=tuple(
@@ -211,8 +211,8 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
 
 def _take_part(state: State) -> Part:
     """What was counted since the last part."""
-    part = Part(state.nodes - state.counted, state.unfolded, state.calls)
-    state.counted, state.unfolded, state.calls = state.nodes, 0, Counter()
+    part = Part(state.nodes - state.counted, state.expanded, state.calls)
+    state.counted, state.expanded, state.calls = state.nodes, 0, Counter()
     return part
 
 
@@ -232,7 +232,7 @@ def _spec(
         return spec
     text = f"{what} has no type; add it with onnx.shape_inference.infer_shapes"
     # Of an output it follows from the nodes; an input is a caller's to choose.
-    raise Irregular(text) if name not in dict(graph.inputs) else Invalid(text)
+    raise Repairable(text) if name not in dict(graph.inputs) else Invalid(text)
 
 
 def _identify(view: memoryview, budget: Budget) -> FunctionId:

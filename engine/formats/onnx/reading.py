@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.formats.onnx import limits
-from engine.formats.wire import Budget, WireError, signed, varints
+from engine.formats.protobuf import Budget, WireError, signed, varints
 from engine.types import DType
 
 DTYPES: tuple[DType | None, ...] = (None, *DType)
@@ -16,7 +16,7 @@ class Invalid(ValueError):
     """The model breaks a rule. The message says which; the caller adds the file's name."""
 
 
-class Irregular(Invalid):
+class Repairable(Invalid):
     """The model breaks a rule, but says clearly what it means; all else has been checked."""
 
 

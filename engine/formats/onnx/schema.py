@@ -5,7 +5,7 @@ The names are onnx.proto's own, so that a test can hold each against the onnx pa
 
 from __future__ import annotations
 
-from engine.formats.wire import BYTES, FIXED32, FIXED64, VARINT, key
+from engine.formats.protobuf import BYTES, FIXED32, FIXED64, VARINT, key
 
 MODEL_IR_VERSION = key(1, VARINT)
 MODEL_PRODUCER_NAME = key(2, BYTES)

@@ -13,7 +13,7 @@ import numpy as np
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.reading import Invalid, count_elements, dims, dtype_of, int32, text
-from engine.formats.wire import Budget, count_varints, fields, signed, varints
+from engine.formats.protobuf import Budget, count_varints, fields, signed, varints
 from engine.types import DType
 
 _FLOAT, _INT32, _STRING, _INT64, _DOUBLE, _UINT64 = range(6)
@@ -165,9 +165,9 @@ def read_sparse(view: memoryview, files: ExternalFiles, budget: Budget, where: s
     what = f"sparse tensor {held.name!r}" if held.name else where
     elements = count_elements(shape, what)
     nbytes = (elements * (held.dtype.bits or 8) + 7) // 8
-    if nbytes > limits.UNFOLDED_BYTES:
+    if nbytes > limits.EXPANDED_BYTES:
         raise Invalid(
-            f"{what} unfolds to {nbytes:,} bytes; at most {limits.UNFOLDED_BYTES:,} are allowed"
+            f"{what} unfolds to {nbytes:,} bytes; at most {limits.EXPANDED_BYTES:,} are allowed"
         )
     if len(held.shape) != 1:
         raise Invalid(f"{what} has values of {len(held.shape)} dims; expected 1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.reading import Invalid, count_elements, dtype_of, int32, text
-from engine.formats.wire import Budget, fields, signed
+from engine.formats.protobuf import Budget, fields, signed
 from engine.types import Dim, DType, TensorSpec, ValueKind
 
 _MEMBERS = {

@@ -18,8 +18,8 @@ from functools import partial
 import onnx
 
 from engine.backends import BackendState, open_backend
+from engine.backends.probe import probe
 from engine.errors import BackendUnavailable, InputError, ModelError, one_line
-from engine.probe import probe
 from engine.testing.onnx_backend import backend_for
 from engine.testing.onnx_suite.cases import Case, load_cases
 from engine.testing.onnx_suite.compare import Difference, compare

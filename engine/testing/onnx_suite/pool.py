@@ -11,7 +11,7 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
-from engine.child import ending, environment, kill, last_words, start
+from engine.host.child import ending, environment, kill, last_words, start
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
-from engine.formats.mindir import crypto
+from engine.formats import encryption
 from engine.testing import models
 from engine.types import CancelToken, ModelSource
 from engine_ascend_ge import atc
@@ -212,7 +212,7 @@ def test_a_temporary_folder_that_atc_refuses_is_named(
 def secret(tmp_path: Path) -> Path:
     """The model y = 2x + 1, encrypted with KEY."""
     path = models.affine(tmp_path)
-    path.write_bytes(crypto.encrypt(path.read_bytes(), KEY))
+    path.write_bytes(encryption.encrypt(path.read_bytes(), KEY))
     return path
 
 

@@ -2,14 +2,14 @@
 
 This file is the backend's hooks; what they do lies beside it:
 
-    options.py   the user's settings -> ONNX Runtime's
-    session.py   load and compile: a session, or the nodes that there can be none for
-    prepare/     models that ONNX Runtime refuses as they are: said in other terms
-    distrust.py  its kernels that are not used, and glance.py: whether a model may have such
-    run.py       one thread's execution context: how arrays reach the session and come back
-    values.py    the same for what ONNX Runtime's Python interface has no arrays of
-    deadline.py  stopping a run that takes too long
-    reference/   a backend of its own, for the nodes that ONNX Runtime cannot run
+    options.py       the user's settings -> ONNX Runtime's
+    session.py       load and compile: a session, or the nodes that there can be none for
+    prepare/         models that ONNX Runtime refuses as they are: said in other terms
+    known_issues.py  its kernels that are not used; prescreen.py: whether a model may have such
+    run.py           one thread's execution context: how arrays reach the session, come back
+    values.py        the same for what ONNX Runtime's Python interface has no arrays of
+    deadline.py      stopping a run that takes too long
+    reference/       a backend of its own, for the nodes that ONNX Runtime cannot run
 """
 
 from __future__ import annotations

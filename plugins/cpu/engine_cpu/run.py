@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from engine.errors import DeadlineExceeded, EngineError, InputError, ModelError
 from engine.types import DType, TensorSpec, ValueKind, Values
-from engine_cpu import exits
+from engine_cpu import shutdown
 from engine_cpu.deadline import Deadline
 
 Array = np.ndarray[Any, Any]
@@ -97,8 +97,8 @@ class CpuContext:
     def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
         """See engine_predict."""
         given: list[Array] = outputs
-        if exits.ending:
-            exits.hold_back()
+        if shutdown.ending:
+            shutdown.park_thread()
         try:
             if outputs is None:
                 staged = self._staged

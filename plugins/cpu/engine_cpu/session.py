@@ -24,9 +24,9 @@ from engine.types import (
     TensorSpec,
     ValueKind,
 )
-from engine_cpu.glance import is_suspect
+from engine_cpu.errors import explained
 from engine_cpu.options import session_options
-from engine_cpu.refusal import explained
+from engine_cpu.prescreen import may_have_known_issues
 from engine_cpu.run import PLAIN, CpuContext, Layout
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
         else:
             _look_in(source.folder, settings)
             session = _session(source, source.data, settings)
-        if not carried and not is_suspect(source):
+        if not carried and not may_have_known_issues(source):
             return CpuModel(source, session)
     except ModelError as error:
         if _is_out_of_memory(error.__cause__):
@@ -209,7 +209,7 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
     # ONNX Runtime looks for all external data in memory where there is some.
     is_mixed = any(each.location for each in graph_of(source).parameters)
     if is_mixed or not hasattr(settings, _GIVE_FILES):  # which came after 1.23
-        from engine.formats.onnx.inline import inlined
+        from engine.model_bytes import inlined
 
         return inlined(source)
     contents = list(source.files.values())

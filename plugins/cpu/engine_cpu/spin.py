@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from engine.threads import usable_cpus
+from engine.host.cpus import usable_cpus
 
 # Long enough for the gaps between operators, also where the clock is slow.
 ALONE_US = 300

@@ -18,7 +18,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
 from engine.testing.onnx_suite import FAULTS, Case, Score, Status, load_cases, run
 from engine.testing.onnx_suite.ledger import Ledger, mistakes, read
-from engine_cpu.distrust import OPERATORS
+from engine_cpu.known_issues import OPERATORS
 
 LEDGER = Path(__file__).with_name("onnx_suite_ledger.toml")
 
@@ -87,7 +87,7 @@ class TestWhole:
     def test_no_node_is_on_the_reference_evaluator_that_has_a_kernel(
         self, score: Score, cases: list[Case]
     ) -> None:
-        """By ONNX Runtime's own table of kernels; distrust.py names the exceptions."""
+        """By ONNX Runtime's own table of kernels; known_issues.py names the exceptions."""
         models = {case.name: onnx.load_model_from_string(case.model) for case in cases}
         found = {
             (each.name, operator)

@@ -13,8 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ModelError
-from engine.formats import open_source, source_from_bytes
-from engine.formats.mindir import crypto
+from engine.formats import encryption, open_source, source_from_bytes
 
 DATA = Path(__file__).parents[2] / "data" / "mindir"
 PLAIN = sorted(path for path in DATA.rglob("*.mindir") if not path.name.startswith("enc_"))
@@ -307,11 +306,11 @@ def test_a_key_for_a_plain_file_is_an_error() -> None:
 def test_an_iv_that_the_mode_does_not_take_is_damage() -> None:
     length = struct.Struct("<i").pack
     block = length(0x7F3A5ED9) + length(64) + length(12) + bytes(12) + length(16) + bytes(16)
-    with pytest.raises(crypto.Locked, match="damaged: an IV of 12 bytes"):
-        crypto.decrypt(memoryview(block), bytes(16), "AES-CBC")
+    with pytest.raises(encryption.DecryptionError, match="damaged: an IV of 12 bytes"):
+        encryption.decrypt(memoryview(block), bytes(16), "AES-CBC")
 
 
 @pytest.mark.parametrize("content", [b"", b"\x01", bytes(100)])
 def test_a_plain_data_file_of_an_encrypted_model_is_named_as_that(content: bytes) -> None:
-    with pytest.raises(crypto.Locked, match="it is not encrypted, though the model"):
-        crypto.decrypt(memoryview(content), bytes(16), "AES-GCM")
+    with pytest.raises(encryption.DecryptionError, match="it is not encrypted, though the model"):
+        encryption.decrypt(memoryview(content), bytes(16), "AES-GCM")

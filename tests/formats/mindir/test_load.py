@@ -35,9 +35,11 @@ def test_what_is_told_of_a_model_is_what_the_reader_says(entry: dict[str, Any]) 
 
 def test_most_models_need_no_second_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     told = []
-    plain_info = assemble.plain_info
+    graph_info_of_written = assemble.graph_info_of_written
     monkeypatch.setattr(
-        assemble, "plain_info", lambda *given: told.append(plain_info(*given)) or told[-1]
+        assemble,
+        "graph_info_of_written",
+        lambda *given: told.append(graph_info_of_written(*given)) or told[-1],
     )
     open_source(DATA / "lenet_bn.mindir")
     assert told[0] is not None

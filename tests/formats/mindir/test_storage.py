@@ -14,8 +14,8 @@ from onnx.reference import ReferenceEvaluator
 
 import engine
 from engine.errors import ModelError
-from engine.formats import open_source, source_from_bytes
-from engine.formats.mindir import MindirSource, crypto, storage
+from engine.formats import encryption, open_source, source_from_bytes
+from engine.formats.mindir import MindirSource, storage
 from engine.formats.onnx.inline import inlined
 from engine.types import ModelSource
 
@@ -84,7 +84,10 @@ def test_weights_may_be_given_as_bytes(split: bytes) -> None:
     ("data", "says"),
     [
         (b"\x00" + DATA[1:], "'data_0' is big endian"),
-        (crypto.encrypt(DATA, KEY, "AES-GCM"), "'data_0' does not begin as one; is it encrypted"),
+        (
+            encryption.encrypt(DATA, KEY, "AES-GCM"),
+            "'data_0' does not begin as one; is it encrypted",
+        ),
         (b"", "'data_0' does not begin as one"),
         (DATA[:-1], "'w' is bytes 64 to 80,064 of 'data_0', which has 80,063"),
     ],
@@ -104,8 +107,8 @@ def test_what_is_no_data_file_is_refused(
         with pytest.raises(ModelError, match=says):
             open_source(path)
     elif given == "encrypted":
-        path.write_bytes(crypto.encrypt(split, KEY, "AES-GCM"))
-        (tmp_path / "data_0").write_bytes(crypto.encrypt(data, KEY, "AES-GCM"))
+        path.write_bytes(encryption.encrypt(split, KEY, "AES-GCM"))
+        (tmp_path / "data_0").write_bytes(encryption.encrypt(data, KEY, "AES-GCM"))
         with pytest.raises(ModelError, match=says):
             open_source(path, dec_key=KEY)
 

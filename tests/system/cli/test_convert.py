@@ -13,7 +13,7 @@ import pytest
 
 import engine
 from engine.convert.quantize import settings
-from engine.formats.mindir import crypto
+from engine.formats import encryption
 from engine.testing import models
 
 KEY = "00112233445566778899aabbccddeeff"
@@ -142,7 +142,7 @@ def test_keys_come_from_files_and_the_environment_and_the_mode_from_the_file(
     key.write_text(KEY + "\n")
     locked = tmp_path / "out.mindir"
     assert cli("convert", affine, tmp_path / "out", f"--encryptKey=@{key}").status == 0
-    locked.write_bytes(crypto.encrypt(affine.read_bytes(), bytes.fromhex(KEY), "AES-CBC"))
+    locked.write_bytes(encryption.encrypt(affine.read_bytes(), bytes.fromhex(KEY), "AES-CBC"))
     assert "is encrypted; set decrypt_key" in cli("convert", locked, tmp_path / "open").err
     for option in (["--dec-key", KEY], ["--decrypt-key", f"@{key}"], [f"--decryptKey=@{key}"]):
         done = cli("convert", locked, tmp_path / "open", *option)

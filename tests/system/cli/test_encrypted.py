@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.formats.mindir import crypto
+from engine.formats import encryption
 from engine.testing import models
 
 NETS = Path(__file__).parents[2] / "data" / "mindir" / "nets"
@@ -34,7 +34,7 @@ def encrypted_onnx(tmp_path: Path) -> Path:
     """y = 2x + 1."""
     path = tmp_path / "affine.mindir"
     plain = models.affine(tmp_path).read_bytes()
-    path.write_bytes(crypto.encrypt(plain, bytes.fromhex(KEY), "AES-CBC"))
+    path.write_bytes(encryption.encrypt(plain, bytes.fromhex(KEY), "AES-CBC"))
     return path
 
 

@@ -75,9 +75,9 @@ def test_the_cpu_backend_is_ready_here(cli):
 
 
 def test_backends_of_this_project_are_shown_where_they_are_not_installed(cli, monkeypatch):
-    from engine import backends
+    from engine.backends import discovery
 
-    monkeypatch.setattr(backends, "distributions", list)
+    monkeypatch.setattr(discovery, "distributions", list)
     done = cli("plugins")
     assert done.status == 0
     for name, extra in (("cpu", "cpu"), ("gpu_trt", "gpu-trt"), ("ascend_ge", "ascend-ge")):

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import helper, numpy_helper
 
-from engine.formats.mindir import crypto
+from engine.formats import encryption
 
 KEY = bytes(range(16))
 SHM = Path("/dev/shm")
@@ -86,7 +86,7 @@ def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: i
 def test_nothing_decrypted_is_written_anywhere(make, tmp_path: Path) -> None:
     plain = make()
     path = tmp_path / "secret.mindir"
-    path.write_bytes(crypto.encrypt(plain, KEY))
+    path.write_bytes(encryption.encrypt(plain, KEY))
     marker = plain[len(plain) // 2 :][:64]  # weights
     assert marker not in path.read_bytes()
     places = {name: tmp_path / name for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME", "CWD")}

@@ -31,7 +31,7 @@ class DoesNotNameTheFile(Faulty):
 class BelievesEveryModel(Faulty):
     def load(self, source, options):
 
-        from engine.testing.evaluator import EvaluatorModel, Host
+        from engine.reference.evaluator import EvaluatorModel, Host
 
         assert source.path is not None
         # Not above: importing a plugin imports no runtime.

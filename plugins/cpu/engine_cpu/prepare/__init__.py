@@ -7,7 +7,7 @@
     rewriter.py  all of it, for the nodes of one model
 
 Needs onnx; imported only when ONNX Runtime has refused a model, or has a kernel in it that
-distrust.py names.
+known_issues.py names.
 """
 
 from __future__ import annotations

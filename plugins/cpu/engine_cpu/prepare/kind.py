@@ -19,7 +19,7 @@ from onnx import (
 )
 
 if TYPE_CHECKING:
-    from engine_cpu.distrust import Doubt
+    from engine_cpu.known_issues import KnownIssue
 
 # Constants of so many elements are part of a kind: kernels look at axes, scales and the like
 # while they are made. A weight is told by its type alone.
@@ -46,8 +46,8 @@ class Kind:
 
     node: with inputs x0, x1, ... and outputs y0, y1, ...; unnamed, so that equal ones are equal.
     types: of the inputs. constants: those of the inputs that are small constants. opsets: what it
-    is written for. guessed: inputs of unknown type, taken for float32. doubt: why ONNX Runtime's
-    kernel is not used though there may be one.
+    is written for. guessed: inputs of unknown type, taken for float32. known_issue: why ONNX
+    Runtime's kernel is not used though there may be one.
     """
 
     node: NodeProto
@@ -55,7 +55,7 @@ class Kind:
     constants: Mapping[str, TensorProto]
     opsets: Opsets
     guessed: frozenset[str] = frozenset()
-    doubt: Doubt | None = None
+    known_issue: KnownIssue | None = None
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -66,7 +66,7 @@ class Kind:
             tuple((name, each.SerializeToString()) for name, each in self.constants.items()),
             tuple(sorted(self.opsets.items())),
             self.guessed,
-            self.doubt.reason if self.doubt else "",
+            self.known_issue.reason if self.known_issue else "",
         )
 
     @property
@@ -86,7 +86,9 @@ class Kind:
         )
 
 
-def kind_of(node: NodeProto, scope: Scope, opsets: Opsets, doubt: Doubt | None = None) -> Kind:
+def kind_of(
+    node: NodeProto, scope: Scope, opsets: Opsets, known_issue: KnownIssue | None = None
+) -> Kind:
     """The kind of a node. One with subgraphs keeps its names: they are used in there too."""
     copy = NodeProto()
     copy.CopyFrom(node)
@@ -114,7 +116,7 @@ def kind_of(node: NodeProto, scope: Scope, opsets: Opsets, doubt: Doubt | None =
         },
         opsets,
         frozenset(short for name, short in names.items() if name not in scope.types),
-        doubt,
+        known_issue,
     )
 
 

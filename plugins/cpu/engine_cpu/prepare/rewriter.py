@@ -12,7 +12,8 @@ from functools import partial
 
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
-from engine_cpu.distrust import OPERATORS, doubt
+from engine_cpu.errors import explained
+from engine_cpu.known_issues import OPERATORS, known_issue
 from engine_cpu.prepare import opsets
 from engine_cpu.prepare.kind import (
     Kind,
@@ -35,7 +36,6 @@ from engine_cpu.prepare.rewrites import (
     wider_types,
 )
 from engine_cpu.prepare.trial import take
-from engine_cpu.refusal import explained
 
 DOMAIN = "engine_cpu"
 DEPTH = 30
@@ -127,8 +127,8 @@ class Rewriter:
         return list(found.values())
 
     def _node(self, node: NodeProto, scope: Scope, opsets: Opsets) -> NodeProto:
-        found = doubt(node, scope)
-        if self.is_taken and not self._depth and not found and not self._hides_doubt(node):
+        found = known_issue(node, scope)
+        if self.is_taken and not self._depth and not found and not self._hides_known_issue(node):
             return node
         kind = kind_of(node, scope, opsets, found)
         key = kind.key
@@ -145,12 +145,12 @@ class Rewriter:
                 scope.types.setdefault(name, told)
         return answer.said(node)
 
-    def _hides_doubt(self, node: NodeProto) -> bool:
+    def _hides_known_issue(self, node: NodeProto) -> bool:
         """Whether an operator of the table may stand in a node's subgraphs, or in its function."""
         inner = [each for graph in subgraphs(node) for each in graph.node]
         if self._is_own(node):
             inner += self.functions[node.domain, node.op_type, node.overload].node
-        return any(each.op_type in OPERATORS or self._hides_doubt(each) for each in inner)
+        return any(each.op_type in OPERATORS or self._hides_known_issue(each) for each in inner)
 
     def _answer(self, kind: Kind) -> Answer:
         try:
@@ -183,8 +183,8 @@ class Rewriter:
         node = kind.node
         if self._is_own(node):
             raise Refused(f"it calls function {node.op_type!r}, which leads too deep")
-        if kind.doubt:
-            raise Refused(kind.doubt.reason)
+        if kind.known_issue:
+            raise Refused(kind.known_issue.reason)
         try:
             drop = opsets.dropped(kind, self.versions.get(kind.domain, kind.version))
         except opsets.Changed as change:
@@ -225,7 +225,7 @@ class Rewriter:
         # Of these too little is known: a kind does not hold all of a large constant.
         if kind.guessed or opsets.is_too_new(kind) or kind.node.op_type == "Constant":
             return
-        for wider in kind.doubt.wider if kind.doubt else wider_types(kind):
+        for wider in kind.known_issue.wider if kind.known_issue else wider_types(kind):
             yield partial(widened, kind, wider), "computed in wider types"
         yield partial(special, kind, self.versions), "computed by other operators"
         yield by_function

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 
-from engine_cpu.refusal import unknown_operator
+from engine_cpu.errors import unknown_operator
 
 
 class Trial(NamedTuple):

@@ -29,7 +29,7 @@ from engine.types import (
 from engine_cpu import __version__
 
 if TYPE_CHECKING:
-    from engine.testing.evaluator import EvaluatorContext, EvaluatorModel
+    from engine.reference.evaluator import EvaluatorContext, EvaluatorModel
 
 DEVICE = Device("cpu", 0)
 
@@ -68,7 +68,7 @@ def engine_diagnose() -> Sequence[Check]:
 
 @hookimpl
 def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
-    from engine.testing.evaluator import Host, load
+    from engine.reference.evaluator import Host, load
 
     refuse_unknown(options.options, ())
     if options.provider not in ("", "reference"):

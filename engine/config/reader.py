@@ -1,0 +1,114 @@
+"""Configuration files and dicts: sections of string keys and values.
+
+The format is MindSpore Lite's: `[section]` lines, `key=value` split at the first "=", comments
+that begin with "#", and lines of one or two characters that mean nothing. Read leniently: spaces
+and quotes around names and values do not count, ";" begins a comment too, a section that comes
+twice is joined, and of a key that comes twice the first value is taken, as there, and that is
+logged. What sections and keys mean is not known here: see schema.py.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.config.checks import require_sections
+from engine.errors import ModelError
+
+Config = dict[str, dict[str, str]]
+
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def configuration(path: str, over: object, caller: str) -> Config:
+    """The sections of the file at `path` ("" for none), with those of the dict `over` over them.
+
+    over: what a user passed as config_dict; nothing is read of one that is empty or None.
+    caller: the method to name where there is no such file.
+    Raises RuntimeError (ModelError) for the file, TypeError and RuntimeError for the dict.
+    """
+    if path and not os.path.exists(path):
+        raise ModelError(f"{caller} failed, config_path does not exist! got {path!r}", path)
+    config = read_config(path) if path else {}
+    if not over:
+        return config
+    for section, keys in require_sections("config_dict", over).items():
+        if not all(map(str.strip, (section, *keys))):
+            raise ModelError(
+                "update configuration failed! Error is a section and a key need a name, but got "
+                f"section {section!r} with keys {list(keys)}"
+            )
+        config[section] = {**config.get(section, {}), **keys}
+    return config
+
+
+def read_config(path: str) -> Config:
+    """The sections of a configuration file; ModelError naming the file, and the line, if bad."""
+    try:
+        text = _text(Path(path))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"load configuration failed! Error is {path}: {error}", path) from error
+    config: Config = {}
+    section: dict[str, str] | None = None
+    name = ""
+    for number, raw in enumerate(io.StringIO(text, newline=None), 1):
+        line = raw.strip()
+        if len(line) <= 2 or line[0] in "#;":
+            continue
+        if (found := _section(line)) is not None:
+            name, section = found, config.setdefault(found, {})
+            continue
+        key, equals, value = (_bare(part) for part in line.partition("="))
+        if section is None or not equals or not key:
+            raise ModelError(
+                f"load configuration failed! Error is {path}, line {number}: expected "
+                f"'[section]' or 'key=value' below one, got {line!r}",
+                path,
+            )
+        if section.setdefault(key, value) != value:
+            logging.getLogger("engine").warning(
+                "%s, line %d: [%s] %s comes a second time; its first value %r is used, not %r",
+                path, number, name, key, section[key], value,
+            )  # fmt: skip
+    return config
+
+
+def _text(path: Path) -> str:
+    if not path.is_file():
+        raise ValueError("it is not a regular file")
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ValueError(f"it is longer than {_MAX_BYTES} bytes")
+    if b"\0" in data or data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise ValueError("it is not text in UTF-8; save it as that")
+    # Comments in another encoding do no harm, and a path is whatever bytes the file system has.
+    return data.decode("utf-8-sig", "surrogateescape")
+
+
+def _section(line: str) -> str | None:
+    """The name in a "[name]" line, which a comment may follow; None for any other line."""
+    name, bracket, rest = line[1:].partition("]")
+    if line[0] != "[" or not bracket or rest.strip()[:1] not in ("", "#", ";"):
+        return None
+    return _bare(name) or None
+
+
+def _bare(text: str) -> str:
+    text = text.strip()
+    quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
+    return text[1:-1] if quoted else text
+
+
+def number_devices(
+    targets: Sequence[str], sections: dict[str, dict[str, str]], device_id: int
+) -> None:
+    """Say a device's number to the backends that Context has no settings for."""
+    names = {each.lower().partition(":")[0] for each in targets}
+    # The host that stands behind another device for a fallback is not numbered with it.
+    has_own = {"gpu", "ascend"} if names == {"cpu"} else {"gpu", "ascend", "cpu"}
+    for name in names - has_own:
+        sections.setdefault(f"{name}_context", {}).setdefault("device_id", str(device_id))

@@ -1,0 +1,139 @@
+"""What sections and keys a configuration may have, and a word on those that nobody reads.
+
+The table is MindSpore Lite's. A backend's own settings are what its `BackendInfo.options` says;
+they go in section [<backend>_context].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from engine.options import is_declared, nearest
+
+_ANY = ("*",)
+
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "ascend_context": (
+        "provider", "rank_table_file", "profiling_config_file", "dump_config_file",
+        "dump_model_name", "ge_variable_memory_max_size", "ge_graph_memory_max_size",
+        "model_cache_dir", "model_cache_mode", "mixprecision_list_path", "parameter_as_refdata",
+        "variable_weights_file", "variable_weights_list", "max_weight_batch",
+        "shareable_weight_pid_list", "shareable_weight_mem_handle", "enable_custom_op",
+        "plugin_custom_ops", "custom_fusion_pattern", "op_attrs", "aoe_mode", "stream_label_file",
+        "bundle_model", "input_format", "input_shape", "dynamic_dims", "precision_mode",
+        "op_select_impl_mode", "output_type", "fusion_switch_config_file_path",
+        "insert_op_config_file_path",
+    ),
+    "gpu_context": (
+        "input_shape", "dynamic_dims", "opt_dims", "precision_mode", "serialize_path", "dump_ops",
+        "dump_dir",
+    ),
+    "acl_init_options": _ANY,
+    "acl_build_options": _ANY,
+    "acl_option_cfg_param": _ANY,
+    "ge_global_options": _ANY,
+    "ge_session_options": _ANY,
+    "ge_graph_options": _ANY,
+    "aoe_global_options": _ANY,
+    "aoe_tuning_options": _ANY,
+    "execution_plan": _ANY,
+    "common_context": ("model_cache_dir",),
+    "ms_cache": ("cache_model_path", "vocab_size", "device_cache_size", "serialize_path"),
+    "transformer_context": ("encoder_input", "decoder_input", "ffn_fp16", "optimize_transformer"),
+    "model_file": ("mindir_path",),
+    "weight": ("weight_path",),
+    "shared_thread_pool": (
+        "enable_shared_thread_pool", "thread_num_limit_per_worker",
+        "thread_num_remaining_per_worker",
+    ),
+    # set by MindSpore Lite itself
+    "inner_common": _ANY,
+    "lite_inner_group": _ANY,
+    "inner_model_parallel_runner": _ANY,
+    "converter_params": _ANY,
+    # read by its converter, from the same file
+    "common_quant_param": _ANY,
+    "mixed_bit_weight_quant_param": _ANY,
+    "weight_quant_param": _ANY,
+    "full_quant_param": _ANY,
+    "transform_quant_param": _ANY,
+    "dynamic_quant_param": _ANY,
+    "data_preprocess_param": _ANY,
+    "registry": _ANY,
+    "graph_kernel_param": _ANY,
+    "micro_param": _ANY,
+    "cpu_option_cfg_param": _ANY,
+    "custom_opp_path": _ANY,
+    "om_converter": _ANY,
+}  # fmt: skip
+"""MindSpore Lite's sections and the keys that it reads there; "*" is any key."""
+
+_OF_BACKENDS = ("ascend_context", "gpu_context")
+
+CORE = ("provider", "device_id")
+"""What the core reads in a backend's section: how it runs, and on which device."""
+
+
+def unused_settings(
+    config: Mapping[str, Mapping[str, str]],
+    backend: str,
+    read: Sequence[str],
+    options: Mapping[str, str],
+    backends: Callable[[], Iterable[str]],
+) -> Iterator[str]:
+    """What a user should know of a configuration that a model is built with, a line each.
+
+    backend: the one that compiles the model; it reads the sections `read`, and in them `options`,
+        as its manifest declares them ({}: it does not say).
+    backends: gives the names of those that have a section too; asked only where it matters.
+    """
+    strange = set(config) - {*read, *KNOWN}
+    others = [f"{name}_context" for name in backends()] if strange else []
+    sections = dict.fromkeys((*read, *KNOWN, *others))
+    for section, keys in config.items():
+        if section not in sections:
+            near = nearest(section, sections)
+            hint = f"did you mean [{near}]?" if near else f"{backend!r} reads {_listed(read)}"
+            yield f"configuration section [{section}] is unknown and not read; {hint}"
+            continue
+        known = KNOWN.get(section, ())
+        if section in read:
+            if options:
+                yield from _in_use(section, keys, known, backend, options)
+        elif section in _OF_BACKENDS or section not in KNOWN:
+            # Of a backend that is not in use only MindSpore Lite's keys are known here: what
+            # looks like one of those is a mistake, what does not may be the backend's own.
+            for key in keys:
+                near = nearest(key, known, 0.8)
+                if near and not is_declared(key, (*known, *CORE)):
+                    yield f"{_unknown(section, key)}; did you mean {near!r}?"
+        else:
+            for key in keys:
+                if not is_declared(key, known):
+                    yield f"{_unknown(section, key)}; known: {', '.join(known)}"
+
+
+def _in_use(
+    section: str,
+    keys: Iterable[str],
+    known: Sequence[str],
+    backend: str,
+    options: Mapping[str, str],
+) -> Iterator[str]:
+    for key in keys:
+        if is_declared(key, (*options, *CORE)):
+            continue
+        if key in known:
+            yield f"configuration key [{section}] {key} has no effect with backend {backend!r}"
+            continue
+        near = nearest(key, (*options, *known, *CORE))
+        hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
+        yield f"{_unknown(section, key)}; {hint}"
+
+
+def _listed(sections: Sequence[str]) -> str:
+    return ", ".join(f"[{each}]" for each in sections)
+
+
+def _unknown(section: str, key: str) -> str:
+    return f"configuration key [{section}] {key} is unknown and not read"

@@ -1,0 +1,52 @@
+"""What a user gave that nothing reads, for the report; mistakes are logged too."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+
+from engine.convert.job import Job
+from engine.enums import FmkType
+from engine.formats.files import read_start
+from engine.formats.kinds import encryption_of
+
+_QUANTIZING = (
+    "common_quant_param", "full_quant_param", "weight_quant_param", "dynamic_quant_param",
+    "data_preprocess_param", "mixed_bit_weight_quant_param", "transform_quant_param",
+)  # fmt: skip
+
+
+def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """Log and return a line for each section that does not exist, and each key that nobody reads.
+
+    The keys that say how to quantize are looked at by `quantize.settings`.
+    """
+    if not config:
+        return []
+    from engine.backends import OFFICIAL, installed
+    from engine.config.schema import unused_settings
+
+    read = ("model_file", *_QUANTIZING)
+    with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
+    texts = list(unused_settings(config, "converter", read, {}, lambda: with_sections))
+    for text in texts:
+        logging.getLogger("engine").warning(text)
+    return texts
+
+
+def unread(job: Job) -> Iterator[str]:
+    """What belongs to another kind of conversion than this one, a line each."""
+    if job.weight_file is not None and job.framework is not FmkType.CAFFE:
+        yield f"{job.weight_file} is not read: only Caffe models have a weight_file"
+    if job.decrypt_key is not None and not _is_encrypted(job):
+        yield f"decrypt_key is not used: {job.model_file} is not encrypted"
+    from engine.config.schema import KNOWN
+
+    for section in job.config:
+        if section in KNOWN and section not in (*_QUANTIZING, "model_file"):
+            yield f"configuration section [{section}] has no effect on a conversion"
+
+
+def _is_encrypted(job: Job) -> bool:
+    # Only MindIR's reader takes such files, whatever is in them.
+    return job.framework is FmkType.MINDIR and bool(encryption_of(read_start(job.model_file, 4)[0]))

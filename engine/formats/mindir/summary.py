@@ -1,0 +1,101 @@
+"""What is in a .mindir, without lowering it: for `engine inspect`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.formats.content import content_of
+from engine.formats.mindir import constants, decode
+from engine.formats.mindir.decode import ValueProto
+from engine.formats.mindir.errors import refused
+from engine.formats.mindir.names import local, primitive_named
+from engine.formats.mindir.primitives import known
+from engine.formats.mindir.structural import STRUCTURAL
+from engine.formats.mindir.values import Abstract, leaves
+from engine.types import ParameterInfo, TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """A .mindir as it is written.
+
+    primitives: how many nodes there are of each, in the main graph and in functions. unsupported:
+    those of them that this version has no ONNX form for. collectives: those by which the ranks of
+    a sliced model wait for each other; it is read, but not run yet. functions: the names of
+    functions that branches and loops call.
+    """
+
+    producer: str
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    primitives: Mapping[str, int]
+    unsupported: tuple[str, ...]
+    collectives: tuple[str, ...]
+    parameters: tuple[ParameterInfo, ...]
+    functions: tuple[str, ...]
+    user_info: Mapping[str, str]
+    encryption: str
+
+
+def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Description:
+    """Describe the file. Raises ModelError for one that cannot be decoded."""
+    content = content_of(path, dec_key, dec_mode)
+    view = memoryview(content.data)
+    with refused(path, view):
+        model = decode.model(view)
+        main = model.graph
+        assert main is not None
+        functions = model.functions
+        counts: Counter[str] = Counter()
+        for graph in (main, *functions.values()):
+            for node in graph.nodes:
+                if node.op_type == "Constant" or node.op_type.removeprefix("REF::") in functions:
+                    continue
+                counts[primitive_named(model, node.op_type)[0] or "(call)"] += 1
+        table = {*known(), *STRUCTURAL, "(call)"}
+        shared = [name for name in counts if name in known() and known()[name].is_collective]
+        return Description(
+            producer=" ".join(part for part in (model.producer, model.version) if part),
+            name=local(main.name),
+            inputs=tuple(spec for each in main.inputs for spec in _specs(each)),
+            outputs=tuple(spec for each in main.outputs for spec in _specs(each)),
+            primitives=dict(sorted(counts.items())),
+            unsupported=tuple(sorted(name for name in counts if name not in table)),
+            collectives=tuple(sorted(shared)),
+            parameters=tuple(
+                ParameterInfo(
+                    each.ref_key or local(each.name),
+                    dtype := constants.dtype_of(each),
+                    tuple(each.dims),
+                    (_count(each.dims) * dtype.bits + 7) // 8,
+                    each.location,
+                )
+                for each in main.parameters
+            ),
+            functions=tuple(functions),
+            user_info=model.user_info,
+            encryption=content.encryption,
+        )
+
+
+def _count(dims: list[int]) -> int:
+    count = 1
+    for dim in dims:
+        count *= max(dim, 0)
+    return count
+
+
+def _specs(proto: ValueProto) -> list[TensorSpec]:
+    told = tuple(constants.tensor_type(each) for each in proto.tensors)
+    if not told and proto.structure is not None:
+        told = (constants.abstract(proto.structure),)
+    flat = [each for each in leaves(told) if isinstance(each, Abstract)]
+    name = local(proto.name)
+    return [
+        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", each.dtype, each.shape)
+        for place, each in enumerate(flat)
+    ]

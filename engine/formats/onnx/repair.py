@@ -1,0 +1,72 @@
+"""Files that break a rule of ONNX and still say clearly what they mean, made to keep it.
+
+Done after everything else has been checked, with the onnx package, so that every runtime gets the
+same regular model: some take such files as they are, some do not.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import MutableSequence
+
+from onnx import GraphProto, ModelProto, NodeProto
+
+from engine.formats.onnx.infer import is_known, types_of
+from engine.formats.onnx.names import reads, subgraphs
+
+
+def repaired(view: memoryview) -> bytes:
+    """The bytes of a model with its nodes in order, repeated initializers once, outputs typed.
+
+    What cannot be repaired stays as it is: reading the result says so.
+    """
+    model = ModelProto.FromString(bytes(view))
+    for function in model.functions:
+        _sort(function.node)
+    _repair(model.graph)
+    untyped = [each for each in model.graph.output if not is_known(each.type)]
+    if untyped:
+        types = types_of(model, [each.name for each in untyped], guess=False)
+        for output in untyped:
+            if output.name in types:
+                output.type.CopyFrom(types[output.name])
+    return bytes(model.SerializeToString())
+
+
+def _repair(graph: GraphProto) -> None:
+    for node in graph.node:
+        for inner in subgraphs(node):
+            _repair(inner)
+    _sort(graph.node)
+    seen: set[str] = set()
+    for place in range(len(graph.initializer) - 1, -1, -1):
+        name = graph.initializer[place].name
+        if name in seen:
+            del graph.initializer[place]
+        seen.add(name)
+
+
+def _sort(nodes: MutableSequence[NodeProto]) -> None:
+    """Put nodes behind those whose outputs they read, else in the order in which they were."""
+    producers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    followers: dict[int, list[int]] = defaultdict(list)
+    waits = []
+    for index, node in enumerate(nodes):
+        before = {producers[name] for name in reads(node) if name in producers}
+        waits.append(len(before))
+        for each in before:
+            followers[each].append(index)
+    ready = [index for index, count in enumerate(waits) if not count]
+    order = []
+    while ready:
+        index = heapq.heappop(ready)
+        order.append(index)
+        for follower in followers[index]:
+            waits[follower] -= 1
+            if not waits[follower]:
+                heapq.heappush(ready, follower)
+    if order != sorted(order):
+        moved = [NodeProto.FromString(nodes[index].SerializeToString()) for index in order]
+        del nodes[:]
+        nodes.extend(moved)

@@ -1,0 +1,142 @@
+"""Which nodes go together: the fewest segments that keep the order of the nodes.
+
+Pure bookkeeping on names; what a segment's model looks like is in `extract`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node of the main graph.
+
+    reads: the names it needs, also those that its subgraphs take from outside. writes: the names
+    it makes.
+    """
+
+    reads: frozenset[str]
+    writes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """The main graph. nodes: in an order in which they can run. constants: its initializers.
+
+    inputs: what a caller gives. All but the nodes are names.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    constants: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Nodes that run together, by index in the graph, and what goes in and out by name.
+
+    level: which of the backends gets it.
+    """
+
+    level: int
+    nodes: tuple[int, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def partition(graph: Graph, levels: Sequence[int], copied: Collection[int] = ()) -> list[Segment]:
+    """Cut a graph into segments of one level each, in the order in which they run.
+
+    levels: one for each node. copied: constant nodes, whose level means nothing: they go into
+        every segment that reads them. Nodes that no output depends on go nowhere.
+    """
+    made = {name: index for index in copied for name in graph.nodes[index].writes}
+    groups = _fewest(graph.nodes, [i for i in live(graph) if i not in copied], levels) or [(0, [])]
+    readers: dict[str, set[int]] = defaultdict(set)
+    for place, (_, group) in enumerate(groups):
+        for index in group:
+            for name in graph.nodes[index].reads:
+                readers[name].add(place)
+    segments: list[Segment] = []
+    known = list(graph.inputs)
+    for place, (level, group) in enumerate(groups):
+        computed = [
+            name
+            for index in group
+            for name in graph.nodes[index].writes
+            if name in graph.outputs or readers[name] - {place}
+        ]
+        constant = [name for name in graph.outputs if name in made or name in graph.constants]
+        outputs = [*computed, *(constant if not place else ())]
+        needed = {name for index in group for name in graph.nodes[index].reads}.union(outputs)
+        nodes = sorted({*group, *(made[name] for name in needed if name in made)})
+        inputs = tuple(name for name in known if name in needed)
+        known += computed
+        if outputs:
+            segments.append(Segment(level, tuple(nodes), inputs, tuple(outputs)))
+    return segments
+
+
+def live(graph: Graph) -> list[int]:
+    """The nodes that an output depends on, in order."""
+    needed = set(graph.outputs)
+    found = []
+    for index in reversed(range(len(graph.nodes))):
+        node = graph.nodes[index]
+        if not needed.isdisjoint(node.writes):
+            needed |= node.reads
+            found.append(index)
+    return found[::-1]
+
+
+def _fewest(
+    nodes: Sequence[Node], indices: Sequence[int], levels: Sequence[int]
+) -> list[tuple[int, list[int]]]:
+    """Group nodes so that levels change as seldom as possible; (level, nodes) in running order.
+
+    Taking all that is ready is best whatever comes next; with two levels the only choice left is
+    which comes first.
+    """
+    producers = {name: index for index in indices for name in nodes[index].writes}
+    waits: dict[int, int] = {}
+    followers: dict[int, list[int]] = defaultdict(list)
+    for index in indices:
+        before = {producers[name] for name in nodes[index].reads if name in producers}
+        waits[index] = len(before)
+        for each in before:
+            followers[each].append(index)
+    starts = sorted({levels[index] for index, count in waits.items() if not count})
+    orders = (_greedy(waits, followers, levels, start) for start in starts)
+    return min(orders, key=len, default=[])
+
+
+def _greedy(
+    waits: dict[int, int], followers: dict[int, list[int]], levels: Sequence[int], start: int
+) -> list[tuple[int, list[int]]]:
+    """Take every node of one level that is ready, again and again, then go to another level."""
+    left = dict(waits)
+    ready: dict[int, list[int]] = defaultdict(list)
+    for index, count in left.items():
+        if not count:
+            ready[levels[index]].append(index)
+    groups = []
+    level = start
+    while True:
+        group = []
+        pending = ready.pop(level)
+        while pending:
+            index = pending.pop()
+            group.append(index)
+            for follower in followers[index]:
+                left[follower] -= 1
+                if not left[follower]:
+                    same = levels[follower] == level
+                    (pending if same else ready[levels[follower]]).append(follower)
+        groups.append((level, sorted(group)))
+        if not ready:
+            return groups
+        level = max(ready, key=lambda each: (len(ready[each]), -each))

@@ -1,0 +1,340 @@
+"""onnx's reference evaluator behind the contract's classes: slow, exact, and all of ONNX.
+
+What the null backend runs, and the backend `reference` of the cpu distribution. Imported when the
+first model is loaded, because it imports onnx. Every class here stands for one that a real backend
+has: the model as read, the executable with the weights, the context.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, NodeProto, TensorProto
+from onnx.external_data_helper import ExternalDataInfo, uses_external_data
+from onnx.inliner import inline_local_functions
+from onnx.reference import ReferenceEvaluator
+
+from engine.errors import (
+    BackendUnavailable,
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    ModelError,
+    one_line,
+)
+from engine.formats.onnx.names import tensors
+from engine.reference.loop import Loop
+from engine.types import (
+    CompileOptions,
+    Device,
+    DType,
+    MemoryReport,
+    ModelSource,
+    Placement,
+    TensorSpec,
+    Value,
+    ValueKind,
+    Values,
+)
+
+PROVIDER = "reference"
+
+_stop_at: ContextVar[float | None] = ContextVar("stop_at", default=None)  # one for each thread
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """Whose runtime this is.
+
+    name: the backend's. device: the one it has. unsupported_ops: operators that it refuses.
+    delay_s: how long a predict takes at least.
+    """
+
+    name: str
+    device: Device
+    unsupported_ops: frozenset[str] = frozenset()
+    delay_s: float = 0.0
+
+
+class Evaluator(ReferenceEvaluator):
+    """onnx's evaluator, which looks at the clock around every node, also inside subgraphs."""
+
+    def _load_impl(self, node: NodeProto, input_types: Any = None) -> Any:
+        if node.op_type == "Loop" and not node.domain:
+            return Loop
+        return super()._load_impl(node, input_types)
+
+    def _log(self, level: int, pattern: str, *args: Any) -> None:
+        _check_deadline()
+
+
+def load(source: ModelSource, host: Host) -> EvaluatorModel:
+    """Read and check an ONNX model. Raises ModelError naming it and what is wrong."""
+    path = source.path
+    try:
+        data = source.data
+        if data is None:
+            assert path is not None  # the contract: one of the two is there
+            data = path.read_bytes()
+        proto = onnx.load_model_from_string(data)
+        _normalise(proto)
+        _read_external(proto, source)
+        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+    except Exception as error:  # protobuf, the checker and shape inference share no base
+        raise ModelError(
+            f"{source.name}: not a valid ONNX model: {one_line(error)}", str(path or "")
+        ) from error
+    return EvaluatorModel(source, proto, host)
+
+
+class EvaluatorModel:
+    """A model that has been read: what goes in, what comes out, which nodes cannot run."""
+
+    def __init__(self, source: ModelSource, proto: ModelProto, host: Host) -> None:
+        assert source.graph is not None  # the core reads every ONNX file before a backend does
+        self.graph = source.graph
+        self.inputs = source.graph.inputs
+        self.outputs = source.graph.outputs
+        self.source_name = source.name
+        self.host = host
+        self.proto: ModelProto | None = proto
+        self.unsupported: dict[int, str] = _missing(proto)
+        for index, node in enumerate(proto.graph.node):
+            if node.op_type in host.unsupported_ops:
+                self.unsupported[index] = "option 'unsupported_ops' names its operator"
+
+    def compile(self, options: CompileOptions) -> EvaluatorExecutable:
+        """Make it runnable, a node at a time, so that progress is seen and cancel obeyed."""
+        assert self.proto is not None, "compile after close"
+        if options.device != self.host.device:
+            raise BackendUnavailable(
+                f"device {options.device} is not there; found: {self.host.device}", self.host.name
+            )
+        nodes = self.proto.graph.node
+        for index, node in enumerate(nodes):
+            if options.cancel is not None:
+                options.cancel.check()
+            if options.progress is not None:
+                options.progress("check nodes", index, len(nodes))
+            if index in self.unsupported:
+                raise ModelError(
+                    f"{self.source_name}: node {index} {node.name!r} ({_operator(node)}) cannot "
+                    f"run on backend {self.host.name!r}: {self.unsupported[index]}"
+                )
+        try:
+            # Inlined, because the evaluator loses a function's attributes on the way to most nodes.
+            evaluator = Evaluator(inline_local_functions(self.proto))
+        except Exception as error:  # a type or an attribute that nobody thought of
+            raise ModelError(f"{self.source_name}: {one_line(error)}") from error
+        if options.progress is not None:
+            options.progress("check nodes", len(nodes), len(nodes))
+        return EvaluatorExecutable(self, evaluator)
+
+    def close(self) -> None:
+        """Let the file's contents go; the executable has what it needs."""
+        self.proto = None
+
+
+class EvaluatorExecutable:
+    """The weights and the graph, for any number of threads: running changes nothing here."""
+
+    def __init__(self, model: EvaluatorModel, evaluator: Evaluator) -> None:
+        self.inputs: tuple[TensorSpec, ...] = model.inputs
+        self.outputs: tuple[TensorSpec, ...] = model.outputs
+        self.name = model.source_name
+        self.host = model.host
+        self.evaluator: Evaluator | None = evaluator
+        self._weights_bytes = sum(each.nbytes for each in model.graph.parameters)
+        self._nodes = model.graph.nodes
+
+    def open_context(self) -> EvaluatorContext:
+        """Open a context; there is nothing to allocate, so any number is cheap."""
+        return EvaluatorContext(self)
+
+    def placement(self) -> Sequence[Placement]:
+        """Everything runs in the one place that there is."""
+        return [
+            Placement(
+                index=node.index,
+                node=node.name,
+                op_type=node.op_type,
+                backend=self.host.name,
+                device=str(self.host.device),
+                provider=PROVIDER,
+                reason="the only provider",
+            )
+            for node in self._nodes
+        ]
+
+    def memory(self) -> MemoryReport:
+        """The weights, as the file stores them."""
+        return MemoryReport(weights_bytes=self._weights_bytes)
+
+    def save(self, folder: Path) -> str:
+        """Not announced, so the core does not ask for it."""
+        raise BackendUnavailable(
+            f"backend {self.host.name!r} has no compiled form to save", self.host.name
+        )
+
+    def close(self) -> None:
+        """Free the weights."""
+        self.evaluator = None
+
+
+class EvaluatorContext:
+    """What one predict at a time needs; here only the way to the executable."""
+
+    def __init__(self, executable: EvaluatorExecutable) -> None:
+        self._executable: EvaluatorExecutable | None = executable
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Run the model once; engine_predict says how."""
+        executable = self._executable
+        assert executable is not None, "predict after close"
+        assert executable.evaluator is not None, "predict after close"
+        names = [spec.name for spec in executable.inputs]
+        token = _stop_at.set(deadline_s)
+        try:
+            _wait(executable.host.delay_s)
+            with np.errstate(all="ignore"):  # overflow and NaN are results in ONNX, not warnings
+                results = executable.evaluator.run(None, dict(zip(names, inputs, strict=True)))
+        except EngineError:
+            raise
+        except Exception as error:  # operators raise whatever numpy raises
+            raise ModelError(
+                f"{executable.name}: the model failed on this data: {one_line(error)}"
+            ) from error
+        finally:
+            _stop_at.reset(token)
+        if outputs is None:
+            return [_own(*each) for each in zip(results, executable.outputs, strict=True)]
+        filled = [
+            _own(result, spec) if buffer is None else _fill(buffer, result, spec)
+            for result, spec, buffer in zip(results, executable.outputs, outputs, strict=True)
+        ]
+        return filled if any(buffer is None for buffer in outputs) else outputs
+
+    def close(self) -> None:
+        """Nothing but the reference goes."""
+        self._executable = None
+
+
+def _normalise(proto: ModelProto) -> None:
+    """Call ONNX's own domain "", as the evaluator does; "ai.onnx" is its other name."""
+    for each in (*proto.opset_import, *proto.graph.node):
+        if each.domain == "ai.onnx":
+            each.domain = ""
+
+
+def _read_external(proto: ModelProto, source: ModelSource) -> None:
+    """Put external data into the model. The core has checked where it lies; links are fine."""
+    for tensor in tensors(proto):
+        if not uses_external_data(tensor):
+            continue
+        info = ExternalDataInfo(tensor)
+        first = info.offset or 0
+        nbytes = (prod(tensor.dims) * DType.from_onnx(tensor.data_type).bits + 7) // 8
+        held = source.files.get(info.location)
+        if held is not None:
+            tensor.raw_data = bytes(held[first : first + nbytes])
+        elif source.folder is not None:
+            with (source.folder / info.location).open("rb") as file:
+                file.seek(first)
+                tensor.raw_data = file.read(nbytes)
+        else:
+            raise ValueError(f"no folder to find {info.location!r} in")
+        tensor.data_location = TensorProto.DEFAULT
+        del tensor.external_data[:]
+
+
+def _missing(proto: ModelProto) -> dict[int, str]:
+    """The nodes that the evaluator has no implementation of, and what it says of each.
+
+    Functions that it cannot run are dropped from `proto`: one of them would fail all of it.
+    """
+    alone = ModelProto(ir_version=proto.ir_version)  # without weights, which it need not read
+    alone.opset_import.extend(proto.opset_import)
+    alone.functions.extend(proto.functions)
+    alone.graph.input.extend(proto.graph.input)
+    alone.graph.value_info.extend(proto.graph.value_info)
+    alone.graph.node.extend(proto.graph.node)
+    if not _refusal(alone):
+        return {}
+    del alone.functions[:], alone.graph.node[:]
+    for function in proto.functions:
+        alone.functions.append(function)
+        if _refusal(alone):
+            alone.functions.pop()
+    del proto.functions[:]
+    proto.functions.extend(alone.functions)
+    refused: dict[int, str] = {}
+    for index, node in enumerate(proto.graph.node):
+        alone.graph.node.append(node)
+        if reason := _refusal(alone):
+            refused[index] = f"onnx's reference evaluator does not know it: {reason}"
+        alone.graph.node.pop()
+    return refused
+
+
+def _refusal(proto: ModelProto) -> str:
+    """Why the evaluator does not take a model; "" where it does."""
+    try:
+        Evaluator(proto)
+    except Exception as error:  # of several kinds; what follows are lists of all that it knows
+        return re.split(r", known|, schema|\. | in\n", str(error))[0].strip()
+    return ""
+
+
+def _fill(buffer: Value, result: Any, spec: TensorSpec) -> Value:
+    assert isinstance(buffer, np.ndarray), "DEVICE_BUFFERS is not announced"
+    if buffer.shape != np.shape(result):
+        raise InputError(
+            f"output {spec.name!r}: expected a buffer of shape {np.shape(result)}, "
+            f"got {buffer.shape}",
+            spec.name,
+        )
+    np.copyto(buffer, result)
+    return buffer
+
+
+def _own(result: Any, spec: TensorSpec) -> Value:
+    """A result for its owner to keep: the evaluator's may be a view of an input or a weight."""
+    if result is None:
+        return None
+    if isinstance(result, list):
+        return [_own(item, spec) for item in result]
+    if isinstance(result, dict):
+        return dict(result)
+    declared = spec.shape if spec.kind is ValueKind.TENSOR else None
+    if declared is not None and np.ndim(result) != len(declared):
+        raise ModelError(
+            f"output {spec.name!r} is declared {spec}, but onnx's reference evaluator gives it "
+            f"shape {list(np.shape(result))}"
+        )
+    return np.array(result, dtype=spec.dtype.numpy, order="C")
+
+
+def _check_deadline() -> None:
+    stop_at = _stop_at.get()
+    if stop_at is not None and time.monotonic() >= stop_at:
+        raise DeadlineExceeded("predict was stopped at its deadline")
+
+
+def _wait(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0:
+        _check_deadline()
+        time.sleep(min(left, 0.005))  # short, so that a deadline in between is kept
+
+
+def _operator(node: NodeProto) -> str:
+    return f"{node.domain or 'ai.onnx'}.{node.op_type}"

@@ -1,0 +1,143 @@
+"""Kernels of ONNX Runtime that give wrong results are not used, and right ones are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import engine
+from engine import Model
+from engine.backends import open_backend
+from engine.formats import open_source
+from engine.types import CompileOptions, Device
+from engine_cpu.known_issues import OPERATORS
+from engine_cpu.prescreen import may_have_known_issues
+
+Build = Callable[..., Model]
+node = helper.make_node
+
+
+def where(model: Model) -> list[str]:
+    return [place.backend for place in model.placement]
+
+
+def test_a_fourier_transform_is_as_exact_as_float32_allows(build: Build) -> None:
+    # 100 is no power of two: there onnxruntime's float32 kernel loses three digits.
+    model = build([node("DFT", ["x", "", "axis"], ["y"])], ["x:float[1,100,1]"],
+                  ["y:float[1,100,2]"], 20, {"axis": np.int64(1)})  # fmt: skip
+    x = np.random.default_rng(0).standard_normal((1, 100, 1)).astype(np.float32)
+    y = model(x=x)["y"]
+    expected = np.fft.fft(x[0, :, 0].astype(np.float64))
+    np.testing.assert_allclose(y[0, :, 0] + 1j * y[0, :, 1], expected, rtol=1e-5, atol=1e-6)
+    assert where(model) == ["cpu"]
+    assert "wider types" in model.placement[0].reason
+
+
+@pytest.mark.parametrize("operator", ["ReduceMax", "ReduceMin"])
+def test_the_extreme_of_nothing_is_the_other_extreme(build: Build, operator: str) -> None:
+    nodes = [node(operator, ["x", "axes"], ["y"], keepdims=0)]
+    model = build(nodes, ["x:bool[0,2]"], ["y:bool[2]"], 20, {"axes": np.int64([0])})
+    assert model(x=np.zeros((0, 2), bool))["y"].tolist() == [operator == "ReduceMin"] * 2
+    assert where(model) == ["cpu"]
+
+
+def test_scores_that_a_mask_forbids_are_minus_infinity(build: Build) -> None:
+    attention = node("Attention", ["q", "k", "v"], ["y", "", "", "scores"], is_causal=1,
+                     qk_matmul_output_mode=2)  # fmt: skip
+    inputs = [f"{name}:float[1,1,3,4]" for name in "qkv"]
+    model = build([attention], inputs, ["y:float[]", "scores:float[]"], 23)
+    ones = np.ones((1, 1, 3, 4), np.float32)
+    scores = model(q=ones, k=ones, v=ones)["scores"][0, 0]
+    forbidden = np.triu(np.ones((3, 3), bool), 1)
+    assert (scores[forbidden] == -np.inf).all()
+    np.testing.assert_allclose(scores[~forbidden], 4 / np.sqrt(4))
+    assert where(model) == ["cpu"]
+
+
+def test_attention_that_is_right_is_left_to_its_kernel(tmp_path: Path) -> None:
+    path = write(tmp_path, [node("Attention", ["x", "x", "x"], ["y"])], 23, shape=[1, 1, 3, 4])
+    assert not may_have_known_issues(open_source(path))
+
+
+def test_a_kernel_without_a_better_way_is_reported(tmp_path: Path) -> None:
+    pool = node("MaxPool", ["x"], ["p", "i"], kernel_shape=[2, 2], strides=[2, 2])
+    unpool = node("MaxUnpool", ["p", "i", "shape"], ["y"], kernel_shape=[2, 2], strides=[2, 2])
+    constants = {"shape": np.int64([1, 1, 5, 5])}
+    path = write(tmp_path, [pool, unpool], 11, constants, shape=[1, 1, 4, 4])
+    loaded = open_backend("cpu").load(open_source(path), CompileOptions(device=Device("cpu")))
+    assert dict(loaded.unsupported) == {
+        1: "onnxruntime takes the indices for those in output_shape"
+    }
+
+
+@pytest.mark.parametrize(
+    ("attributes", "is_found"),
+    [
+        ({"mode": "nearest", "coordinate_transformation_mode": "asymmetric"}, False),
+        ({"mode": "linear", "coordinate_transformation_mode": "align_corners"}, True),
+    ],
+)
+def test_only_the_case_that_is_wrong_is_looked_at_closely(
+    tmp_path: Path, attributes: dict[str, Any], is_found: bool
+) -> None:
+    resize = node("Resize", ["x", "", "s"], ["y"], **attributes)
+    path = write(tmp_path, [resize], 19, {"s": np.float32([1, 1, 2, 2])}, shape=[1, 1, 4, 4])
+    assert may_have_known_issues(open_source(path)) is is_found
+    assert where(engine.load(path, target="cpu")) == ["cpu"]
+
+
+def test_it_is_found_in_subgraphs_and_functions(tmp_path: Path) -> None:
+    body = [node("DFT", ["x", "", "axis"], ["b"])]
+    constants = {"axis": np.int64(1)}
+    result = helper.make_tensor_value_info("b", 1, None)
+    branch = helper.make_graph(body, "branch", [], [result])
+    nodes = [
+        node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        node("Cast", ["sum"], ["flag"], to=9),
+        node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch),
+    ]
+    function = helper.make_function("own", "F", ["x", "axis"], ["b"], body,
+                                    [helper.make_opsetid("", 20)])  # fmt: skip
+    call = node("F", ["x", "axis"], ["y"], domain="own")
+    x = np.random.default_rng(0).standard_normal((1, 100, 1)).astype(np.float32)
+    expected = np.fft.fft(x[0, :, 0].astype(np.float64))
+    for each, extra in ((nodes, {}), ([call], {"functions": [function]})):
+        path = write(tmp_path, each, 20, constants, shape=[1, 100, 1], **extra)
+        assert may_have_known_issues(open_source(path))
+        model = engine.load(path, target="cpu")
+        [y] = model(x=x).values()
+        np.testing.assert_allclose(y[0, :, 0] + 1j * y[0, :, 1], expected, rtol=1e-5, atol=1e-6)
+        assert set(where(model)) == {"cpu"}
+
+
+def test_every_operator_of_the_table_is_one_of_onnxs() -> None:
+    for operator in OPERATORS:
+        assert onnx.defs.has(operator)
+
+
+def write(
+    folder: Path,
+    nodes: list[Any],
+    opset: int,
+    constants: dict[str, Any] | None = None,
+    shape: Any = None,
+    functions: Any = (),
+) -> Path:
+    graph = helper.make_graph(
+        nodes, "g",
+        [helper.make_tensor_value_info("x", 1, shape)],
+        [helper.make_tensor_value_info("y", 1, None)],
+        [onnx.numpy_helper.from_array(v, name) for name, v in (constants or {}).items()],
+    )  # fmt: skip
+    imports = [helper.make_opsetid("", opset)]
+    imports += [helper.make_opsetid("own", 1)] if functions else []
+    model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
+    path = folder / "model.onnx"
+    path.write_bytes(model.SerializeToString())
+    return path

@@ -1,0 +1,470 @@
+"""The resolver: six states, one record, and no backend that touches another."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine import backends
+from engine.backends import BackendState, discovery
+from engine.backends.probe import probe, probe_all
+from engine.testing import models
+from engine.testing.plugins import install
+
+HOOKS = """
+from engine.hookspecs import hookimpl
+from engine.types import BackendInfo, Device, DeviceInfo, Devices
+
+@hookimpl
+def engine_backend():
+    return BackendInfo(
+        name={name!r}, version="1", device_types=({kind!r},), providers={providers!r}
+    )
+
+@hookimpl
+def engine_devices():
+    {devices}
+
+@hookimpl
+def engine_load(source):
+    raise AssertionError("not reached")
+
+@hookimpl
+def engine_compile(loaded):
+    raise AssertionError("not reached")
+
+@hookimpl
+def engine_predict(context, inputs):
+    raise AssertionError("not reached")
+"""
+ONE = "return Devices((DeviceInfo(Device({kind!r}, 0), 'a device'),))"
+
+
+def plugin(
+    folder: Path,
+    name: str,
+    *,
+    kind: str = "abacus",
+    devices: str = ONE,
+    providers: tuple[str, ...] = (),
+    before: str = "",
+    after: str = "",
+) -> None:
+    source = HOOKS.format(
+        name=name, kind=kind, providers=providers, devices=devices.format(kind=kind)
+    )
+    install(folder, name, f"plugin_{name}", source=before + source + after)
+
+
+def test_a_backend_that_finds_a_device_is_ready(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "well")
+    found = backends.record("well")
+    assert found.state is BackendState.READY
+    assert found.info is not None
+    assert found.info.device_types == ("abacus",)
+    assert backends.open_backend("well").name == "well"
+
+
+def test_a_name_that_nothing_offers_is_not_installed_and_says_what_is(null_backend: str) -> None:
+    with pytest.raises(engine.BackendNotInstalled, match=r"'nowhere' is not installed.*null") as e:
+        backends.open_backend("nowhere")
+    assert e.value.name == "nowhere"
+    assert null_backend in e.value.installed
+
+
+def test_a_missing_official_backend_names_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(discovery, "_found", lambda prefix: iter(()))
+    with pytest.raises(
+        engine.BackendNotInstalled, match=r'pip install "inference-engine\[gpu-trt\]"'
+    ):
+        backends.find_target("gpu")
+
+
+def test_a_disabled_backend_is_refused_with_the_variable_that_disables_it(
+    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin(plugin_folder, "well")
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "other, well")
+    assert backends.record("well").state is BackendState.DISABLED
+    with pytest.raises(engine.BackendUnavailable, match="ENGINE_DISABLED_BACKENDS"):
+        backends.open_backend("well")
+
+
+def test_a_plugin_of_another_contract_is_incompatible_and_is_not_imported(
+    plugin_folder: Path,
+) -> None:
+    install(
+        plugin_folder, "later", "plugin_later", group="engine.backends.v2",
+        source="raise SystemExit('imported')",
+    )  # fmt: skip
+    assert backends.record("later").state is BackendState.INCOMPATIBLE
+    with pytest.raises(
+        engine.BackendIncompatible, match=r"engine\.backends\.v2.*made for this core"
+    ):
+        backends.open_backend("later")
+    assert "plugin_later" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ("import no_such_vendor_library\n", "no_such_vendor_library"),
+        ("raise OSError('libvendor.so.3: cannot open shared object file')\n", "libvendor"),
+        ("raise SystemExit(3)\n", "SystemExit: 3"),
+        ("1 / 0\n", "ZeroDivisionError"),
+    ],
+)
+def test_a_plugin_that_fails_at_import_is_broken_and_says_why(
+    plugin_folder: Path, before: str, said: str
+) -> None:
+    plugin(plugin_folder, "bad", before=before)
+    found = backends.record("bad")
+    assert found.state is BackendState.BROKEN
+    assert said in found.reason
+    with pytest.raises(engine.BackendUnavailable, match=r"'bad' is broken.*engine doctor bad"):
+        backends.open_backend("bad")
+
+
+def test_a_plugin_without_a_required_hook_is_broken_by_the_hooks_name(plugin_folder: Path) -> None:
+    install(plugin_folder, "half", "plugin_half", source="")
+    assert "engine_compile" in backends.record("half").reason
+
+
+def test_a_hook_with_an_argument_that_the_spec_lacks_is_broken(plugin_folder: Path) -> None:
+    plugin(
+        plugin_folder, "odd",
+        after="\n@hookimpl\ndef engine_diagnose(nonsense):\n    return ()\n",
+    )  # fmt: skip
+    found = backends.record("odd")
+    assert found.state is BackendState.BROKEN
+    assert "nonsense" in found.reason
+
+
+def test_unknown_hooks_are_a_warning_and_part_of_the_record(plugin_folder: Path) -> None:
+    plugin(
+        plugin_folder, "newer",
+        after="\n@hookimpl\ndef engine_predikt(context):\n    return 1\n",
+    )  # fmt: skip
+    found = backends.record("newer")
+    assert found.state is BackendState.READY
+    assert found.warnings == (
+        "unknown hook 'engine_predikt' is ignored; did you mean engine_predict?",
+    )
+
+
+def test_a_backend_without_a_device_says_why_and_what_to_do(plugin_folder: Path) -> None:
+    plugin(
+        plugin_folder, "dry",
+        devices="return Devices(reason='no abacus is plugged in', fix='plug one in')",
+    )  # fmt: skip
+    assert backends.record("dry").state is BackendState.NO_DEVICE
+    with pytest.raises(engine.BackendUnavailable, match="no abacus is plugged in; plug one in"):
+        backends.open_backend("dry")
+
+
+def test_a_probe_that_raises_breaks_only_its_own_backend(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "bad", devices="raise RuntimeError('driver says no')")
+    plugin(plugin_folder, "well")
+    states = {name: backends.record(name).state for name in backends.known()}
+    assert states["bad"] is BackendState.BROKEN
+    assert states["well"] is BackendState.READY
+
+
+def test_two_distributions_of_one_backend_name_are_refused(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "twin")
+    install(plugin_folder, "twin", "plugin_twin", distribution="another-twin")
+    assert "another-twin, engine-plugin-twin" in backends.record("twin").reason
+
+
+@pytest.mark.parametrize(
+    ("crash", "said"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed with SIGSEGV"),
+        ("import os; os._exit(7)", "ended with status 7"),
+        ("import os; os._exit(0)", "ended without an answer"),
+        ("print('x' * 100000); raise ValueError('loud')", "ValueError: loud"),
+    ],
+)
+def test_a_probe_that_crashes_takes_nothing_with_it(
+    plugin_folder: Path, crash: str, said: str
+) -> None:
+    plugin(plugin_folder, "crashing", devices=crash)
+    plugin(plugin_folder, "well")
+    found = {each.name: each for each in probe_all(backends.known())}
+    assert found["crashing"].state is BackendState.BROKEN
+    assert said in found["crashing"].reason
+    assert found["crashing"].distribution == "engine-plugin-crashing"
+    assert found["well"] == backends.record("well")
+
+
+def test_a_probe_that_hangs_is_ended_at_its_time_limit(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "hanging", devices="import time; time.sleep(600)")
+    found = probe("hanging", time_limit_s=1.0)
+    assert found.state is BackendState.BROKEN
+    assert "did not answer within 1 s" in found.reason
+
+
+def test_an_isolated_record_equals_the_one_of_this_process(null_backend: str) -> None:
+    assert probe(null_backend) == backends.record(null_backend)
+
+
+@pytest.mark.parametrize("hook", ["load", "compile", "placement"])
+def test_an_exception_that_no_hook_may_raise_is_the_backends_fault_in_one_line(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hook: str
+) -> None:
+    def fail(*arguments: object) -> None:
+        raise KeyError("two\nlines")
+
+    path = models.affine(tmp_path)
+    backend = backends.open_backend(null_backend)
+    if hook == "placement":
+        monkeypatch.setattr("engine.reference.evaluator.EvaluatorExecutable.placement", fail)
+    else:
+        monkeypatch.setattr(backend, hook, fail)
+    with pytest.raises(engine.BackendUnavailable, match=r"'null' is at fault.*KeyError") as caught:
+        _ = engine.load(path, target=null_backend).placement
+    assert "\n" not in str(caught.value)
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_a_backend_disabled_after_it_was_opened_is_refused(
+    null_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backends.open_backend(null_backend)
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "null")
+    with pytest.raises(engine.BackendUnavailable, match="disabled"):
+        backends.open_backend(null_backend)
+
+
+def test_a_device_that_is_not_there_is_refused_for_any_target(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with pytest.raises(engine.BackendUnavailable, match="null:7"):
+        engine.load(models.affine(tmp_path), target=null_backend, device_id=7)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("device_types=()", "device_types is empty"),
+        ("device_types=None", "device_types is None"),
+        ("device_types=('a',), providers=None", "providers is None"),
+        ("device_types=('a',), capabilities=None", "capabilities is None"),
+        ("device_types=('a',), completed_by=['cpu']", "completed_by is ['cpu'], expected a tuple"),
+        ("device_types=('a',), suffixes=None", "suffixes is None"),
+        ("device_types=('a',), suffixes={'.x': None}", "expected a dict of str to str"),
+        ("device_types=('a',), options=('a',)", "options is ('a',), expected a dict of str"),
+        ("device_types=('a',), options={'a': 1}", "options is {'a': 1}, expected a dict of str"),
+        ("name=None, device_types=('a',)", "name is None, expected a str"),
+        ("version=1, device_types=('a',)", "version is 1, expected a str"),
+    ],
+)
+def test_a_manifest_with_a_wrong_field_is_broken_by_the_fields_name(
+    plugin_folder: Path, changed: str, said: str
+) -> None:
+    after = (
+        "\n@hookimpl\ndef engine_backend():\n"
+        f"    return BackendInfo(**{{'name': 'odd', 'version': '1', **dict({changed})}})\n"
+    )
+    plugin(plugin_folder, "odd", after=after)
+    assert said in backends.record("odd").reason
+
+
+@pytest.mark.parametrize("place", ["before", "devices"])
+def test_a_panic_in_a_plugin_breaks_only_that_plugin(plugin_folder: Path, place: str) -> None:
+    panic = "class Panic(BaseException): pass\nraise Panic('at the disco')\n"
+    code = "import sys; sys.exit(1)" if place == "devices" else panic
+    plugin(plugin_folder, "odd", **{place: code})
+    plugin(plugin_folder, "well")
+    states = {name: backends.record(name).state for name in backends.known()}
+    assert states["odd"] is BackendState.BROKEN
+    assert states["well"] is BackendState.READY
+
+
+@pytest.mark.parametrize("content", [b"[a]\nno equals sign\n", b"\xff\xfe[a]\n"])
+def test_damaged_metadata_of_some_package_hides_no_backend(
+    plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    plugin(plugin_folder, "well")
+    monkeypatch.syspath_prepend(tmp_path / "damaged")
+    broken = tmp_path / "damaged/somebody_else-1.0.dist-info"
+    broken.mkdir(parents=True)
+    (broken / "METADATA").write_text("Metadata-Version: 2.1\nName: somebody-else\nVersion: 1.0\n")
+    (broken / "entry_points.txt").write_bytes(content)
+    bare = tmp_path / "damaged/bare-1.0.dist-info"  # a backend whose METADATA is missing
+    bare.mkdir()
+    (bare / "entry_points.txt").write_text("[engine.backends.v1]\nbare = plugin_well\n")
+    assert {"well", "bare"} <= set(backends.known())
+    assert backends.find_target("well").backend == "well"
+
+
+def test_a_probe_that_leaves_a_process_behind_still_answers(plugin_folder: Path) -> None:
+    plugin(
+        plugin_folder, "leaving",
+        before="import subprocess; subprocess.Popen(['sleep', '20'], start_new_session=True)\n",
+    )  # fmt: skip
+    begin = time.monotonic()
+    assert probe("leaving").state is BackendState.READY
+    assert time.monotonic() - begin < 15
+
+
+# ------------------------------------------------------------------------------------- targets
+
+
+def test_a_device_type_leads_to_the_one_backend_that_serves_it(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "beads", kind="abacus")
+    target = backends.find_target("Abacus")
+    assert (target.backend, target.device_type) == ("beads", "abacus")
+
+
+def test_a_type_that_two_backends_serve_needs_a_provider(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "beads", providers=("wood",))
+    plugin(plugin_folder, "stones", providers=("clay", "sand"))
+    with pytest.raises(engine.BackendUnavailable, match="abacus:wood, abacus:clay, abacus:sand"):
+        backends.find_target("abacus")
+    assert backends.find_target("abacus:sand") == backends.Target("stones", "abacus", "sand")
+    assert backends.find_target("abacus:beads").backend == "beads"
+
+
+def test_a_provider_that_is_not_there_is_an_error_that_lists_those_that_are(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "beads", providers=("wood", "glass"))
+    for text in ("abacus:1", "beads:1"):
+        with pytest.raises(engine.BackendUnavailable, match=r"provider '1'.*:wood, .*:glass"):
+            backends.find_target(text)
+    assert backends.find_target("beads:glass") == backends.Target("beads", "abacus", "glass")
+
+
+def test_a_broken_backend_does_not_hide_another_of_the_same_type(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "bad", before="1 / 0\n")
+    plugin(plugin_folder, "beads")
+    assert backends.find_target("abacus").backend == "beads"
+
+
+CRASH = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)\n"
+
+
+def test_a_backends_own_name_imports_no_other(plugin_folder: Path) -> None:
+    plugin(plugin_folder, "beads", providers=("glass",))
+    plugin(plugin_folder, "crashing", before=CRASH)
+    for target in ("beads", "beads:glass", "abacus:beads"):
+        assert backends.find_target(target).backend == "beads"
+
+
+def test_a_plugin_that_crashes_at_import_does_not_hide_one_that_serves_the_type(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "crashing", before=CRASH)
+    plugin(plugin_folder, "beads")
+    assert backends.find_target("abacus") == backends.Target("beads", "abacus")
+
+
+def test_this_projects_own_backend_of_a_type_goes_first_and_imports_no_other(
+    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.OFFICIAL, "abacus", "beads")
+    plugin(plugin_folder, "beads", providers=("wood", "glass"))
+    plugin(plugin_folder, "crashing", before=CRASH)
+    plugin(plugin_folder, "stones", providers=("clay",))
+    assert backends.find_target("abacus") == backends.Target("beads", "abacus")
+    assert backends.find_target("abacus:glass") == backends.Target("beads", "abacus", "glass")
+    assert backends.find_target("abacus:stones") == backends.Target("stones", "abacus")
+    assert backends.find_target("abacus:clay") == backends.Target("stones", "abacus", "clay")
+
+
+def test_another_backend_serves_a_type_whose_own_is_broken_or_disabled(
+    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(backends.OFFICIAL, "abacus", "beads")
+    plugin(plugin_folder, "beads", before="1 / 0\n")
+    with pytest.raises(engine.BackendUnavailable, match=r"'beads' is broken.*ZeroDivisionError"):
+        backends.find_target("abacus")
+    plugin(plugin_folder, "stones")
+    assert backends.find_target("abacus").backend == "stones"
+    monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "stones")
+    with pytest.raises(engine.BackendUnavailable, match=r"'beads' is broken"):
+        backends.find_target("abacus")
+
+
+def test_a_type_that_nobody_serves_is_told_with_who_could_not_be_asked(
+    plugin_folder: Path,
+) -> None:
+    plugin(plugin_folder, "crashing", before=CRASH)
+    text = r"not installed.* not known of 'crashing' its probe crashed with SIGSEGV"
+    with pytest.raises(engine.BackendNotInstalled, match=text):
+        backends.find_target("abacus")
+
+
+def test_a_target_that_cannot_be_had_is_never_replaced_silently(
+    null_backend: str, plugin_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin(plugin_folder, "dry", devices="return Devices(reason='no abacus', fix='buy one')")
+    path = models.affine(tmp_path)
+    with pytest.raises(engine.BackendUnavailable, match="no abacus; buy one"):
+        engine.load(path, target="dry")
+    with engine.load(path, target=["dry", null_backend]) as model:
+        assert {place.backend for place in model.placement} == {"null"}
+        assert all("no abacus; buy one" in place.reason for place in model.placement)
+    assert "'dry' passed over" in caplog.text
+
+
+def test_an_error_of_load_still_knows_what_is_installed(null_backend: str, tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    for target in ("nowhere_else", ["nowhere_else", "nor_there"]):
+        context = engine.Context()
+        vars(context)["target"] = [target] if isinstance(target, str) else target
+        with pytest.raises(engine.BackendNotInstalled) as caught:
+            engine.Model().build_from_file(str(path), engine.ModelType.MINDIR, context)
+        assert null_backend in caught.value.installed
+
+
+def test_all_targets_failing_names_the_reason_of_each(plugin_folder: Path, tmp_path: Path) -> None:
+    plugin(plugin_folder, "dry", devices="return Devices(reason='no abacus')")
+    plugin(plugin_folder, "bad", before="1 / 0\n")
+    with pytest.raises(engine.BackendUnavailable, match=r"no abacus.*ZeroDivisionError"):
+        engine.load(models.affine(tmp_path), target=["dry", "bad"])
+
+
+def test_engine_target_overrides_the_script_and_says_so(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setenv("ENGINE_TARGET", "null")
+    path = models.affine(tmp_path)
+    for _ in range(2):
+        with engine.load(path, target="gpu") as model:
+            assert all("ENGINE_TARGET=null" in place.reason for place in model.placement)
+    said = "ENGINE_TARGET=null overrides the target ['gpu']"
+    assert [record.message for record in caplog.records].count(said) == 1
+
+
+def test_a_wrong_engine_target_is_named_as_the_cause(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_TARGET", "tpu")
+    with pytest.raises(engine.BackendNotInstalled, match=r"ENGINE_TARGET=tpu instead.*'null'"):
+        engine.load(models.affine(tmp_path), target=null_backend)
+
+
+# --------------------------------------------------------------------------------------- import
+
+
+def test_importing_the_package_loads_no_backend_and_no_runtime() -> None:
+    code = (
+        "import sys, engine\n"
+        "heavy = {'onnxruntime', 'onnx', 'torch', 'pluggy', 'importlib_metadata', 'engine_cpu'}\n"
+        # not heavy, but a tenth of numpy's own import; they come with the first model
+        "heavy |= {'dataclasses', 'engine.types'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,210 @@
+"""Predict: what it takes, what it gives, whose memory that is; on the null backend."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import engine
+from engine import DataType, Model, Tensor
+from engine.testing import models
+
+pytestmark = pytest.mark.usefixtures("null_backend")
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_predict_takes_lists_tuples_dicts_arrays_and_tensors(affine: Model) -> None:
+    for inputs in ([X], (X,), {"x": X}, [Tensor(X)], {"x": Tensor(X)}):
+        [y] = affine.predict(inputs)
+        assert isinstance(y, Tensor)
+        assert (y.name, y.dtype, y.shape) == ("y", DataType.FLOAT32, [2, 3])
+        np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
+
+
+def test_calling_a_model_takes_arrays_by_name_or_place_and_gives_arrays_by_name(
+    several: Model,
+) -> None:
+    z, a, m = (np.full(s, v, np.float32) for s, v in (((2, 3), 5), ((2, 3), 3), ((3,), 2)))
+    for outputs in (several(z=z, a=a, m=m), several(z, a, m)):
+        assert list(outputs) == ["y", "b", "x"]
+        assert [outputs[name][0, 0] for name in ("y", "b", "x")] == [2, 6, 7]
+    with pytest.raises(TypeError, match="all inputs by place or all by name"):
+        several(z, a=a, m=m)
+
+
+def test_a_dict_goes_by_name_and_not_by_order(several: Model) -> None:
+    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
+    y, b, x = (t.get_data_to_numpy()[0, 0] for t in several.predict({"m": m, "a": a, "z": z}))
+    assert (y, b, x) == (1, 0, 10)
+
+
+def test_mixed_lists_of_arrays_and_tensors_work(several: Model) -> None:
+    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
+    assert several.predict([z, Tensor(a), m])[2].get_data_to_numpy()[0, 0] == 10
+
+
+def test_a_result_never_changes_under_its_owner(affine: Model) -> None:
+    results = [affine.predict([np.full((1, 3), value, np.float32)])[0] for value in range(10)]
+    for value, result in enumerate(results):
+        assert result.get_data_to_numpy().tolist() == [[2 * value + 1] * 3]
+
+
+def test_given_outputs_are_filled_and_returned(affine: Model) -> None:
+    buffer = np.zeros((2, 3), np.float32)
+    outputs = [Tensor(buffer)]
+    for step in range(4):
+        assert affine.predict([X + step], outputs)[0] is outputs[0]
+        np.testing.assert_array_equal(buffer, 2 * (X + step) + 1)
+
+
+def test_a_given_output_without_data_gets_memory(affine: Model) -> None:
+    output = Tensor()
+    affine.predict([X], [output])
+    np.testing.assert_array_equal(output.get_data_to_numpy(), 2 * X + 1)
+    assert output.shape == [2, 3]
+
+
+def test_an_output_that_changes_between_calls_is_written_where_it_is_now(affine: Model) -> None:
+    inputs = affine.get_inputs()
+    inputs[0].set_data_from_numpy(X)
+    output = Tensor(np.zeros((2, 3), np.float32))
+    affine.predict(inputs, [output])
+    first = output.get_data_to_numpy()
+    fresh = np.zeros((2, 3), np.float32)
+    output.set_data_from_numpy(fresh)
+    first[:] = -1
+    affine.predict(inputs, [output])
+    np.testing.assert_array_equal(fresh, 2 * X + 1)
+    assert (first == -1).all()
+
+
+def test_a_bound_tensor_that_changes_is_seen_by_the_next_predict(affine: Model) -> None:
+    inputs = affine.get_inputs()
+    outputs = [Tensor(np.zeros((2, 3), np.float32))]
+    array = X.copy()
+    inputs[0].set_data_from_numpy(array)
+    for change in ("nothing", "in place", "another array", "through the tensor"):
+        if change == "in place":
+            array += 10
+        elif change == "another array":
+            array = X - 5
+            inputs[0].set_data_from_numpy(array)
+        elif change == "through the tensor":
+            inputs[0].get_data_to_numpy()[0, 0] = 77
+        expected = 2 * array + 1
+        np.testing.assert_array_equal(affine.predict(inputs)[0], expected, err_msg=change)
+        affine.predict(inputs, outputs)
+        np.testing.assert_array_equal(outputs[0], expected, err_msg=change)
+
+
+def test_an_array_that_is_reshaped_in_place_is_seen(affine: Model) -> None:
+    array = X.copy()
+    outputs = [Tensor()]
+    affine.predict([array], outputs)
+    array.resize((1, 3), refcheck=False)
+    assert affine.predict([array])[0].shape == [1, 3]
+    outputs[0] = Tensor(np.zeros((1, 3), np.float32))
+    affine.predict([array], outputs)
+    np.testing.assert_array_equal(outputs[0], 2 * array + 1)
+
+
+def test_shapes_may_change_from_call_to_call_where_the_model_leaves_them_open(
+    affine: Model,
+) -> None:
+    for rows in (1, 4, 4, 2, 4, 0):
+        assert affine.predict([np.zeros((rows, 3), np.float32)])[0].shape == [rows, 3]
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        X[:, ::-1],
+        np.asfortranarray(X),
+        X.astype(">f4"),
+        np.broadcast_to(np.float32(3), (4, 3)),
+        np.frombuffer(b"\0" + X.tobytes(), np.float32, 6, 1).reshape(2, 3),
+    ],
+    ids=["strided", "fortran", "big endian", "broadcast and read-only", "unaligned"],
+)
+def test_any_memory_layout_just_works(affine: Model, array: np.ndarray) -> None:
+    for _ in range(3):
+        np.testing.assert_array_equal(affine.predict([array])[0], 2 * array + 1)
+
+
+def test_a_scalar_model_takes_numpy_scalars(tmp_path: Path) -> None:
+    with engine.load(models.scalar(tmp_path), target="null") as model:
+        for value in (np.float32(3), np.array(3, np.float32)):
+            assert float(model(x=value)["y"]) == 7
+        assert model.get_inputs()[0].shape == []
+
+
+def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:
+    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
+    tensor = Tensor()
+    with pytest.raises(engine.InputError, match="one tensor was given for two outputs"):
+        several.predict([z, a, m], [tensor, Tensor(), tensor])
+
+
+def test_masked_elements_are_refused_with_the_step_that_helps(affine: Model) -> None:
+    x = np.ma.masked_array(X, mask=X > 3)
+    message = (
+        r"input 'x': expected float32\[batch, 3\], got float32\[2, 3\] with masked .*filled\(\)"
+    )
+    with pytest.raises(engine.InputError, match=message):
+        affine.predict([x])
+    filled = x.filled(0)
+    np.testing.assert_array_equal(affine.predict([filled])[0], 2 * filled + 1)
+    unmasked = np.ma.masked_array(X)
+    np.testing.assert_array_equal(affine.predict([unmasked])[0], 2 * X + 1)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_predict_that_is_stopped_says_the_limit_and_what_to_do(
+    null_backend: str, tmp_path: Path, given: bool
+) -> None:
+    config = {"null_context": {"delay_s": "0.2"}}
+    with engine.load(models.affine(tmp_path), target=null_backend, config=config) as model:
+        outputs = [Tensor(np.empty_like(X))] if given else None
+        with pytest.raises(engine.DeadlineExceeded) as caught:
+            model.predict([X], outputs, timeout_s=0.02)
+        assert caught.value.timeout_s == 0.02
+        assert str(caught.value) == (
+            "predict failed! it took longer than timeout_s, 0.02 s: predict was stopped at its "
+            "deadline; give it more time, or leave timeout_s out"
+        )
+        np.testing.assert_array_equal(model.predict([X], outputs, timeout_s=60)[0], 2 * X + 1)
+
+
+def test_a_read_only_output_is_refused(affine: Model) -> None:
+    buffer = np.zeros((2, 3), np.float32)
+    buffer.flags.writeable = False
+    with pytest.raises(engine.InputError, match="must be writeable"):
+        affine.predict([X], [Tensor(buffer)])
+
+
+def test_equal_symbols_must_be_equal_sizes(tmp_path: Path) -> None:
+    with engine.load(models.shared_dims(tmp_path), target="null") as model:
+        left, right = np.ones((2, 3), "f"), np.ones((3, 4), "f")
+        assert model(left=left, right=right)["y"].tolist() == [[3] * 4] * 2
+        with pytest.raises(engine.InputError, match=r"'right': axis 0 .'common'. is 4.*'left'.*3"):
+            model(left=left, right=np.ones((4, 4), "f"))
+
+
+@pytest.mark.parametrize("answer", [None, [], [X, X]])
+def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
+    affine: Model, monkeypatch: pytest.MonkeyPatch, answer: object
+) -> None:
+    monkeypatch.setattr(affine._threads, "state", None, raising=False)
+    plan = affine._plan
+    object.__setattr__(plan, "predict", lambda *arguments: answer)
+    affine._threads = threading.local()
+    for outputs in (None, [Tensor()]):
+        with pytest.raises(
+            engine.ModelError, match="predict failed! backend 'null' raised TypeEr"
+        ) as caught:
+            affine.predict([X], outputs)
+        assert caught.value.at_fault == "null"
