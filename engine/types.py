@@ -420,7 +420,10 @@ class ModelSource:
 
 
 class LoadedModel(Protocol):
-    """A model that a backend has read but not compiled; owned by the core, used by one thread."""
+    """A model that a backend has read but not compiled; owned by the core, used by one thread.
+
+    Optional: `entries`, a tuple of the names of the models in a file that holds several.
+    """
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]: ...
@@ -429,10 +432,6 @@ class LoadedModel(Protocol):
     @property
     def unsupported(self) -> Mapping[int, str]:
         """Nodes (by index in `source.graph.nodes`) that this backend cannot run, and why."""
-
-    @property
-    def entries(self) -> tuple[str, ...]:
-        """The names of the models in a file of several; where it is missing: ()."""
 
     def close(self) -> None:
         """Free what reading took. The core calls it once, after compile; may come again."""
@@ -603,29 +602,26 @@ class MemoryReport:
 
 
 class Executable(Protocol):
-    """What compile returns: weights and code, for any number of threads."""
+    """What compile returns: weights and code, for any number of threads.
+
+    Optional, beside what stands below:
+
+    * `concurrency`, an int: how many predicts at once are worth having. The core runs no more than
+      that at once, first come, first served, and opens no more contexts. 0, also where it is
+      missing: any number.
+    * `open_context(beside=context)`, where SHARE_WORKSPACE is announced. `context` is one of this
+      or another executable of this backend on the same device: the new one works on the same
+      stream and in the same scratch memory. The core never runs two such at once, and closes the
+      one that it names last.
+    """
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]: ...
     @property
     def outputs(self) -> tuple[TensorSpec, ...]: ...
 
-    @property
-    def concurrency(self) -> int:
-        """How many predicts at once are worth having; 0 for any number.
-
-        The core runs no more than that at once, first come, first served, and opens no more
-        contexts. Where it is missing: 0.
-        """
-
-    def open_context(self, beside: ExecutionContext | None = None) -> ExecutionContext:
-        """Open what one predict needs to run: activations, a stream, bindings. Thread-safe.
-
-        beside: a context of this or another executable of this backend on the same device: the
-            new one works on the same stream and in the same scratch memory. The core never runs
-            two such at once, and closes the one that it names last. Passed only where
-            SHARE_WORKSPACE is announced.
-        """
+    def open_context(self) -> ExecutionContext:
+        """Open what one predict needs to run: activations, a stream, bindings. Thread-safe."""
 
     def placement(self) -> Sequence[Placement]:
         """One entry for each node of the source's main graph, in order; why it runs there."""

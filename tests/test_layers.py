@@ -17,6 +17,7 @@ LAYERS = (
     ("__main__", "cli"),
     ("convert", "testing", "diagnosis"),
     ("__init__", "shortcut", "model", "context", "converter"),
+    ("distributed",),
     ("runtime",),
     ("tensor", "enums"),  # values of the API that runtime takes and gives
     ("plan",),

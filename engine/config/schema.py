@@ -6,7 +6,7 @@ they go in section [<backend>_context].
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from engine.options import is_declared, nearest
 
@@ -78,7 +78,7 @@ def unused_settings(
     config: Mapping[str, Mapping[str, str]],
     backend: str,
     read: Sequence[str],
-    options: Mapping[str, str],
+    options: Collection[str],
     backends: Callable[[], Iterable[str]],
 ) -> Iterator[str]:
     """What a user should know of a configuration that a model is built with, a line each.
@@ -118,7 +118,7 @@ def _in_use(
     keys: Iterable[str],
     known: Sequence[str],
     backend: str,
-    options: Mapping[str, str],
+    options: Collection[str],
 ) -> Iterator[str]:
     for key in keys:
         if is_declared(key, (*options, *CORE)):

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import astuple, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from engine.backends import Backend
-from engine.errors import BackendUnavailable, EngineError, InputError, ModelError, one_line
+from engine.errors import EngineError, InputError, ModelError, one_line
 from engine.plan.compile import Opener, attribute_errors_to
 from engine.plan.contexts import close
 from engine.types import (
@@ -89,10 +88,6 @@ class SegmentedExecutable:
         """The sum over the segments."""
         reports = (astuple(segment.executable.memory()) for segment in self.segments)
         return MemoryReport(*map(sum, zip(*reports, strict=True)))
-
-    def save(self, folder: Path) -> str:
-        """Not yet: a compiled form of several segments is theirs together."""
-        raise BackendUnavailable("a model of several segments has no compiled form to save")
 
     def close(self) -> None:
         """Close every segment's executable."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,10 +96,6 @@ class StatefulExecutable:
     def memory(self) -> MemoryReport:
         """See Executable."""
         return self._inner.memory()
-
-    def save(self, folder: Path) -> str:
-        """See Executable."""
-        return self._inner.save(folder)
 
     def close(self) -> None:
         """See Executable."""

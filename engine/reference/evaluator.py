@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -178,12 +177,6 @@ class EvaluatorExecutable:
     def memory(self) -> MemoryReport:
         """The weights, as the file stores them."""
         return MemoryReport(weights_bytes=self._weights_bytes)
-
-    def save(self, folder: Path) -> str:
-        """Not announced, so the core does not ask for it."""
-        raise BackendUnavailable(
-            f"backend {self.host.name!r} has no compiled form to save", self.host.name
-        )
 
     def close(self) -> None:
         """Free the weights."""

@@ -30,7 +30,7 @@ RUNTIMES = (
 """What takes long to import, starts threads or touches drivers: never at a plugin's import."""
 
 HOOKS = {
-    Capability.COMPILE_CACHE: ("engine_check_compiled",),
+    Capability.COMPILE_CACHE: ("engine_compiled_key",),
     Capability.SHARE_WEIGHTS: ("engine_share_weights",),
     Capability.UPDATE_WEIGHTS: ("engine_update_weights",),
     Capability.COLLECTIVES: (
