@@ -82,12 +82,12 @@ class GpuSettings(Settings):
 
     @setting(0)
     def device_id(self, value: object) -> int:
-        """Which GPU of this host."""
+        """Number of the GPU on this host."""
         return require_count("gpu_device_id", value)
 
     @setting("")
     def provider(self, value: object) -> str:
-        """How the backend runs the model, as "tensorrt"; "" for its default."""
+        """Provider of the backend, as "tensorrt"; "" for its default."""
         return require("gpu_provider", value, str)
 
     @property
@@ -97,7 +97,7 @@ class GpuSettings(Settings):
 
     @property
     def group_size(self) -> int:
-        """How many processes run one sliced model; 1 outside such a job."""
+        """Number of processes that run one sliced model; 1 outside such a job."""
         return 1
 
     def __str__(self) -> str:
@@ -117,7 +117,7 @@ class AscendSettings(Settings):
 
     @setting("")
     def precision_mode(self, value: object) -> str:
-        """What operators compute in; "" until it is set: the model's own types.
+        """Type that operators compute in; "" until it is set: the model's own types.
 
         "enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin" or "preferred_optimal".
         """
@@ -133,7 +133,7 @@ class AscendSettings(Settings):
 
     @setting(0)
     def device_id(self, value: object) -> int:
-        """Which NPU of this host."""
+        """Number of the NPU on this host."""
         return require_count("ascend_device_id", value)
 
     @setting(0)
@@ -143,7 +143,7 @@ class AscendSettings(Settings):
 
     @setting("")
     def provider(self, value: object) -> str:
-        """How the backend runs the model: "ge" through the Graph Engine; "" for its default."""
+        """Provider of the backend: "ge" for the Graph Engine; "" for its default."""
         return require("ascend_provider", value, str)
 
     def __str__(self) -> str:
@@ -211,7 +211,7 @@ class ParallelSettings(Settings):
 
 
 class Context(Settings):
-    """Where a model runs: an ordered list of targets, and the settings of each device type.
+    """Targets that a model may run on, in order, and the settings of each device type.
 
     A model reads its context when it is built; later changes do not reach it. Copying a context
     copies its settings too.

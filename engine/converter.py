@@ -60,7 +60,7 @@ class Converter(Settings):
 
     @setting("AES-GCM")
     def decrypt_mode(self, value: object) -> str:
-        """How the MindIR is encrypted: "AES-GCM" or "AES-CBC"; here "SM4-CBC" too."""
+        """Encryption mode of the MindIR: "AES-GCM" or "AES-CBC"; here "SM4-CBC" too."""
         if value == "SM4-CBC":
             return "SM4-CBC"
         try:
@@ -122,7 +122,7 @@ class Converter(Settings):
 
     @setting(ModelType.MINDIR)
     def save_type(self, value: object) -> ModelType:
-        """How the file's name ends: MINDIR for .mindir, MINDIR_LITE for .ms. Both hold ONNX."""
+        """Kind of file to write: MINDIR ends in .mindir, MINDIR_LITE in .ms. Both hold ONNX."""
         return require("save_type", value, ModelType)
 
     @setting(False)
@@ -177,12 +177,12 @@ class Converter(Settings):
 
     @setting(0)
     def device_id(self, value: object) -> int:
-        """Which NPU; nothing here compiles for one, so nothing reads it."""
+        """Number of an NPU; nothing here compiles for one, so nothing reads it."""
         return require_count("device_id", value)
 
     @setting(0)
     def rank_id(self, value: object) -> int:
-        """Which rank; nothing here compiles for one, so nothing reads it."""
+        """Number of a rank; nothing here compiles for one, so nothing reads it."""
         return require_count("rank_id", value)
 
     # -------------------------------------------------------------------------------- converting
@@ -207,7 +207,7 @@ class Converter(Settings):
 
     @property
     def report(self) -> Report | None:
-        """What the last conversion did: sizes, inputs, notes, accuracy. None before and if failed.
+        """Report of the last conversion: sizes, inputs, notes, accuracy. None before and if failed.
 
         An engine.convert.job.Report.
         """
@@ -287,7 +287,7 @@ def job_of(
     weight_file: str = "",
     config: Mapping[str, Mapping[str, str]] | None = None,
 ) -> Job:
-    """What `converter` is set to do, its values checked. Raises ModelError."""
+    """Return the job that `converter` is set to do, its values checked. Raises ModelError."""
     from engine.convert.job import Job
 
     assigned = vars(converter)

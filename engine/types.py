@@ -124,7 +124,7 @@ _BITS = {
 
 
 class ValueKind(StrEnum):
-    """What an input or output is: nearly always a tensor."""
+    """Kind of an input or output: nearly always a tensor."""
 
     TENSOR = "tensor"
     SEQUENCE = "sequence"  # a Python list of values
@@ -138,7 +138,7 @@ Dim: TypeAlias = int | str | None
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What one input or output of a model accepts or gives.
+    """Element type and shape of one input or output of a model.
 
     shape: None where even the rank is unknown. A scalar has ().
     kind: for a sequence or an optional, `dtype` and `shape` describe the tensor inside.
@@ -192,7 +192,7 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """What a backend finds on this machine now.
+    """Devices that a backend finds on this machine now.
 
     found: usable devices. Empty means that none is; then `reason` says why (one line, lower
         case) and `fix` gives the command or step that helps.
@@ -214,7 +214,7 @@ class Check:
 
 
 class Capability(StrEnum):
-    """What a backend can do beyond load, compile and predict.
+    """An ability of a backend beyond load, compile and predict.
 
     A backend announces these in `BackendInfo.capabilities`; the core asks for nothing that is not
     announced. Unknown flags are ignored, so a newer plugin works with an older core. What depends
@@ -360,7 +360,7 @@ class ParameterInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphInfo:
-    """What a model file says of itself, read without a runtime.
+    """Summary of a model file, read without a runtime.
 
     inputs: what a caller gives: graph inputs that are not initializers, in order.
     opsets: operator set versions by domain ("" is ONNX's own).
@@ -415,7 +415,7 @@ class ModelSource:
 
     @property
     def name(self) -> str:
-        """What messages call it: the path as given, or "model bytes"."""
+        """Name of the model in messages: the path as given, or "model bytes"."""
         return str(self.path) if self.path is not None else "model bytes"
 
 
@@ -494,7 +494,7 @@ class SharedWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompileOptions:
-    """How to compile a model.
+    """Settings of one compile.
 
     device: where to. provider: one of the backend's providers, "" for its default.
     precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
@@ -558,7 +558,7 @@ class CompileOptions:
 
 
 class NodeState(StrEnum):
-    """How a node takes part in a run, as far as the backend knows."""
+    """Part that a node takes in a run, as far as the backend knows."""
 
     RUNS = "runs"
     FUSED = "fused"  # computed by the kernel of another node, `Placement.fused_into`
@@ -568,7 +568,7 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where one node runs, and why.
+    """Device and provider that run one node, and why.
 
     node: its name in the file, "" if it has none; index: its place there. device: as
     `str(Device)`. provider: one of `BackendInfo.providers`, or that with ":" and a detail.
@@ -602,7 +602,7 @@ class MemoryReport:
 
 
 class Executable(Protocol):
-    """What compile returns: weights and code, for any number of threads.
+    """Weights and code of a compiled model, for any number of threads.
 
     Optional, beside what stands below:
 
@@ -634,7 +634,9 @@ class Executable(Protocol):
 
 @runtime_checkable
 class ExecutionContext(Protocol):
-    """What one predict at a time needs. Lent for a call; not always used by the same thread.
+    """Activations, stream and bindings of one predict at a time.
+
+    Lent for a call; not always used by the same thread.
 
     Two methods beside `close()` are optional:
 
@@ -654,7 +656,7 @@ class ExecutionContext(Protocol):
 
 
 class ReduceOp(Enum):
-    """How a collective combines the ranks' elements. MEAN is the sum over world_size."""
+    """Operation that combines the ranks' elements. MEAN is the sum over world_size."""
 
     SUM = "sum"
     PROD = "prod"
@@ -678,7 +680,7 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommunicatorOptions:
-    """How to join a group of ranks.
+    """Membership of a rank in a group that it joins.
 
     rank: this process's place in the group, in [0, world_size). group: its name, the same on
     every rank. ranks: the members' numbers in the whole job, in group order.
@@ -711,7 +713,7 @@ class Communicator(Protocol):
     def world_size(self) -> int: ...
     @property
     def deterministic(self) -> bool:
-        """Whether equal inputs give equal bits in every run."""
+        """True if equal inputs give equal bits in every run."""
 
     def abort(self) -> None:
         """Make every collective of this group that runs or comes later fail here, soon.
@@ -751,7 +753,7 @@ Predict: TypeAlias = Callable[[Any, Values, "Values | None", "float | None"], Va
 """predict(context, inputs, outputs, deadline_s) of a whole model; see engine_predict."""
 
 Extension: TypeAlias = Callable[[ModelDescription, Predict], Predict]
-"""What an entry point of group `engine.extensions.v1` names: wraps a model's predict.
+"""A function that wraps a model's predict, named by an entry point of `engine.extensions.v1`.
 
 Called once when a model is built and the user has switched the extension on; gives a function
 that is called instead, once a request, from any thread. It passes `context` on as it is, gives

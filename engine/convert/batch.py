@@ -170,7 +170,7 @@ def _refusal(
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """What is known of a value before a run. data: where it is small and the same in every run."""
+    """Facts known of a value before a run. data: where it is small and the same in every run."""
 
     type: TypeProto | None = None
     data: Array | None = None
@@ -279,7 +279,7 @@ class _Walk:
     # -------------------------------------------------------------------------- what a node makes
 
     def _outcome(self, node: NodeProto, known: Mapping[str, _Value]) -> dict[str, _Value]:
-        """What is known of a node's outputs; nothing where something of what it reads is not.
+        """Infer the facts of a node's outputs; none where a fact that it reads is missing.
 
         Raises onnx's InferenceError where the node cannot take what it reads.
         """

@@ -1,4 +1,4 @@
-"""Whether a model of another batch gives what the original gives, sample by sample."""
+"""Compare a model of another batch size with the original, sample by sample."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from engine.types import DType
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
 ERROR = 1e-3
-"""How far from each other results may be, as a part of an output's largest value."""
+"""Largest difference between results, as a part of an output's largest value."""
 
 HALF_ERROR = 1e-2
 """The same for outputs in float16 and bfloat16."""
@@ -92,7 +92,7 @@ class Comparison:
         }
 
     def difference(self, one: list[Arrays], other: list[Arrays]) -> str:
-        """How the results of two runs differ, one of them on all samples; "" where they agree."""
+        """Describe how two runs differ, one of them on all samples; "" where they agree."""
         parts, [whole] = (one, other) if len(one) > 1 else (other, one)
         for start, part in zip(self._starts, parts, strict=True):
             for name, few in part.items():

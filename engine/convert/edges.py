@@ -1,4 +1,4 @@
-"""What goes in and comes out: another element type or layout than the model's own.
+"""Edges of a model: inputs and outputs of another element type or layout than its own.
 
 A Transpose or Cast between the edge and the model; inputs and outputs keep their names.
 """
@@ -140,7 +140,7 @@ def _element(dtype: DataType | None) -> DType | None:
 def _edge(
     value: ValueInfoProto, what: str, dtype: DType | None, layout: Format | None, own: Format
 ) -> _Edge:
-    """What is to become of one input or output."""
+    """Planned change of one input or output."""
     edge = _Edge(value.name, TypeProto(), TypeProto())
     edge.inner.CopyFrom(value.type)
     edge.outer.CopyFrom(value.type)

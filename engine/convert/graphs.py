@@ -1,4 +1,4 @@
-"""What the passes share: models without their weights, and names that are free."""
+"""Graph helpers of the passes: models without their weights, and free names."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
 
 
 def is_small(tensor: TensorProto) -> bool:
-    """Whether a tensor is in the model and of a size that shape inference looks at."""
+    """Return True if a tensor is in the model and of a size that shape inference looks at."""
     return prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL
 
 
@@ -122,7 +122,7 @@ def constants(graph: GraphProto) -> set[str]:
 
 
 def inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """What a caller gives: inputs that are not initializers too."""
+    """Return the inputs that a caller gives: those that are not initializers too."""
     known = constants(graph)
     return [each for each in graph.input if each.name not in known]
 
@@ -167,7 +167,7 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def title(node: NodeProto) -> str:
-    """How messages call a node: by its operator and its name, or by what it makes."""
+    """Title of a node in messages: its operator and its name, or an output of it."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
 
 

@@ -137,7 +137,7 @@ class _Work:
 
 
 def _loss(array: npt.NDArray[Any], half: npt.NDArray[np.float16]) -> str:
-    """What of a tensor float16 cannot hold, beyond rounding; "" where that is nothing."""
+    """Describe the values of a tensor that float16 cannot hold, beyond rounding; "" for none."""
     beyond = np.isinf(half)
     beyond &= np.isfinite(array)
     count = np.count_nonzero(beyond)

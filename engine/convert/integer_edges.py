@@ -75,7 +75,7 @@ def expose(
 def _scale(
     nodes: Sequence[NodeProto], operator: str, dtype: DType | None, weights: _Tensors
 ) -> str:
-    """How the integers of these nodes become floats, "" where they are not all of this kind."""
+    """Return the scheme that turns the integers of these nodes into floats; "" if they differ."""
     kinds = {(node.op_type, *node.input[1:]) for node in nodes}
     if dtype is None or len(kinds) != 1:
         return ""

@@ -1,4 +1,4 @@
-"""What a conversion is asked to do, and what it did."""
+"""A conversion: its settings, and its report."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 Read: TypeAlias = "tuple[ModelProto, list[str]]"
-"""What a source gives: the model as ONNX, and notes for the report."""
+"""Result of a source: the model as ONNX, and notes for the report."""
 
 _LARGEST_DIM = 2**63 - 1  # as ONNX stores them
 
@@ -76,7 +76,7 @@ class Job:
 
     @property
     def is_secret(self) -> bool:
-        """Whether a key is among what is asked: then nothing goes to a disk in clear."""
+        """True if a key is among the settings: then nothing goes to a disk in clear."""
         return self.encrypt_key is not None or self.decrypt_key is not None
 
     @contextmanager
@@ -94,7 +94,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What a conversion did.
+    """Report of a conversion.
 
     files: what was written, the model first. size_before, size_after: of the source's and the
     result's files, in bytes; weights of ONNX and MindIR count where they lie apart. notes: what a

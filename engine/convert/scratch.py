@@ -11,7 +11,7 @@ from engine.convert.job import Job
 from engine.errors import ModelError
 
 MEMORY = Path("/dev/shm")
-"""Where files are that never reach a disk."""
+"""Folder whose files are in memory and never reach a disk."""
 
 
 @contextmanager

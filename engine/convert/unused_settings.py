@@ -1,4 +1,4 @@
-"""What a user gave that nothing reads, for the report; mistakes are logged too."""
+"""Settings that nothing reads, for the report; mistakes are logged too."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 
 def unread(job: Job) -> Iterator[str]:
-    """What belongs to another kind of conversion than this one, a line each."""
+    """Report settings that belong to another kind of conversion, a line each."""
     if job.weight_file is not None and job.framework is not FmkType.CAFFE:
         yield f"{job.weight_file} is not read: only Caffe models have a weight_file"
     if job.decrypt_key is not None and not _is_encrypted(job):

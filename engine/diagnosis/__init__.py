@@ -1,4 +1,4 @@
-"""What is wrong here, if anything, and what would help: of this machine and of each backend.
+"""Diagnosis of this machine and of each backend: problems, and their fixes.
 
 `engine doctor` prints it. Each backend is examined in a process of its own, so that one that
 crashes or hangs is a finding like any other.
@@ -29,14 +29,14 @@ class BackendDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of this machine and environment, and of each backend."""
+    """Findings about this machine and environment, and about each backend."""
 
     machine: tuple[Finding, ...]
     backends: tuple[BackendDiagnosis, ...]
 
     @property
     def ailing(self) -> list[str]:
-        """Where there are problems: "machine" and names of backends."""
+        """Names of the parts with problems: "machine" and backends."""
         parts = {"machine": self.machine}
         parts |= {each.record.name: each.findings for each in self.backends}
         return [

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a finding counts."""
+    """Severity of a finding."""
 
     OK = "ok"
     NOTE = "note"  # worth knowing, or a doubt; stops nothing that is installed
@@ -16,7 +16,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and the command or step that helps."""
+    """One checked fact, its result, and the command or step that helps."""
 
     status: Status
     name: str

@@ -1,4 +1,4 @@
-"""What belongs to no one backend: Python, the platform, the core, processors, element types."""
+"""Findings that belong to no one backend: Python, platform, core, processors, element types."""
 
 from __future__ import annotations
 

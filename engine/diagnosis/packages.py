@@ -1,4 +1,4 @@
-"""Whether the installed distributions fit each other, as far as one of them needs it."""
+"""Check that the installed distributions fit each other, as far as one of them needs it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Packages:
                 self._owners.setdefault(module, []).append(name)
 
     def look_at(self, distribution: str) -> list[Finding]:
-        """Whether what a distribution requires is there, in a version that fits and undamaged.
+        """Check that the requirements of a distribution are there, undamaged, in fitting versions.
 
         What it requires itself is a problem where it is not met; what those require in turn, and
         the core's extras, are notes. Nothing for a distribution that is not installed.
@@ -85,7 +85,7 @@ class Packages:
         return f"{dist.name} {dist.version}"
 
     def _requirements(self, name: str) -> list[tuple[Requirement, bool]]:
-        """What a distribution requires here, each with whether only an extra of it does."""
+        """Return a distribution's requirements here, each with whether only an extra of it asks."""
         from packaging.requirements import InvalidRequirement, Requirement
 
         dist = self._installed[name]
@@ -161,7 +161,7 @@ class Packages:
             )
 
     def _clash(self, module: str, owners: list[str]) -> bool:
-        """Whether one file of a module differs between two that install it."""
+        """Return True if one file of a module differs between two distributions that install it."""
         seen: dict[str, str] = {}
         for name in owners:
             for line in _files_text(self._installed[name]).splitlines():
@@ -181,7 +181,7 @@ def _text(requirement: Requirement) -> str:
 
 
 def _is_there(module: str) -> bool:
-    """Whether a module can be found, and is more than a folder that an uninstall has left."""
+    """Return True if a module can be found and is more than a folder that an uninstall has left."""
     spec = find_spec(module)
     return spec is not None and spec.origin is not None
 

@@ -65,7 +65,7 @@ def kill(child: subprocess.Popen[bytes]) -> None:
 
 
 def ending(status: int) -> str:
-    """How a process ended that has this exit status, where that was not well."""
+    """Describe the end of a process by its exit status, where that was not success."""
     if status >= 0:
         return f"ended with status {status}" if status else ""
     try:

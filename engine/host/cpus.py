@@ -48,7 +48,7 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
 
 @lru_cache(8)
 def _limits(root: Path, groups: str) -> tuple[tuple[Callable[[str], float | None], str], ...]:
-    """Where these groups have files with a quota, and what reads them.
+    """Return the quota files of these groups, each with its reader.
 
     Remembered: the quotas change while a process runs, the folders do not, and most have none.
     """

@@ -1,4 +1,4 @@
-"""What becomes of built models in a forked child: they are forgotten, and never freed there.
+"""Built models in a forked child: they are forgotten, and never freed there.
 
 Runtimes do not survive a fork: their threads are gone, and a destructor that joins them hangs.
 """

@@ -1,4 +1,4 @@
-"""How many host threads this process should use.
+"""Choose the number of host threads for this process.
 
 The usable CPUs are shared out among the processes that a launcher started together on this
 machine and among the workers of one process, instead of being taken whole by each.

@@ -26,7 +26,7 @@ _INTEGERS = (TensorProto.INT4, TensorProto.INT8, TensorProto.UINT8)
 
 
 def asked(config: Config) -> bool:
-    """Whether a configuration has a section that asks for quantization."""
+    """Return True if a configuration has a section that asks for quantization."""
     return any(config.get(section) for section in SECTIONS)
 
 
@@ -123,7 +123,7 @@ def _check_nodes(model: ModelProto, settings: Settings) -> None:
 
 
 def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
-    """What was done, in numbers; ModelError where it was nothing."""
+    """Summarise in numbers what was quantized; ModelError where nothing was."""
     before = {each.name for each in model.graph.initializer}
     whole = [
         each

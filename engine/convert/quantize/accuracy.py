@@ -1,4 +1,4 @@
-"""How near a quantized model comes to the original, output by output."""
+"""Compare a quantized model with the original, output by output."""
 
 from __future__ import annotations
 

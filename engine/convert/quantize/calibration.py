@@ -96,7 +96,7 @@ def find_samples(data: Data, specs: Sequence[TensorSpec]) -> Samples:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Which samples calibrate and which are held back to compare; what to say about it."""
+    """Split the samples into those that calibrate and those held back to compare, with notes."""
 
     calibrate: tuple[int, ...]
     compare: tuple[int, ...]

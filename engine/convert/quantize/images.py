@@ -20,7 +20,7 @@ _CHANNELS = {"RGB": 3, "BGR": 3, "GRAY": 1}
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where an input's channels are: first (NCHW) or last; sizes are None where they are open."""
+    """Layout of an input's channels: first (NCHW) or last; sizes are None where they are open."""
 
     channels: int
     first: bool

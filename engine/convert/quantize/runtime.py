@@ -1,4 +1,4 @@
-"""What quantizing needs of ONNX Runtime: packages, sessions, temporary files, silence."""
+"""Use of ONNX Runtime by quantization: packages, sessions, temporary files, silence."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _Section = TypeVar("_Section")
 
 
 class Kind(StrEnum):
-    """What is quantized."""
+    """Kinds of quantization."""
 
     FULL = "FULL_QUANT"  # weights and activations, with ranges from calibration data
     WEIGHT = "WEIGHT_QUANT"  # weights only; they are float32 again where they are used
@@ -152,7 +152,7 @@ class Settings:
 
     @property
     def kind(self) -> Kind:
-        """What is quantized."""
+        """Kind of quantization that the configuration asks for."""
         assert self.common.quant_type is not None  # checked
         return self.common.quant_type
 

@@ -32,7 +32,7 @@ _NOTE_LINES = 20
 
 
 def exported(job: Job, module: str, framework: str, extra: str, packages: Sequence[str]) -> Read:
-    """What `module.export(request, step)` makes of the job's model, in a process of its own.
+    """Run `module.export(request, step)` on the job's model in a process of its own.
 
     request: "model" and "result" (paths), "input_shape", "input_dtype" (a numpy name or None).
         The function writes ONNX to "result" and calls `step()` when the packages are imported and

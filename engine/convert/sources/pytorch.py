@@ -71,7 +71,7 @@ def _forget_origin(model: ModelProto) -> None:
 
 
 def _kind(path: Path) -> _Kind:
-    """What a file of PyTorch's is, by the names in the archive; nothing is unpacked."""
+    """Tell the kind of a PyTorch file by the names in the archive; nothing is unpacked."""
     try:
         with zipfile.ZipFile(path) as archive:
             # Each name stands in a folder that is called as the file was.
@@ -236,7 +236,7 @@ def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) 
 
 
 def _state(module: Any) -> dict[str, tuple[int, int]]:
-    """Where each buffer is and how often it was written to."""
+    """Position of each buffer and number of writes to it."""
     return {name: (each.data_ptr(), each._version) for name, each in module.named_buffers()}
 
 
@@ -339,7 +339,7 @@ def _sizes(shapes: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
 
 
 def _tensors(returned: Any) -> int:
-    """How many tensors a return type begins with, as far as the type says."""
+    """Count the tensors that a return type begins with, as far as the type says."""
     if returned.kind() == "TensorType":
         return 1
     if returned.kind() != "TupleType":

@@ -1,4 +1,4 @@
-"""What an attribute of the file means: a constant's value, or the type inferred for a node.
+"""Decode attributes: a constant's value, or the type inferred for a node.
 
 Newer files say it by the attribute's type; older ones by a form such as "scalar:Tuple[value1,
 value2,]" (ref_attr_name), with the numbers in one flat list beside it.
@@ -236,7 +236,7 @@ def dtype_of(proto: TensorProto) -> DType:
 
 
 def abstract_of(node: NodeProto) -> Any:
-    """What the file says of a node's result: an Abstract, a tuple of them, or None."""
+    """Return the type in the file of a node's result: an Abstract, a tuple of them, or None."""
     span = node.attribute_at("shape")
     return None if span is None else _remembered(node.source, span)
 

@@ -30,7 +30,7 @@ RECURSION = (
 
 @dataclass(slots=True)
 class Exits:
-    """How a function of a loop ends. ways: what goes along, by the name of the function called.
+    """Exits of a loop's function. ways: values passed on, by the name of the function called.
 
     index: which of the ways (their order) is taken: a number, or a tensor without axes.
     """
@@ -114,7 +114,7 @@ class _Merge:
         self._made: dict[tuple[int, int], Value] = {}
 
     def both(self, one: Any, two: Any) -> Any:
-        """What is `one` on the left and `two` on the right."""
+        """Return the value that is `one` in the left branch and `two` in the right branch."""
         if same(one, two) and not self._is_inner(one):
             return one
         if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
@@ -131,7 +131,7 @@ class _Merge:
         return self._output(first, second, joined(first.shape, second.shape))
 
     def only(self, of_left: bool, name: str, value: Any, state: State) -> tuple[Any, State]:
-        """What goes along with a way that one side alone takes."""
+        """Return the values passed on along an exit that only one branch takes."""
         loop = self.low.loop
         defaults: list[Any] = []
         changed: Mapping[str, Value] = {}
@@ -153,7 +153,7 @@ class _Merge:
         }
 
     def index(self, left: Exits, right: Exits, order: list[str]) -> int | Value:
-        """Which way was taken, by place in `order`."""
+        """Return the exit that is taken, as its index in `order`."""
         places = [self._place(left, order, self.left), self._place(right, order, self.right)]
         if isinstance(places[0], int) and places[0] == places[1]:
             return places[0]
@@ -403,7 +403,7 @@ def _emit(
 
 
 def same(one: Any, two: Any) -> bool:
-    """Whether two values are known to be equal."""
+    """Return True if two values are known to be equal."""
     if one is two:
         return True
     if isinstance(one, Value) or isinstance(two, Value):

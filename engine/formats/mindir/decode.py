@@ -125,7 +125,7 @@ class NodeProto:
     attributes: list[Span]
 
     def attribute_at(self, name: str) -> Span | None:
-        """Where the attribute of that name is."""
+        """Return the position of the attribute of that name."""
         for span in self.attributes:
             if name_at(self.source, span) == name:
                 return span

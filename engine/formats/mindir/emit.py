@@ -31,7 +31,7 @@ class Scope:
 
 
 class Emitter:
-    """Where nodes go.
+    """Graph under construction that receives nodes.
 
     scope: the graph that is being filled. origin: of which node of the file, for names of nodes.
     """

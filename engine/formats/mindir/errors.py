@@ -1,4 +1,4 @@
-"""What a file that cannot be read makes the code raise, said to its user."""
+"""Errors of files that cannot be read, in words for their user."""
 
 from __future__ import annotations
 

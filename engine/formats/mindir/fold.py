@@ -46,7 +46,7 @@ def names_used(nodes: Sequence[Node]) -> set[str]:
 
 
 def uses_domain(nodes: Sequence[Node], domain: str) -> bool:
-    """Whether a node, or one in a graph within, is of that operator set."""
+    """Return True if a node, or one in a graph within, is of that operator set."""
     for node in nodes:
         if node.domain == domain:
             return True

@@ -1,4 +1,4 @@
-"""Which functions of a file call which."""
+"""Call graph of a file's functions."""
 
 from __future__ import annotations
 

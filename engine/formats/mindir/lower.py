@@ -42,7 +42,7 @@ ILL_FITTING = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
     RuntimeError,
 )  # fmt: skip
-"""What Python says where values are of other kinds than whoever takes them expects."""
+"""Exceptions that malformed node arguments cause."""
 
 
 class LoweringError(ValueError):
@@ -297,7 +297,7 @@ class Lowering:
         return result
 
     def changes(self) -> Changes:
-        """Which tensors have been changed in place so far."""
+        """Return the tensors that have been changed in place so far."""
         return dict(self._written), set(self._outdated)
 
     def change_back(self, to: Changes, outdated: Iterable[str] = ()) -> None:
@@ -319,7 +319,7 @@ class Lowering:
         return self.g.stored(Value("", value.dtype, value.shape, value.data))
 
     def _target(self, node: NodeProto) -> Any:
-        """What the node calls; None where it is a primitive."""
+        """Return the function, closure or choice that a node calls; None for a primitive."""
         key = node.op_type
         if key.startswith("REF::"):
             key = key[5:]
@@ -360,7 +360,7 @@ class Lowering:
         return None
 
     def _resolve_free_name(self, name: str) -> Any:
-        """What a name stands for that the function itself does not define."""
+        """Return the value of a name that the function itself does not define."""
         found = self._parameters.get(name)
         if found is not None:
             return found
@@ -386,7 +386,7 @@ class Lowering:
         return self.g.all_stored(constants.value_of(attribute))
 
     def current(self, name: str, state: State) -> Value:
-        """What the parameter holds in a state."""
+        """Return the value of a parameter in a state."""
         found = state.get(name) or self._snapshots.get(name)
         if found is None:
             its = self._by_own_name[name]
@@ -460,7 +460,7 @@ class Lowering:
 
 
 def _holds(value: Any, kind: type) -> bool:
-    """Whether a value, or one in it, is of that class."""
+    """Return True if a value, or one in it, is of that class."""
     if isinstance(value, tuple):
         for each in value:
             if _holds(each, kind):

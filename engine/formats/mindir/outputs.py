@@ -1,4 +1,4 @@
-"""What the outputs of a .mindir's main graph are called, and their types."""
+"""Names and types of the main graph's outputs."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def _broadcast(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
 
 
 def _widest(*shapes: Shape) -> Shape:
-    """What shapes broadcast to."""
+    """Return the shape that shapes broadcast to."""
     sizes: list[int | None] = []
     for shape in shapes:
         if shape is None:

@@ -1,4 +1,4 @@
-"""Where the bytes of a .mindir's tensors are: in the file, in data files beside it, in memory."""
+"""Storage of a .mindir's tensors: in the file, in data files beside it, in memory."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Storage:
 
     @property
     def may_copy(self) -> bool:
-        """Whether weights are so small that it does not matter how often they are copied."""
+        """True if weights are so small that copies of them do not matter."""
         return len(self.view) <= SMALL_BYTES
 
     # ------------------------------------------------------------------------------------- opening

@@ -1,4 +1,4 @@
-"""What is in a .mindir, without lowering it: for `engine inspect`."""
+"""Summarise a .mindir without lowering it, for `engine inspect`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands for a value while a graph is lowered.
+"""Values during lowering.
 
 A tensor is a `Value`. What is known already is itself: Python's numbers, strings, tuples, None and
 `TypeId` for an element type. `Closure` and `Choice` are functions that a later node may call.
@@ -53,7 +53,7 @@ MONAD = _Monad()
 
 
 class _Never:
-    """What a function gives that raises an error: nothing ever uses it."""
+    """Result of a function that raises an error: nothing ever uses it."""
 
     def __repr__(self) -> str:
         return "NEVER"
@@ -119,7 +119,7 @@ class Closure:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What Switch selects: `chosen` where the condition holds, else `other`."""
+    """Value that Switch selects: `chosen` where the condition holds, else `other`."""
 
     condition: Value
     chosen: Any

@@ -52,7 +52,7 @@ class Primitive:
 
     @property
     def is_collective(self) -> bool:
-        """Whether ranks do it together."""
+        """True if ranks do it together."""
         return self.function.__module__.endswith(".collectives")
 
     def __call__(self, emitter: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
@@ -92,7 +92,7 @@ _MISSING = inspect.Parameter.empty
 
 
 def _places(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], Any]]:
-    """What each parameter is, the names that it has in files, and its default."""
+    """Parameters of a primitive: the names that each has in files, and its default."""
     return [
         (
             _REST if each.kind is each.VAR_POSITIONAL

@@ -1,4 +1,4 @@
-"""What ranks of a sliced model do together: nodes of com.microsoft, attribute `group`.
+"""Collectives of a sliced model: nodes of com.microsoft with attribute `group`.
 
 The whole world is group "". Nodes carry `group_ranks` where the file names the members of a group.
 """

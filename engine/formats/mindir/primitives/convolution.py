@@ -207,7 +207,7 @@ def conv_transpose_2d(
 
 
 def _batched(g: Emitter, x: Value, count: int, lower: Any) -> Value:
-    """What takes a batch, of an input that may lack it."""
+    """Lower a primitive that takes a batch, for an input that may lack the batch axis."""
     if x.rank == count + 1:
         return g.squeeze(lower(g.unsqueeze(x, (0,))), (0,))
     result: Value = lower(x)
@@ -432,7 +432,7 @@ def adaptive_max_pool(g: Emitter, x: Value, output_size: Any, *rest: Any) -> Any
 
 
 def _places(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | None:
-    """Where in the flattened image each bin's greatest element is; None where that is unknown."""
+    """Position of each bin's greatest element in the flattened image; None where it is unknown."""
     if x.shape is None or None in x.shape[-len(sizes) :]:
         return None
     have = [dim or 0 for dim in x.shape[-len(sizes) :]]

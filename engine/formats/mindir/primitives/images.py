@@ -244,5 +244,5 @@ def grid_sampler(
 
 @primitive("AffineGrid")
 def affine_grid(g: Emitter, theta: Value, size: Any, align_corners: Any = False) -> Value:
-    """Where in an image each place of the result comes from; theta [n, 2, 3] or [n, 3, 4]."""
+    """Sampling position in the image of each result element; theta [n, 2, 3] or [n, 3, 4]."""
     return g.node("AffineGrid", theta, g.ints(known(size)), align_corners=int(bool(align_corners)))

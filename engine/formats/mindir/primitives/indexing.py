@@ -215,7 +215,7 @@ def strided_slice(
 
 
 class _Plan:
-    """What a strided slice does to each axis: gone, cut, or new."""
+    """Effect of a strided slice on each axis: removed, cut, or new."""
 
     def __init__(
         self, g: Emitter, x: Value, begin: Any, end: Any, strides: Any, begin_mask: Any,

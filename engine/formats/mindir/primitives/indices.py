@@ -1,4 +1,4 @@
-"""What MindSpore computes of an index like x[a:b, ids, ...] where sizes are known only at run time.
+"""Lower an index like x[a:b, ids, ...] where sizes are known only at run time.
 
 The index comes with a kind for each of its places, up to eight, 0 behind the last. How many axes
 a tensor has is known when the model is read; so are the lengths of all tuples here, and which
@@ -116,7 +116,7 @@ def get_tuple_index_info(
     g: Emitter, x: Value, position: Any, *tensors: Value, tuple_index_types: Any = (),
     tuple_index_info_type: str = "", expand_dims_cnt: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """How the places of an index are broadcast against each other.
+    """Broadcast the positions of an index against each other.
 
     Gives where the axes of the tensors among them go, the shape that those have together, that
     shape with 1 for each slice, with the slices' lengths, and then the shape for each slice.
@@ -166,7 +166,7 @@ def get_tuple_index_info(
 
 
 def _together(kinds: list[int]) -> int:
-    """Where the axes of an index's tensors go: in front, unless the tensors stand in a row."""
+    """Position of the axes of an index's tensors: in front, unless the tensors are adjacent."""
     places = [at for at, kind in enumerate(kinds) if kind == _TENSOR]
     in_a_row = places and places[-1] - places[0] == len(places) - 1
     return places[0] if in_a_row else 0
@@ -199,7 +199,7 @@ def remove_expanded_dims(
     tuple_index_types: Any = (), empty_indices_out: bool = False, has_true: bool = False,
     has_sequence: bool = False, expand_dims_cnt: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Whether an assignment has something to do, and the value's shape without the new axes.
+    """Return whether an assignment writes anything, and the value's shape without new axes.
 
     Gives 0 for nothing, 1 for the whole tensor and -1 for what is in between; the shape; and where
     the axes of the index's tensors go.

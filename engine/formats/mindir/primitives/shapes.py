@@ -1,4 +1,4 @@
-"""What changes the shape of tensors and leaves their elements as they are; and making tensors."""
+"""Primitives that change shapes and keep elements, and primitives that make tensors."""
 
 from __future__ import annotations
 

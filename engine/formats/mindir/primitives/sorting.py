@@ -152,7 +152,7 @@ def search_sorted(
     dtype: Any = None,
     right: Any = False,
 ) -> Value:
-    """How many elements of the sequence are below each value (or not above it)."""
+    """Count the elements of the sequence below each value (or not above it)."""
     wide = g.unsqueeze(sequence, (-2,))
     each = g.unsqueeze(values, (-1,))
     below = g.node("LessOrEqual" if right else "Less", wide, each, dtype=DType.BOOL)
