@@ -75,7 +75,7 @@ class Settings:
 def _warn_of_unknown(settings: Settings, name: str) -> None:
     import warnings
 
-    known = [each for each in dir(type(settings)) if not each.startswith("_")]
+    known = [name for name in dir(type(settings)) if not name.startswith("_")]
     near = nearest(name, known)
     hint = f"did you mean {near!r}?" if near else f"it has: {', '.join(known)}"
     warnings.warn(

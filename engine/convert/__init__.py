@@ -142,7 +142,7 @@ def _sign(model: ModelProto, job: Job) -> None:
     for key, own, wanted in zip(LAYOUT_KEYS, layouts(model, job.framework), asked, strict=True):
         if (wanted or own) is Format.NHWC:
             origin[key] = "NHWC"
-    kept = [each for each in model.metadata_props if each.key not in {*origin, *LAYOUT_KEYS}]
+    kept = [entry for entry in model.metadata_props if entry.key not in {*origin, *LAYOUT_KEYS}]
     del model.metadata_props[:]
     model.metadata_props.extend(kept)
     for key, value in origin.items():
@@ -170,5 +170,5 @@ def _size_before(model: ModelProto, job: Job) -> int:
 
 def _size(path: Path) -> int:
     if path.is_dir():
-        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     return path.stat().st_size

@@ -67,7 +67,7 @@ def rebatch(model: ModelProto, weights: ModelProto, batches: Batches, job: Job) 
     Raises ModelError where it cannot be done or gives other results, BackendError where there is no
     cpu backend, Cancelled.
     """
-    given = [each for each in model.graph.input if each.name not in constants(weights.graph)]
+    given = [value for value in model.graph.input if value.name not in constants(weights.graph)]
     grows = any(old < new for old, new in batches.values())
     _, *others = bodies(model)
     for body in others:
@@ -200,11 +200,11 @@ class _Walk:
     ) -> None:
         self.added: list[TensorProto] = []
         self._graph = model.graph
-        self._opsets = {each.domain: each.version for each in model.opset_import}
+        self._opsets = {opset.domain: opset.version for opset in model.opset_import}
         self._opsets.setdefault("", self._opsets.get("ai.onnx", 1))
-        self._imports = [helper.make_opsetid(*each) for each in self._opsets.items()]
+        self._imports = [helper.make_opsetid(*opset) for opset in self._opsets.items()]
         self._names = Names(weights)
-        self._old = {each.values.name: _UNKNOWN for each in model.graph.sparse_initializer}
+        self._old = {sparse.values.name: _UNKNOWN for sparse in model.graph.sparse_initializer}
         for tensor in weights.graph.initializer:
             kind = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
             data = numpy_helper.to_array(tensor) if is_small(tensor) else None
@@ -214,7 +214,7 @@ class _Walk:
         self._new = dict(self._old)
         for name, (_, size) in batches.items():
             kind = TypeProto()
-            kind.CopyFrom(next(each.type for each in given if each.name == name))
+            kind.CopyFrom(next(fact.type for fact in given if fact.name == name))
             kind.tensor_type.shape.dim[0].dim_value = size
             self._new[name] = _Value(kind)
         self._inserted: list[NodeProto] = []
@@ -496,7 +496,7 @@ class _Walk:
             raise _Unfit(f"{title(node)}: {name!r} is made for {old}, and opset 10 is needed")
         unit = new if new < old else gcd(old, new)
         if unit < old:
-            bounds = [self._constant(node, np.array([each])) for each in (0, unit, axis)]
+            bounds = [self._constant(node, np.array([item])) for item in (0, unit, axis)]
             name = self._insert("Slice", [name, *bounds])
         if unit < new:
             repeats = np.ones(len(dims), np.int64)
@@ -542,7 +542,7 @@ def _place(made: Dims, before: int, ratio: Fraction, from_one: bool) -> int | No
         elif start < before and size is not None and from_one and before == start * size:
             ends.append(place)
     last = len(made) - 1
-    able = [*(each for each in begins if each < last), *covers, *ends, *begins]
+    able = [*(start for start in begins if start < last), *covers, *ends, *begins]
     return able[0] if able else None
 
 
@@ -567,5 +567,10 @@ def _text(dims: Dims) -> str:
 def _attribute(node: NodeProto, name: str) -> Any:
     """An attribute's value; 0 where it is not given."""
     return next(
-        (helper.get_attribute_value(each) for each in node.attribute if each.name == name), 0
+        (
+            helper.get_attribute_value(attribute)
+            for attribute in node.attribute
+            if attribute.name == name
+        ),
+        0,
     )

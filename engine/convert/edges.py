@@ -52,7 +52,7 @@ def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
     """
     if framework in (FmkType.TF, FmkType.TFLITE):
         return Format.NHWC, Format.NHWC
-    said = {each.key: each.value for each in model.metadata_props}
+    said = {entry.key: entry.value for entry in model.metadata_props}
     first, last = (_LAYOUTS.get(said.get(key, ""), Format.NCHW) for key in LAYOUT_KEYS)
     return first, last
 
@@ -74,25 +74,25 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     exposed = expose(result, model, *dtypes)
     known = constants(model.graph)
     given = {
-        each.name: _edge(each, "input", dtypes[0], job.input_format, own[0])
-        for each in result.graph.input
-        if each.name not in known
+        value.name: _edge(value, "input", dtypes[0], job.input_format, own[0])
+        for value in result.graph.input
+        if value.name not in known
     }
     taken = {
-        each.name: _edge(each, "output", dtypes[1], job.output_format, own[1])
-        for each in result.graph.output
+        output.name: _edge(output, "output", dtypes[1], job.output_format, own[1])
+        for output in result.graph.output
     }
     for name in given.keys() & taken.keys():
         one, other = given[name], taken[name]
         if (one.outer, one.perm) != (other.outer, other.perm):
             text = f"{name!r} stays as it is: an input and an output that are one value"
             given[name] = taken[name] = _Edge(name, one.inner, one.inner, notes=[text])
-    edges = [*given.values(), *(each for name, each in taken.items() if name not in given)]
+    edges = [*given.values(), *(one_name for name, one_name in taken.items() if name not in given)]
     notes = exposed + [note for edge in edges for note in edge.notes]
     for what, asked, found in (
         ("input", job.input_format, given), ("output", job.output_format, taken),
     ):  # fmt: skip
-        ranked = [each.inner for each in found.values() if each.inner.tensor_type.HasField("shape")]
+        ranked = [item.inner for item in found.values() if item.inner.tensor_type.HasField("shape")]
         if asked is not None and len(ranked) == len(found) and not any(map(_is_picture, ranked)):
             notes.append(f"{what}_format has no effect: no {what} has 4 axes")
     if not exposed and not any(edge.is_changed for edge in edges):
@@ -101,7 +101,7 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     add_weights(result, model)
     add_opset(result)
     graph, names = result.graph, Names(model)
-    inner = {each.name: names.free(f"{each.name}.inner") for each in edges if each.is_changed}
+    inner = {edge.name: names.free(f"{edge.name}.inner") for edge in edges if edge.is_changed}
     before: list[NodeProto] = []
     after: list[NodeProto] = []
     for edge in edges:
@@ -126,7 +126,7 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
         tensor.name = inner.get(tensor.name, tensor.name)
     for sparse in graph.sparse_initializer:
         sparse.values.name = inner.get(sparse.values.name, sparse.values.name)
-    for value in (*graph.value_info, *(each for each in graph.input if each.name in known)):
+    for value in (*graph.value_info, *(value for value in graph.input if value.name in known)):
         value.name = inner.get(value.name, value.name)
     for annotation in graph.quantization_annotation:
         annotation.tensor_name = inner.get(annotation.tensor_name, annotation.tensor_name)

@@ -53,7 +53,7 @@ def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
     """A light copy for shape inference: small weights whole, of the others their types."""
     result = ModelProto()
     result.CopyFrom(copy)
-    inputs = {each.name for each in copy.graph.input}
+    inputs = {value.name for value in copy.graph.input}
     for tensor in model.graph.initializer:
         if is_small(tensor):
             result.graph.initializer.add().CopyFrom(tensor)
@@ -104,27 +104,27 @@ def bodies(model: ModelProto) -> Iterator[Body]:
 
 def add_opset(model: ModelProto) -> None:
     """Import ONNX's own operators into a model that has had none of them."""
-    if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
+    if not any(opset.domain in ("", "ai.onnx") for opset in model.opset_import):
         model.opset_import.add(domain="", version=17)
 
 
 def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdProto]) -> NodeProto:
     """A Cast of `source` to element type `element`, for a model or function of these opsets."""
-    version = next((each.version for each in opsets if each.domain in ("", "ai.onnx")), 17)
+    version = next((opset.version for opset in opsets if opset.domain in ("", "ai.onnx")), 17)
     to = element if version >= 6 else TensorProto.DataType.Name(element)
     return helper.make_node("Cast", [source], [result], name=result, to=to)
 
 
 def constants(graph: GraphProto) -> set[str]:
     """The names of a graph's initializers; an input of such a name is none to a caller."""
-    names = {each.name for each in graph.initializer}
-    return names | {each.values.name for each in graph.sparse_initializer}
+    names = {initializer.name for initializer in graph.initializer}
+    return names | {sparse.values.name for sparse in graph.sparse_initializer}
 
 
 def inputs(graph: GraphProto) -> list[ValueInfoProto]:
     """Return the inputs that a caller gives: those that are not initializers too."""
     known = constants(graph)
-    return [each for each in graph.input if each.name not in known]
+    return [value for value in graph.input if value.name not in known]
 
 
 class Names:
@@ -135,7 +135,7 @@ class Names:
         for body in bodies(model):
             if isinstance(body, GraphProto):
                 self._taken |= constants(body)
-                self._taken.update(each.name for each in (*body.input, *body.output))
+                self._taken.update(value.name for value in (*body.input, *body.output))
             else:
                 self._taken |= {*body.input, *body.output}
             for node in body.node:
@@ -158,8 +158,8 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
                 if name in names:
                     values[place] = names[name]
         for inner in subgraphs(node):
-            own = constants(inner) | {each.name for each in inner.input}
-            own.update(name for each in inner.node for name in each.output)
+            own = constants(inner) | {value.name for value in inner.input}
+            own.update(name for node in inner.node for name in node.output)
             outer = {name: names[name] for name in names.keys() - own}
             rename(inner, outer)
             for value in inner.output:

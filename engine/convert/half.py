@@ -86,7 +86,7 @@ class _Work:
 
     def store_initializers(self, tensors: Iterable[TensorProto], graph: GraphProto) -> None:
         """Add tensors to a graph that has none yet."""
-        inputs = {each.name: each for each in graph.input}
+        inputs = {value.name: value for value in graph.input}
         casts = []
         for tensor in tensors:
             half = self._half(tensor, tensor.name)

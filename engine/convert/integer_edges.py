@@ -26,7 +26,7 @@ def expose(
     what has a scale for each channel.
     """
     graph = copy.graph
-    weights = {each.name: each for each in model.graph.initializer}
+    weights = {initializer.name: initializer for initializer in model.graph.initializer}
     readers: dict[str, list[NodeProto]] = defaultdict(list)
     for node in graph.node:
         for name in node.input:
@@ -34,7 +34,7 @@ def expose(
     makers = {name: node for node in graph.node for name in node.output}
     _, *inside = bodies(copy)
     read_inside = {name for body in inside for node in body.node for name in node.input}
-    fixed = read_inside | {each.name for each in graph.output}
+    fixed = read_inside | {output.name for output in graph.output}
     names: dict[str, str] = {}
     dropped: set[str] = set()
     notes = []
@@ -65,7 +65,7 @@ def expose(
         nodes = [node for node in graph.node if not dropped & {*node.output}]
         del graph.node[:]
         graph.node.extend(nodes)
-        types = [each for each in graph.value_info if each.name not in names]
+        types = [info for info in graph.value_info if info.name not in names]
         del graph.value_info[:]
         graph.value_info.extend(types)
         rename(graph, names)
@@ -85,5 +85,5 @@ def _scale(
         return ""
     if scale is None or point is None or point.data_type != dtype.onnx or scale.dims:
         return ""
-    factor, zero = (numpy_helper.to_array(each).item() for each in (scale, point))
+    factor, zero = (numpy_helper.to_array(name).item() for name in (scale, point))
     return f"{factor:.8g} * (number - {zero})"

@@ -24,7 +24,7 @@ def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     """
     if not job.input_shape:
         return model, []
-    given = {each.name: each for each in inputs(model.graph)}
+    given = {value.name: value for value in inputs(model.graph)}
     symbols: dict[str, tuple[int, str]] = {}
     batches: dict[str, tuple[int, int]] = {}
     notes: list[str] = []
@@ -64,7 +64,7 @@ def _drop_unread(model: ModelProto) -> None:
     read = {name for body in bodies(model) for node in body.node for name in node.input}
     for body in bodies(model):
         if isinstance(body, GraphProto):
-            read.update(each.name for each in (*body.input, *body.output))
+            read.update(value.name for value in (*body.input, *body.output))
     for place in range(len(graph.initializer) - 1, -1, -1):
         if graph.initializer[place].name not in read:
             del graph.initializer[place]

@@ -39,12 +39,12 @@ def bring_in(model: ModelProto, folder: Path | None, job: Job) -> None:
 
     from engine.formats.onnx.names import tensors
 
-    outside = [each for each in tensors(model) if each.data_location == TensorProto.EXTERNAL]
+    outside = [tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     replaced = data_file(job.output_file)
     for done, tensor in enumerate(outside):
         job.cancel.check()
         job.progress("reading weights", done, len(outside))
-        entry = {each.key: each.value for each in tensor.external_data}
+        entry = {entry.key: entry.value for entry in tensor.external_data}
         assert folder is not None
         file = folder / entry["location"]
         try:
@@ -76,9 +76,9 @@ def move_out(model: ModelProto, file: Path, job: Job) -> None:
     from engine.formats.onnx.names import tensors
 
     large = [
-        each
-        for each in tensors(model)
-        if _nbytes(each) >= _LEAST_BYTES and each.data_type != TensorProto.STRING
+        tensor
+        for tensor in tensors(model)
+        if _nbytes(tensor) >= _LEAST_BYTES and tensor.data_type != TensorProto.STRING
     ]
     with file.open("wb") as opened:
         for done, tensor in enumerate(large):

@@ -38,7 +38,7 @@ class Diagnosis:
     def ailing(self) -> list[str]:
         """Names of the parts with problems: "machine" and backends."""
         parts = {"machine": self.machine}
-        parts |= {each.record.name: each.findings for each in self.backends}
+        parts |= {backend.record.name: backend.findings for backend in self.backends}
         return [
             name
             for name, findings in parts.items()
@@ -56,7 +56,7 @@ def diagnose(names: Sequence[str] = (), time_limit_s: float = TIME_LIMIT_S) -> D
     meant = [_backend(name) for name in names] or [*known(), *OFFICIAL.values()]
     wanted = list(dict.fromkeys(meant))
     here = [name for name in wanted if name in installed()]
-    examined = {each.record.name: each for each in examine_all(here, time_limit_s)}
+    examined = {finding.record.name: finding for finding in examine_all(here, time_limit_s)}
     packages = Packages()
     return Diagnosis(
         tuple(look_at_machine(packages, os.environ)),
@@ -93,7 +93,7 @@ def _state(found: BackendRecord, is_named: bool) -> Finding:
     state = found.state.replace("_", " ")
     if found.state is BackendState.READY:
         devices = found.devices.found if found.devices else ()
-        said = ", ".join(f"{each.device} ({each.name})" for each in devices)
+        said = ", ".join(f"{device.device} ({device.name})" for device in devices)
         return Finding(Status.OK, "state", f"{state}, with {said}")
     intended = found.state in (BackendState.NOT_INSTALLED, BackendState.DISABLED)
     status = Status.NOTE if intended and not is_named else Status.PROBLEM

@@ -58,23 +58,37 @@ class Packages:
                 )
             ]
         findings = [
-            *self._unmet(name, (each for each, optional in direct if not optional), Status.PROBLEM),
+            *self._unmet(
+                name,
+                (requirement for requirement, optional in direct if not optional),
+                Status.PROBLEM,
+            ),
             *self._unmet(
                 name,
                 # Of an extra that nobody asked for nothing is missing.
-                (each for each, optional in direct if optional and self._has(each)),
+                (
+                    requirement
+                    for requirement, optional in direct
+                    if optional and self._has(requirement)
+                ),
                 Status.NOTE if name == CORE else Status.PROBLEM,
             ),
         ]
         if not findings:
-            there = [each for each, optional in direct if not optional and self._has(each)]
-            said = ", ".join(self._said(each.name) for each in there) or "none"
+            there = [
+                requirement
+                for requirement, optional in direct
+                if not optional and self._has(requirement)
+            ]
+            said = ", ".join(self._said(requirement.name) for requirement in there) or "none"
             findings.append(Finding(Status.OK, "requirements", said))
         needed = self._closure(name, direct)
         for other in needed:
-            required = [each for each, optional in self._requirements(other) if not optional]
+            required = [
+                requirement for requirement, optional in self._requirements(other) if not optional
+            ]
             findings += self._unmet(other, required, Status.NOTE)
-        wanted = {_normal(each.name): _text(each) for each, _ in direct}
+        wanted = {_normal(requirement.name): _text(requirement) for requirement, _ in direct}
         return [*findings, *self._overwritten([name, *needed], wanted)]
 
     def _has(self, requirement: Requirement) -> bool:
@@ -132,14 +146,20 @@ class Packages:
 
         The core has a diagnosis of its own, and its extras are no needs of its.
         """
-        waiting = [each for each, optional in direct if not (optional and name == CORE)]
+        waiting = [
+            requirement for requirement, optional in direct if not (optional and name == CORE)
+        ]
         found: list[str] = []
         while waiting:
             requirement = waiting.pop(0)
             other = _normal(requirement.name)
             if other not in (name, CORE, *found) and self._has(requirement):
                 found.append(other)
-                waiting += [each for each, optional in self._requirements(other) if not optional]
+                waiting += [
+                    requirement
+                    for requirement, optional in self._requirements(other)
+                    if not optional
+                ]
         return found
 
     def _overwritten(self, needed: list[str], wanted: dict[str, str]) -> Iterator[Finding]:

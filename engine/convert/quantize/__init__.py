@@ -102,7 +102,11 @@ def _measured_without_data(
 
 def _check_weights(model: ModelProto) -> None:
     """Raise ModelError for a model of float16: quantizers start from float32."""
-    kinds = {each.data_type for each in model.graph.initializer if len(each.dims) > 1}
+    kinds = {
+        initializer.data_type
+        for initializer in model.graph.initializer
+        if len(initializer.dims) > 1
+    }
     if TensorProto.FLOAT16 in kinds and TensorProto.FLOAT not in kinds:
         raise ModelError(
             "the model's weights are float16: expected float32 to quantize; convert the original "
@@ -124,13 +128,15 @@ def _check_nodes(model: ModelProto, settings: Settings) -> None:
 
 def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
     """Summarise in numbers what was quantized; ModelError where nothing was."""
-    before = {each.name for each in model.graph.initializer}
+    before = {initializer.name for initializer in model.graph.initializer}
     whole = [
-        each
-        for each in result.graph.initializer
-        if each.data_type in _INTEGERS and each.name not in before and math.prod(each.dims) > 1
+        initializer
+        for initializer in result.graph.initializer
+        if initializer.data_type in _INTEGERS
+        and initializer.name not in before
+        and math.prod(initializer.dims) > 1
     ]
-    weights = [each for each in whole if len(each.dims) > 1]
+    weights = [item for item in whole if len(item.dims) > 1]
     if not weights:
         if any(
             "Quantize" in node.op_type or "Integer" in node.op_type for node in model.graph.node

@@ -106,7 +106,7 @@ def measure(
         open_session(original, "the original model"),
         open_session(quantized, "the quantized model"),
     ]
-    names = [each.name for each in models[0].get_outputs()]
+    names = [output.name for output in models[0].get_outputs()]
     sums = {name: _Difference() for name in names}
     for done, index in enumerate(chosen):
         job.cancel.check()
@@ -120,7 +120,7 @@ def measure(
             if isinstance(wanted, np.ndarray) and wanted.dtype.kind in "fiub":
                 sums[name].add(wanted, got)
     job.progress("comparing", len(chosen), len(chosen))
-    return {name: each.measures() for name, each in sums.items() if each.count}
+    return {name: total.measures() for name, total in sums.items() if total.count}
 
 
 def doubts(accuracy: Accuracy) -> list[str]:
@@ -146,7 +146,7 @@ def generated(specs: Sequence[TensorSpec]) -> Callable[[int], Sample]:
 
     def read(index: int) -> Sample:
         chance = np.random.default_rng(index)
-        return {each.name: random(each.dtype, closed(each.shape or ()), chance) for each in specs}
+        return {spec.name: random(spec.dtype, closed(spec.shape or ()), chance) for spec in specs}
 
     return read
 
@@ -155,7 +155,7 @@ def write_table(accuracy: Mapping[str, Mapping[str, float]], folder: Path) -> Pa
     """Write the measures to `output_summary.csv` in the folder, which is made; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "output_summary.csv"
-    columns = list(dict.fromkeys(name for each in accuracy.values() for name in each))
+    columns = list(dict.fromkeys(name for score in accuracy.values() for name in score))
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["output", *columns])

@@ -59,8 +59,8 @@ def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
                 f"{value.type.WhichOneof('value')}; a model with it cannot be quantized"
             )
         dims = [
-            each.dim_value if each.HasField("dim_value") else each.dim_param or None
-            for each in kind.shape.dim
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in kind.shape.dim
         ]
         shape: tuple[Dim, ...] | None = tuple(dims) if kind.HasField("shape") else None
         specs.append(TensorSpec(value.name, DType.from_onnx(kind.elem_type), shape))
@@ -81,10 +81,10 @@ def find_samples(data: Data, specs: Sequence[TensorSpec]) -> Samples:
             f"got folders for {', '.join(map(repr, folders)) or 'none'}; add {missing[0]}:/folder"
         )
     files = {spec.name: _files(folders[spec.name], spec.name) for spec in specs}
-    counts = {len(each) for each in files.values()}
+    counts = {len(file) for file in files.values()}
     if len(counts) > 1:
         said = ", ".join(
-            f"{name!r} has {len(each)} in {folders[name]}" for name, each in files.items()
+            f"{name!r} has {len(file)} in {folders[name]}" for name, file in files.items()
         )
         raise ModelError(f"calibration data: expected as many files for each input; {said}")
     picture = Picture(data) if data.input_type == "IMAGE" else None
@@ -131,7 +131,7 @@ def split(count: int, wanted: int | None) -> Split:
 def _folders(text: str, names: Sequence[str]) -> dict[str, Path]:
     """`input1:/folder1,input2:/folder2` by input; input names may hold colons themselves."""
     found: dict[str, Path] = {}
-    for part in (each.strip().strip("\"'") for each in text.split(",")):
+    for part in (word.strip().strip("\"'") for word in text.split(",")):
         if not part:
             continue
         fitting = [name for name in names if part.startswith(f"{name}:")]
@@ -157,7 +157,7 @@ def _files(folder: Path, name: str) -> list[Path]:
     if not folder.is_dir():
         what = "not a folder" if folder.exists() else "no such folder"
         raise ModelError(f"calibration data of input {name!r}: {folder}: {what}")
-    files = sorted(each for each in folder.iterdir() if each.is_file() and each.name[0] != ".")
+    files = sorted(path for path in folder.iterdir() if path.is_file() and path.name[0] != ".")
     if not files:
         raise ModelError(
             f"calibration data of input {name!r}: {folder} is empty; expected one file a sample"

@@ -66,7 +66,7 @@ def _unshare(model: ModelProto) -> None:
     """
     graph = model.graph
     readers = Counter(name for node in graph.node for name in node.input)
-    weights = {each.name: each for each in graph.initializer}
+    weights = {initializer.name: initializer for initializer in graph.initializer}
     for node in graph.node:
         if node.op_type == "Gemm" and node.input[1] in weights and readers[node.input[1]] > 1:
             graph.initializer.add().CopyFrom(weights[node.input[1]])

@@ -73,7 +73,7 @@ def quantize_full(
     calibrate = needed("onnxruntime.quantization.calibrate", "quantizing a model")
     data = calibrate.TensorsData(
         calibrate.CalibrationMethod.MinMax,
-        {name: each for name, each in ranges.items() if name not in wild},
+        {name: bounds for name, bounds in ranges.items() if name not in wild},
     )
     registry = needed("onnxruntime.quantization.registry", "quantizing a model")
     known = {*registry.QLinearOpsRegistry, *registry.QDQRegistry}
@@ -193,9 +193,9 @@ def _observed(
     open_model = ModelProto()
     open_model.CopyFrom(model)
     graph = open_model.graph
-    types = {each.name: each for each in graph.value_info}
-    outputs = {each.name for each in graph.output}
-    inputs = {each.name for each in graph.input}
+    types = {info.name: info for info in graph.value_info}
+    outputs = {output.name for output in graph.output}
+    inputs = {value.name for value in graph.input}
     graph.output.extend(types[name] for name in names if name not in outputs | inputs)
     session = open_session(
         open_model,
@@ -220,10 +220,10 @@ def _floats(model: ModelProto) -> list[str]:
     """The float tensors that nodes of the main graph read or make; weights are not among them."""
     graph = model.graph
     floats = {
-        each.name
-        for each in (*graph.input, *graph.value_info, *graph.output)
-        if each.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
-    } - {each.name for each in graph.initializer}
+        value.name
+        for value in (*graph.input, *graph.value_info, *graph.output)
+        if value.type.tensor_type.elem_type in (TensorProto.FLOAT, TensorProto.FLOAT16)
+    } - {initializer.name for initializer in graph.initializer}
     seen = dict.fromkeys(name for node in graph.node for name in (*node.input, *node.output))
     return [name for name in seen if name in floats]
 

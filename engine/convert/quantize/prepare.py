@@ -36,15 +36,15 @@ def regular(model: ModelProto, bits: int) -> ModelProto:
         node.name = node.name or names.free(node.op_type)
     constants = [node for node in graph.node if _is_weight(node)]
     for node in constants:
-        tensor = next(each.t for each in node.attribute if each.name == "value")
+        tensor = next(attribute.t for attribute in node.attribute if attribute.name == "value")
         graph.initializer.add().CopyFrom(tensor)
         graph.initializer[-1].name = node.output[0]
     if constants:
         rest = [node for node in graph.node if not _is_weight(node)]
         del graph.node[:]
         graph.node.extend(rest)
-    weights = {each.name for each in graph.initializer}
-    described = [each for each in graph.value_info if each.name not in weights]
+    weights = {initializer.name for initializer in graph.initializer}
+    described = [info for info in graph.value_info if info.name not in weights]
     del graph.value_info[:]
     graph.value_info.extend(described)
     return model
@@ -70,9 +70,9 @@ def folded(model: ModelProto, keep: Collection[str], folder: Path) -> ModelProto
     if not {node.name for node in simple.graph.node} >= set(keep):
         return model
     used = {node.domain for node in simple.graph.node} | {
-        each.domain for each in model.opset_import
+        opset.domain for opset in model.opset_import
     }
-    opsets = [each for each in simple.opset_import if each.domain in used]
+    opsets = [opset for opset in simple.opset_import if opset.domain in used]
     del simple.opset_import[:]
     simple.opset_import.extend(opsets)
     del simple.metadata_props[:]
@@ -84,7 +84,7 @@ def folded(model: ModelProto, keep: Collection[str], folder: Path) -> ModelProto
 def infer(model: ModelProto) -> None:
     """Write the type of every value of the main graph into the model, as far as it can be told."""
     graph = model.graph
-    known = {each.name for each in (*graph.value_info, *graph.output, *graph.input)}
+    known = {info.name for info in (*graph.value_info, *graph.output, *graph.input)}
     made = [name for node in graph.node for name in node.output if name and name not in known]
     for name, kind in types_of(model, made, guess=True).items():
         graph.value_info.add(name=name).type.CopyFrom(kind)
@@ -101,14 +101,16 @@ def mark(model: ModelProto) -> None:
 
 def unmark(model: ModelProto) -> None:
     """Take these marks away again."""
-    others = [each for each in model.metadata_props if each.key not in _MARKS]
+    others = [entry for entry in model.metadata_props if entry.key not in _MARKS]
     del model.metadata_props[:]
     model.metadata_props.extend(others)
 
 
 def _raised(model: ModelProto, wanted: int) -> ModelProto:
     """A copy of the model of at least this opset."""
-    found = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 0)
+    found = next(
+        (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0
+    )
     if found >= wanted:
         return add_weights(light(model), model)
     try:
@@ -126,4 +128,6 @@ def _raised(model: ModelProto, wanted: int) -> ModelProto:
 
 
 def _is_weight(node: onnx.NodeProto) -> bool:
-    return node.op_type == "Constant" and any(each.name == "value" for each in node.attribute)
+    return node.op_type == "Constant" and any(
+        attribute.name == "value" for attribute in node.attribute
+    )

@@ -25,7 +25,7 @@ BLOCK = 32
 
 
 def _gemm(node: NodeProto, rank: int) -> int:
-    is_transposed = any(each.name == "transB" and each.i for each in node.attribute)
+    is_transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
     return 0 if is_transposed else 1
 
 
@@ -57,7 +57,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
         for place, name in enumerate(node.input):
             readers[name].append((node, place))
     _, *inside = bodies(model)  # their operators are not looked at
-    kept = {each.name for each in (*graph.input, *graph.output)}
+    kept = {value.name for value in (*graph.input, *graph.output)}
     kept |= {name for body in inside for node in body.node for name in node.input}
     names = Names(model)
     nodes: list[NodeProto] = []
@@ -90,7 +90,9 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
         node = NodeProto(op_type="DequantizeLinear", name=names.free(f"{name}_dequantize"))
         node.input.extend([stored, scale])
         node.output.append(name)
-        node.attribute.extend(onnx.helper.make_attribute(*each) for each in attributes.items())
+        node.attribute.extend(
+            onnx.helper.make_attribute(*attribute) for attribute in attributes.items()
+        )
         nodes.append(node)
         tensor.CopyFrom(numpy_helper.from_array(parts[0], stored))
         graph.initializer.append(numpy_helper.from_array(parts[1], scale))
@@ -134,7 +136,7 @@ def _axis(
 
 def _by_channel(array: Array, axis: int | None) -> tuple[tuple[Array, Array], dict[str, int]]:
     """int8 with a scale for each channel along `axis`, or one for all."""
-    others = tuple(each for each in range(array.ndim) if each != axis)
+    others = tuple(index for index in range(array.ndim) if index != axis)
     highest = np.abs(array).max(axis=others if axis is not None else None, keepdims=True)
     scale = np.where(highest > 0, highest / 127, 1).astype(np.float32)
     whole = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)

@@ -40,7 +40,7 @@ def exported(job: Job, module: str, framework: str, extra: str, packages: Sequen
     framework, extra, packages: for the message where one of the packages is not installed.
     Raises ModelError, with the end of what the exporter printed as a note; Cancelled.
     """
-    missing = [each for each in ("onnx", *packages) if find_spec(each) is None]
+    missing = [item for item in ("onnx", *packages) if find_spec(item) is None]
     if missing:
         raise ModelError(
             f"converting {framework} models needs {' and '.join(missing)}; run: "
@@ -161,7 +161,7 @@ def _check(path: str) -> None:
     import onnx
 
     model = onnx.load(path, load_external_data=False)
-    versions = {each.domain: each.version for each in model.opset_import}
+    versions = {opset.domain: opset.version for opset in model.opset_import}
     # tf2onnx keeps what it cannot convert as it is.
     strange = {
         node.op_type

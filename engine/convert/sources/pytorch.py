@@ -66,8 +66,8 @@ def _forget_origin(model: ModelProto) -> None:
         values = [*body.value_info]
         if isinstance(body, GraphProto):
             values += [*body.input, *body.output]
-        for each in (body, *body.node, *values):
-            del each.metadata_props[:]
+        for node in (body, *body.node, *values):
+            del node.metadata_props[:]
 
 
 def _kind(path: Path) -> _Kind:
@@ -227,7 +227,7 @@ def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) 
             f"torch.export may: {_DO}"
         ) from error
     types = ", ".join(
-        f"{name!r} {str(each.dtype).removeprefix('torch.')}" for name, each in zip(names, example)
+        f"{name!r} {str(value.dtype).removeprefix('torch.')}" for name, value in zip(names, example)
     )
     return [
         f"TorchScript does not say its inputs' types; the first that it took: {types} (input type "
@@ -237,7 +237,7 @@ def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) 
 
 def _state(module: Any) -> dict[str, tuple[int, int]]:
     """Position of each buffer and number of writes to it."""
-    return {name: (each.data_ptr(), each._version) for name, each in module.named_buffers()}
+    return {name: (item.data_ptr(), item._version) for name, item in module.named_buffers()}
 
 
 def _stateful(name: str) -> ModelError:
@@ -302,7 +302,9 @@ def _example(module: Any, shapes: Sequence[Sequence[int]], wanted: str | None) -
     """Inputs of these shapes that `forward` takes: all zero, of the types that work first."""
     import torch
 
-    floating = (each.dtype for each in module.parameters() if each.is_floating_point())
+    floating = (
+        parameter.dtype for parameter in module.parameters() if parameter.is_floating_point()
+    )
     asked = getattr(torch, wanted or "", None)  # None too for a type that torch has not
     dtypes = [*([asked] if asked else []), next(floating, torch.float32), torch.int64, torch.bool]
     first: Exception | None = None
@@ -345,8 +347,8 @@ def _tensors(returned: Any) -> int:
     if returned.kind() != "TupleType":
         return 0
     count = 0
-    for each in returned.elements():
-        inner = _tensors(each)
+    for element in returned.elements():
+        inner = _tensors(element)
         count += inner
         if not inner:
             break

@@ -110,8 +110,8 @@ def _keras(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
             "export a SavedModel: model.export(folder)"
         )
     signature = [
-        tf.TensorSpec(_filled(each.shape, shapes.get(each.name)), each.dtype, each.name)
-        for each in model.inputs
+        tf.TensorSpec(_filled(value.shape, shapes.get(value.name)), value.dtype, value.name)
+        for value in model.inputs
     ]
 
     # What it is called with: a tensor, a list or a dict of them. A Sequential does not say.
@@ -121,12 +121,12 @@ def _keras(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
         return tf.nest.flatten(model(tf.nest.pack_sequence_as(structure, inputs), training=False))
 
     concrete = tf.function(call, input_signature=signature).get_concrete_function()
-    inputs = [each.name for each in concrete.inputs[: len(signature)]]  # weights come after them
-    outputs = [each.name for each in concrete.outputs]
+    inputs = [value.name for value in concrete.inputs[: len(signature)]]  # weights come after them
+    outputs = [output.name for output in concrete.outputs]
     names = list(getattr(model, "output_names", ()))
     if len({*names}) != len(outputs):  # a Sequential has none
         names = [f"output_{place}" for place in range(len(outputs))] if outputs[1:] else ["output"]
-    taken = {each.name for each in model.inputs}
+    taken = {value.name for value in model.inputs}
     frozen, tables = tf_loader.from_trackable(model, concrete, inputs, outputs, large_model=False)
     return _converted(
         frozen,
@@ -134,7 +134,7 @@ def _keras(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
         inputs,
         outputs,
         tensors_to_rename={
-            **{tensor: each.name for tensor, each in zip(inputs, model.inputs, strict=True)},
+            **{tensor: value.name for tensor, value in zip(inputs, model.inputs, strict=True)},
             **{
                 tensor: f"{name}_" if name in taken else name
                 for tensor, name in zip(outputs, names, strict=True)
@@ -167,12 +167,15 @@ def _frozen(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(graph_def, name="")
     operations = graph.get_operations()
-    inputs = [each.outputs[0].name for each in operations if each.type == "Placeholder"]
+    inputs = [
+        operation.outputs[0].name for operation in operations if operation.type == "Placeholder"
+    ]
     outputs = [
         tensor.name
-        for each in operations
-        if each.type not in _NO_RESULTS and not any(tensor.consumers() for tensor in each.outputs)
-        for tensor in each.outputs
+        for operation in operations
+        if operation.type not in _NO_RESULTS
+        and not any(tensor.consumers() for tensor in operation.outputs)
+        for tensor in operation.outputs
     ]
     if not (inputs and outputs):
         raise ModelError(
@@ -220,7 +223,7 @@ def _open_dims(graph_def: Any, names_of: Mapping[str, str], shapes: Shapes) -> d
 
     What contradicts the model is left for the conversion's later steps, which say so.
     """
-    placeholders = {f"{each.name}:0": each for each in graph_def.node if each.op == "Placeholder"}
+    placeholders = {f"{node.name}:0": node for node in graph_def.node if node.op == "Placeholder"}
     found = {}
     for tensor, name in names_of.items():
         if name in shapes and tensor in placeholders:

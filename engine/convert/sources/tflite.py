@@ -64,12 +64,12 @@ def _names(interpreter: Any) -> dict[str, str]:
     A tensor of two names keeps the input's.
     """
     tensors = [*interpreter.get_input_details(), *interpreter.get_output_details()]
-    names = {each["name"]: each["name"].removesuffix(":0") for each in tensors}
+    names = {tensor["name"]: tensor["name"].removesuffix(":0") for tensor in tensors}
     signatures = interpreter.get_signature_list()
     if len(signatures) == 1:
         runner = interpreter.get_signature_runner(*signatures)
         details = [*runner.get_output_details().items(), *runner.get_input_details().items()]
-        names |= {each["name"]: name for name, each in details}
+        names |= {item["name"]: name for name, item in details}
     if len(set(names.values())) < len(names):
         return {}
     return names

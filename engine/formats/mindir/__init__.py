@@ -68,7 +68,10 @@ def open_mindir(
             raise DecodeError("its numbers are big endian; export it on a little-endian machine")
         assert proto.graph is not None
         storage = Storage(view, path, base, dec_key, dec_mode)
-        storage.open((each.location for each in proto.graph.parameters if each.location), weights)
+        storage.open(
+            (parameter.location for parameter in proto.graph.parameters if parameter.location),
+            weights,
+        )
         lowered = lower(proto, storage)
     graph = lowered.info
     if graph is None:

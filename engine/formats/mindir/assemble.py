@@ -51,16 +51,16 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     main = model.graph
     assert main is not None
     names: set[str] = set()
-    inputs = [_input(each, names) for each in main.inputs]
+    inputs = [_input(value, names) for value in main.inputs]
     parameters: dict[str, Value] = {}
     for proto in main.parameters:
         name = unique(proto.ref_key or local(proto.name), names)
         parameters[proto.name] = storage.parameter(proto, name)
     low, result, hidden = _run(model, parameters, inputs)
     flat = [
-        each if isinstance(each, Value) else low.g.constant(each)
-        for each in map(low.now, leaves(result))
-        if each is not MONAD and each is not None
+        value if isinstance(value, Value) else low.g.constant(value)
+        for value in map(low.now, leaves(result))
+        if value is not MONAD and value is not None
     ]
     if not flat:
         raise DecodeError("the graph gives nothing")
@@ -81,12 +81,12 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     for node in graph.nodes:
         _rename(node, renamed)
     constant = {name: value for name, value in by_name.items() if name not in states}
-    nodes = fold.fold(graph.nodes, constant, {each.name for each in outputs}, storage.may_copy)
+    nodes = fold.fold(graph.nodes, constant, {output.name for output in outputs}, storage.may_copy)
     graph.nodes = nodes
     graph.inputs = [
         ValueInfo(value.name, value.dtype, _symbolic(value))
-        for each in inputs
-        for value in leaves(each)
+        for one_value in inputs
+        for value in leaves(one_value)
         if isinstance(value, Value)
     ]
     slots = []
@@ -146,7 +146,7 @@ def _outputs(
     """The ONNX model's outputs; `renamed` gets the names that nodes are to give instead."""
     assert model.graph is not None
     # A network may give an input back as it is: then the two have one name, as in the file.
-    given = {leaf.name for each in inputs for leaf in leaves(each) if isinstance(leaf, Value)}
+    given = {leaf.name for value in inputs for leaf in leaves(value) if isinstance(leaf, Value)}
     titles = []
     for title, value in zip(titles_of(model.graph, len(flat)), flat, strict=True):
         is_input = title == value.name and value.name in given
@@ -175,7 +175,7 @@ def _input(proto: ValueProto, names: set[str]) -> Any:
 
     def value(told: Any, title: str) -> Any:
         if isinstance(told, tuple):
-            return tuple(value(each, f"{title}_{place}") for place, each in enumerate(told))
+            return tuple(value(item, f"{title}_{place}") for place, item in enumerate(told))
         if not isinstance(told, Abstract):
             raise DecodeError(f"the input {name!r} has no type that is known here")
         return Value(unique(title, names), told.dtype, told.shape)

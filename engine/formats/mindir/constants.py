@@ -78,7 +78,7 @@ def value_of(attribute: AttributeProto) -> Any:
     if kind in (decode.TUPLE, decode.LIST):
         return tuple(map(value_of, attribute.values))
     if kind == decode.DICT:
-        return {each.name: value_of(each) for each in attribute.values}
+        return {value.name: value_of(value) for value in attribute.values}
     if kind in (decode.UMONAD, decode.IOMONAD):
         return MONAD
     if kind in (decode.NONE, decode.TYPE_NULL):
@@ -265,7 +265,7 @@ def _abstract(source: Source, span: Span) -> Any:
         elif key == _FORM or (key >> 3 in (12, 16, 17)):
             return abstract(decode.attribute(source, span))
     if kind in (decode.TUPLE, decode.LIST) and len(values) < 100:
-        return tuple(_remembered(source, each) for each in values)
+        return tuple(_remembered(source, value) for value in values)
     if kind in (decode.TENSORS, decode.SCALAR) and len(tensors) == 1:
         dims: list[int] = []
         number = 0
@@ -290,7 +290,7 @@ def abstract(attribute: AttributeProto) -> Any:
     kind = attribute.type
     if attribute.form.startswith("shape:"):
         if "[" in attribute.form:
-            types = iter([tensor_type(each) for each in attribute.tensors])
+            types = iter([tensor_type(tensor) for tensor in attribute.tensors])
             return _nested(attribute.form.partition(":")[2], types, attribute.form)
         return tensor_type(attribute.tensors[0]) if attribute.tensors else None
     if kind in (decode.TUPLE, decode.LIST):

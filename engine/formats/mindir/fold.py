@@ -31,7 +31,7 @@ def bodies(node: Node) -> Iterable[Graph]:
     """The graphs in a node's attributes."""
     if node.op_type not in ("If", "Loop"):  # what control.py writes
         return ()
-    return [each for each in node.attributes.values() if isinstance(each, Graph)]
+    return [attribute for attribute in node.attributes.values() if isinstance(attribute, Graph)]
 
 
 def names_used(nodes: Sequence[Node]) -> set[str]:
@@ -41,7 +41,7 @@ def names_used(nodes: Sequence[Node]) -> set[str]:
         used.update(node.inputs)
         for body in bodies(node):
             used |= names_used(body.nodes)
-            used.update(each.name for each in body.outputs)
+            used.update(output.name for output in body.outputs)
     return used
 
 
@@ -62,7 +62,7 @@ def _needed(nodes: Sequence[Node], outputs: set[str]) -> list[Node]:
         if node.op_type in _KEPT or not wanted.isdisjoint(node.outputs):
             inner = bodies(node)
             for body in inner:
-                body.nodes = _needed(body.nodes, {each.name for each in body.outputs})
+                body.nodes = _needed(body.nodes, {output.name for output in body.outputs})
             wanted.update(names_used([node]) if inner else node.inputs)
             kept.append(node)
     kept.reverse()
@@ -168,7 +168,7 @@ def _take_scale(before: Node, node: Node, constants: dict[str, Value]) -> bool:
             return False
         arrays.append(np.frombuffer(value.data, np.float32))
     shape: Any = constants[names[0]].shape
-    if not shape or 0 in shape or any(len(each) != shape[0] for each in arrays[1:]):
+    if not shape or 0 in shape or any(len(array) != shape[0] for array in arrays[1:]):
         return False
     weight, *biases, gamma, beta, mean, variance = arrays
     epsilon: Any = node.attributes["epsilon"]

@@ -22,7 +22,9 @@ class Functions:
         reached = self._reached(name, headers)
         if name not in reached:
             return frozenset()
-        return frozenset(each for each in reached if name in self._reached(each, headers))
+        return frozenset(
+            one_name for one_name in reached if name in self._reached(one_name, headers)
+        )
 
     def _reached(self, name: str, headers: Sequence[str]) -> frozenset[str]:
         key = "\0".join((name, *headers))
@@ -43,6 +45,6 @@ class Functions:
         for node in graph.nodes if graph is not None else ():
             if node.op_type.startswith("REF::") and node.op_type[5:] in self._functions:
                 yield node.op_type[5:]
-            for each in node.inputs:
-                if each in self._functions:
-                    yield each
+            for value in node.inputs:
+                if value in self._functions:
+                    yield value

@@ -71,7 +71,7 @@ class Lowering:
         self._steps = 0
         self._weights: dict[int, tuple[int, Any]] = {}
         self._calls = 0
-        self._by_own_name = {each.name: each for each in parameters.values()}
+        self._by_own_name = {parameter.name: parameter for parameter in parameters.values()}
         self._snapshots: dict[str, Value] = {}
         self._written: dict[str, Value] = {}  # what tensors hold that were changed in place
         self._outdated: set[str] = set()  # tensors changed in a branch or loop that they are not of
@@ -96,7 +96,7 @@ class Lowering:
                 f"{len(args)}"
             )
         frame: dict[str, Any] = {
-            each.name: arg for each, arg in zip(graph.inputs, args, strict=False)
+            value.name: arg for value, arg in zip(graph.inputs, args, strict=False)
         }
         self._frames.append(frame)
         try:
@@ -116,7 +116,7 @@ class Lowering:
                     frame[node.output] = handler(self, inputs, {})
                 else:
                     frame[node.output] = self._node(graph, node, inputs, node.output == tail)
-            names = [each.name for each in graph.outputs]
+            names = [output.name for output in graph.outputs]
             results = [frame[e] if e in frame else self._resolve_free_name(e) for e in names]
             return results[0] if len(results) == 1 else tuple(results)
         finally:
@@ -262,13 +262,15 @@ class Lowering:
         if not isinstance(told, Abstract) or told.dtype in COMPLEX:
             _check(told)
         taken = []
-        for each in inputs:
-            if each is MONAD:
+        for one_value in inputs:
+            if one_value is MONAD:
                 continue
-            if not isinstance(each, Value) or each.dtype in COMPLEX:
-                _check(each)
-            taken.append(self.now(each))
-        target = next((each for each in inputs if each is not MONAD), None) if row.writes else None
+            if not isinstance(one_value, Value) or one_value.dtype in COMPLEX:
+                _check(one_value)
+            taken.append(self.now(one_value))
+        target = (
+            next((value for value in inputs if value is not MONAD), None) if row.writes else None
+        )
         try:
             result = row(self.g, taken, attributes)
         except (Unsupported, DecodeError, WireError, RecursionError):
@@ -345,9 +347,9 @@ class Lowering:
                 raise DecodeError(f"it names {node.op_type[5:]!r}, which the file does not define")
             return name, {}
         own = {
-            each.name: self.g.all_stored(constants.value_of(each))
-            for each in node.decoded()
-            if each.name not in ("shape", "") and each.form[:6] != "shape:"
+            attribute.name: self.g.all_stored(constants.value_of(attribute))
+            for attribute in node.decoded()
+            if attribute.name not in ("shape", "") and attribute.form[:6] != "shape:"
         }
         return name, own
 
@@ -462,8 +464,8 @@ class Lowering:
 def _holds(value: Any, kind: type) -> bool:
     """Return True if a value, or one in it, is of that class."""
     if isinstance(value, tuple):
-        for each in value:
-            if _holds(each, kind):
+        for item in value:
+            if _holds(item, kind):
                 return True
         return False
     return isinstance(value, kind)

@@ -46,6 +46,6 @@ def primitive_named(model: ModelProto, op_type: str) -> tuple[str, PrimitiveProt
 
 def primitives_of(model: ModelProto) -> set[str]:
     """The primitives that the nodes of the file name."""
-    graphs = [each for each in (model.graph, *model.functions.values()) if each is not None]
+    graphs = [node for node in (model.graph, *model.functions.values()) if node is not None]
     op_types = {node.op_type for graph in graphs for node in graph.nodes}
-    return {primitive_named(model, each)[0] for each in op_types}
+    return {primitive_named(model, op_type)[0] for op_type in op_types}

@@ -16,7 +16,7 @@ def titles_of(main: GraphProto, count: int) -> list[str]:
         return [local(main.outputs[0].name)]
     nodes = {node.output: node for node in main.nodes}
     titles: list[str] = []
-    todo = [each.name for each in reversed(main.outputs)]
+    todo = [output.name for output in reversed(main.outputs)]
     steps = 0
     while todo and steps < 100_000:
         steps += 1
@@ -38,11 +38,11 @@ def titles_of(main: GraphProto, count: int) -> list[str]:
 def declared(main: GraphProto) -> list[Any]:
     """The outputs' types as the file declares them, flat."""
     types: list[Any] = []
-    for each in main.outputs:
-        if each.tensors:
-            types += [constants.tensor_type(tensor) for tensor in each.tensors]
-        elif each.structure is not None:
-            types += leaves(constants.abstract(each.structure))
+    for output in main.outputs:
+        if output.tensors:
+            types += [constants.tensor_type(tensor) for tensor in output.tensors]
+        elif output.structure is not None:
+            types += leaves(constants.abstract(output.structure))
         else:
             types.append(None)
     return types

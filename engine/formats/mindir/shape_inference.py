@@ -100,11 +100,11 @@ def _reduced(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
 def _numbers(item: Any) -> tuple[int, ...] | None:
     if isinstance(item, Value):
         item = item.array()
-    return None if item is None else tuple(int(each) for each in np.reshape(item, -1))
+    return None if item is None else tuple(int(entry) for entry in np.reshape(item, -1))
 
 
 def _joined(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
-    shape = next((each for each in map(_shape, inputs) if each is not None), None)
+    shape = next((dim for dim in map(_shape, inputs) if dim is not None), None)
     if shape is None:
         return None
     sizes = list(shape)

@@ -108,9 +108,9 @@ class Storage:
     def _follow_links(self) -> None:
         """Caches link a model's files into one folder of blobs: runtimes are told of that one."""
         assert self._base is not None
-        real = {each: Path(os.path.realpath(self._base / each)) for each in self._found}
+        real = {item: Path(os.path.realpath(self._base / item)) for item in self._found}
         folder = Path(os.path.realpath(self._base))
-        if all(each.is_relative_to(folder) for each in real.values()):
+        if all(item.is_relative_to(folder) for item in real.values()):
             return
         if self._path is not None:
             folder = Path(os.path.realpath(self._path)).parent

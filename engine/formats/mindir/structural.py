@@ -109,7 +109,7 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     array = condition.array()
     if array is not None and array.size == 1:
         return chosen if array.any() else other
-    if any(isinstance(each, Closure | Choice) for each in leaves((chosen, other))):
+    if any(isinstance(leaf, Closure | Choice) for leaf in leaves((chosen, other))):
         return _choice(condition, chosen, other)
     return select(low, condition, lambda: low.now(chosen), lambda: low.now(other))
 

@@ -61,20 +61,20 @@ def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM"
         return Description(
             producer=" ".join(part for part in (model.producer, model.version) if part),
             name=local(main.name),
-            inputs=tuple(spec for each in main.inputs for spec in _specs(each)),
-            outputs=tuple(spec for each in main.outputs for spec in _specs(each)),
+            inputs=tuple(spec for value in main.inputs for spec in _specs(value)),
+            outputs=tuple(spec for output in main.outputs for spec in _specs(output)),
             primitives=dict(sorted(counts.items())),
             unsupported=tuple(sorted(name for name in counts if name not in table)),
             collectives=tuple(sorted(shared)),
             parameters=tuple(
                 ParameterInfo(
-                    each.ref_key or local(each.name),
-                    dtype := constants.dtype_of(each),
-                    tuple(each.dims),
-                    (_count(each.dims) * dtype.bits + 7) // 8,
-                    each.location,
+                    parameter.ref_key or local(parameter.name),
+                    dtype := constants.dtype_of(parameter),
+                    tuple(parameter.dims),
+                    (_count(parameter.dims) * dtype.bits + 7) // 8,
+                    parameter.location,
                 )
-                for each in main.parameters
+                for parameter in main.parameters
             ),
             functions=tuple(functions),
             user_info=model.user_info,
@@ -90,12 +90,12 @@ def _count(dims: list[int]) -> int:
 
 
 def _specs(proto: ValueProto) -> list[TensorSpec]:
-    told = tuple(constants.tensor_type(each) for each in proto.tensors)
+    told = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
     if not told and proto.structure is not None:
         told = (constants.abstract(proto.structure),)
-    flat = [each for each in leaves(told) if isinstance(each, Abstract)]
+    flat = [leaf for leaf in leaves(told) if isinstance(leaf, Abstract)]
     name = local(proto.name)
     return [
-        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", each.dtype, each.shape)
-        for place, each in enumerate(flat)
+        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", item.dtype, item.shape)
+        for place, item in enumerate(flat)
     ]

@@ -95,13 +95,13 @@ def _places(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], An
     """Parameters of a primitive: the names that each has in files, and its default."""
     return [
         (
-            _REST if each.kind is each.VAR_POSITIONAL
-            else _SETTING if each.kind is each.KEYWORD_ONLY
+            _REST if parameter.kind is parameter.VAR_POSITIONAL
+            else _SETTING if parameter.kind is parameter.KEYWORD_ONLY
             else _INPUT,
-            (each.name, *_SYNONYMS.get(each.name, ())),
-            each.default,
+            (parameter.name, *_SYNONYMS.get(parameter.name, ())),
+            parameter.default,
         )
-        for each in list(inspect.signature(function).parameters.values())[1:]
+        for parameter in list(inspect.signature(function).parameters.values())[1:]
     ]  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def via_int32(g: Emitter, op_type: str, *inputs: Value, **attributes: Any) -> Va
     dtype = inputs[0].dtype
     if dtype not in _SMALL:
         return g.node(op_type, *inputs, **attributes)
-    wide = g.node(op_type, *(g.cast(each, DType.INT32) for each in inputs), **attributes)
+    wide = g.node(op_type, *(g.cast(value, DType.INT32) for value in inputs), **attributes)
     return g.cast(wide, dtype)
 
 
@@ -332,8 +332,8 @@ def add_n(g: Emitter, *items: Any) -> Value:
     if tensors[0].dtype in FLOATS:
         return g.node("Sum", *tensors)
     total = tensors[0]
-    for each in tensors[1:]:
-        total = g.node("Add", total, each)
+    for tensor in tensors[1:]:
+        total = g.node("Add", total, tensor)
     return total
 
 
@@ -696,7 +696,7 @@ def log_add_exp(g: Emitter, x: Value, y: Value) -> Value:
 
 @primitive("LogAddExp2")
 def log_add_exp2(g: Emitter, x: Value, y: Value) -> Value:
-    scaled = (g.node("Mul", each, math.log(2)) for each in common(g, x, y))
+    scaled = (g.node("Mul", item, math.log(2)) for item in common(g, x, y))
     return g.node("Div", log_add_exp(g, *scaled), math.log(2))
 
 

@@ -24,7 +24,7 @@ def _columns(g: Emitter, boxes: Value) -> list[Value]:
 @primitive("IOU")
 def iou(g: Emitter, anchors: Value, truth: Value, *, mode: str = "iou") -> Value:
     """anchors [n, 4], truth [m, 4] -> [m, n]; sizes count both ends, as there."""
-    ax1, ay1, ax2, ay2 = (g.transpose(each, [1, 0]) for each in _columns(g, anchors))
+    ax1, ay1, ax2, ay2 = (g.transpose(column, [1, 0]) for column in _columns(g, anchors))
     tx1, ty1, tx2, ty2 = _columns(g, truth)
     zero = g.constant(0, anchors.dtype)
 
@@ -166,7 +166,7 @@ def decode_boxes(
         centre = g.node("Add", middle, g.node("Mul", size, d))
         half = g.node("Mul", g.node("Sub", wide, 1.0), 0.5)
         edges += [g.node("Sub", centre, half), g.node("Add", centre, half)]
-    height, width = (number(each) for each in known(max_shape))
+    height, width = (number(item) for item in known(max_shape))
     zero = g.constant(0, deltas.dtype)
     bounded = [
         g.node("Clip", edge, zero, g.constant(limit, deltas.dtype))

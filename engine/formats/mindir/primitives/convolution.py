@@ -149,7 +149,7 @@ def conv_ext(
         g, x, count,
         lambda y: _conv(
             g, y, weight, bias, stride, dilation, groups, "pad",
-            tuple(side for each in sides for side in (each, each)),
+            tuple(side for one_side in sides for side in (one_side, one_side)),
         ),
     )  # fmt: skip
 
@@ -261,7 +261,7 @@ def conv_transpose(
         if extra[axis] < 0:
             ends[axis], extra[axis] = ends[axis] - extra[axis], 0
     # More room than one stride is not ONNX's output_padding: zeros are added behind instead.
-    behind = [each if each >= max(s, d) else 0 for each, s, d in zip(extra, stride, dilation)]
+    behind = [item if item >= max(s, d) else 0 for item, s, d in zip(extra, stride, dilation)]
     extra = [a - b for a, b in zip(extra, behind, strict=True)]
     y = g.node(
         "ConvTranspose", x, weight, bias, kernel_shape=kernel, strides=stride,

@@ -173,7 +173,7 @@ def bicubic(
     half = bool(half_pixel_centers)
     size = known(size)
     old = x.shape[2:] if x.shape is not None else (None,)
-    if None not in old and isinstance(size, tuple) and all(type(each) is int for each in size):
+    if None not in old and isinstance(size, tuple) and all(type(item) is int for item in size):
         rows, columns = (
             _cubic(int(before or 0), after, bool(align_corners), half)
             for before, after in zip(old, size, strict=True)

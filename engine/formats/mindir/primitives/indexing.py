@@ -100,13 +100,13 @@ def index(g: Emitter, x: Value, indices: Any) -> Value:
         if items[0].dtype is DType.BOOL:
             return _where_true(g, x, items[0])
         return g.node("Gather", x, _ids(g, items[0]), axis=0)
-    parts = [g.cast(each, DType.INT64) for each in items]
+    parts = [g.cast(item, DType.INT64) for item in items]
     total = parts[0]
-    for each in parts[1:]:
-        total = g.node("Add", total, each)
+    for part in parts[1:]:
+        total = g.node("Add", total, part)
     size = g.shape(total)
     columns = [
-        g.unsqueeze(g.node("Expand", each, size, shape=total.shape), (-1,)) for each in parts
+        g.unsqueeze(g.node("Expand", part, size, shape=total.shape), (-1,)) for part in parts
     ]
     return g.node("GatherND", x, g.node("Concat", *columns, axis=-1))
 
@@ -279,7 +279,7 @@ def _after(g: Emitter, start: Any) -> Any:
 def _parts(g: Emitter, item: Any) -> list[Any]:
     """The elements of a tuple, or of a computed vector."""
     if isinstance(item, tuple):
-        return [g.cast(each, DType.INT64) if isinstance(each, Value) else each for each in item]
+        return [g.cast(entry, DType.INT64) if isinstance(entry, Value) else entry for entry in item]
     if not isinstance(item, Value):
         return [item]
     if item.shape is None or len(item.shape) != 1 or item.shape[0] is None:
@@ -455,8 +455,8 @@ def copy_slices(
         if (start, step) == (0, 1) and isinstance(size, int) and type(stop) is int and stop >= size:
             continue
         start, stop = (
-            each + size if type(each) is int and each < 0 and isinstance(size, int) else each
-            for each in (start, stop)
+            item + size if type(item) is int and item < 0 and isinstance(size, int) else item
+            for item in (start, stop)
         )
         places = g.node(
             "Range", g.constant(0), g.scalar(size, DType.INT64), g.constant(1), dtype=DType.INT64
@@ -476,7 +476,7 @@ def copy_slices(
             last = g.node("Sub", g.scalar(g.dim(value, own), DType.INT64), 1)
             picked = g.node("Clip", at, g.constant(0), last)
             value = g.node("Gather", value, picked, axis=own)
-        wide = g.reshape(here, tuple(-1 if each == axis else 1 for each in range(rank)))
+        wide = g.reshape(here, tuple(-1 if one_index == axis else 1 for one_index in range(rank)))
         mask = wide if mask is None else g.node("And", mask, wide)
     if mask is None:
         return g.node("Expand", value, g.shape(x), shape=x.shape)

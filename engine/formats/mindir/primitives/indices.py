@@ -33,7 +33,7 @@ def _axis(kinds: list[int], place: int, rank: int, expanded: int) -> int:
 
 
 def _steps(g: Emitter, start: Any, stop: Any, step: Any = 1) -> Value:
-    ends = (g.scalar(each, DType.INT64) for each in (start, stop, step))
+    ends = (g.scalar(item, DType.INT64) for item in (start, stop, step))
     return g.node("Range", *ends, dtype=DType.INT64, shape=(None,))
 
 
@@ -104,9 +104,9 @@ def normalize_tuple_index(
     if origin_index_type == "none_index":
         return _steps(g, 0, size)
     if "bool" in origin_index_type:
-        return g.ints(tuple(at for at, each in enumerate(axes_of(index)) if each))
+        return g.ints(tuple(at for at, item in enumerate(axes_of(index)) if item))
     if isinstance(index, tuple):
-        return g.ints(tuple(_wrapped(g, each, size) for each in index))
+        return g.ints(tuple(_wrapped(g, item, size) for item in index))
     wrapped = _wrapped(g, index, size)
     return wrapped if isinstance(wrapped, Value) else g.constant(wrapped)
 
@@ -128,10 +128,10 @@ def get_tuple_index_info(
     whole = [*kinds[:before], *[_SLICE] * spread, *kinds[before + 1 :]] if spread else kinds
     together: tuple[Any, ...] = ()
     if tuple_index_info_type == "pre_setitem_by_tuple":  # the slices are not here yet
-        for each in tensors[: kinds.count(_TENSOR)]:
-            together = _joined(g, together, g.dims(each))
+        for one_tensor in tensors[: kinds.count(_TENSOR)]:
+            together = _joined(g, together, g.dims(one_tensor))
         return (_together(whole), together, *[()] * 10)
-    shapes = [g.dims(each) for each in tensors[: len(order) + spread]]
+    shapes = [g.dims(tensor) for tensor in tensors[: len(order) + spread]]
     lengths = []
     for at, shape in enumerate(shapes):
         if at < len(order) and order[at] == _TENSOR:
@@ -149,7 +149,7 @@ def get_tuple_index_info(
         lengths = [*lengths[:early], *lengths[head:], *lengths[early:head]]
     rows = []
     for own, length in enumerate(lengths):
-        row = [length if each == own else 1 for each in range(len(lengths))]
+        row = [length if index == own else 1 for index in range(len(lengths))]
         rows.append((*row[:at], *[1] * len(together), *row[at:]))
     if spread:
         rows = [*rows[:early], *rows[early + spread :], *rows[early : early + spread]]
@@ -185,9 +185,9 @@ def _size(g: Emitter, one: Any, two: Any) -> Any:
         return two
     if two == 1:
         return one
-    for each in (one, two):
-        if type(each) is int:
-            return each
+    for item in (one, two):
+        if type(item) is int:
+            return item
     # One of them is 1, or they are equal; the other may be 0.
     is_one = g.node("Equal", one, g.constant(1), dtype=DType.BOOL, shape=())
     return g.node("Where", is_one, two, one, like=one, shape=())

@@ -113,7 +113,7 @@ def einsum(g: Emitter, *items: Any, equation: Any = None) -> Value:
 
 @primitive("TensorDot")
 def tensor_dot(g: Emitter, x: Value, y: Value, axes: Any) -> Value:
-    one, two = (tuple(each) if isinstance(each, tuple) else (each,) for each in axes)
+    one, two = (tuple(axis) if isinstance(axis, tuple) else (axis,) for axis in axes)
     ranks = g.rank(x), g.rank(y)
     letters = "abcdefghijklmnopqrstuvwxyz"
     first = list(letters[: ranks[0]])

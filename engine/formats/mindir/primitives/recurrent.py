@@ -141,7 +141,7 @@ def dynamic_rnn(
         rows = g.node("Add", rows, g.constant(extra, bias.dtype))
     zeros = g.node("Sub", rows, rows)
     b = g.unsqueeze(g.node("Concat", rows, zeros, axis=0), (0,))
-    parts = [g.unsqueeze(_reordered(g, each, hidden, order), (0,)) for each in (w, r)]
+    parts = [g.unsqueeze(_reordered(g, item, hidden, order), (0,)) for item in (w, r)]
     out, _, cn = g.nodes(
         "LSTM", x, *parts, b, None, h, c, types=[(None, None)] * 3, hidden_size=hidden
     )
@@ -165,15 +165,15 @@ def dynamic_gru(
     hidden = weight_hidden.shape[0]
     order = (1, 0, 2) if gate_order == "rzh" else (0, 1, 2)
     w, r = (
-        g.unsqueeze(_reordered(g, g.transpose(each, [1, 0]), hidden, order), (0,))
-        for each in (weight_input, weight_hidden)
+        g.unsqueeze(_reordered(g, g.transpose(item, [1, 0]), hidden, order), (0,))
+        for item in (weight_input, weight_hidden)
     )
     bias = None
     if bias_input is not None or bias_hidden is not None:
         rows = [
-            _reordered(g, each, hidden, order) if each is not None
+            _reordered(g, item, hidden, order) if item is not None
             else g.constant(np.zeros(3 * hidden), x.dtype)
-            for each in (bias_input, bias_hidden)
+            for item in (bias_input, bias_hidden)
         ]  # fmt: skip
         bias = g.unsqueeze(g.node("Concat", *rows, axis=0), (0,))
     first = h if h is None or h.rank == 3 else g.unsqueeze(h, (0,))

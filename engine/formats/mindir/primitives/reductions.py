@@ -112,8 +112,8 @@ def _variance(
         "ReduceSum", g.node("Mul", apart, apart), g.ints(axes), keepdims=int(bool(keep_dims))
     )
     count: Any = 1
-    for each in axes:
-        size = g.dim(x, each)
+    for one_axis in axes:
+        size = g.dim(x, one_axis)
         if isinstance(size, int) and isinstance(count, int):
             count *= size
         else:

@@ -133,7 +133,7 @@ def tuple_to_tensor(g: Emitter, x: Any, dtype: Any = None) -> Value:
         value = g.constant(x if x else ())
         return value if dtype is None else g.cast(value, type_of(g, dtype))
     tensors = common(g, *x)
-    value = g.node("Concat", *(g.unsqueeze(each, (0,)) for each in tensors), axis=0)
+    value = g.node("Concat", *(g.unsqueeze(tensor, (0,)) for tensor in tensors), axis=0)
     return value if dtype is None else g.cast(value, type_of(g, dtype))
 
 
@@ -166,7 +166,7 @@ def sequence_mul(g: Emitter, x: Any, y: Any) -> Any:
 
 @primitive("SequenceSlice", "sequence_slice")
 def sequence_slice(g: Emitter, x: Any, start: Any, stop: Any, step: Any = 1) -> Any:
-    if any(isinstance(each, Value) for each in (start, stop, step)) or not isinstance(x, tuple):
+    if any(isinstance(item, Value) for item in (start, stop, step)) or not isinstance(x, tuple):
         raise Unsupported("a tuple cut at computed places")
     return x[start:stop:step]
 
@@ -189,8 +189,8 @@ def append(g: Emitter, x: Any, value: Any) -> Any:
 def in_sequence(g: Emitter, item: Any, items: Any) -> Any:
     if not isinstance(items, tuple):
         raise Unsupported("whether something is in what is no tuple")
-    item, parts = _plain(item), [_plain(each) for each in items]
-    known_ = [each for each in parts if not isinstance(each, Value)]
+    item, parts = _plain(item), [_plain(item) for item in items]
+    known_ = [part for part in parts if not isinstance(part, Value)]
     if not isinstance(item, Value):
         if item in known_:
             return True
@@ -198,8 +198,8 @@ def in_sequence(g: Emitter, item: Any, items: Any) -> Any:
         if len(known_) == len(parts) or (isinstance(item, int) and item < 0):
             return False
     found: Any = None
-    for each in parts:
-        hit = g.node("Equal", *common(g, each, item), dtype=DType.BOOL, shape=())
+    for one_part in parts:
+        hit = g.node("Equal", *common(g, one_part, item), dtype=DType.BOOL, shape=())
         found = hit if found is None else g.node("Or", found, hit, shape=())
     return found
 
@@ -241,7 +241,7 @@ def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
 @primitive("JoinedStr")
 def joined_text(g: Emitter, *parts: Any) -> str:
     """The text of an error that the source raises."""
-    return "".join(str(each) for each in parts if not isinstance(each, Value))
+    return "".join(str(part) for part in parts if not isinstance(part, Value))
 
 
 @primitive("make_range", "MakeRange")

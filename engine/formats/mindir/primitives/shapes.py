@@ -18,8 +18,8 @@ def axes_of(axis: Any) -> tuple[int, ...]:
         array = axis.array()
         if array is None:
             raise Unsupported("computed axes")
-        axis = tuple(int(each) for each in array.reshape(-1))
-    return tuple(int(each) for each in axis) if isinstance(axis, tuple) else (int(axis),)
+        axis = tuple(int(item) for item in array.reshape(-1))
+    return tuple(int(index) for index in axis) if isinstance(axis, tuple) else (int(axis),)
 
 
 def number(item: Any) -> int:
@@ -33,7 +33,7 @@ def known(item: Any) -> Any:
     if isinstance(item, Value):
         array = item.array()
         if array is not None and array.ndim <= 1:
-            found = tuple(int(each) for each in array.reshape(-1))
+            found = tuple(int(item) for item in array.reshape(-1))
             return found if array.ndim else found[0]
     return item
 
@@ -49,8 +49,8 @@ def reshape(g: Emitter, x: Value, shape: Any) -> Value:
     elif isinstance(shape, tuple) and out is not None and len(out) == len(shape):
         # Sizes that are computed but known by the file, and at most one that is not.
         merged = tuple(a if b is None else b for a, b in zip(shape, out, strict=True))
-        if sum(type(each) is not int for each in merged) == 1 and -1 not in merged:
-            merged = tuple(each if type(each) is int else -1 for each in merged)
+        if sum(type(item) is not int for item in merged) == 1 and -1 not in merged:
+            merged = tuple(item if type(item) is int else -1 for item in merged)
         shape = merged
     return g.reshape(x, shape)
 
@@ -81,7 +81,7 @@ def squeeze(g: Emitter, x: Value, axis: Any = ()) -> Value:
             raise Unsupported("Squeeze of a tensor of unknown rank")
         axes = tuple(place for place, size in enumerate(x.shape) if size == 1)
     elif x.shape is not None:
-        axes = tuple(each for each in axes if x.shape[each] in (1, None))
+        axes = tuple(axis for axis in axes if x.shape[axis] in (1, None))
     return g.squeeze(x, axes)
 
 
@@ -117,7 +117,7 @@ def concat(g: Emitter, *items: Any, axis: Any = None) -> Value:
     if len(tensors) == 1:
         return tensors[0]
     y = g.node("Concat", *tensors, axis=place)
-    sizes = [each.shape[place] if each.shape else None for each in tensors]
+    sizes = [tensor.shape[place] if tensor.shape else None for tensor in tensors]
     if y.shape and None not in sizes:
         at = place % len(y.shape)
         y.shape = (*y.shape[:at], sum(size or 0 for size in sizes), *y.shape[at + 1 :])
@@ -131,7 +131,7 @@ def stack(g: Emitter, *items: Any, axis: Any = 0) -> Value:
         axis = items[1]
     tensors = common(g, *flat)
     place = number(axis)
-    return g.node("Concat", *(g.unsqueeze(each, (place,)) for each in tensors), axis=place)
+    return g.node("Concat", *(g.unsqueeze(tensor, (place,)) for tensor in tensors), axis=place)
 
 
 @primitive("Unstack", "Unpack", "UnstackExt", "UnstackView", "UnstackExtView", "unstack")
@@ -178,8 +178,8 @@ def split_v(
         whole = x.shape[place] if x.shape is not None else None
         if whole is None:
             raise Unsupported("SplitV with an open size along an axis of unknown size")
-        rest = whole - sum(each for each in sizes if each >= 0)
-        sizes = tuple(rest if each < 0 else each for each in sizes)
+        rest = whole - sum(one_size for one_size in sizes if one_size >= 0)
+        sizes = tuple(rest if one_size < 0 else one_size for one_size in sizes)
     return _pieces(g, x, sizes, place)
 
 
@@ -238,7 +238,7 @@ def repeat_interleave(
 def broadcast_to(g: Emitter, x: Any, shape: Any = None) -> Value:
     x, shape = g.constant(x), known(shape)
     if isinstance(shape, tuple):
-        if any(each == -1 for each in shape if type(each) is int):
+        if any(dim == -1 for dim in shape if type(dim) is int):
             lead = len(shape) - g.rank(x)
             shape = tuple(
                 (1 if place < lead else g.dim(x, place - lead))
@@ -362,7 +362,7 @@ def range_(g: Emitter, start: Any, limit: Any, delta: Any = 1, *rest: Any) -> Va
         if kind in (DType.INT32, DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.INT16)
         else DType.FLOAT32
     )
-    parts = [g.scalar(each, work) for each in (start, limit, delta)]
+    parts = [g.scalar(item, work) for item in (start, limit, delta)]
     return g.cast(g.node("Range", *parts), kind)
 
 
@@ -389,7 +389,7 @@ def _pad(g: Emitter, x: Value, pairs: Any, mode: str, value: Any) -> Value:
     if fill is not None:
         fill = g.cast(fill, work.dtype)
     shape = None
-    if x.shape is not None and all(isinstance(each, int) for each in (*starts, *ends)):
+    if x.shape is not None and all(isinstance(start, int) for start in (*starts, *ends)):
         sides = zip(x.shape, starts, ends, strict=True)
         shape = tuple(None if d is None else d + before + after for d, before, after in sides)
     y = g.node("Pad", work, g.ints((*starts, *ends)), fill, mode=mode, shape=shape)

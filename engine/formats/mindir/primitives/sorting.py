@@ -190,7 +190,7 @@ def kth_value(
         at = g.node("Div", g.node("Sub", size, 1), 2, shape=())
     values, places = _top(g, x, g.ints(size), place, False, True)
     index = g.ints(at)
-    found = [g.node("Gather", each, index, axis=place) for each in (values, places)]
+    found = [g.node("Gather", value, index, axis=place) for value in (values, places)]
     if not keep_dims:
-        found = [g.squeeze(each, (place,)) for each in found]
+        found = [g.squeeze(item, (place,)) for item in found]
     return found[0], found[1]
