@@ -399,8 +399,9 @@ class ModelSource:
     is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
         to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
     files: external data that is in memory, by the location that `data` names it with; it is in no
-        folder. Read only, and there until engine_compile returns. Only backends that announce
-        FILES_IN_MEMORY meet it; for others the core puts it into `data`.
+        folder. Read only, and never changed. The core lets go of it when engine_compile returns; a
+        backend that uses it in place keeps a reference, for it lives as long as one is left. Only
+        backends that announce FILES_IN_MEMORY meet it; for others the core puts it into `data`.
     """
 
     format: str
