@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_NEEDED = ("typer", "rich")
+_NEEDED = ("click", "rich")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,23 +11,18 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Annotated, Any, TextIO
+from typing import Any, TextIO
 
-import typer
+import click
 
 import engine
-from engine.cli import bench, completion, convert, doctor, help, inspect, plugins
+from engine.cli import bench, completion, convert, doctor, inspect, plugins
 from engine.cli import run as run_command
-from engine.cli.converter_lite import ConverterLiteCommand
+from engine.cli.commands import Group
 from engine.cli.interrupt import INTERRUPTED, leave
-from engine.cli.output import drop, note, plain
+from engine.cli.output import drop, line, note, plain
 
-app = typer.Typer(
-    name="engine",
-    pretty_exceptions_enable=False,
-    add_completion=False,  # two options more in every help; there is a command instead
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="""[bold]Examples[/bold]
+EPILOG = """[bold]Examples[/bold]
 
   engine run model.onnx --input image=photo.npy
 
@@ -59,44 +54,46 @@ app = typer.Typer(
 
   ENGINE_DEC_KEY=@FILE  the key of encrypted models
 
-  NO_COLOR=1  no colours""",
-)
-app.command("run", epilog=run_command.EPILOG)(run_command.run)
-app.command("inspect", epilog=inspect.EPILOG)(inspect.inspect)
-app.command("bench", epilog=bench.EPILOG)(bench.bench)
-app.command("convert", epilog=convert.EPILOG, cls=ConverterLiteCommand)(convert.convert)
-app.add_typer(plugins.app, name="plugins")
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("completion", epilog=completion.EPILOG)(completion.completion)
+  NO_COLOR=1  no colours"""
 
 _METHOD = re.compile(r"^(build_from_file|predict|load configuration) failed! (Error is )?")
 
-# The base of typer's own errors about usage; typer names only this child of it.
-_UsageError: Any = typer.BadParameter.__mro__[1]
 
-
-def _show_version(asked: bool) -> None:
-    if asked:
-        print(f"engine {engine.__version__}")
-        raise typer.Exit
-
-
-@app.callback(invoke_without_command=True)
-def _engine(
-    context: typer.Context,
-    version: Annotated[
-        bool,
-        typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True),
-    ] = False,
-) -> None:
+@click.group(
+    "engine",
+    cls=Group,
+    epilog=EPILOG,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+)
+@click.version_option(
+    engine.__version__,
+    prog_name="engine",
+    message="%(prog)s %(version)s",
+    help="Print the version.",
+)
+@click.pass_context
+def app(context: click.Context) -> None:
     """Run a trained model on any hardware, at any scale."""
     if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
-        raise typer.Exit(2)
+        line(context.get_help())
+        context.exit(2)
+
+
+for _command in (
+    run_command.run,
+    inspect.inspect,
+    bench.bench,
+    convert.convert,
+    doctor.doctor,
+    completion.completion,
+    plugins.plugins,
+):
+    app.add_command(_command)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status and leaves no traceback for users' errors."""
+    """Run the command line and return its exit status; users' errors leave no traceback."""
     _prepare_streams()
     try:
         with _messages_to_stderr():
@@ -123,7 +120,7 @@ def _prepare_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             # Where only ASCII can be printed, a name in another script is no reason to fail.
             stream.reconfigure(errors="backslashreplace")
-    if os.environ.get("_ENGINE_COMPLETE"):  # a shell asks us; its user is in the middle of a line
+    if os.environ.get(completion.VARIABLE):  # a shell asks us; its user is in the middle of a line
         sys.stderr = _nowhere()
 
 
@@ -132,31 +129,27 @@ def _nowhere() -> TextIO:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    command = typer.main.get_command(app)
-    help.use(command)
     try:
-        status = command.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="engine",
-            standalone_mode=False,
-        )
+        if completion.answer(app):
+            return 0
+        # Not app.main(): it would answer Ctrl-C and a closed pipe in its own way.
+        with app.make_context(
+            "engine", list(sys.argv[1:] if arguments is None else arguments)
+        ) as context:
+            app.invoke(context)
     except BrokenPipeError:
         raise
-    except SystemExit as ended:
-        if isinstance(ended.__context__, BrokenPipeError):  # typer and rich end the process so
-            raise BrokenPipeError from ended
-        raise
-    except _UsageError as error:
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as error:
         return _misused(error)
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
         return _interrupted()
     except (engine.EngineError, ValueError, TypeError, OSError, ImportError) as error:
         return _failed(error)
     except MemoryError as error:
         return _failed(error, "out of memory: ")
-    if status == INTERRUPTED:  # newer typers turn a KeyboardInterrupt into this status
-        return _interrupted()
-    return status if isinstance(status, int) else 0
+    return 0
 
 
 def _failed(error: BaseException, prefix: str = "") -> int:
@@ -170,7 +163,7 @@ def _failed(error: BaseException, prefix: str = "") -> int:
 
 
 def _said(error: BaseException) -> str:
-    """An error's text; of the operating system's without its number.
+    """Return an error's text, without the number of the operating system's errors.
 
     Without the method that failed, too: whoever types a command called none.
     """
@@ -183,11 +176,8 @@ def _said(error: BaseException) -> str:
     return _METHOD.sub("", str(error))
 
 
-def _misused(error: Any) -> int:
+def _misused(error: click.UsageError) -> int:
     text = " ".join(error.format_message().split()).rstrip(".")
-    # Newer typers let pydantic say what is wrong with a value.
-    text = re.sub(r"(?<=: )Value error, ", "", text, count=1)
-    text = re.sub(r"(?<=: )Input should be ", "must be ", text, count=1)
     command = error.ctx.command_path if error.ctx is not None else "engine"
     note(f"error: {plain(text[:1].lower() + text[1:])}")
     note(f"help: {command} --help")

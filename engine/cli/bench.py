@@ -1,40 +1,23 @@
-"""`engine bench`: how long a run takes, and how many a second there are."""
+"""`engine bench`: measures how long a run takes, and how many there are in a second."""
 
 from __future__ import annotations
 
 import math
 import os
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from engine.cli.build import (
-    Config,
-    DecKey,
-    DecModeOption,
-    DeviceId,
-    FillWith,
-    InputFiles,
-    Json,
-    ModelPath,
-    Seed,
-    Settings,
-    Shapes,
-    Target,
-    Threads,
-    build,
-    decryption_of,
-    devices_text,
-    parse_shapes,
-)
-from engine.cli.clients import Clients
-from engine.cli.completion import files
+from engine.cli import options
+from engine.cli.build import build, decryption_of, devices_text, parse_shapes
+from engine.cli.clients import Clients, Measured
+from engine.cli.commands import Command, Integer, bundle
 from engine.cli.files import require_place
-from engine.cli.inputs import Fill, collect
-from engine.cli.interrupt import INTERRUPTED
+from engine.cli.inputs import Inputs, collect
 from engine.cli.latency import (
     METHOD,
     SUFFIXES,
@@ -44,10 +27,14 @@ from engine.cli.latency import (
     summary,
     write_figure,
 )
+from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, counted, duration, fields, line, note, plain
 from engine.cli.progress import progress
 from engine.host.cpus import usable_cpus
 from engine.host.threads import threads_per_worker
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -76,99 +63,99 @@ _REFRESHES_PER_S = 2.0
 _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Length of a measurement, and the clients at once; one of duration_s and runs is None."""
+
+    duration_s: float | None
+    runs: int | None
+    warmup_s: float
+    clients: int
+
+    def checked(self) -> Load:
+        """Return this with the default duration where nothing is asked for; or a usage error."""
+        if self.duration_s is not None and self.runs is not None:
+            raise click.BadParameter("expected one of the two", param_hint="--duration, --runs")
+        duration_s = self.duration_s
+        if self.runs is None:
+            duration_s = _DURATION_S if duration_s is None else duration_s
+            _check_seconds(duration_s, 0.001, "--duration")
+        _check_seconds(self.warmup_s, 0, "--warmup")
+        return replace(self, duration_s=duration_s)
+
+
+@click.command("bench", cls=Command, epilog=EPILOG)
+@options.model
+@bundle(
+    "load",
+    Load,
+    click.option(
+        "--duration",
+        "duration_s",
+        type=float,
+        metavar="SECONDS",
+        help=f"How long to measure.  [default: {_DURATION_S:g}]",
+    ),
+    click.option(
+        "--runs",
+        type=Integer(1),
+        metavar="N",
+        help="How many runs to measure, of all clients together, instead of --duration.",
+    ),
+    click.option(
+        "--warmup",
+        "warmup_s",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="How long to run unmeasured before, at least once; 0 for not at all.",
+    ),
+    click.option(
+        "--clients",
+        type=Integer(1, 1000),
+        default=1,
+        metavar="N",
+        help="How many threads run the one model at once.",
+    ),
+)
+@options.model_inputs
+@options.model_build
+@click.option("--plot", is_flag=True, help="Also draw a histogram of the latencies.")
+@click.option(
+    "--plot-file",
+    type=options.PATH,
+    metavar="FILE",
+    help="Also draw it into a .png, .svg or .pdf file; needs the extra 'plot'.",
+)
+@options.json
 def bench(
-    model: ModelPath,
-    duration_s: Annotated[
-        float | None,
-        typer.Option(
-            "--duration",
-            metavar="SECONDS",
-            help=f"How long to measure.  [default: {_DURATION_S:g}]",
-            show_default=False,
-        ),
-    ] = None,
-    runs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="How many runs to measure, of all clients together, instead of --duration.",
-            show_default=False,
-        ),
-    ] = None,
-    warmup_s: Annotated[
-        float,
-        typer.Option(
-            "--warmup",
-            metavar="SECONDS",
-            help="How long to run unmeasured before, at least once; 0 for not at all.",
-        ),
-    ] = 1.0,
-    clients: Annotated[
-        int,
-        typer.Option(
-            min=1, max=1000, metavar="N", help="How many threads run the one model at once."
-        ),
-    ] = 1,
-    input: InputFiles = None,
-    shape: Shapes = None,
-    fill: FillWith = Fill.ONES,
-    seed: Seed = 0,
-    target: Target = "cpu",
-    device_id: DeviceId = 0,
-    threads: Threads = 0,
-    config: Config = None,
-    settings: Settings = None,
-    dec_key: DecKey = None,
-    dec_mode: DecModeOption = None,
-    plot: Annotated[
-        bool, typer.Option("--plot", help="Also draw a histogram of the latencies.")
-    ] = False,
-    plot_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Also draw it into a .png, .svg or .pdf file; needs the extra 'plot'.",
-            show_default=False,
-            autocompletion=files,
-            readable=False,
-        ),
-    ] = None,
-    json: Json = False,
+    model: Path,
+    load: Load,
+    given: InputOptions,
+    how: BuildOptions,
+    plot: bool,
+    plot_file: Path | None,
+    json: bool,
 ) -> None:
     """Measure the latency and throughput of a model.
 
     Runs it over and over and prints percentiles. Ctrl-C ends that early: what was measured until
     then is printed.
     """
-    shapes = parse_shapes(shape or [])
-    if duration_s is not None and runs is not None:
-        raise typer.BadParameter("expected one of the two", param_hint="--duration, --runs")
-    if runs is None:
-        duration_s = _DURATION_S if duration_s is None else duration_s
-        _check_seconds(duration_s, 0.001, "--duration")
-    _check_seconds(warmup_s, 0, "--warmup")
-    if plot_file is not None and plot_file.suffix not in SUFFIXES:
-        raise typer.BadParameter(
-            f"expected a file name ending in {', '.join(SUFFIXES)}, got {str(plot_file)!r}",
-            param_hint="--plot-file",
-        )
-    figure = None
-    if plot_file is not None:  # what is missing shows before the wait
-        figure = new_figure()
-        require_place(plot_file)
-    decryption = decryption_of(model, dec_key, dec_mode)
-    built = build(model, target, config, settings, threads, device_id, decryption)
+    shapes = parse_shapes(given.shapes)
+    load = load.checked()
+    figure = None if plot_file is None else _prepared_figure(plot_file)
+    built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
     with built.model:
-        inputs = collect(built.inputs, input or [], shapes, fill, seed)
+        inputs = collect(built.inputs, given.files, shapes, given.fill, given.seed)
         where = built.where()
         run = partial(built.model.predict, inputs.values())
-        loop = Clients(run, clients, warmup_s, duration_s, runs)
-        ended = _measure(loop, warmup_s, duration_s, runs)
-    measured = loop.measured()
+        clients = Clients(run, load.clients, load.warmup_s, load.duration_s, load.runs)
+        completed = _measure(clients, load)
+    measured = clients.measured()
     count = len(measured.latencies_s)
     if count == 0:  # interrupted before the first run had ended
-        raise typer.Exit(INTERRUPTED)
+        raise KeyboardInterrupt
     for text in inputs.notes:
         note(plain(text))
     values = {
@@ -177,69 +164,73 @@ def bench(
         "devices": where,
         "cpus": os.cpu_count(),
         "usable_cpus": usable_cpus(),
-        "threads": threads or threads_per_worker(),
+        "threads": how.threads or threads_per_worker(),
         "inputs": inputs.facts(),
         "build_s": built.seconds,
-        "warmup_s": warmup_s,
-        "clients": clients,
+        "warmup_s": load.warmup_s,
+        "clients": load.clients,
         "runs": count,
         "seconds": measured.seconds,
-        "interrupted": not ended,
+        "interrupted": not completed,
         "throughput_per_s": count / measured.seconds,
         "latency_s": summary(measured.latencies_s),
         "percentile_method": METHOD,
     }
     if json:
-        if plot:
-            edges, counts = histogram(measured.latencies_s)
-            values["histogram"] = {"edges_s": edges.tolist(), "counts": counts.tolist()}
-        as_json(values)
+        _print_json(values, measured, plot)
     else:
-        for each in inputs.given:
-            line(plain(str(each)))
-        _print(values, devices_text(where))
-        if plot:
-            line()
-            draw(measured.latencies_s)
+        _print_text(values, measured, plot, inputs)
     if count < _ENOUGH_RUNS:
         note(
             f"note: with {counted(count, 'run')} the p99 is little more than the slowest one; "
             "for a better one measure longer (--duration, --runs)"
         )
     if figure is not None and plot_file is not None:
-        title = f"{model.name} on {devices_text(where)}, clients: {clients}, runs: {count:,}"
+        title = f"{model.name} on {devices_text(where)}, clients: {load.clients}, runs: {count:,}"
         write_figure(figure, plot_file, measured.latencies_s, plain(title))
         note(f"plot written to {plain(str(plot_file))}")
-    if not ended:
-        raise typer.Exit(INTERRUPTED)
+    if not completed:
+        raise KeyboardInterrupt
+
+
+def _prepared_figure(path: Path) -> Figure:
+    """Return an empty figure for `path`; raise what would stand in its way, before the wait."""
+    if path.suffix not in SUFFIXES:
+        raise click.BadParameter(
+            f"expected a file name ending in {', '.join(SUFFIXES)}, got {str(path)!r}",
+            param_hint="--plot-file",
+        )
+    figure = new_figure()
+    require_place(path)
+    return figure
 
 
 def _check_seconds(value: float, least: float, option: str) -> None:
     if not least <= value < math.inf:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"expected a number of seconds, {least:g} or more, got {value:g}", param_hint=option
         )
 
 
-def _measure(loop: Clients, warmup_s: float, duration_s: float | None, runs: int | None) -> bool:
-    """Let the clients run; whether they came to the end, and were not interrupted."""
+def _measure(clients: Clients, load: Load) -> bool:
+    """Let the clients run, and return whether they came to the end, uninterrupted."""
     begin = perf_counter()
     try:
-        loop.start()
+        clients.start()
         with progress(_REFRESHES_PER_S) as show:
-            while not loop.wait(1 / _REFRESHES_PER_S):
+            while not clients.wait(1 / _REFRESHES_PER_S):
                 now = perf_counter()
-                if loop.began is None:
-                    show("warming up", _ms(now - begin), _ms(warmup_s))
+                if clients.began is None:
+                    show("warming up", _ms(now - begin), _ms(load.warmup_s))
                     continue
-                if warmup_s:
+                if load.warmup_s:
                     show("warming up", 1, 1)
-                if duration_s is not None:
-                    show("measuring", _ms(now - loop.began), _ms(duration_s))
+                if load.duration_s is not None:
+                    show("measuring", _ms(now - clients.began), _ms(load.duration_s))
                 else:
-                    show("measuring", loop.calls, runs)
+                    show("measuring", clients.calls, load.runs)
     except KeyboardInterrupt:
-        loop.stop()
+        clients.stop()
         return False
     return True
 
@@ -252,7 +243,16 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _print(values: dict[str, Any], where: str) -> None:
+def _print_json(values: dict[str, Any], measured: Measured, plot: bool) -> None:
+    if plot:
+        edges, counts = histogram(measured.latencies_s)
+        values["histogram"] = {"edges_s": edges.tolist(), "counts": counts.tolist()}
+    as_json(values)
+
+
+def _print_text(values: dict[str, Any], measured: Measured, plot: bool, inputs: Inputs) -> None:
+    for given in inputs.given:
+        line(plain(str(given)))
     clients, latency = values["clients"], values["latency_s"]
     at_once = counted(clients, "client") + (" at once" if clients > 1 else "")
     warmup_s = values["warmup_s"]
@@ -260,7 +260,7 @@ def _print(values: dict[str, Any], where: str) -> None:
     fields(
         {
             "model": values["model"],
-            "ran on": where or values["backend"],
+            "ran on": devices_text(values["devices"]) or values["backend"],
             "CPUs": f"{values['usable_cpus']} usable of {values['cpus']}, "
             f"host threads: {values['threads']}",
             "built in": duration(values["build_s"]),
@@ -271,3 +271,6 @@ def _print(values: dict[str, Any], where: str) -> None:
     )
     line()
     fields({f"latency {name}": duration(seconds) for name, seconds in latency.items()})
+    if plot:
+        line()
+        draw(measured.latencies_s)

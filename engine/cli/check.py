@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from engine.backends import installed
-from engine.cli.build import Json, require_timeout
+from engine.cli import options
+from engine.cli.build import require_timeout
+from engine.cli.commands import Argument, Command, EnumChoice
+from engine.cli.completion import one_of
 from engine.cli.onnx_suite import check_onnx
 from engine.cli.output import as_json, line, plain, table
 from engine.cli.progress import progress
@@ -51,86 +54,94 @@ _FEW = 5  # tests that are named beside the reason they were skipped for
 
 
 class Suite(StrEnum):
-    """What a backend can be tested with."""
+    """The suites that a backend can be tested with."""
 
     KIT = "kit"
     ONNX = "onnx"
 
 
+@click.command("check", cls=Command, epilog=EPILOG)
+@click.argument(
+    "name",
+    cls=Argument,
+    metavar="NAME",
+    help="An installed backend.",
+    shell_complete=one_of(installed),
+)
+@click.option(
+    "--suite",
+    type=EnumChoice(Suite),
+    default=str(Suite.KIT),
+    help="The tests to run: the conformance kit, or the onnx package's own backend suite.",
+)
+@click.option(
+    "--level",
+    "levels",
+    multiple=True,
+    metavar="LEVEL",
+    help="Only tests of this level of the kit. May be repeated.",
+    shell_complete=one_of(lambda: LEVELS),
+)
+@click.option(
+    "-k",
+    "expression",
+    default="",
+    show_default=False,
+    metavar="EXPR",
+    help="Only tests whose names fit: as for pytest's -k, for onnx a regular expression.",
+)
+@click.option(
+    "--timeout",
+    type=float,
+    default=LIMIT_S,
+    metavar="SECONDS",
+    help="How long one test may take.",
+)
+@options.json
+@click.pass_context
 def check_backend(
-    context: typer.Context,
-    name: Annotated[
-        str,
-        typer.Argument(
-            metavar="NAME",
-            help="An installed backend.",
-            show_default=False,
-            autocompletion=installed,
-        ),
-    ],
-    suite: Annotated[
-        Suite,
-        typer.Option(
-            help="The tests to run: the conformance kit, or the onnx package's own backend suite."
-        ),
-    ] = Suite.KIT,
-    level: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="LEVEL",
-            help="Only tests of this level of the kit. May be repeated.",
-            show_default=False,
-            autocompletion=lambda: list(LEVELS),
-        ),
-    ] = None,
-    expression: Annotated[
-        str,
-        typer.Option(
-            "-k",
-            metavar="EXPR",
-            help="Only tests whose names fit: as for pytest's -k, for onnx a regular expression.",
-            show_default=False,
-        ),
-    ] = "",
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long one test may take.")
-    ] = LIMIT_S,
-    json: Json = False,
+    context: click.Context,
+    name: str,
+    suite: Suite,
+    levels: tuple[str, ...],
+    expression: str,
+    timeout: float,
+    json: bool,
 ) -> None:
     """Test whether an installed backend does what every backend must.
 
     The tests run in a process of their own; one that crashes or hangs is a failed test, and the
     others still run. Needs the extra "testing".
     """
-    for each in level or ():
-        if each not in LEVELS:
-            raise typer.BadParameter(
-                f"{each!r} is not one of {', '.join(LEVELS)}", param_hint="--level"
+    for level in levels:
+        if level not in LEVELS:
+            raise click.BadParameter(
+                f"{level!r} is not one of {', '.join(LEVELS)}", param_hint="--level"
             )
     require_timeout(timeout)
     json = json or bool(context.obj)  # of `engine plugins --json check`
     if suite is Suite.ONNX:
-        if level:
-            raise typer.BadParameter("the onnx suite has no levels", param_hint="--level")
+        if levels:
+            raise click.BadParameter("the onnx suite has no levels", param_hint="--level")
         check_onnx(name, expression, timeout, json)
         return
     try:
         with progress() as show:
             report = check(
                 name,
-                levels=level or (),
+                levels=levels,
                 expression=expression,
                 limit_s=timeout,
                 progress=lambda test, done, total: show(f"testing {name}", done, total),
             )
     except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="-k") from error
+        raise click.BadParameter(str(error), param_hint="-k") from error
     if json:
         as_json(_values(report))
     else:
         _print(report)
     if not report.ok:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _values(report: Report) -> dict[str, Any]:
@@ -182,7 +193,7 @@ def _heading(outcome: Outcome, count: int = 0) -> str:
 
 
 def _print_reasons(title: str, report: Report, outcome: Outcome) -> None:
-    """Each reason once, with the tests that it holds for."""
+    """Print each reason once, with the tests that it holds for."""
     tests: dict[str, list[str]] = {}
     for result in report.of(outcome):
         tests.setdefault(result.reason, []).append(result.name)

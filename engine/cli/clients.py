@@ -19,7 +19,10 @@ from engine.cli.interrupt import start
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """latencies_s: of every call that ended, float64[calls]. seconds: first begin to last end."""
+    """Timed calls of all clients.
+
+    latencies_s: of every call that ended, float64[calls]. seconds: first begin to last end.
+    """
 
     latencies_s: np.ndarray[Any, np.dtype[np.float64]]
     seconds: float
@@ -69,7 +72,7 @@ class Clients:
                 ) from error
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Whether all have ended within that time. Raises what a call raised."""
+        """Return whether all have ended within that time. Raises what a call raised."""
         done = self._done.wait(timeout_s)
         if self._error is not None:
             raise self._error
@@ -82,13 +85,13 @@ class Clients:
 
     @property
     def calls(self) -> int:
-        """How many timed calls have ended."""
+        """Number of timed calls that have ended."""
         return sum(map(len, self._latencies))
 
     def measured(self) -> Measured:
-        """What has been timed up to now."""
+        """Return the calls timed up to now."""
         # Slices: a client may be appending, and an array that numpy looks into cannot grow.
-        latencies = np.concatenate([np.array(each[:]) for each in self._latencies])
+        latencies = np.concatenate([np.array(kept[:]) for kept in self._latencies])
         return Measured(latencies, max(self._ended) - (self.began or 0.0))
 
     def _begin(self) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Annotated
+from typing import Any
 
-import typer
-from typer.completion import (  # type: ignore[attr-defined]  # there, but not in an __all__
-    completion_init,
-    get_completion_script,
+import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
 )
 
+from engine.cli.commands import Argument, Command, EnumChoice
 from engine.cli.output import line
 
 EPILOG = """[bold]Examples[/bold]
@@ -27,9 +32,35 @@ EPILOG = """[bold]Examples[/bold]
   A shell reads it when it starts: open a new one. In .zshrc it comes after the line that calls
   compinit."""
 
-# Teaches the command to answer the scripts' questions; Typer does it only for an app with its
-# own two options, which would stand in every help.
-completion_init()
+VARIABLE = "_ENGINE_COMPLETE"
+"""Set by the scripts, to SHELL_complete, when they ask the command what may come next."""
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]
+
+
+class _Bash(BashComplete):
+    """Bash's completion, which leaves to bash itself whatever the command has no word for.
+
+    So a file's name is completed also after "image=", which bash takes for a word of its own.
+    """
+
+    source_template = """\
+%(complete_func)s() {
+    local IFS=$'\\n' type value
+    COMPREPLY=()
+    while IFS=',' read -r type value; do
+        if [[ $type == plain ]]; then
+            COMPREPLY+=("$value")
+        fi
+    done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
+%(complete_var)s=bash_complete "$1")
+}
+complete -o default -o nosort -F %(complete_func)s %(prog_name)s
+"""
+
+    def source(self) -> str:
+        """Return the script; click would ask the installed bash for its version first."""
+        return self.source_template % self.source_vars()
 
 
 class Shell(StrEnum):
@@ -40,45 +71,70 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(
-    shell: Annotated[
-        Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.", show_default=False)
-    ],
-) -> None:
+_KINDS: dict[str, type[ShellComplete]] = {
+    Shell.BASH: _Bash,
+    Shell.ZSH: ZshComplete,
+    Shell.FISH: FishComplete,
+}
+
+
+@click.command("completion", cls=Command, epilog=EPILOG)
+@click.argument(
+    "shell",
+    cls=Argument,
+    metavar="SHELL",
+    type=EnumChoice(Shell),
+    help="bash, zsh or fish.",
+)
+@click.pass_context
+def completion(context: click.Context, shell: Shell) -> None:
     """Print the script that completes commands, options, targets and files in your shell.
 
     It is to be read by the shell when it starts; the examples say how.
     """
-    line(
-        get_completion_script(
-            prog_name="engine", complete_var="_ENGINE_COMPLETE", shell=shell.value
-        )
-    )
+    line(_KINDS[shell](context.find_root().command, {}, "engine", VARIABLE).source().rstrip())
 
 
-def files() -> list[str]:
-    """What completes the name of a file: nothing, because then the shell does, and knows how.
+def answer(command: click.Command) -> bool:
+    """Print what may come next in a shell's line, and return whether a shell asked."""
+    shell, _, instruction = os.environ.get(VARIABLE, "").partition("_")
+    if shell not in _KINDS or instruction != "complete":
+        return False
+    line(_KINDS[shell](command, {}, "engine", VARIABLE).complete())
+    return True
+
+
+def files(context: click.Context, parameter: click.Parameter, incomplete: str) -> Any:
+    """Leave the name of a file to the shell, which knows how.
 
     A model is known by its content, so no ending is asked for.
     """
-    return []
+    return [CompletionItem(incomplete, type="file")]
 
 
-def one_of(*names: str) -> Callable[[], list[str]]:
-    """What completes a value that must be one of `names`."""
-    return lambda: list(names)
+def one_of(choices: Callable[[], Any]) -> Completer:
+    """Return what completes a value that must be one of the `choices` then."""
+
+    def complete(
+        context: click.Context, parameter: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        return [CompletionItem(name) for name in choices() if name.startswith(incomplete)]
+
+    return complete
 
 
-def targets(incomplete: str) -> list[tuple[str, str]]:
-    """The targets that `incomplete` may become, each with a word on it; several with commas."""
+def targets(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the targets that `incomplete` may become, each described; several have commas."""
     from engine.backends import OFFICIAL, installed
 
-    listed, comma, _ = incomplete.rpartition(",")
+    listed, comma, begun = incomplete.rpartition(",")
     known = dict.fromkeys(OFFICIAL, "device type")
     for name in installed():
         known.setdefault(name, "backend")
     return [
-        (f"{listed}{comma}{name}", what)
+        CompletionItem(f"{listed}{comma}{name}", help=what)
         for name, what in known.items()
-        if name not in listed.split(",")
+        if name not in listed.split(",") and name.startswith(begun)
     ]

@@ -1,4 +1,4 @@
-"""What `engine convert` says of a conversion when it is done."""
+"""Prints what a conversion of `engine convert` has done."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show(job: Job, report: Report) -> None:
-    """Print it as text; its last line is converter_lite's."""
+    """Print a conversion as text; the last line is converter_lite's."""
     pairs = {
         "source": str(job.model_file),
         "framework": job.framework.name,
@@ -34,13 +34,15 @@ def show(job: Job, report: Report) -> None:
         rows = [(spec.name, str(spec.dtype), _shape(spec)) for spec in specs]
         table(title, ("name", "type", "shape"), rows)
     if report.accuracy:
-        measures = list(dict.fromkeys(key for each in report.accuracy.values() for key in each))
+        measures = list(
+            dict.fromkeys(name for values in report.accuracy.values() for name in values)
+        )
         table(
             "Accuracy against the original",
-            ("output", *(f">{each.replace('_', ' ')}" for each in measures)),
+            ("output", *(f">{measure.replace('_', ' ')}" for measure in measures)),
             [
-                (name, *(f"{each[key]:.6g}" if key in each else "" for key in measures))
-                for name, each in report.accuracy.items()
+                (name, *(f"{values[key]:.6g}" if key in values else "" for key in measures))
+                for name, values in report.accuracy.items()
             ],
         )
     if report.trial:
@@ -60,7 +62,7 @@ def _shape(spec: TensorSpec) -> str:
 
 def _trial_rows(report: Report) -> list[tuple[str, str, str]]:
     return [
-        (part, described(array), " ".join(_text(each) for each in _first(array)))
+        (part, described(array), " ".join(_text(value) for value in _first(array)))
         for spec in report.outputs
         if spec.name in report.trial
         for part, array in arrays_of(spec.name, report.trial[spec.name], spec.dtype).items()
@@ -77,12 +79,12 @@ def _text(value: object) -> str:
 
 
 def values(job: Job, report: Report) -> dict[str, Any]:
-    """The same as plain values."""
+    """Return the same as plain values, for JSON."""
     return {
         "source": str(job.model_file),
         "framework": job.framework.name,
         "result": str(report.files[0]),
-        "files": [str(each) for each in report.files],
+        "files": [str(path) for path in report.files],
         "encrypted": job.encrypt_key is not None,
         "size_before_bytes": report.size_before,
         "size_after_bytes": report.size_after,

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import click
 
-import typer
-from typer.core import TyperCommand
+from engine.cli.commands import Command
 
 _OPTIONS = {
     "weightFile": "--weight-file",
@@ -30,10 +29,10 @@ _SWITCHES = {
 _TRUTH = {"on": True, "true": True, "off": False, "false": False}
 
 
-class ConverterLiteCommand(TyperCommand):
+class ConverterLiteCommand(Command):
     """A command whose arguments and options go by those names too."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the command's arguments, each under the name that this project has for it."""
         places: dict[str, list[str]] = {"--modelFile": [], "--outputFile": []}
         rest: list[str] = []
@@ -45,13 +44,13 @@ class ConverterLiteCommand(TyperCommand):
             else:
                 rest += _modern(argument, ctx)
         model, output = places.values()
-        if output and not model and not any(not each.startswith("-") for each in rest):
-            raise typer.BadParameter("missing argument 'MODEL' (--modelFile)", ctx=ctx)
+        if output and not model and all(word.startswith("-") for word in rest):
+            raise click.BadParameter("missing argument 'MODEL' (--modelFile)", ctx=ctx)
         return super().parse_args(ctx, [*model, *output, *rest] if model else [*rest, *output])
 
 
-def _modern(argument: str, ctx: Any) -> list[str]:
-    """ "--fp16=on" as "--fp16", "--saveType=a" as "--save-type=a"; another stays as it is."""
+def _modern(argument: str, ctx: click.Context) -> list[str]:
+    """Return "--fp16=on" as "--fp16", "--saveType=a" as "--save-type=a", another as it is."""
     flag, equals, value = argument.partition("=")
     name = flag.removeprefix("--")
     if name in _OPTIONS and flag != name:
@@ -59,7 +58,7 @@ def _modern(argument: str, ctx: Any) -> list[str]:
     if name not in _SWITCHES or flag == name or not equals:
         return [argument]
     if value.lower() not in _TRUTH:
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"expected on, off, true or false, got {value!r}", ctx=ctx, param_hint=flag
         )
     if _TRUTH[value.lower()]:

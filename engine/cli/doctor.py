@@ -1,17 +1,20 @@
-"""`engine doctor`: what is wrong here, of this machine and of each backend, and what would help."""
+"""`engine doctor`: checks this machine and each backend, and says what would help."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 from rich.table import Column, Table
 from rich.text import Text
 
 from engine.backends import installed
 from engine.backends.probe import TIME_LIMIT_S
-from engine.cli.build import Json, require_timeout
+from engine.cli import options
+from engine.cli.build import require_timeout
+from engine.cli.commands import Argument, Command
+from engine.cli.completion import one_of
 from engine.cli.output import as_json, console, line, plain, print_trimmed
 from engine.cli.plugins import values
 from engine.cli.progress import progress
@@ -42,21 +45,24 @@ EPILOG = """[bold]Examples[/bold]
 _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"}
 
 
-def doctor(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME",
-            help="A backend, or the device type that it serves; all that are installed, if none.",
-            show_default=False,
-            autocompletion=installed,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float, typer.Option(metavar="SECONDS", help="How long a backend may take to answer.")
-    ] = TIME_LIMIT_S,
-    json: Json = False,
-) -> None:
+@click.command("doctor", cls=Command, epilog=EPILOG)
+@click.argument(
+    "names",
+    cls=Argument,
+    nargs=-1,
+    metavar="NAME",
+    help="A backend, or the device type that it serves; all that are installed, if none.",
+    shell_complete=one_of(installed),
+)
+@click.option(
+    "--timeout",
+    type=float,
+    default=TIME_LIMIT_S,
+    metavar="SECONDS",
+    help="How long a backend may take to answer.",
+)
+@options.json
+def doctor(names: tuple[str, ...], timeout: float, json: bool) -> None:
     """Find out what is wrong here, and what would help.
 
     Looks at Python, the installed packages, the processors, the environment and the backends.
@@ -66,60 +72,65 @@ def doctor(
     require_timeout(timeout)
     with progress() as show:
         show("asking the backends", 0, None)
-        found = diagnose(names or (), timeout)
-    found = replace(found, backends=tuple(_patient(each, timeout) for each in found.backends))
+        found = diagnose(names, timeout)
+    found = replace(found, backends=tuple(_patient(backend, timeout) for backend in found.backends))
     if json:
         as_json(
             {
                 "ok": not found.ailing,
-                "machine": [asdict(each) for each in found.machine],
-                "backends": [_values(each) for each in found.backends],
+                "machine": [asdict(finding) for finding in found.machine],
+                "backends": [_values(backend) for backend in found.backends],
             }
         )
     else:
         _print(found)
     if found.ailing:
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
-def _patient(each: BackendDiagnosis, timeout: float) -> BackendDiagnosis:
-    """The same; where only our time limit is known to stand in the way, that is to go up first."""
+def _patient(diagnosis: BackendDiagnosis, timeout: float) -> BackendDiagnosis:
+    """Advise a longer time limit first where only ours is known to stand in the way."""
     longer = max(TIME_LIMIT_S, 2 * timeout)
     findings = (
-        replace(one, fix=f"give it longer: --timeout {longer:g}; if it does not answer, {one.fix}")
-        if "did not answer within" in one.detail
-        else one
-        for one in each.findings
+        replace(
+            finding,
+            fix=f"give it longer: --timeout {longer:g}; if it does not answer, {finding.fix}",
+        )
+        if "did not answer within" in finding.detail
+        else finding
+        for finding in diagnosis.findings
     )
-    return replace(each, findings=tuple(findings))
+    return replace(diagnosis, findings=tuple(findings))
 
 
-def _values(each: BackendDiagnosis) -> dict[str, Any]:
-    return {**values(each.record), "findings": [asdict(finding) for finding in each.findings]}
+def _values(diagnosis: BackendDiagnosis) -> dict[str, Any]:
+    findings = [asdict(finding) for finding in diagnosis.findings]
+    return {**values(diagnosis.record), "findings": findings}
 
 
 def _print(found: Diagnosis) -> None:
     _print_section("machine", found.machine)
-    for each in found.backends:
+    for diagnosis in found.backends:
         line()
-        parts = (each.record.name, each.record.distribution, each.record.version)
-        _print_section(" ".join(part for part in parts if part), each.findings)
+        record = diagnosis.record
+        parts = (record.name, record.distribution, record.version)
+        _print_section(" ".join(part for part in parts if part), diagnosis.findings)
     line()
     line(f"problems with: {', '.join(map(plain, found.ailing))}" if found.ailing else "no problem")
 
 
 def _print_section(title: str, findings: tuple[Finding, ...]) -> None:
-    """The findings under a title; a step that helps with several is said once, with the first."""
+    """Print the findings under a title; advice for several is printed once, with the first."""
     out = console()
     out.print(Text(plain(title), style="bold"))
-    said: set[str] = set()
-    for each in findings:
+    printed: set[str] = set()
+    for finding in findings:
         grid = Table.grid(Column(width=len(Status.PROBLEM)), Column(), padding=(0, 2, 0, 0))
-        detail = f": {plain(each.detail)}" if each.detail else ""
-        text = Text.assemble((plain(each.name), "bold"), detail)
-        grid.add_row(Text(each.status, style=_STYLES[each.status]), text)
+        detail = f": {plain(finding.detail)}" if finding.detail else ""
+        text = Text.assemble((plain(finding.name), "bold"), detail)
+        grid.add_row(Text(finding.status, style=_STYLES[finding.status]), text)
         print_trimmed(out, grid)
-        if each.fix and each.fix not in said:
-            said.add(each.fix)
+        if finding.fix and finding.fix not in printed:
+            printed.add(finding.fix)
             # Not broken by us where the terminal is narrow: it is there to be copied.
-            line(f"{'':{len(Status.PROBLEM)}}  fix: {plain(each.fix)}")
+            line(f"{'':{len(Status.PROBLEM)}}  fix: {plain(finding.fix)}")

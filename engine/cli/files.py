@@ -27,7 +27,7 @@ def write(path: Path, arrays: Mapping[str, Array]) -> None:
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[IO[bytes]]:
-    """A file to write that becomes `path` when the block has ended well."""
+    """Yield a file to write, which becomes `path` when the block has ended well."""
     with _aside(path) as aside:
         with aside.open("xb") as file:
             yield file
@@ -35,7 +35,7 @@ def written_whole(path: Path) -> Iterator[IO[bytes]]:
 
 
 def require_place(path: Path) -> None:
-    """OSError, before any work is done for it, where no file can be written as `path`."""
+    """Raise OSError, before any work is done, where no file can be written as `path`."""
     with _aside(path) as aside:
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -44,7 +44,7 @@ def require_place(path: Path) -> None:
 
 @contextmanager
 def _aside(path: Path) -> Iterator[Path]:
-    """A name beside `path` for a file that the block makes, and that is gone after it."""
+    """Yield a name beside `path` for a temporary file; the file is gone after the block."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield aside
@@ -64,7 +64,7 @@ def _write_archive(file: Any, arrays: Mapping[str, Array]) -> None:
 
 
 def storable(array: Array) -> Array:
-    """The same values in a type that the .npy format has: bfloat16 as float32, text as str."""
+    """Return the same values in a type of the .npy format: bfloat16 as float32, text as str."""
     if array.dtype == object:
         return array.astype(str)
     if array.dtype.isbuiltin == 1:
@@ -73,7 +73,7 @@ def storable(array: Array) -> Array:
 
 
 def restored(array: Array, dtype: np.dtype[Any]) -> Array:
-    """What `storable` made of an array of `dtype`, as that; another array as it is."""
+    """Return to `dtype` what `storable` made of an array of it; another array stays as it is."""
     if dtype.isbuiltin == 1 or dtype.hasobject or array.dtype != _stored(dtype):
         return array
     with np.errstate(over="ignore", invalid="ignore"):  # then it was no such array
@@ -82,5 +82,5 @@ def restored(array: Array, dtype: np.dtype[Any]) -> Array:
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type that holds all values of one that numpy's files do not have."""
+    """Return a type that holds all values of one that numpy's files do not have."""
     return np.dtype(np.int8 if "int" in dtype.name else np.float32)

@@ -1,4 +1,4 @@
-"""The inputs of one run: from files, or generated, each with a word on where it came from."""
+"""Inputs of one run, from files or generated, each with its source in words."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SUFFIXES = (".npy", ".npz", ".bin")
 
 
 class Fill(StrEnum):
-    """How an input without a file is generated."""
+    """The ways to generate an input without a file."""
 
     ONES = "ones"
     ZEROS = "zeros"
@@ -54,19 +54,19 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
     def values(self) -> list[Any]:
-        """The values in the model's order, as predict takes them."""
-        return [each.value for each in self.given]
+        """Return the values in the model's order, as predict takes them."""
+        return [given.value for given in self.given]
 
     def facts(self) -> list[dict[str, Any]]:
-        """What each is, for JSON; what is no tensor has no shape."""
+        """Return a description of each for JSON; a value that is no tensor has no shape."""
         return [
             {
-                "name": each.spec.name,
-                "dtype": str(each.spec.dtype),
-                "shape": list(each.value.shape) if isinstance(each.value, np.ndarray) else None,
-                "source": each.source,
+                "name": given.spec.name,
+                "dtype": str(given.spec.dtype),
+                "shape": list(given.value.shape) if isinstance(given.value, np.ndarray) else None,
+                "source": given.source,
             }
-            for each in self.given
+            for given in self.given
         ]
 
 
@@ -77,7 +77,7 @@ def collect(
     fill: Fill = Fill.ONES,
     seed: int = 0,
 ) -> Inputs:
-    """The inputs that `specs` ask for, from `files` and, where no file is given, generated.
+    """Return the inputs that `specs` ask for, read from `files` or generated.
 
     files: "NAME=FILE" for one input, several for the elements of a sequence; "FILE.npz" for arrays
         by input name; "FILE" for the next input that no other file names.
@@ -159,7 +159,7 @@ def _check_file(path: Path) -> None:
 
 
 def _read(spec: TensorSpec, paths: Sequence[Path], shape: Shape | None) -> Given:
-    """An input from its own files: several are the elements of a sequence."""
+    """Read an input from its own files: several are the elements of a sequence."""
     values: list[Any] = []
     for path in paths:
         if path.suffix == ".npz":
@@ -181,7 +181,7 @@ def _take_archive(
     found: dict[str, Given],
     notes: list[str],
 ) -> None:
-    """Every input that has no file yet must be in the archive; what else is there is noted."""
+    """Read every input that has no file yet from the archive, and note what else is there."""
     arrays = read_npz(path)
     unused = set(arrays)
     for spec in specs:
@@ -216,9 +216,9 @@ def _from_archive(
 
 
 def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> Any:
-    """The value, or an InputError here, where the file's name is known."""
+    """Return the value, or raise InputError here, where the file's name is known."""
     if isinstance(value, list):
-        return [_checked(spec, each, path, shape) for each in value]
+        return [_checked(spec, element, path, shape) for element in value]
     if isinstance(value, dict):
         return value
     said = described(value)
@@ -248,7 +248,7 @@ def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> A
 
 
 def _in_python(dtype: DType) -> str:
-    """How a script names the type."""
+    """Return the type as a script names it."""
     if dtype is DType.STRING:
         return "str"
     return repr(str(dtype)) if dtype.numpy.isbuiltin == 1 else f"ml_dtypes.{dtype}"
@@ -276,7 +276,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 def _symbolic_sizes(
     specs: Sequence[TensorSpec], found: Mapping[str, Given], shapes: Mapping[str, Shape]
 ) -> dict[str, int]:
-    """The sizes that files and --shape give to symbolic axes: equal names are equal sizes."""
+    """Return the sizes that files and --shape give to symbolic axes: one name has one size."""
     sizes: dict[str, int] = {}
     for spec in specs:
         if spec.kind is not ValueKind.TENSOR:
@@ -289,7 +289,7 @@ def _symbolic_sizes(
 
 
 def _default_shape(spec: TensorSpec, sizes: dict[str, int]) -> Shape:
-    """The declared shape; an open axis has the size known from other inputs, or the lowest."""
+    """Return the declared shape, an open axis with the size of other inputs or the lowest."""
     if spec.shape is None:
         raise InputError(
             f"input {spec.name!r}: the model leaves its shape open; "
@@ -343,7 +343,7 @@ _HOW = {
 
 
 def generate(dtype: DType, shape: Shape, fill: Fill, generator: np.random.Generator) -> Array:
-    """An array of that type and shape, filled so; text is "1", "0" or either at random."""
+    """Return an array of that type and shape, filled so; text is "1", "0" or either of them."""
     if fill is not Fill.RANDOM:
         if dtype is DType.STRING:
             return np.full(shape, "1" if fill is Fill.ONES else "0", object)

@@ -1,4 +1,4 @@
-"""`engine inspect`: what a model's file says of itself and, with a target, where it would run."""
+"""`engine inspect`: shows what a model's file holds and, with a target, where it would run."""
 
 from __future__ import annotations
 
@@ -6,26 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from engine.cli import mindir
-from engine.cli.build import (
-    KEY_VARIABLE,
-    Config,
-    DecKey,
-    DecModeOption,
-    Decryption,
-    DeviceId,
-    Json,
-    ModelPath,
-    Settings,
-    build,
-    decryption_of,
-    parse_targets,
-)
+from engine.cli import mindir, options
+from engine.cli.build import Decryption, build, decryption_of, parse_targets
+from engine.cli.commands import Command, bundle
 from engine.cli.completion import targets
+from engine.cli.options import KEY_VARIABLE, BuildOptions
 from engine.cli.output import as_json, counted, fields, note, size, table
 from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
 
@@ -45,49 +34,52 @@ EPILOG = """[bold]Examples[/bold]
 _DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
 
 
-def inspect(
-    model: ModelPath,
-    target: Annotated[
-        str,
-        typer.Option(
-            metavar="TARGET",
-            help="Also build the model for this target and show where its nodes run: cpu, gpu, "
-            "ascend or an installed backend; several with commas between.",
-            show_default=False,
-            autocompletion=targets,
-        ),
-    ] = "",
-    device_id: DeviceId = 0,
-    config: Config = None,
-    settings: Settings = None,
-    dec_key: DecKey = None,
-    dec_mode: DecModeOption = None,
-    nodes: Annotated[bool, typer.Option("--nodes", help="List every node.")] = False,
-    parameters: Annotated[bool, typer.Option("--parameters", help="List every parameter.")] = False,
-    json: Json = False,
-) -> None:
+@click.command("inspect", cls=Command, epilog=EPILOG)
+@options.model
+@bundle(
+    "how",
+    BuildOptions,
+    click.option(
+        "--target",
+        default="",
+        show_default=False,
+        metavar="TARGET",
+        help="Also build the model for this target and show where its nodes run: cpu, gpu, "
+        "ascend or an installed backend; several with commas between.",
+        shell_complete=targets,
+    ),
+    options.device_id,
+    options.config,
+    options.settings,
+    options.dec_key,
+    options.dec_mode,
+)
+@click.option("--nodes", is_flag=True, help="List every node.")
+@click.option("--parameters", is_flag=True, help="List every parameter.")
+@options.json
+def inspect(model: Path, how: BuildOptions, nodes: bool, parameters: bool, json: bool) -> None:
     """Show a model's inputs, outputs, operators and parameters.
 
     The file is read and checked without a runtime; only --target builds the model. Without its
     key an encrypted file shows how it is encrypted, and no more.
     """
-    if not target and (config or settings or device_id):
-        raise typer.BadParameter(
+    if not how.target and (how.config or how.settings or how.device_id):
+        raise click.BadParameter(
             "--config, --set and --device-id say how to build the model; give --target as well",
             param_hint="--target",
         )
-    decryption = decryption_of(model, dec_key, dec_mode)
-    if decryption.encryption and decryption.key is None and not target:
+    decryption = decryption_of(model, how.dec_key, how.dec_mode)
+    if decryption.encryption and decryption.key is None and not how.target:
         _show_locked(model, decryption.encryption, json)
         return
     decryption.require_key(model)
     written = mindir.description(model, decryption)
-    source = None if written else _open(model, target, decryption)
+    source = None if written else _open(model, how.target, decryption)
     placement: list[Placement] | None = None
     shown = written or (source and source.graph)
     specs = (shown.inputs, shown.outputs) if shown else None
-    if target:
-        built = build(model, target, config, settings, 0, device_id, decryption)
+    if how.target:
+        built = build(model, how, decryption)
         with built.model:
             placement = built.model.placement
         specs = specs or (built.inputs, built.outputs)
@@ -99,7 +91,7 @@ def inspect(
 
 
 def _show_locked(path: Path, encryption: str, json: bool) -> None:
-    """What can be said of an encrypted file without its key."""
+    """Print what an encrypted file shows without its key."""
     nbytes = path.stat().st_size
     if json:
         as_json(
@@ -205,13 +197,16 @@ def _print_operators(graph: GraphInfo) -> None:
 
 
 def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
-    rows = [(each.name, each.dtype, list(each.shape), size(each.nbytes)) for each in parameters]
+    rows = [
+        (parameter.name, parameter.dtype, list(parameter.shape), size(parameter.nbytes))
+        for parameter in parameters
+    ]
     columns = ("name", "type", "shape", ">size")
     if _external(parameters):
         table(
             "Parameters",
             (*columns, "file"),
-            [(*row, each.location) for row, each in zip(rows, parameters, strict=True)],
+            [(*row, parameter.location) for row, parameter in zip(rows, parameters, strict=True)],
         )
     else:
         table("Parameters", columns, rows)
@@ -219,7 +214,7 @@ def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
 
 def _print_placement(placement: Sequence[Placement]) -> None:
     groups: Counter[tuple[str, str, str, str]] = Counter(
-        (each.device, each.backend, each.provider, each.reason) for each in placement
+        (node.device, node.backend, node.provider, node.reason) for node in placement
     )
     table(
         "Placement",
@@ -232,9 +227,10 @@ def _print_placement(placement: Sequence[Placement]) -> None:
 
 
 def _print_nodes(graph: GraphInfo | None, placement: Sequence[Placement] | None) -> None:
-    devices = {each.index: each.device for each in placement or ()}
+    placed = placement or ()
+    devices = {node.index: node.device for node in placed}
     if graph is None:
-        rows = [(each.index, each.op_type, each.node, each.device) for each in placement or ()]
+        rows = [(node.index, node.op_type, node.node, node.device) for node in placed]
         table("Nodes", (">", "operator", "name", "device"), rows)
         return
     columns = [">", "operator", "name", "inputs", "outputs"]
@@ -258,8 +254,8 @@ def _print_nodes(graph: GraphInfo | None, placement: Sequence[Placement] | None)
 def _parameters(parameters: Sequence[ParameterInfo]) -> str:
     if not parameters:
         return "none"
-    elements = sum(prod(each.shape) for each in parameters)
-    types = Counter(str(each.dtype) for each in parameters)
+    elements = sum(prod(parameter.shape) for parameter in parameters)
+    types = Counter(str(parameter.dtype) for parameter in parameters)
     return (
         f"{elements:,} in {counted(len(parameters), 'tensor')}, {size(_bytes(parameters))} "
         f"({', '.join(types)})"
@@ -267,19 +263,19 @@ def _parameters(parameters: Sequence[ParameterInfo]) -> str:
 
 
 def _bytes(parameters: Sequence[ParameterInfo]) -> int:
-    return sum(each.nbytes for each in parameters)
+    return sum(parameter.nbytes for parameter in parameters)
 
 
 def _external(parameters: Sequence[ParameterInfo]) -> dict[str, list[ParameterInfo]]:
     files: dict[str, list[ParameterInfo]] = {}
-    for each in parameters:
-        if each.location:
-            files.setdefault(each.location, []).append(each)
+    for parameter in parameters:
+        if parameter.location:
+            files.setdefault(parameter.location, []).append(parameter)
     return files
 
 
 def _operators(graph: GraphInfo) -> list[tuple[tuple[str, str], int]]:
-    """((domain, operator), count), the most frequent first."""
+    """Return pairs of (domain, operator) and count, the most frequent first."""
     counts = Counter((node.domain or _DEFAULT_DOMAIN, node.op_type) for node in graph.nodes)
     return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
 
@@ -303,7 +299,7 @@ def _values(
     nodes: bool,
     parameters: bool,
 ) -> dict[str, Any]:
-    """What is shown, as plain values; null where it is not known."""
+    """Return what is shown as plain values, None where it is not known."""
     graph = source.graph if source is not None else None
     values: dict[str, Any] = {
         "model": str(path),
@@ -347,23 +343,23 @@ def _values(
     if placement is not None:
         values["placement"] = [
             {
-                "index": each.index,
-                "node": each.node,
-                "operator": each.op_type,
-                "backend": each.backend,
-                "device": each.device,
-                "provider": each.provider,
-                "reason": each.reason,
+                "index": node.index,
+                "node": node.node,
+                "operator": node.op_type,
+                "backend": node.backend,
+                "device": node.device,
+                "provider": node.provider,
+                "reason": node.reason,
             }
-            for each in placement
+            for node in placement
         ]
     return values
 
 
 def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict[str, Any]:
     elements: Counter[str] = Counter()
-    for each in parameters:
-        elements[str(each.dtype)] += prod(each.shape)
+    for parameter in parameters:
+        elements[str(parameter.dtype)] += prod(parameter.shape)
     values: dict[str, Any] = {
         "parameters": {
             "tensors": len(parameters),
@@ -379,13 +375,13 @@ def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict
     if listed:
         values["parameter_list"] = [
             {
-                "name": each.name,
-                "dtype": str(each.dtype),
-                "shape": list(each.shape),
-                "size_bytes": each.nbytes,
-                "file": each.location or None,
+                "name": parameter.name,
+                "dtype": str(parameter.dtype),
+                "shape": list(parameter.shape),
+                "size_bytes": parameter.nbytes,
+                "file": parameter.location or None,
             }
-            for each in parameters
+            for parameter in parameters
         ]
     return values
 

@@ -1,4 +1,4 @@
-"""Ctrl-C: asks what is running to stop, and ends the command soon whether or not it can."""
+"""Handles Ctrl-C: asks the work to stop, and ends the command soon whether or not it can."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def interruptible(work: Callable[[], Result], cancel: CancelToken | None = None)
 
 
 def expect_interrupts() -> None:
-    """From here on Ctrl-C raises KeyboardInterrupt, once: the process has 3 s then to end.
+    """Let Ctrl-C raise KeyboardInterrupt, once: the process then has 3 s to end.
 
     A second one, or the key held down, must not break into what is printed on the way out.
     For a process that is the command's own, in its main thread.

@@ -25,7 +25,7 @@ _BINS = 16
 
 
 def summary(latencies_s: Array) -> dict[str, float]:
-    """The percentiles, least, greatest and mean of at least one latency, by name, in seconds."""
+    """Return percentiles, minimum, maximum and mean of one latency or more, by name, in seconds."""
     values = np.percentile(latencies_s, list(PERCENTILES), method=METHOD)
     return {
         **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
@@ -36,7 +36,7 @@ def summary(latencies_s: Array) -> dict[str, float]:
 
 
 def histogram(latencies_s: Array) -> tuple[Array, Array]:
-    """The edges and counts of bins from the least to the greatest, each wider by one factor.
+    """Return the edges and counts of bins from the least to the greatest, on a log scale.
 
     Latencies have a long tail: bins of one width would put nearly all into the first.
     """
@@ -67,7 +67,7 @@ def draw(latencies_s: Array) -> None:
 
 
 def _bar(count: int, most: int, width: int) -> str:
-    """A bar of up to `width` characters, in eighths; what is not nothing can be seen."""
+    """Return a bar of up to `width` characters, in eighths; above 0 it can be seen."""
     eighths = max(round(8 * width * count / most), 1 if count else 0)
     whole, rest = divmod(eighths, 8)
     try:
@@ -78,7 +78,7 @@ def _bar(count: int, most: int, width: int) -> str:
 
 
 def new_figure() -> Figure:
-    """An empty figure; ImportError with the command that helps where matplotlib is missing."""
+    """Return an empty figure; raise ImportError with the fix where matplotlib is missing."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""What `engine inspect` shows of a MindIR file: the primitives as they are written, unlowered."""
+"""The part of `engine inspect` for MindIR files: their primitives as written, not lowered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def description(path: Path, decryption: Decryption) -> Description | None:
-    """What is in the file if it is MindIR, else None. Raises ModelError for a damaged file."""
+    """Return the contents of a MindIR file, None for another. Raises ModelError if damaged."""
     from engine.formats import kinds
     from engine.formats.content import content_of
 
@@ -60,7 +60,7 @@ def _supported(name: str, model: Description) -> str:
 
 
 def values(model: Description) -> dict[str, Any]:
-    """The same as plain values."""
+    """Return the same as plain values, for JSON."""
     return {
         "graph": model.name,
         "producer": model.producer,

@@ -7,7 +7,7 @@ from collections import Counter
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from engine.cli.output import as_json, line, plain, table
 from engine.cli.progress import progress
@@ -37,9 +37,9 @@ def check_onnx(name: str, pattern: str, limit_s: float, json: bool) -> None:
         try:
             cases = load_cases(pattern)
         except re.error as error:
-            raise typer.BadParameter(f"{pattern!r}: {error}", param_hint="-k") from error
+            raise click.BadParameter(f"{pattern!r}: {error}", param_hint="-k") from error
         if not cases:
-            raise typer.BadParameter(f"no test has a name with {pattern!r}", param_hint="-k")
+            raise click.BadParameter(f"no test has a name with {pattern!r}", param_hint="-k")
         show("loading the tests", len(cases), len(cases))
         show(f"testing {name}", 0, len(cases))
         for result in run(name, cases, limit_s=limit_s):
@@ -51,7 +51,7 @@ def check_onnx(name: str, pattern: str, limit_s: float, json: bool) -> None:
     else:
         _print(score)
     if score.of(*FAULTS):
-        raise typer.Exit(1)
+        raise click.exceptions.Exit(1)
 
 
 def _print(score: Score) -> None:
@@ -68,7 +68,7 @@ def _print(score: Score) -> None:
         ],
     )
     for backend, tests in score.elsewhere().items():
-        operators = Counter(operator for each in tests for operator in set(each.nodes[backend]))
+        operators = Counter(operator for test in tests for operator in set(test.nodes[backend]))
         line()
         line(f"{len(tests)} tests have a node on {plain(backend)}:")
         line(f"  {', '.join(f'{plain(name)} {count}' for name, count in operators.most_common())}")
@@ -77,11 +77,11 @@ def _print(score: Score) -> None:
         line(f"{group[0].status}: {_named(group)}")
         line(f"  {plain(group[0].reason)}")
     line()
-    said = [f"{part.counts[Status.PASSED]} of {len(part.results)} {what}" for what, part in parts]
-    line(f"{plain(score.backend)}: {', '.join(said)} passed")
+    counts = [f"{part.counts[Status.PASSED]} of {len(part.results)} {what}" for what, part in parts]
+    line(f"{plain(score.backend)}: {', '.join(counts)} passed")
 
 
 def _named(group: list[Result]) -> str:
-    names = [plain(each.name) for each in group[:_FEW]]
+    names = [plain(result.name) for result in group[:_FEW]]
     more = f" and {len(group) - _FEW} more" if len(group) > _FEW else ""
     return f"{', '.join(names)}{more}"

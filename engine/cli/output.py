@@ -1,4 +1,4 @@
-"""What commands print: results on standard output, messages on standard error."""
+"""Prints for all commands: results on standard output, messages on standard error."""
 
 from __future__ import annotations
 
@@ -22,20 +22,28 @@ _LEAST = 12  # a column that is squeezed below this can no longer be read
 
 
 def is_terminal(stream: str) -> bool:
-    """Whether "stdout" or "stderr" is a terminal."""
+    """Return whether the stream, "stdout" or "stderr", is a terminal."""
     opened = getattr(sys, stream)
     return opened is not None and opened.isatty()
 
 
+class _Console(Console):
+    """A console whose reader may go away: that is for the command to notice, as with print."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise the BrokenPipeError that is being handled; rich would end the process."""
+        raise
+
+
 def console(width: int | None = None) -> Console:
-    """A console on standard output: styled and as wide as the terminal, plain and wide in a pipe.
+    """Return a console on standard output: styled on a terminal, plain and wide in a pipe.
 
     width: in columns, if not so. COLUMNS sets the width in both; NO_COLOR is respected. Names
     from files are data, so nothing in a text is read as markup.
     """
     if width is None and not is_terminal("stdout") and not os.environ.get("COLUMNS"):
         width = _UNLIMITED
-    return Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+    return _Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
 
 
 def line(text: str = "") -> None:
@@ -144,7 +152,7 @@ def _print_folded(
 
 
 def _lines(cell: object) -> list[str]:
-    return [plain(str(each)) for each in (cell if isinstance(cell, tuple) else (cell,))]
+    return [plain(str(text)) for text in (cell if isinstance(cell, tuple) else (cell,))]
 
 
 def _print_records(names: Sequence[str], rows: Sequence[Sequence[list[str]]]) -> None:
@@ -190,24 +198,24 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "nan", "inf", "-inf": float() reads them back
     if isinstance(value, Mapping):
-        return {str(key): _strict(each) for key, each in value.items()}
+        return {str(key): _strict(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(each) for each in value]
+        return [_strict(element) for element in value]
     return value
 
 
 def plain(text: str) -> str:
-    """`text` with control characters spelled out: a model's names must not drive the terminal."""
+    """Return `text` with control characters spelled out: a name must not drive the terminal."""
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: "1 node", "1,200 nodes"."""
+    """Return a number of things as text: "1 node", "1,200 nodes"."""
     return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def size(count: int) -> str:
-    """A number of bytes for people: "840 bytes", "76.9 kB", "1.25 GB" (powers of 1000)."""
+    """Return bytes as text: "840 bytes", "76.9 kB", "1.25 GB" (powers of 1000)."""
     if count < 1000:
         return counted(count, "byte")
     value = float(count)
@@ -219,7 +227,7 @@ def size(count: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people: "85.0 us", "1.20 ms", "3.40 s"."""
+    """Return a time as text: "85.0 us", "1.20 ms", "3.40 s"."""
     for unit, factor in (("us", 1e6), ("ms", 1e3)):
         if seconds * factor < 999.5:
             return f"{seconds * factor:#.3g} {unit}".replace(". ", " ")  # "250. ms"

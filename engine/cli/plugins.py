@@ -1,15 +1,15 @@
-"""`engine plugins`: which backends are here, in what state, and what would help."""
+"""`engine plugins`: lists the backends, their state, and what would help."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import typer
+import click
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
 from engine.backends.probe import probe_all
-from engine.cli import check
-from engine.cli.build import Json
+from engine.cli import check, options
+from engine.cli.commands import Group
 from engine.cli.output import as_json, line, plain, size, table
 
 EPILOG = """[bold]Examples[/bold]
@@ -34,12 +34,11 @@ EPILOG = """[bold]Examples[/bold]
 
   not installed  no installed distribution offers it"""
 
-app = typer.Typer(epilog=EPILOG)
-app.command("check", epilog=check.EPILOG)(check.check_backend)
 
-
-@app.callback(invoke_without_command=True)
-def plugins(context: typer.Context, json: Json = False) -> None:
+@click.group("plugins", cls=Group, epilog=EPILOG, invoke_without_command=True)
+@options.json
+@click.pass_context
+def plugins(context: click.Context, json: bool) -> None:
     """List the backends, their state, and what would help.
 
     Each is looked at in a process of its own, so that one that crashes takes nothing with it.
@@ -50,48 +49,53 @@ def plugins(context: typer.Context, json: Json = False) -> None:
         context.obj = json
 
 
-@app.command("list", epilog=EPILOG)
-def list_command(context: typer.Context, json: Json = False) -> None:
+plugins.add_command(check.check_backend)
+
+
+@plugins.command("list", epilog=EPILOG)
+@options.json
+@click.pass_context
+def list_command(context: click.Context, json: bool) -> None:
     """List the backends: the same as `engine plugins`."""
     list_backends(json or bool(context.obj))
 
 
 def list_backends(json: bool) -> None:
     """Print one entry for each backend that is installed or that this project ships."""
-    found = {each.name: each for each in probe_all(known())}
+    found = {backend.name: backend for backend in probe_all(known())}
     for name in OFFICIAL.values():
         found.setdefault(name, record(name))
-    ordered = sorted(found.values(), key=lambda each: (not _is_here(each), each.name))
+    ordered = sorted(found.values(), key=lambda backend: (not _is_here(backend), backend.name))
     if json:
-        as_json({"backends": [values(each) for each in ordered]})
+        as_json({"backends": [values(backend) for backend in ordered]})
         return
     table(
         "",
         ("backend", "state", "version", "serves", "devices"),
         [
             (
-                each.name,
-                _words(each.state),
-                each.version,
-                ", ".join(each.info.device_types) if each.info else "",
-                tuple(_device(device) for device in values(each)["devices"]),
+                backend.name,
+                _words(backend.state),
+                backend.version,
+                ", ".join(backend.info.device_types) if backend.info else "",
+                tuple(_device(device) for device in values(backend)["devices"]),
             )
-            for each in ordered
+            for backend in ordered
         ],
     )
-    for each in ordered:
-        remarks = [("reason", each.reason), ("fix", each.fix)]
-        remarks += [("warning", text) for text in each.warnings]
-        said = [f"  {label}: {plain(text)}" for label, text in remarks if text]
-        if said:
+    for backend in ordered:
+        remarks = [("reason", backend.reason), ("fix", backend.fix)]
+        remarks += [("warning", text) for text in backend.warnings]
+        lines = [f"  {label}: {plain(text)}" for label, text in remarks if text]
+        if lines:
             line()
-            line(f"{plain(each.name)} ({_words(each.state)}):")
-            for text in said:
+            line(f"{plain(backend.name)} ({_words(backend.state)}):")
+            for text in lines:
                 line(text)
 
 
-def _is_here(each: BackendRecord) -> bool:
-    return each.state is not BackendState.NOT_INSTALLED
+def _is_here(backend: BackendRecord) -> bool:
+    return backend.state is not BackendState.NOT_INSTALLED
 
 
 def _words(state: BackendState) -> str:
@@ -104,23 +108,23 @@ def _device(device: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def values(each: BackendRecord) -> dict[str, Any]:
-    """A record as plain values, as `--json` prints it."""
-    info, devices = each.info, each.devices
+def values(backend: BackendRecord) -> dict[str, Any]:
+    """Return a record as plain values, as `--json` prints it."""
+    info, devices = backend.info, backend.devices
     return {
-        "name": each.name,
-        "state": str(each.state),
-        "distribution": each.distribution,
-        "version": each.version,
+        "name": backend.name,
+        "state": str(backend.state),
+        "distribution": backend.distribution,
+        "version": backend.version,
         "device_types": list(info.device_types) if info else [],
         "providers": list(info.providers) if info else [],
         "formats": list(info.formats) if info else [],
         "capabilities": sorted(str(flag) for flag in info.capabilities) if info else [],
         "devices": [
-            {"device": str(one.device), "name": one.name, "memory_bytes": one.memory_bytes}
-            for one in (devices.found if devices else ())
+            {"device": str(found.device), "name": found.name, "memory_bytes": found.memory_bytes}
+            for found in (devices.found if devices else ())
         ],
-        "reason": each.reason,
-        "fix": each.fix,
-        "warnings": list(each.warnings),
+        "reason": backend.reason,
+        "fix": backend.fix,
+        "warnings": list(backend.warnings),
     }

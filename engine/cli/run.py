@@ -1,39 +1,28 @@
-"""`engine run`: one predict, its outputs printed in the manner of MindSpore Lite's tutorial."""
+"""`engine run`: runs a model once and prints its outputs as MindSpore Lite's tutorial does."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
+from engine.cli import options
 from engine.cli.build import (
     Built,
-    Config,
-    DecKey,
-    DecModeOption,
-    DeviceId,
-    FillWith,
-    InputFiles,
-    Json,
-    ModelPath,
-    Seed,
-    Settings,
-    Shapes,
-    Target,
-    Threads,
     build,
     decryption_of,
     devices_text,
     parse_shapes,
     require_timeout,
 )
-from engine.cli.completion import files
+from engine.cli.commands import Command, Integer
 from engine.cli.files import require_place, storable, write
-from engine.cli.inputs import Fill, Inputs, collect
+from engine.cli.inputs import Inputs, collect
 from engine.cli.interrupt import interruptible
+from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, duration, line, note, plain
 from engine.cli.values import arrays_of, described
 from engine.tensor import Array, Tensor
@@ -56,65 +45,57 @@ EPILOG = """[bold]Examples[/bold]
   engine run secret.mindir --dec-key @key.hex"""
 
 
+@click.command("run", cls=Command, epilog=EPILOG)
+@options.model
+@options.model_inputs
+@options.model_build
+@click.option(
+    "--output",
+    "-o",
+    type=options.PATH,
+    metavar="FILE",
+    help="Write the outputs: .npz by name, or .npy if there is one.",
+)
+@click.option("--timeout", type=float, metavar="SECONDS", help="Stop a run that takes longer.")
+@click.option(
+    "--values",
+    type=Integer(0),
+    default=10,
+    metavar="N",
+    help="How many values of each output to print.",
+)
+@options.json
 def run(
-    model: ModelPath,
-    input: InputFiles = None,
-    shape: Shapes = None,
-    fill: FillWith = Fill.ONES,
-    seed: Seed = 0,
-    target: Target = "cpu",
-    device_id: DeviceId = 0,
-    threads: Threads = 0,
-    config: Config = None,
-    settings: Settings = None,
-    dec_key: DecKey = None,
-    dec_mode: DecModeOption = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            help="Write the outputs: .npz by name, or .npy if there is one.",
-            show_default=False,
-            autocompletion=files,
-            readable=False,
-        ),
-    ] = None,
-    timeout: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Stop a run that takes longer.", show_default=False),
-    ] = None,
-    values: Annotated[
-        int, typer.Option(min=0, metavar="N", help="How many values of each output to print.")
-    ] = 10,
-    json: Json = False,
+    model: Path,
+    given: InputOptions,
+    how: BuildOptions,
+    output: Path | None,
+    timeout: float | None,
+    values: int,
+    json: bool,
 ) -> None:
     """Run a model once and print its outputs.
 
     Inputs come from files; one without a file is generated, and the output says so.
     """
-    shapes = parse_shapes(shape or [])
-    if output is not None and output.suffix not in (".npz", ".npy"):
-        raise typer.BadParameter(
-            f"expected a file name ending in .npz or .npy, got {str(output)!r}",
-            param_hint="--output",
-        )
+    shapes = parse_shapes(given.shapes)
+    _check_output(output)
     require_timeout(timeout)
     if output is not None:
         require_place(output)
-    decryption = decryption_of(model, dec_key, dec_mode)
-    built = build(model, target, config, settings, threads, device_id, decryption)
+    decryption = decryption_of(model, how.dec_key, how.dec_mode)
+    built = build(model, how, decryption)
     with built.model:
         if output is not None and output.suffix == ".npy":
             _check_single(built)
-        inputs = collect(built.inputs, input or [], shapes, fill, seed)
+        inputs = collect(built.inputs, given.files, shapes, given.fill, given.seed)
         begin = time.perf_counter()
         results = interruptible(lambda: built.model.predict(inputs.values(), timeout_s=timeout))
         seconds = time.perf_counter() - begin
         # Not get_outputs(): it does not know the sizes of open axes.
         outputs = {
-            spec.name: _plain_value(each) for spec, each in zip(built.outputs, results, strict=True)
+            spec.name: _plain_value(result)
+            for spec, result in zip(built.outputs, results, strict=True)
         }
         where = built.where()
     for text in inputs.notes:
@@ -123,30 +104,43 @@ def run(
     for spec in built.outputs:
         arrays |= arrays_of(spec.name, outputs[spec.name], spec.dtype)
     if output is not None:
-        write(output, arrays)
-        for name, array in arrays.items():
-            kept = storable(array).dtype.name
-            if kept != array.dtype.name and array.dtype != object:
-                note(f"note: {plain(str(output))}: {plain(name)} is stored as {kept}, exactly")
+        _write_outputs(output, arrays)
     if json:
         _print_json(model, built, inputs, arrays, where, seconds, values, output)
     else:
         _print_text(built, inputs, outputs, where, seconds, values, output)
 
 
+def _check_output(path: Path | None) -> None:
+    if path is not None and path.suffix not in (".npz", ".npy"):
+        raise click.BadParameter(
+            f"expected a file name ending in .npz or .npy, got {str(path)!r}",
+            param_hint="--output",
+        )
+
+
+def _write_outputs(path: Path, arrays: dict[str, Array]) -> None:
+    """Write the outputs, and say which of them a file holds as another type."""
+    write(path, arrays)
+    for name, array in arrays.items():
+        kept = storable(array).dtype.name
+        if kept != array.dtype.name and array.dtype != object:
+            note(f"note: {plain(str(path))}: {plain(name)} is stored as {kept}, exactly")
+
+
 def _check_single(built: Built) -> None:
     outputs = built.outputs
     if len(outputs) != 1 or outputs[0].kind is not ValueKind.TENSOR:
         has = f"{len(outputs)} outputs" if len(outputs) != 1 else f"a {outputs[0].kind} as output"
-        raise typer.BadParameter(
+        raise click.BadParameter(
             f"the model has {has}, and .npy holds one array; name it .npz", param_hint="--output"
         )
 
 
 def _plain_value(result: Any) -> Any:
-    """What predict gave for one output, with arrays in place of the Tensors."""
+    """Return what predict gave for one output, with arrays in place of the Tensors."""
     if isinstance(result, list):
-        return [_plain_value(each) for each in result]
+        return [_plain_value(element) for element in result]
     return result.get_data_to_numpy() if isinstance(result, Tensor) else result
 
 
@@ -159,18 +153,18 @@ def _print_text(
     values: int,
     output: Path | None,
 ) -> None:
-    for each in inputs.given:
-        line(plain(str(each)))
+    for given in inputs.given:
+        line(plain(str(given)))
     line(
         f"ran on {plain(devices_text(where)) or built.model.provider}: "
         f"built in {duration(built.seconds)}, ran in {duration(seconds)}"
     )
     for spec in built.outputs:
-        value = outputs[spec.name]
-        arrays = arrays_of(spec.name, value, spec.dtype)
+        output_value = outputs[spec.name]
+        arrays = arrays_of(spec.name, output_value, spec.dtype)
         if not arrays:
             line()
-            line(f"{plain(spec.name)} is {described(value)}")
+            line(f"{plain(spec.name)} is {described(output_value)}")
         for part, array in arrays.items():
             line()
             line(
@@ -178,7 +172,7 @@ def _print_text(
                 f"tensor elements num is: {array.size}, tensor shape is: {described(array)}"
             )
             if values:
-                shown = " ".join(_text(each) for each in _first(array, values))
+                shown = " ".join(_text(value) for value in _first(array, values))
                 rest = f" ... (first {values} of {array.size})" if array.size > values else ""
                 line(f"output data is: {shown}{rest}")
     if output is not None:
@@ -211,7 +205,7 @@ def _print_json(
                     "shape": list(array.shape),
                     "size_bytes": array.nbytes,
                     "elements": array.size,
-                    "first_values": [_json(each) for each in _first(array, values)],
+                    "first_values": [_json(value) for value in _first(array, values)],
                 }
                 for name, array in arrays.items()
             ],
@@ -221,7 +215,7 @@ def _print_json(
 
 
 def _first(array: Array, count: int) -> Sequence[Any]:
-    """The first values in C order as Python's numbers, text and booleans."""
+    """Return the first values in C order as Python's numbers, text and booleans."""
     head: list[Any] = storable(array.reshape(-1)[:count]).tolist()
     return head
 

@@ -15,7 +15,7 @@ from engine.types import DType
 
 
 def arrays_of(name: str, value: Any, dtype: DType) -> dict[str, Array]:
-    """The arrays that make up `value`, by name; none for an empty sequence or an absent optional.
+    """Return the arrays that make up `value`, by name; none for an empty or an absent one.
 
     value: an array, a list of values, a dict of str or int to number, or None. dtype: of its
     elements, which Python's numbers in a dict no longer tell.
@@ -25,8 +25,8 @@ def arrays_of(name: str, value: Any, dtype: DType) -> dict[str, Array]:
     if isinstance(value, list):
         return {
             key: array
-            for place, each in enumerate(value)
-            for key, array in arrays_of(f"{name}[{place}]", each, dtype).items()
+            for index, element in enumerate(value)
+            for key, array in arrays_of(f"{name}[{index}]", element, dtype).items()
         }
     if isinstance(value, dict):
         of_keys = object if any(isinstance(key, str) for key in value) else np.int64
@@ -38,7 +38,7 @@ def arrays_of(name: str, value: Any, dtype: DType) -> dict[str, Array]:
 
 
 def value_of(name: str, arrays: Mapping[str, Array]) -> Any:
-    """The value that `arrays_of` took apart; None where the arrays have nothing of that name."""
+    """Return the value that `arrays_of` took apart; None where no array has that name."""
     if name in arrays:
         return arrays[name]
     if f"{name}.keys" in arrays and f"{name}.values" in arrays:
@@ -50,13 +50,13 @@ def value_of(name: str, arrays: Mapping[str, Array]) -> Any:
 
 
 def described(value: Any) -> str:
-    """A value's type and shape: "float32[1, 3]", "sequence of 2: float32[3], float32[4]"."""
+    """Return a value's type and shape: "float32[1, 3]", "sequence of 2: float32[3], ..."."""
     if value is None:
         return "absent"
     if isinstance(value, dict):
         return f"map of {len(value)}"
     if isinstance(value, list):
-        inside = [described(each) for each in value[:3]] + ["..."] * (len(value) > 3)
+        inside = [described(element) for element in value[:3]] + ["..."] * (len(value) > 3)
         return f"sequence of {len(value)}" + (f": {', '.join(inside)}" if inside else "")
     dtype = "string" if value.dtype.kind in "OUT" else value.dtype.name
     return f"{dtype}{list(value.shape)}"

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from engine import __version__
 from engine.hookspecs import hookimpl
 from engine.options import refuse_unknown
 from engine.types import (
@@ -74,7 +75,7 @@ def engine_backend() -> BackendInfo:
     """Say who this is; announce only what is really done."""
     return BackendInfo(
         name="null",
-        version="0.1.0",
+        version=__version__,
         device_types=("null",),
         providers=("reference",),
         options=OPTIONS,

@@ -42,14 +42,17 @@ def test_the_script_is_one_that_the_shell_accepts(cli, shell):
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def candidates(line: str, plugins: str = "") -> list[str]:
-    """What the command offers for the last word of `line`, asked as bash's script asks."""
+def offered(line: str, plugins: str = "") -> list[tuple[str, str]]:
+    """Return what the command offers for the last word of `line`: (kind, text) pairs.
+
+    It is asked as bash's script asks.
+    """
     words = line.split(" ")
     done = subprocess.run(
         [sys.executable, "-m", "engine.cli"],
         env={
             **os.environ,
-            "_ENGINE_COMPLETE": "complete_bash",
+            "_ENGINE_COMPLETE": "bash_complete",
             "COMP_WORDS": line,
             "COMP_CWORD": str(len(words) - 1),
             "PYTHONPATH": plugins,
@@ -60,7 +63,13 @@ def candidates(line: str, plugins: str = "") -> list[str]:
         check=True,
     )
     assert done.stderr == ""
-    return done.stdout.split()
+    pairs = [text.partition(",") for text in done.stdout.splitlines() if text]
+    return [(kind, text) for kind, _, text in pairs]
+
+
+def candidates(line: str, plugins: str = "") -> list[str]:
+    """Return the words that the command offers for the last word of `line`."""
+    return [text for kind, text in offered(line, plugins) if kind == "plain"]
 
 
 def test_commands_and_options_are_offered():
@@ -78,10 +87,10 @@ def test_targets_are_offered_also_after_a_comma(tmp_path, command):
     from engine.testing.plugins import install
 
     install(tmp_path, "null", "engine.testing.null")
-    offered = candidates(f"engine {command} m.onnx --target ", str(tmp_path))
-    assert offered[:3] == ["cpu", "gpu", "ascend"]
-    assert "null" in offered
-    assert len(offered) == len(set(offered))
+    words = candidates(f"engine {command} m.onnx --target ", str(tmp_path))
+    assert words[:3] == ["cpu", "gpu", "ascend"]
+    assert "null" in words
+    assert len(words) == len(set(words))
     after = candidates(f"engine {command} m.onnx --target cpu,n", str(tmp_path))
     assert after == ["cpu,null"]
 
@@ -95,10 +104,17 @@ def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(t
 
 
 @pytest.mark.parametrize(
-    "line", ["engine run ", "engine run m.onnx --config ex", "engine bench ex"]
+    "line",
+    [
+        "engine run ",
+        "engine run m.onnx --config ex",
+        "engine run m.onnx -i ex",
+        "engine bench ex",
+        "engine convert m.onnx ex",
+    ],
 )
 def test_files_are_left_to_the_shell(line):
-    assert candidates(line) == []
+    assert offered(line) == [("file", line.rpartition(" ")[2])]
 
 
 # What is typed at the prompt with Tab pressed, and what is to stand there.

@@ -1,0 +1,337 @@
+"""The options of `engine convert`, and the conversion that they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engine.cli import options
+from engine.cli.build import (
+    decryption_of,
+    parse_key,
+    parse_settings,
+    require_config,
+)
+from engine.cli.commands import Argument, EnumChoice, bundle
+from engine.cli.completion import one_of
+from engine.cli.options import KEY_VARIABLE, DecMode
+from engine.converter import Converter, job_of
+from engine.enums import DataType, FmkType, Format
+from engine.errors import InputError, ModelError
+from engine.model import ModelType
+
+if TYPE_CHECKING:
+    from engine.convert.job import Job
+
+_TYPES = {
+    "FLOAT": DataType.FLOAT32,
+    **{name: DataType[name] for name in ("FLOAT16", "INT8", "UINT8", "INT32", "INT64")},
+    "DEFAULT": None,
+}
+_FORMATS = {"NCHW": Format.NCHW, "NHWC": Format.NHWC}
+_SUFFIXES = {
+    ".onnx": FmkType.ONNX, ".mindir": FmkType.MINDIR, ".pt": FmkType.PYTORCH,
+    ".pt2": FmkType.PYTORCH, ".pth": FmkType.PYTORCH, ".pb": FmkType.TF, ".keras": FmkType.TF,
+    ".h5": FmkType.TF, ".hdf5": FmkType.TF, ".tflite": FmkType.TFLITE,
+}  # fmt: skip
+_NOT_READ = {
+    "OM": "compiled for one NPU, with nothing left to convert; convert the model it was made of",
+    "MSLITE": "a .ms model for devices; convert the model that it was made of",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options of one conversion, as texts; `job` reads them.
+
+    encryption: None where only the key says so. weight_file, device, train_model and
+    optimize_transformer are converter_lite's alone.
+    """
+
+    model: str
+    output: str
+    fmk: str
+    input_shape: tuple[str, ...]
+    fp16: bool
+    quantize: Path | None
+    config: Path | None
+    settings: tuple[str, ...]
+    input_format: str
+    output_format: str
+    input_type: str
+    output_type: str
+    infer: bool
+    optimize: str
+    save_type: str
+    encrypt_key: str
+    decrypt_key: str | None
+    decrypt_mode: DecMode | None
+    weight_file: str
+    device: str
+    encryption: bool | None
+    train_model: bool
+    optimize_transformer: bool
+
+    def job(self) -> Job:
+        """Return the conversion. Raises ModelError, InputError, and click.BadParameter."""
+        converter = self._converter()
+        changes = {
+            "input_format": _choice(self.input_format, {"": None, **_FORMATS}, "--input-format"),
+            "output_format": _choice(self.output_format, {"": None, **_FORMATS}, "--output-format"),
+            "input_dtype": _choice(self.input_type, _TYPES, "--input-type"),
+            "output_dtype": _choice(self.output_type, _TYPES, "--output-type"),
+        }
+        framework = _framework(self.fmk, self.model)
+        if Path(self.model).is_file():
+            decryption = decryption_of(Path(self.model), self.decrypt_key, self.decrypt_mode)
+            converter.decrypt_mode = decryption.mode
+            converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
+        sections = _sections(self.config, self.quantize, self.settings)
+        job = job_of(converter, framework, self.model, self.output, self.weight_file, sections)
+        ignored = {
+            "trainModel": self.train_model,
+            "optimizeTransformer": self.optimize_transformer,
+        }
+        notes = [f"{name} has no effect on this conversion" for name, on in ignored.items() if on]
+        return replace(job, notes=(*job.notes, *notes), **changes)
+
+    def _converter(self) -> Converter:
+        """Return a Converter with all but the decryption set, which needs the model's file."""
+        converter = Converter()
+        _assign(converter, "optimize", self.optimize, "--optimize")
+        if self.device:
+            _assign(converter, "device", self.device, "--device")
+        saves = {kind.name: kind for kind in ModelType}
+        converter.save_type = _choice(self.save_type, saves, "--save-type")
+        converter.input_shape = _shapes(self.input_shape)
+        converter.weight_fp16 = self.fp16
+        converter.infer = self.infer
+        is_encrypted = bool(self.encrypt_key) if self.encryption is None else self.encryption
+        converter.enable_encryption = is_encrypted
+        if self.encrypt_key:
+            converter.encrypt_key = parse_key(self.encrypt_key, "--encrypt-key").hex()
+        elif is_encrypted:
+            raise click.BadParameter(
+                "expected --encrypt-key (--encryptKey) as well", param_hint="--encryption"
+            )
+        return converter
+
+
+def _text(name: str, metavar: str, help: str, values: Sequence[str] = ()) -> Any:
+    """Return an option that takes a text, "" by default; `values` complete it."""
+    return click.option(
+        name,
+        default="",
+        show_default=False,
+        metavar=metavar,
+        help=help,
+        shell_complete=one_of(lambda: values),
+    )
+
+
+def _layout(name: str, help: str) -> Any:
+    return _text(name, "LAYOUT", help, tuple(_FORMATS))
+
+
+def _type(name: str, help: str) -> Any:
+    return click.option(
+        name,
+        default="DEFAULT",
+        show_default=False,
+        metavar="TYPE",
+        help=help,
+        shell_complete=one_of(lambda: _TYPES),
+    )
+
+
+def _flag(name: str, help: str = "", hidden: bool = False) -> Any:
+    return click.option(name, is_flag=True, help=help, hidden=hidden)
+
+
+_SOURCE = click.Path(readable=False)
+
+request_options = bundle(
+    "request",
+    Request,
+    click.argument(
+        "model",
+        cls=Argument,
+        metavar="MODEL",
+        type=_SOURCE,
+        help="The model's file, or a SavedModel's folder.",
+    ),
+    click.argument(
+        "output",
+        cls=Argument,
+        metavar="OUTPUT",
+        type=_SOURCE,
+        help="The file to write; .mindir is added where it is missing.",
+    ),
+    _text(
+        "--fmk",
+        "FRAMEWORK",
+        "ONNX, MINDIR, PYTORCH, TF or TFLITE. By default the file's content says.",
+        ("ONNX", "MINDIR", "PYTORCH", "TF", "TFLITE"),
+    ),
+    click.option(
+        "--input-shape",
+        multiple=True,
+        metavar="NAME:SIZES",
+        help="Shape of an input, as x:1,3,224,224; -1 stays open. May be repeated, or several "
+        "with ; between.",
+    ),
+    _flag("--fp16", "Store weights as float16."),
+    click.option(
+        "--quantize",
+        type=options.PATH,
+        metavar="FILE",
+        help="A configuration file that says how to quantize to int8.",
+    ),
+    options.config,
+    options.settings,
+    _layout("--input-format", "Of 4-D inputs: NCHW or NHWC."),
+    _layout("--output-format", "Of 4-D outputs: NCHW or NHWC."),
+    _type(
+        "--input-type",
+        "Of all inputs: FLOAT, FLOAT16, INT8, UINT8, INT32, INT64 or DEFAULT.",
+    ),
+    _type("--output-type", "Of all outputs, likewise."),
+    _flag("--infer", "Run the result once; write it only if it runs."),
+    click.option(
+        "--optimize",
+        default="general",
+        metavar="GOAL",
+        help="none, general, gpu_oriented, ascend_oriented[:910b]; noted in the file, changes "
+        "nothing else.",
+    ),
+    click.option(
+        "--save-type",
+        default="MINDIR",
+        metavar="TYPE",
+        help="MINDIR, or MINDIR_LITE for a file named .ms.",
+    ),
+    _text(
+        "--encrypt-key",
+        "HEX|@FILE",
+        "Encrypt the result: 16 bytes as 32 hexadecimal characters, or a file with them.",
+    ),
+    click.option(
+        "--decrypt-key",
+        "--dec-key",
+        "decrypt_key",
+        metavar="HEX|@FILE",
+        help=f"Of an encrypted MindIR. Without it the variable {KEY_VARIABLE} is read.",
+    ),
+    click.option(
+        "--decrypt-mode",
+        "--dec-mode",
+        "decrypt_mode",
+        type=EnumChoice(DecMode),
+        help="How it is encrypted; by default what its file says.",
+    ),
+    click.option("--weight-file", default="", hidden=True),
+    click.option("--device", default="", hidden=True),
+    click.option("--encryption/--no-encryption", default=None, hidden=True),
+    _flag("--train-model", hidden=True),
+    _flag("--optimize-transformer", hidden=True),
+)
+
+
+def _assign(converter: Converter, name: str, value: str, option: str) -> None:
+    try:
+        setattr(converter, name, value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint=option) from None
+
+
+def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
+    if text.upper() not in choices:
+        listed = ", ".join(filter(None, choices))
+        raise click.BadParameter(f"expected one of {listed}, got {text!r}", param_hint=option)
+    return choices[text.upper()]
+
+
+def _framework(text: str, source: str) -> FmkType:
+    """Return the framework of that name, else the one that the file's content tells."""
+    if text.upper() in _NOT_READ:
+        raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
+    if not Path(source).exists():
+        raise ModelError(f"{source}: no such file; give the path of a model", source)
+    if text:
+        found: FmkType = _choice(
+            text, {framework.name: framework for framework in FmkType}, "--fmk"
+        )
+        return found
+    from engine.convert.sources import framework_of
+    from engine.formats import kinds, recognise
+
+    # Where the content does not tell, the reader that the name asks for says what is wrong.
+    path = Path(source)
+    likely = framework_of(path) or _SUFFIXES.get(path.suffix.lower())
+    if likely is None:
+        what, advice = kinds.FOREIGN[recognise(path)]
+        raise ModelError(
+            f"{source}: is {what}; expected a model of ONNX, MindIR, PyTorch, TensorFlow, Keras or "
+            f"TensorFlow Lite; {advice}",
+            source,
+        )
+    return likely
+
+
+def _shapes(texts: Sequence[str]) -> dict[str, list[int]]:
+    """Return "x:1,3;y:2" texts as shapes by input name; "x:" is a scalar."""
+    found: dict[str, list[int]] = {}
+    for text in filter(None, map(str.strip, ";".join(texts).split(";"))):
+        name, colon, sizes = text.rpartition(":")  # the last: names may have one
+        if name in found:
+            raise click.BadParameter(
+                f"expected one shape for each input, got two for {name!r}",
+                param_hint="--input-shape",
+            )
+        try:
+            if not colon or not name:
+                raise ValueError
+            found[name] = [int(part) for part in sizes.split(",")] if sizes.strip() else []
+        except ValueError:
+            raise click.BadParameter(
+                f"expected NAME:SIZE,SIZE,..., for example x:1,3,224,224, got {text!r}",
+                param_hint="--input-shape",
+            ) from None
+    return found
+
+
+def _sections(
+    config: Path | None, quantize: Path | None, settings: Sequence[str]
+) -> dict[str, dict[str, str]]:
+    """Return the configuration: --set over --quantize over --config."""
+    from engine.config.reader import configuration
+
+    found: dict[str, dict[str, str]] = {}
+    for path, option in ((config, "--config"), (quantize, "--quantize")):
+        if path is not None:
+            require_config(path, option)
+            for section, keys in configuration(str(path), None, "convert").items():
+                found[section] = {**found.get(section, {}), **keys}
+    if quantize is not None:
+        from engine.convert.quantize import asked
+        from engine.convert.quantize.settings import SECTIONS
+        from engine.options import nearest
+
+        if not asked(found):
+            near = next(filter(None, (nearest(name, SECTIONS) for name in found)), "")
+            hint = f"did you mean [{near}]?" if near else "for example [common_quant_param]"
+            raise InputError(
+                f"{quantize}: expected a section that says how to quantize, got: "
+                f"{', '.join(found) or 'none'}; {hint}"
+            )
+    return configuration("", {**found, **_over(found, parse_settings(settings))}, "convert")
+
+
+def _over(
+    sections: Mapping[str, Mapping[str, str]], over: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    return {name: {**sections.get(name, {}), **keys} for name, keys in over.items()}
