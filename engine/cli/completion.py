@@ -35,7 +35,7 @@ EPILOG = """[bold]Examples[/bold]
 VARIABLE = "_ENGINE_COMPLETE"
 """Set by the scripts, to SHELL_complete, when they ask the command what may come next."""
 
-Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem[str]]]
+Completer = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
 
 
 class _Bash(BashComplete):

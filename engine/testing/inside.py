@@ -119,10 +119,18 @@ def _outcome(reports: Sequence[pytest.TestReport]) -> dict[str, str]:
 
 
 def _failure(report: pytest.TestReport) -> dict[str, str]:
-    crash = getattr(report.longrepr, "reprcrash", None)
+    shown: Any = report.longrepr
+    crash = getattr(shown, "reprcrash", None)
     if crash is None:  # a gap that is closed; pytest has only a text for it
         return {"reason": report.longreprtext}
-    return {"reason": crash.message, "place": f"{crash.path}:{crash.lineno}"}
+    place = f"{crash.path}:{crash.lineno}"
+    if Path(crash.path).name == "contextlib.py":  # older numpy's assert functions are wrapped by it
+        frames = [entry.reprfileloc for entry in shown.reprtraceback.reprentries]
+        frame = next(
+            frame for frame in reversed(frames) if Path(frame.path).name != "contextlib.py"
+        )
+        place = f"{Path(frame.path).absolute()}:{frame.lineno}"
+    return {"reason": crash.message, "place": place}
 
 
 if __name__ == "__main__":

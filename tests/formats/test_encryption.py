@@ -258,6 +258,7 @@ def test_external_data_of_an_encrypted_model_stays_inside_its_folder(tmp_path: P
         (b"hello, I am no model\n", "holds a text file, encrypted; expected MindIR or ONNX"),
         (encryption.encrypt(b"x", KEY), "holds encrypted once more"),
     ],
+    ids=["text", "encrypted"],
 )
 def test_a_file_that_holds_no_model_is_told_from_a_wrong_key(
     plain: bytes, why: str, tmp_path: Path
