@@ -11,6 +11,7 @@ import json
 import math
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,8 @@ _NOT_NUMPYS = {
     TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
 }
 _ELEMENTWISE = {"Add": "SUM", "Sub": "SUB", "Mul": "PROD", "Div": "DIV", "Pow": "POW"}
+_PRODUCTS = {"Conv", "Gemm", "MatMul"}
+_ACTIVATIONS = {"Relu", "Sigmoid", "Tanh"}
 _FOR_UINT8 = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"}
 
 
@@ -192,6 +195,38 @@ class Graph:
             node.op_type in places and name in node.input[places[node.op_type] :][:1]
             for node in self.model.graph.node
         )
+
+    # ------------------------------------------------------------------------------ the engine
+
+    def layers(self) -> list[str]:
+        """The layers of the engine, by name: "a + b" is one kernel for the nodes a and b.
+
+        What is computed from constants alone is folded away, and an activation is computed by
+        the kernel of the product before it.
+        """
+        constant = {tensor.name for tensor in self.model.graph.initializer}
+        kept = {value.name for value in self.outputs}
+        readers = Counter(name for node in self.model.graph.node for name in node.input)
+        layers: list[str] = []
+        open_layers: dict[str, int] = {}  # a product's output -> its layer
+        for index, node in enumerate(self.model.graph.node):
+            if all(name in constant for name in node.input if name):
+                if not kept.intersection(node.output):
+                    constant.update(node.output)
+                    continue
+            name, source = self.name_of(index), node.input[0] if node.input else ""
+            place = open_layers.get(source)
+            if node.op_type in _ACTIVATIONS and place is not None and source not in kept:
+                layers[place] += f" + {name}"
+                continue
+            layers.append(name)
+            if node.op_type in _PRODUCTS and readers[node.output[0]] == 1:
+                open_layers[node.output[0]] = len(layers) - 1
+        return layers
+
+    def layer_kinds(self) -> list[str]:
+        """What a timing cache knows the layers by."""
+        return [node.op_type for node in self.model.graph.node]
 
     # ------------------------------------------------------------------------------ the results
 
