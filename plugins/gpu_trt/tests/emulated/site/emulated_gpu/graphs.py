@@ -210,10 +210,10 @@ class Graph:
         layers: list[str] = []
         open_layers: dict[str, int] = {}  # a product's output -> its layer
         for index, node in enumerate(self.model.graph.node):
-            if all(name in constant for name in node.input if name):
-                if not kept.intersection(node.output):
-                    constant.update(node.output)
-                    continue
+            is_constant = all(name in constant for name in node.input if name)
+            if is_constant and not kept.intersection(node.output):
+                constant.update(node.output)
+                continue
             name, source = self.name_of(index), node.input[0] if node.input else ""
             place = open_layers.get(source)
             if node.op_type in _ACTIVATIONS and place is not None and source not in kept:
