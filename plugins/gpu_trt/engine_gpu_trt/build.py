@@ -103,8 +103,7 @@ def _configure(model: TrtModel) -> None:
         model.config.clear_flag(trt.BuilderFlag.TF32)
     if settings.workspace_bytes is not None:
         model.config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
-    if settings.optimization_level is not None:
-        model.config.builder_optimization_level = settings.optimization_level
+    model.config.builder_optimization_level = settings.optimization_level
 
 
 def _add_profile(model: TrtModel, profile: Profile, mark: int) -> None:

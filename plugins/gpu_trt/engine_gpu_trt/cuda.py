@@ -241,6 +241,11 @@ class Stream:
         self._event.record(self.raw)
         return self._event
 
+    @property
+    def is_done(self) -> bool:
+        """Nothing is queued any more."""
+        return bool(self.raw.is_done())
+
     def synchronize(self) -> None:
         """Wait for all that is queued; lets other Python threads run meanwhile."""
         self.raw.synchronize()

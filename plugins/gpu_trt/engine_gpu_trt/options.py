@@ -62,7 +62,7 @@ class Settings:
     fp16: bool = False
     tf32: bool = False
     workspace_bytes: int | None = None
-    optimization_level: int | None = None
+    optimization_level: int = 3
     concurrency: int = 2
     batch_range: Range = (1, 1, 32)
     dim_range: Range = (1, 64, 512)
@@ -73,7 +73,7 @@ class Settings:
             "precision": _PRECISIONS[self.fp16],
             "tf32": str(self.tf32).lower(),
             "workspace_bytes": str(self.workspace_bytes or ""),
-            "optimization_level": str("" if (level := self.optimization_level) is None else level),
+            "optimization_level": str(self.optimization_level),
             "batch_range": "~".join(map(str, self.batch_range)),
             "dim_range": "~".join(map(str, self.dim_range)),
         }
@@ -93,13 +93,12 @@ def read_settings(options: CompileOptions) -> Settings:
             f"gpu_precision_mode must be in [{', '.join(_PRECISIONS)}], but got {precision}."
         )
     defaults = Settings()
-    concurrency = _whole(given, "concurrency")
     return Settings(
         fp16=precision == "preferred_fp16",
         tf32=_switch(given, "tf32"),
         workspace_bytes=_size(given, "workspace_bytes"),
-        optimization_level=_whole(given, "optimization_level"),
-        concurrency=defaults.concurrency if concurrency is None else concurrency,
+        optimization_level=_whole(given, "optimization_level", defaults.optimization_level),
+        concurrency=_whole(given, "concurrency", defaults.concurrency),
         batch_range=_range(given, "batch_range", defaults.batch_range),
         dim_range=_range(given, "dim_range", defaults.dim_range),
     )
@@ -144,11 +143,11 @@ def _size(given: Mapping[str, str], key: str) -> int | None:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _whole(given: Mapping[str, str], key: str) -> int | None:
-    """Read a whole number within its option's limits; None where it is not given."""
+def _whole(given: Mapping[str, str], key: str, default: int) -> int:
+    """Read a whole number within its option's limits."""
     text = given.get(key, "").strip()
     if not text:
-        return None
+        return default
     option = OPTIONS[key]
     assert option.lowest is not None
     assert option.highest is not None

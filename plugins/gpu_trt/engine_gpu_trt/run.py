@@ -181,8 +181,9 @@ class Run:
             closing.callback(self.workspace.leave)
             for slot in (*self.inputs, *self.outputs):
                 closing.callback(slot.close)
-            with suppress(gpu.Error):
-                self._stream.synchronize()
+            if self._pending:
+                with suppress(gpu.Error):
+                    self._stream.synchronize()
             self._scratch = None
             self._context = None
 
@@ -198,7 +199,9 @@ class Run:
             self._must_wait = True  # the caller may write it again
         else:
             if self._pending:  # an earlier copy may still read the page-locked memory
-                self._settle()
+                if not self._stream.is_done:
+                    self._stream.synchronize()
+                self._pending = False
             if not slot.staged:
                 slot.stage()
             np.copyto(slot.view, array)

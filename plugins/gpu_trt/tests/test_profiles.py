@@ -107,7 +107,7 @@ def test_every_profile_allows_its_own_ends(axes: list[list[int]]) -> None:
     columns = [tuple(axis[end] for axis in axes) for end in range(3)]
     asked = ShapeRange(*columns)
     inputs = [spec("x", *(f"d{i}" for i in range(len(axes))))]
-    [profile] = shape_profiles(inputs, {"x": asked}, Settings())
+    [profile] = shape_profiles(inputs, {"x": asked}, (), Settings())
     assert profile["x"] == asked
     assert all(fits(column, profile["x"]) for column in columns)
     assert not fits(tuple(dim + 10 for dim in columns[2]), profile["x"])

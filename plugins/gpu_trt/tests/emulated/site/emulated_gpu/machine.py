@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
 import threading
@@ -99,15 +100,27 @@ class Queue:
         self.handle = next(MACHINE.handles) if handle is None else handle
         self.queued = self.done = 0  # pieces of work, ever
         self._work: deque[Callable[[], None]] = deque()
+        self._waits: dict[int, tuple[Queue, int]] = {}  # by the number of the piece of work
 
     def put(self, work: Callable[[], None]) -> None:
         with MACHINE.running:
             self._work.append(work)
             self.queued += 1
 
+    def wait_for(self, other: Queue, position: int) -> None:
+        """Go on only when `other` has done its first `position` pieces of work."""
+        self.put(functools.partial(other.run, position))
+        self._waits[self.queued] = (other, position)
+
     @property
     def is_done(self) -> bool:
-        return not self._work
+        """Nothing is left, or only waits for what is done: a device needs nobody for these."""
+        with MACHINE.running:
+            while self._work and (wait := self._waits.get(self.done + 1)) is not None:
+                if wait[0].done < wait[1]:
+                    break
+                self.run(self.done + 1)
+            return not self._work
 
     def run(self, until: int | None = None) -> None:
         """Do all that is queued, or the first `until` pieces; what is queued meanwhile too."""
@@ -117,6 +130,7 @@ class Queue:
                     self._work.popleft()()
                 finally:
                     self.done += 1
+                    self._waits.pop(self.done, None)
 
 
 class ContextStack(threading.local):

@@ -224,7 +224,7 @@ class Stream(_Owned):
         _hardware("cuStreamWaitEvent")
         awaited, position = evt._recorded
         if awaited is not None and awaited is not self._queue:
-            self._queue.put(lambda: awaited.run(position))
+            self._queue.wait_for(awaited, position)
 
     def __del__(self) -> None:
         if hasattr(self, "_queue"):
