@@ -33,7 +33,7 @@ def compile_model(model: TrtModel, options: CompileOptions) -> TrtExecutable:
         engine, plan = _build(model, options, profiles)
         model.engine = engine  # closed with the model until an executable takes it
         made = _form(model, options, engine, profiles)
-    if options.save_to is not None:
+    if options.save_to is not None and not model.source.is_secret:
         _save(options.save_to, plan, made, engine)
     model.engine = None
     return TrtExecutable(engine, made, options, model.settings.concurrency)
@@ -63,10 +63,12 @@ def _build(
     """Build an engine. Return it, and the bytes that it is serialised in."""
     trt, gpu, name = model.trt, model.gpu, model.source.name
     mark = messages.mark()
+    # Times are of layers by their shapes, and so of a secret too.
+    cache_folder = None if model.source.is_secret else options.cache_folder
     with gpu:
         _configure(model)
-        if options.cache_folder is not None:
-            model.timing_cache = timing.attach(options.cache_folder, gpu, trt, model.config)
+        if cache_folder is not None:
+            model.timing_cache = timing.attach(cache_folder, gpu, trt, model.config)
         for profile in profiles:
             _add_profile(model, profile, mark)
         monitor = None
@@ -90,8 +92,8 @@ def _build(
                 f"{name}: TensorRT {trt.__version__} cannot compile it{_shapes(profiles)}: {heard}",
                 str(model.source.path or ""),
             )
-        if options.cache_folder is not None and model.timing_cache is not None:
-            timing.save(options.cache_folder, gpu, trt, model.config, model.timing_cache)
+        if cache_folder is not None and model.timing_cache is not None:
+            timing.save(cache_folder, gpu, trt, model.config, model.timing_cache)
         return deserialize(gpu, trt, plan, name), plan
 
 

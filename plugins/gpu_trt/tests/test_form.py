@@ -113,6 +113,16 @@ def test_only_the_form_is_written_and_a_cancelled_compile_writes_nothing(trial: 
     assert os.listdir(trial.folder / "none") == []
 
 
+def test_nothing_of_a_secret_is_written(trial: Trial) -> None:
+    source = trial.source(models.affine)
+    assert source.path is not None
+    secret = replace(source, data=source.path.read_bytes(), path=None, is_secret=True)
+    cache = trial.folder / "cache"
+    cache.mkdir()
+    save(trial, secret, cache_folder=cache)
+    assert os.listdir(trial.folder / "form") == os.listdir(cache) == []
+
+
 def test_a_disk_that_takes_nothing_is_said_and_leaves_nothing(trial: Trial) -> None:
     gone = trial.folder / "gone"
     with pytest.raises(BackendUnavailable, match=r"cannot be written to .*gone: No such file"):

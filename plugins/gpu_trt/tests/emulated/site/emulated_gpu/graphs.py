@@ -7,8 +7,10 @@ The refusals and their texts are what TensorRT's real parser and builder said of
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import math
+import os
 import re
 import threading
 from collections import Counter
@@ -20,10 +22,26 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
+
+
+def _import_onnxruntime() -> Any:
+    """Import it without its telemetry, which writes files, and leave the environment as it was."""
+    name = "ORT_DISABLE_TELEMETRY"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return importlib.import_module("onnxruntime")
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+ort = _import_onnxruntime()
 
 OPERATORS = frozenset(
     json.loads(Path(__file__).with_name("operators.json").read_text())["operators"]
@@ -241,7 +259,7 @@ class Kernels:
         self._types = {v.name: v.type.tensor_type.elem_type for v in graph.inputs}
         self._names = [value.name for value in graph.outputs]
         self._lock = threading.Lock()
-        self._session: ort.InferenceSession | None = None
+        self._session: Any = None
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
@@ -267,7 +285,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
 
 
-def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
+def _value(array: np.ndarray[Any, Any], type: int) -> Any:
     if type == TensorProto.DOUBLE:
         array = array.astype(np.float64)  # the narrowed type's way back
     if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn"):
@@ -276,7 +294,7 @@ def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
 
 
-def _array(value: ort.OrtValue) -> np.ndarray[Any, Any]:
+def _array(value: Any) -> np.ndarray[Any, Any]:
     dtype = _NOT_NUMPYS.get(value.element_type())
     if dtype is not None:
         shape = tuple(value.shape())
