@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
-from engine.types import CompileOptions, Placement
-from engine_gpu_trt import messages
+from engine.types import CompileOptions
+from engine_gpu_trt import form, messages, timing
 from engine_gpu_trt.engines import Engine, deserialize
 from engine_gpu_trt.executable import TrtExecutable
 from engine_gpu_trt.network import TrtModel
-from engine_gpu_trt.options import PROVIDERS
+from engine_gpu_trt.placement import place
 from engine_gpu_trt.profiles import Profile, bounded, shape_profiles
 
 
@@ -22,23 +23,52 @@ def compile_model(model: TrtModel, options: CompileOptions) -> TrtExecutable:
         raise _refused(model)
     if options.cancel is not None:
         options.cancel.check()
+    plan = None
     if model.engine is not None:  # compiled before: the executable takes it over
-        engine, model.engine = model.engine, None
-        return TrtExecutable(engine, model.inputs, model.outputs, model.names, ())
-    assert model.network is not None, "compile after close"
-    profiles = shape_profiles(model.inputs, options.shapes, model.settings)
-    engine = _build(model, options, profiles)
-    inputs = [bounded(spec, [each[spec.name] for each in profiles]) for spec in model.inputs]
-    return TrtExecutable(
-        engine, tuple(inputs), model.outputs, model.names, _placement(model, options)
-    )
+        engine = model.engine
+        made = model.form or form.Form(model.inputs, model.outputs, model.names, ())
+    else:
+        assert model.network is not None, "compile after close"
+        profiles = shape_profiles(model.inputs, options.shapes, options.profiles, model.settings)
+        engine, plan = _build(model, options, profiles)
+        model.engine = engine  # closed with the model until an executable takes it
+        made = _form(model, options, engine, profiles)
+    if options.save_to is not None and not model.source.is_secret:
+        _save(options.save_to, plan, made, engine)
+    model.engine = None
+    return TrtExecutable(engine, made, options, model.settings.concurrency)
 
 
-def _build(model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]) -> Engine:
+def _form(
+    model: TrtModel, options: CompileOptions, engine: Engine, profiles: Sequence[Profile]
+) -> form.Form:
+    graph = model.source.graph
+    assert graph is not None
+    inputs = [bounded(spec, [profile[spec.name] for profile in profiles]) for spec in model.inputs]
+    reason = f"TensorRT {model.trt.__version__} compiled it into the engine{model.how}"
+    placement = place(graph, engine, options, reason)
+    return form.Form(tuple(inputs), model.outputs, model.names, placement)
+
+
+def _save(folder: Path, plan: Any, made: form.Form, engine: Engine) -> None:
+    with engine.gpu as gpu:
+        if plan is None:
+            plan = engine.engine.serialize()
+        form.write(folder, plan, made, form.made_with(gpu, engine.trt))
+
+
+def _build(
+    model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]
+) -> tuple[Engine, Any]:
+    """Build an engine. Return it, and the bytes that it is serialised in."""
     trt, gpu, name = model.trt, model.gpu, model.source.name
     mark = messages.mark()
+    # Times are of layers by their shapes, and so of a secret too.
+    cache_folder = None if model.source.is_secret else options.cache_folder
     with gpu:
         _configure(model)
+        if cache_folder is not None:
+            model.timing_cache = timing.attach(cache_folder, gpu, trt, model.config)
         for profile in profiles:
             _add_profile(model, profile, mark)
         monitor = None
@@ -62,7 +92,9 @@ def _build(model: TrtModel, options: CompileOptions, profiles: Sequence[Profile]
                 f"{name}: TensorRT {trt.__version__} cannot compile it{_shapes(profiles)}: {heard}",
                 str(model.source.path or ""),
             )
-        return deserialize(gpu, trt, plan, name)
+        if cache_folder is not None and model.timing_cache is not None:
+            timing.save(cache_folder, gpu, trt, model.config, model.timing_cache)
+        return deserialize(gpu, trt, plan, name), plan
 
 
 def _configure(model: TrtModel) -> None:
@@ -73,8 +105,7 @@ def _configure(model: TrtModel) -> None:
         model.config.clear_flag(trt.BuilderFlag.TF32)
     if settings.workspace_bytes is not None:
         model.config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
-    if settings.optimization_level is not None:
-        model.config.builder_optimization_level = settings.optimization_level
+    model.config.builder_optimization_level = settings.optimization_level
 
 
 def _add_profile(model: TrtModel, profile: Profile, mark: int) -> None:
@@ -99,19 +130,19 @@ def _profile_error(model: TrtModel, profile: Profile, why: str) -> ModelError:
 
 
 def _shapes(profiles: Sequence[Profile]) -> str:
-    """The shapes that were asked for, for an error: they may be the reason."""
+    """Describe the shapes that were asked for, for an error: they may be the reason."""
     texts = [
-        f"{name!r} {list(each.lowest)}..{list(each.highest)}, usually {list(each.usual)}"
+        f"{name!r} {list(ends.lowest)}..{list(ends.highest)}, usually {list(ends.usual)}"
         for profile in profiles
-        for name, each in profile.items()
-        if each.lowest != each.highest
+        for name, ends in profile.items()
+        if ends.lowest != ends.highest
     ]
     return f" for the shapes {'; '.join(texts)}" if texts else ""
 
 
 @cache
 def _monitor(trt: Any) -> Any:
-    """The class that reports a build's steps and asks whether to go on."""
+    """Return the class that reports a build's steps and asks whether to go on."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]  # a class of a module without types
         def __init__(self, options: CompileOptions) -> None:
@@ -152,28 +183,10 @@ def _refused(model: TrtModel) -> ModelError:
     lines = []
     for index, reason in sorted(model.unsupported.items()):
         node = graph.nodes[index]
-        called = f"node {index} {node.name!r}" if node.name else f"node {index}"
-        lines.append(f"{called} ({node.op_type}): {reason}")
+        label = f"node {index} {node.name!r}" if node.name else f"node {index}"
+        lines.append(f"{label} ({node.op_type}): {reason}")
     more = f"; and {len(lines) - 5} more" if len(lines) > 5 else ""
     return ModelError(
         f"{model.source.name}: TensorRT cannot run {'; '.join(lines[:5])}{more}",
         str(model.source.path or ""),
-    )
-
-
-def _placement(model: TrtModel, options: CompileOptions) -> tuple[Placement, ...]:
-    graph = model.source.graph
-    assert graph is not None
-    reason = f"TensorRT {model.trt.__version__} compiled it into the engine{model.how}"
-    return tuple(
-        Placement(
-            node.index,
-            node.name,
-            node.op_type,
-            "gpu_trt",
-            str(options.device),
-            PROVIDERS[0],
-            reason,
-        )
-        for node in graph.nodes
     )

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -39,12 +41,20 @@ class Gpu:
         self.name = f"gpu:{id}"
         self.Error: type[Exception] = driver.Error
         self._driver = driver
-        self._context = driver.Device(id).retain_primary_context()
+        device = driver.Device(id)
+        self._context = device.retain_primary_context()
         self._pop = driver.Context.pop
+        # What an engine depends on beside the model and TensorRT.
+        self.model = str(device.name())
+        self.compute_capability = ".".join(map(str, device.compute_capability()))
+        self.driver_version = int(driver.get_driver_version())
         # Bound once for the hot path. copy_in(pointer, bytes, stream), copy_out(bytes, pointer,
-        # stream): queue a copy of whole arrays of pinned bytes; raise `Error`.
+        # stream), copy_within(target, source, nbytes, stream): queue a copy; the host's bytes are
+        # a whole page-locked array; raise `Error`.
         self.copy_in = driver.memcpy_htod_async
         self.copy_out = driver.memcpy_dtoh_async
+        self.copy_within = driver.memcpy_dtod_async
+        self._streams: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()
 
     def __enter__(self) -> Gpu:
         self._context.push()
@@ -54,33 +64,84 @@ class Gpu:
         self._pop()
 
     def allocate(self, nbytes: int) -> DeviceMemory:
-        """Device memory, aligned to 256 bytes or more. Raises BackendUnavailable if it is short."""
+        """Allocate device memory, aligned to 256 bytes or more.
+
+        Raises BackendUnavailable if it is short.
+        """
         try:
-            return DeviceMemory(self._driver.mem_alloc(max(nbytes, 1)))
+            return DeviceMemory(self, self._driver.mem_alloc(max(nbytes, 1)))
         except self.Error as error:
             raise self.unavailable(error, f"{nbytes} bytes of device memory") from error
 
     def pin(self, nbytes: int) -> PinnedMemory:
-        """Page-locked host memory, which copies can be queued from and to."""
+        """Allocate page-locked host memory, which copies can be queued from and to."""
         try:
-            return PinnedMemory(self._driver.pagelocked_empty(max(nbytes, 1), np.uint8))
+            return PinnedMemory(self, self._driver.pagelocked_empty(max(nbytes, 1), np.uint8))
         except self.Error as error:
             raise self.unavailable(error, f"{nbytes} bytes of pinned host memory") from error
 
     def stream(self) -> Stream:
-        """A new stream that does not wait for the default stream."""
+        """Make a stream that does not wait for the default stream."""
         try:
-            return Stream(self._driver.Stream(_NON_BLOCKING))
+            stream = Stream(self._driver.Stream(_NON_BLOCKING), self._driver.Event(_DISABLE_TIMING))
         except self.Error as error:
             raise self.unavailable(error, "a stream") from error
+        self._streams[stream.handle] = stream
+        return stream
+
+    def find_stream(self, handle: int) -> Stream | None:
+        """Return the open stream of this backend that has the handle; None for any other."""
+        stream = self._streams.get(handle)
+        return stream if stream is not None and stream.raw is not None else None
+
+    def order(self, earlier: int, later: Stream) -> None:
+        """Make what is queued on `later` from now on wait for what is queued on `earlier` now.
+
+        pycuda has no way to name a stream that somebody else made: for such a one, and for one
+        that is closed, the calling thread waits for the whole device instead. `later` may be a
+        stream of another device.
+        """
+        if earlier == later.handle:
+            return
+        stream = self.find_stream(earlier)
+        with self:
+            if stream is not None:
+                later.raw.wait_for_event(stream.record())
+            elif earlier == DEFAULT_STREAM:
+                event = self._driver.Event(_DISABLE_TIMING)
+                try:
+                    event.record()
+                    later.raw.wait_for_event(event)
+                finally:
+                    del event  # freed here, where its context is current
+            else:
+                self.synchronize()
+
+    def wait(self, handle: int) -> None:
+        """Wait in the calling thread for all that is queued on a stream, inside `with gpu`."""
+        stream = self.find_stream(handle)
+        if stream is not None:
+            stream.synchronize()
+        else:
+            self.synchronize()
+
+    def synchronize(self) -> None:
+        """Wait for all that is queued on the device, inside `with gpu`."""
+        self._driver.Context.synchronize()
+
+    def copy_across(self, target: int, source: int, nbytes: int, origin: Gpu, on: Stream) -> None:
+        """Queue a copy from device `origin` to this one on a stream of this one."""
+        self._driver.memcpy_peer_async(
+            target, source, nbytes, self._context, origin._context, on.raw
+        )
 
     def memory(self) -> tuple[int, int]:
-        """Free and total device memory, in bytes."""
+        """Return free and total device memory, in bytes."""
         free, total = self._driver.mem_get_info()
         return int(free), int(total)
 
     def unavailable(self, error: Exception, wanted: str) -> BackendUnavailable:
-        """What a user sees when CUDA refused `wanted`: short of memory, or a lost device."""
+        """Build the user's error where CUDA refused `wanted`: short of memory, or a lost device."""
         if isinstance(error, self._driver.MemoryError):
             return BackendUnavailable(
                 f"{self.name}: out of memory: {self.shortage(wanted)}", "gpu_trt"
@@ -92,7 +153,7 @@ class Gpu:
         )
 
     def shortage(self, wanted: str) -> str:
-        """What was wanted and what there is, for an error about memory."""
+        """Say what was wanted and what there is, for an error about memory."""
         try:
             free, total = self.memory()
         except self.Error:
@@ -101,38 +162,89 @@ class Gpu:
 
 
 class DeviceMemory:
-    """Memory on the device. `pointer` is its address; 0 once closed."""
+    """Memory on the device, freed by `close()` or when nothing refers to it any more.
 
-    def __init__(self, allocation: Any) -> None:
+    The latter may come in any thread, and while work on it is still queued: it is waited for.
+    pointer: its address; 0 once closed.
+    """
+
+    def __init__(self, gpu: Gpu, allocation: Any) -> None:
         self.pointer = int(allocation)
-        self._allocation = allocation
+        self._allocation = [allocation]  # shared with the finalizer, emptied by whoever frees
+        weakref.finalize(self, _free_late, gpu, self._allocation)
 
     def close(self) -> None:
-        """Free it, inside `with gpu`; twice does nothing."""
-        allocation, self._allocation, self.pointer = self._allocation, None, 0
-        if allocation is not None:
-            allocation.free()
+        """Free it, inside `with gpu` and with nothing queued on it; twice does nothing."""
+        self.pointer = 0
+        _free(self._allocation)
 
 
 class PinnedMemory:
-    """Page-locked host memory as `array` of uint8; the array must not be used once closed."""
+    """Page-locked host memory as `array` of uint8, freed as DeviceMemory is.
 
-    def __init__(self, array: Bytes) -> None:
+    The array must not be used once closed.
+    """
+
+    def __init__(self, gpu: Gpu, array: Bytes) -> None:
         self.array = array
+        # An array of this object keeps it alive, and with it the memory.
+        self.__array_interface__ = array.__array_interface__
+        self._allocation = [array.base]  # pycuda's PagelockedHostAllocation
+        weakref.finalize(self, _free_late, gpu, self._allocation)
 
     def close(self) -> None:
-        """Free it, inside `with gpu`; twice does nothing."""
-        allocation, self.array = self.array.base, _NO_BYTES
-        if allocation is not None:
-            allocation.free()  # type: ignore[attr-defined]  # pycuda's PagelockedHostAllocation
+        """Free it, inside `with gpu` and with nothing queued on it; twice does nothing."""
+        self.array = _NO_BYTES
+        _free(self._allocation)
+
+
+def is_pinned(array: npt.NDArray[Any]) -> bool:
+    """Tell whether an array lies in page-locked memory of this backend."""
+    base = array.base
+    return isinstance(base, np.ndarray) and isinstance(base.base, PinnedMemory)
+
+
+def as_bytes(array: npt.NDArray[Any]) -> Bytes:
+    """View a C-contiguous array as bytes, whatever its type: pycuda knows only numpy's own."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def _free(allocation: list[Any]) -> None:
+    if allocation:
+        allocation.pop().free()
+
+
+def _free_late(gpu: Gpu, allocation: list[Any]) -> None:
+    if not allocation:
+        return
+    with gpu:
+        with suppress(gpu.Error):  # a lost device: nobody is there to be told
+            gpu.synchronize()
+        with suppress(gpu.Error):
+            _free(allocation)
 
 
 class Stream:
     """A queue of work on the device. `raw` is what pycuda takes, `handle` what TensorRT takes."""
 
-    def __init__(self, raw: Any) -> None:
+    def __init__(self, raw: Any, event: Any) -> None:
         self.raw = raw
         self.handle = int(raw.handle)
+        self._event = event
+
+    def record(self) -> Any:
+        """Return an event after all that is queued now.
+
+        It is one event for all callers: a later one moves it on, so that an earlier one may wait
+        for more than it has to, never for less.
+        """
+        self._event.record(self.raw)
+        return self._event
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing is queued any more."""
+        return bool(self.raw.is_done())
 
     def synchronize(self) -> None:
         """Wait for all that is queued; lets other Python threads run meanwhile."""
@@ -140,12 +252,18 @@ class Stream:
 
     def close(self) -> None:
         """Destroy it, inside `with gpu`; twice does nothing."""
-        self.raw = None
+        self.raw = self._event = None
 
 
 def open_gpu(id: int) -> Gpu:
-    """Device `id`, its context retained. Raises BackendUnavailable with the reason and the fix."""
+    """Open device `id`, its context retained.
+
+    Raises BackendUnavailable with the reason and the fix.
+    """
     global _owner_pid
+    opened = _gpus.get(id)
+    if opened is not None and _owner_pid == os.getpid():
+        return opened
     try:
         driver = vendor.pycuda_driver()
         count = vendor.device_count(driver)
@@ -178,5 +296,7 @@ def open_gpu(id: int) -> Gpu:
         return _gpus[id]
 
 
+DEFAULT_STREAM = 0
 _NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING; pycuda has no name for it
+_DISABLE_TIMING = 2  # CU_EVENT_DISABLE_TIMING: cheaper to record
 _NO_BYTES: Bytes = np.empty(0, np.uint8)

@@ -47,8 +47,8 @@ class Engine:
         shape = tuple(self.engine.get_tensor_shape(name))
         if -1 not in shape:
             return (shape,) * 3
-        found: Sequence[Sequence[int]] = self.engine.get_tensor_profile_shape(name, index)
-        return found
+        ends: Sequence[Sequence[int]] = self.engine.get_tensor_profile_shape(name, index)
+        return ends
 
     def close(self) -> None:
         """Free the contexts that are still open, then the engine, then the runtime."""
@@ -60,7 +60,7 @@ class Engine:
 
 
 def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: str = "") -> Engine:
-    """The engine of a plan's bytes. name: what messages call it. hint: what may be the reason.
+    """Load the engine of a plan's bytes. name: what messages call it. hint: a possible reason.
 
     Raises ModelError for a plan that is damaged or made by another version or for another
     device, BackendUnavailable where the device is short of memory.
@@ -93,10 +93,10 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
         )
 
 
-def described(
+def describe(
     engine: Engine, name: str
 ) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...], Mapping[str, str]]:
-    """Inputs, outputs and the model's names of a deserialised engine.
+    """Return inputs, outputs and the engine's input names by the model's, of an engine alone.
 
     Raises ModelError naming what goes in or out and cannot.
     """
@@ -115,16 +115,16 @@ def described(
 
 
 def _original(name: str, outputs: Sequence[str]) -> str:
-    """The model's name of an input: TensorRT's parser renames one that is an output too."""
+    """Return the model's name of an input: the parser renames one that is an output too."""
     return name[2:] if name.startswith("__") and name[2:] in outputs else name
 
 
-def _spec(engine: Engine, name: str, called: str, file: str) -> TensorSpec:
+def _spec(engine: Engine, name: str, original: str, file: str) -> TensorSpec:
     dtype = engine.engine.get_tensor_dtype(name)
     try:
         ours: DType = dtypes.from_tensorrt(engine.trt, dtype)
     except KeyError:
-        raise ModelError(f"{file}: {called!r} is of TensorRT's type {dtype}, which cannot go in "
+        raise ModelError(f"{file}: {original!r} is of TensorRT's type {dtype}, which cannot go in "
                          "or out") from None  # fmt: skip
     shape = tuple(engine.engine.get_tensor_shape(name))
-    return TensorSpec(called, ours, tuple(None if dim == -1 else dim for dim in shape))
+    return TensorSpec(original, ours, tuple(None if dim == -1 else dim for dim in shape))

@@ -1,4 +1,4 @@
-"""Load: from a validated model to TensorRT's network, or from a compiled engine to that."""
+"""Load: from a validated model to TensorRT's network, or from a file to a compiled engine."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.errors import BackendUnavailable, ModelError
+from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.types import CompileOptions, GraphInfo, ModelSource, NodeInfo, TensorSpec
-from engine_gpu_trt import dtypes, messages, precision, vendor
+from engine_gpu_trt import dtypes, form, messages, precision, vendor
 from engine_gpu_trt.cuda import Gpu, open_gpu
-from engine_gpu_trt.engines import Engine, described, deserialize
+from engine_gpu_trt.engines import Engine, describe, deserialize
 from engine_gpu_trt.options import Settings, read_settings
 
 _FOREIGN = (
@@ -21,11 +21,12 @@ _FOREIGN = (
 
 
 class TrtModel:
-    """A model in TensorRT's hands: a parsed network, or an engine that was compiled before.
+    """A model that TensorRT has read: a parsed network, or an engine that was compiled before.
 
     inputs, outputs: as the model declares them. unsupported: nodes that TensorRT cannot run.
     names: the network's input names by the model's. how: what was done to it, for the placement.
     data: the bytes that the network was parsed from, where they are not the source's.
+    form: what stands beside the engine of a compiled form.
     Where the parser stopped there is neither a network nor an engine.
     """
 
@@ -47,12 +48,15 @@ class TrtModel:
         self.parser: Any = None
         self.config: Any = None
         self.profiles: list[Any] = []
+        self.timing_cache: Any = None
         self.engine: Engine | None = None
+        self.form: form.Form | None = None
 
     def close(self) -> None:
         """Free the network; an engine that no executable took is freed too."""
         with self.gpu:
             self.profiles.clear()
+            self.timing_cache = None
             self.config = None
             self.parser = None
             self.network = None
@@ -67,15 +71,12 @@ def load(source: ModelSource, options: CompileOptions) -> TrtModel:
     """Read a model for `options.device`; raises what engine_load may raise."""
     settings = read_settings(options)
     gpu = open_gpu(options.device.id)  # proves a device; only then may TensorRT be touched
-    try:
-        trt = vendor.tensorrt()
-    except vendor.Missing as error:
-        raise BackendUnavailable(
-            f"backend 'gpu_trt' cannot run: {error}; {error.fix}", "gpu_trt"
-        ) from error
+    trt = vendor.usable_tensorrt()
     model = TrtModel(source, settings, gpu, trt)
     try:
-        if source.format == "plan":
+        if source.compiled is not None:
+            _load_form(model, source.compiled, options)
+        elif source.format == "plan":
             _load_plan(model)
         else:
             _load_onnx(model)
@@ -91,7 +92,24 @@ def _load_plan(model: TrtModel) -> None:
     if not data:
         raise ModelError(f"{source.name}: it is empty, expected a TensorRT engine", _path(source))
     model.engine = deserialize(model.gpu, model.trt, data, source.name, _path(source), _FOREIGN)
-    model.inputs, model.outputs, model.names = described(model.engine, source.name)
+    model.inputs, model.outputs, model.names = describe(model.engine, source.name)
+
+
+def _load_form(model: TrtModel, folder: Path, options: CompileOptions) -> None:
+    """Load a compiled form. The model's own file is not looked at."""
+    loaded, plan = form.read(folder, options, form.made_with(model.gpu, model.trt))
+    try:
+        model.engine = deserialize(model.gpu, model.trt, plan, f"{folder / form.PLAN_FILE}")
+    except ModelError as error:
+        raise CompiledFormError(str(error)) from error
+    tensors = {*model.engine.inputs, *model.engine.outputs}
+    named = {*loaded.names.values(), *(spec.name for spec in loaded.outputs)}
+    if tensors != named:
+        raise CompiledFormError(f"{folder}: names {sorted(named)}, its engine {sorted(tensors)}")
+    model.form, model.names = loaded, loaded.names
+    graph = model.source.graph
+    model.inputs = loaded.inputs if graph is None else graph.inputs
+    model.outputs = loaded.outputs if graph is None else graph.outputs
 
 
 def _load_onnx(model: TrtModel) -> None:
@@ -148,7 +166,7 @@ def _parse_float16(model: TrtModel) -> bool:
 
 
 def _parser(trt: Any) -> tuple[Any, Any, Any]:
-    """A builder, an empty network and its parser; all three must be kept while one is used."""
+    """Make a builder, an empty network and its parser; keep all three while one is used."""
     log = messages.logger(trt)
     try:
         builder = trt.Builder(log)
@@ -172,7 +190,7 @@ def _parse(parser: Any, source: ModelSource) -> bool:
 
 
 def _location(source: ModelSource) -> str | None:
-    """A path in the folder that external data lies in: the parser goes by its folder only."""
+    """Return a path in the folder of the external data: the parser goes by its folder only."""
     if source.folder is not None:
         return str(source.folder / "model.onnx")
     return str(source.path) if source.path is not None else None
@@ -182,15 +200,15 @@ def _location(source: ModelSource) -> str | None:
 
 
 def _touching(graph: GraphInfo, refused: Mapping[str, str], source: ModelSource) -> dict[int, str]:
-    """The nodes that read or write a tensor that TensorRT cannot take, each with the reason."""
-    found: dict[int, str] = {}
+    """Return the nodes that read or write a tensor TensorRT cannot take, each with the reason."""
+    reasons: dict[int, str] = {}
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):
             if name in refused:
-                found.setdefault(node.index, refused[name])
-    if not found:
+                reasons.setdefault(node.index, refused[name])
+    if not reasons:
         raise ModelError(f"{source.name}: {next(iter(refused.values()))}", _path(source))
-    return found
+    return reasons
 
 
 def _unsupported(model: TrtModel, graph: GraphInfo, heard: messages.Heard) -> dict[int, str]:
@@ -246,7 +264,7 @@ def _without_error(parser: Any, node: NodeInfo) -> str:
 
 
 def _bytes(source: ModelSource) -> bytes | mmap.mmap:
-    """The model's bytes; those of a file are mapped, not read."""
+    """Return the model's bytes; those of a file are mapped, not read."""
     if source.data is not None:
         return source.data
     assert source.path is not None, "a source has bytes or a path"

@@ -1,94 +1,39 @@
-"""One execution context: host arrays through pinned memory to the device, and back.
+"""One execution context: how values reach the device, run through it, and come back.
 
-A predict copies the inputs into pinned memory, queues their copies to the device, the network
-and the copies of the results on the context's own stream, waits for it once, and copies the
-results out. Buffers grow to the largest shape seen and stay. Shapes, addresses and the profile
-are told to TensorRT only when shapes change.
+A host array is copied into page-locked memory and from there to the device; a DeviceBuffer of
+this device is used where it lies. All of a predict is queued on the context's stream: copies in,
+the network, copies out. It waits for the stream only where somebody must find a result complete:
+outputs on the host, and buffers that are not ordered by a stream of this backend. Buffers grow to
+the largest shape seen and stay; TensorRT is told shapes, addresses and the profile only when they
+change.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from engine.errors import BackendUnavailable, InputError, ModelError
-from engine.types import ShapeRange, TensorSpec, Values
+from engine.types import Device, DeviceBuffer, ShapeRange, TensorSpec, Value, Values
 from engine_gpu_trt import messages
-from engine_gpu_trt.cuda import Bytes, DeviceMemory, Gpu, PinnedMemory
+from engine_gpu_trt.cuda import DeviceMemory, as_bytes, is_pinned
 from engine_gpu_trt.engines import Engine
 from engine_gpu_trt.profiles import fits
+from engine_gpu_trt.slots import ALIGNMENT, Array, Shape, Slot, growing_output
+from engine_gpu_trt.workspace import Workspace
 
-Array = npt.NDArray[Any]
-Shapes = tuple[tuple[int, ...], ...]
-
-
-class Slot:
-    """Where one input or output lies: the same bytes in pinned host memory and on the device.
-
-    name: the engine's name. bytes: the pinned bytes in use; view: these as an array.
-    allocator: gives the device memory of an output whose shape depends on the data.
-    """
-
-    def __init__(self, gpu: Gpu, name: str, spec: TensorSpec) -> None:
-        self.gpu = gpu
-        self.name = name
-        self.spec = spec
-        self.dtype = spec.dtype.numpy
-        self.capacity = -1
-        self.device: DeviceMemory | None = None
-        self.pinned: PinnedMemory | None = None
-        self.allocator: Any = None
-        self.bytes: Bytes = np.empty(0, np.uint8)
-        self.view: Array = np.empty(0, self.dtype)
-
-    @property
-    def pointer(self) -> int:
-        """The device address."""
-        device = self.device if self.allocator is None else self.allocator.memory
-        return device.pointer if device is not None else 0
-
-    @property
-    def device_bytes(self) -> int:
-        """Device memory held."""
-        return max(0, self.capacity if self.allocator is None else self.allocator.capacity)
-
-    def resize(self, shape: tuple[int, ...]) -> None:
-        """Make room for `shape`, inside `with gpu`.
-
-        Raises BackendUnavailable where memory is short; then there is none, until the next call.
-        """
-        nbytes = self.dtype.itemsize * math.prod(shape)
-        if nbytes > self.capacity:
-            self.close()  # first: the old and the new together may be too much
-            self.pinned = self.gpu.pin(nbytes)
-            if self.allocator is None:
-                self.device = self.gpu.allocate(nbytes)
-            self.capacity = nbytes
-        assert self.pinned is not None
-        self.bytes = self.pinned.array[:nbytes]
-        self.view = self.bytes.view(self.dtype).reshape(shape)
-
-    def close(self) -> None:
-        """Free both memories, inside `with gpu`."""
-        self.bytes = np.empty(0, np.uint8)
-        self.view = np.empty(0, self.dtype)
-        device, pinned = self.device, self.pinned
-        self.device = self.pinned = None
-        self.capacity = -1
-        with ExitStack() as closing:  # the second also where the first fails
-            for memory in (device, pinned):
-                if memory is not None:
-                    closing.callback(memory.close)
+Shapes = tuple[Shape, ...]
 
 
 class Run:
-    """A context's memory, stream and TensorRT context; `TrtContext` owns it."""
+    """A context's memory and TensorRT context; `TrtContext` owns it.
+
+    names: the engine's name of each input by the model's. resident: outputs that stay here.
+    beside: the context whose stream and scratch memory it works with; None for its own.
+    """
 
     def __init__(
         self,
@@ -96,78 +41,134 @@ class Run:
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         names: Mapping[str, str],
+        resident: frozenset[str] = frozenset(),
+        beside: Run | None = None,
     ) -> None:
         self.gpu = gpu = engine.gpu
         self.engine = engine
         self.inputs = [Slot(gpu, names.get(spec.name, spec.name), spec) for spec in inputs]
         self.outputs = [Slot(gpu, spec.name, spec) for spec in outputs]
+        self._device = Device("gpu", gpu.id)
+        self._resident = [spec.name in resident for spec in outputs]
         # TensorRT may have dropped an input that nothing reads.
-        self._fed = [slot for slot in self.inputs if slot.name in engine.inputs]
+        self._fed = [slot.name in engine.inputs for slot in self.inputs]
         self._shapes: Shapes | None = None
         self._profile = 0
+        self._pending = False  # work is queued that nobody has waited for
+        self._must_wait = False  # this predict has to be complete on return
         self._closed = False
         self._context: Any = None
+        self._scratch: DeviceMemory | None = None  # what TensorRT was told
+        self._owns_workspace = beside is None
+        trt = engine.trt
         mark = messages.mark()
-        with gpu, ExitStack() as undo:
-            self._stream = gpu.stream()
-            undo.callback(self._stream.close)
-            self._context = engine.engine.create_execution_context()
-            self.activation_bytes = int(engine.engine.device_memory_size_v2)
-            if self._context is None:
-                raise BackendUnavailable(
-                    f"{gpu.name}: TensorRT makes no execution context: "
-                    f"{gpu.shortage(f'{self.activation_bytes} bytes to run in')}; "
-                    f"TensorRT says: {messages.since(mark)}",
-                    "gpu_trt",
+        with ExitStack() as undo:
+            if beside is None:
+                self.workspace = Workspace(gpu)
+                undo.callback(self._discard)
+            else:
+                self.workspace = beside.workspace
+            with gpu:
+                self._needed = int(engine.engine.device_memory_size_v2)
+                self._context = engine.engine.create_execution_context(
+                    trt.ExecutionContextAllocationStrategy.USER_MANAGED
                 )
+                if self._context is None:
+                    raise BackendUnavailable(
+                        f"{gpu.name}: TensorRT makes no execution context: "
+                        f"{gpu.shortage(f'{self._needed} bytes to run in')}; "
+                        f"TensorRT says: {messages.since(mark)}",
+                        "gpu_trt",
+                    )
+                try:
+                    self.workspace.enter(self._needed)
+                except BaseException:
+                    self._context = None
+                    raise
+            self._stream = self.workspace.stream
             undo.pop_all()
         engine.runs[id(self)] = self
 
+    def _discard(self) -> None:
+        with self.gpu:
+            self.workspace.discard()
+
     @property
     def device_bytes(self) -> int:
-        """Device memory that this context holds."""
-        slots = (*self.inputs, *self.outputs)
-        return 0 if self._closed else self.activation_bytes + sum(s.device_bytes for s in slots)
+        """Device memory that this context holds; scratch memory counts where it was opened."""
+        if self._closed:
+            return 0
+        scratch = self.workspace.nbytes if self._owns_workspace else 0
+        return scratch + sum(slot.device_bytes for slot in (*self.inputs, *self.outputs))
 
     def predict(self, inputs: Values, outputs: Values | None) -> Values:
-        """See engine_predict; the arrays are as the core has checked them."""
-        arrays = cast("list[Array]", inputs)
-        stream = self._stream
+        """See engine_predict; the values are as the core has checked them."""
         if self._closed:
             raise BackendUnavailable("the context is closed; open another one", "gpu_trt")
+        values = cast("list[Array | DeviceBuffer]", inputs)
+        wanted: Sequence[Any] = [None] * len(self.outputs) if outputs is None else outputs
         with self.gpu as gpu:
             try:
-                shapes = tuple([array.shape for array in arrays])
+                shapes = tuple([value.shape for value in values])
                 if shapes != self._shapes:
                     self._reshape(shapes)
-                for slot, array in zip(self.inputs, arrays, strict=True):
-                    np.copyto(slot.view, array)
-                for slot in self._fed:
-                    if slot.bytes.size:
-                        gpu.copy_in(slot.pointer, slot.bytes, stream.raw)
+                self._tell_scratch()
+                self._must_wait = False
+                foreign: list[DeviceBuffer] = []  # buffers of the caller's, to order with
+                for slot, value, is_fed in zip(self.inputs, values, self._fed, strict=True):
+                    if not is_fed:
+                        continue
+                    if isinstance(value, DeviceBuffer):
+                        self._use(slot, value)
+                        foreign.append(value)
+                    else:
+                        self._send(slot, value)
+                targets = [
+                    self._prepare(slot, entry, is_resident, values, foreign)
+                    for slot, entry, is_resident in zip(
+                        self.outputs, wanted, self._resident, strict=True
+                    )
+                ]
                 mark = messages.mark()
-                if not self._context.execute_async_v3(stream.handle):
+                if not self._context.execute_async_v3(self._stream.handle):
                     raise self._failure(messages.since(mark))
-                for slot in self.outputs:
-                    if slot.allocator is not None:
-                        slot.resize(slot.allocator.shape)
-                    if slot.bytes.size:
-                        gpu.copy_out(slot.bytes, slot.pointer, stream.raw)
-                stream.synchronize()
+                self._pending = True
+                results = [
+                    self._fetch(slot, entry, target)
+                    for slot, entry, target in zip(self.outputs, wanted, targets, strict=True)
+                ]
+                self._order_after(foreign)
+                if self._must_wait:
+                    self._settle()
             except BaseException as error:
                 self._shapes = None  # whatever TensorRT was told: the next call tells it anew
+                for slot in (*self.inputs, *self.outputs):
+                    slot.address = 0
                 with suppress(gpu.Error):  # what is queued still uses this context's memory
-                    stream.synchronize()
+                    self._stream.synchronize()
+                self._pending = False
                 if isinstance(error, gpu.Error):
                     raise gpu.unavailable(error, "a predict") from error
                 raise
-        if outputs is None:
-            return [slot.view.copy() for slot in self.outputs]  # the caller owns the result
-        results = [
-            slot.view.copy() if given is None else _filled(slot, cast("Array", given))
-            for slot, given in zip(self.outputs, outputs, strict=True)
-        ]
-        return outputs if all(given is not None for given in outputs) else results
+        for place, (slot, entry) in enumerate(zip(self.outputs, wanted, strict=True)):
+            if results[place] is None:  # on the host, in page-locked memory
+                if entry is None:
+                    results[place] = slot.view.copy()  # the caller owns the result
+                else:
+                    np.copyto(entry, slot.view)
+                    results[place] = entry
+        if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
+            return outputs
+        return results
+
+    def settle(self) -> None:
+        """Wait for what is queued: another thread is to use the context."""
+        if self._pending and not self._closed:
+            with self.gpu as gpu:
+                try:
+                    self._settle()
+                except gpu.Error as error:
+                    raise gpu.unavailable(error, "a predict") from error
 
     def close(self) -> None:
         """Free everything, whatever of it fails to be freed; twice does nothing."""
@@ -175,31 +176,176 @@ class Run:
             return
         self._closed = True
         self.engine.runs.pop(id(self), None)
-        with self.gpu, ExitStack() as closing:
+        with self.gpu as gpu, ExitStack() as closing:
             # Last in, first out: TensorRT's context goes before the memory that it points to.
+            closing.callback(self.workspace.leave)
             for slot in (*self.inputs, *self.outputs):
                 closing.callback(slot.close)
-                if slot.allocator is not None:
-                    closing.callback(slot.allocator.close)
-            closing.callback(self._stream.close)
+            if self._pending:
+                with suppress(gpu.Error):
+                    self._stream.synchronize()
+            self._scratch = None
             self._context = None
 
     # ------------------------------------------------------------------------------ one predict
 
+    def _send(self, slot: Slot, array: Array) -> None:
+        """Queue the copy of a host array into the slot's memory."""
+        pointer = slot.place()
+        if not slot.nbytes:
+            pass
+        elif is_pinned(array):
+            self.gpu.copy_in(pointer, as_bytes(array), self._stream.raw)
+            self._must_wait = True  # the caller may write it again
+        else:
+            if self._pending:  # an earlier copy may still read the page-locked memory
+                if not self._stream.is_done:
+                    self._stream.synchronize()
+                self._pending = False
+            if not slot.staged:
+                slot.stage()
+            np.copyto(slot.view, array)
+            self.gpu.copy_in(pointer, slot.bytes, self._stream.raw)
+        self._bind(slot, pointer)
+
+    def _use(self, slot: Slot, buffer: DeviceBuffer) -> None:
+        """Take an input where it lies, after what its stream has queued."""
+        if buffer.stream is not None:
+            self.gpu.order(buffer.stream, self._stream)
+        pointer = buffer.pointer
+        if pointer % ALIGNMENT or not pointer:
+            pointer = slot.place()
+            if slot.nbytes:
+                self.gpu.copy_within(pointer, buffer.pointer, slot.nbytes, self._stream.raw)
+        self._bind(slot, pointer)
+
+    def _prepare(
+        self,
+        slot: Slot,
+        entry: Any,
+        is_resident: bool,
+        inputs: Iterable[Value],
+        foreign: list[DeviceBuffer],
+    ) -> DeviceBuffer | None:
+        """Tell TensorRT where to write an output. Return the buffer of the result.
+
+        None where it is not known yet, or on the host.
+        """
+        if isinstance(entry, DeviceBuffer):
+            if entry.stream is not None:
+                self.gpu.order(entry.stream, self._stream)
+            foreign.append(entry)
+            if slot.growing is None:
+                _check_shape(slot, entry.shape)
+                is_aligned = entry.pointer and not entry.pointer % ALIGNMENT
+                if is_aligned and not _overlaps(entry, inputs):
+                    self._bind(slot, entry.pointer)
+                    return entry
+        elif isinstance(entry, Device) and slot.growing is None:
+            memory = self.gpu.allocate(slot.nbytes)
+            self._bind(slot, memory.pointer)
+            return self._own(slot, memory)
+        if slot.growing is None:
+            self._bind(slot, slot.place())
+            if entry is None and is_resident:
+                return slot.lend(self._device, self._stream.handle)
+        return None
+
+    def _fetch(
+        self, slot: Slot, entry: Any, target: DeviceBuffer | None
+    ) -> Array | DeviceBuffer | None:
+        """Return an output that is on the device; queue the copy of one that is not.
+
+        Returns None for an output that will be in page-locked memory.
+        """
+        if target is not None:
+            return target
+        if slot.growing is not None:
+            slot.reshape(slot.growing.shape)
+            if entry is None and self._is_resident(slot):
+                return slot.lend(self._device, self._stream.handle)
+        if isinstance(entry, DeviceBuffer | Device):
+            if isinstance(entry, Device):
+                buffer = self._own(slot, self.gpu.allocate(slot.nbytes))
+            else:
+                buffer = entry
+            _check_shape(slot, buffer.shape)
+            if slot.nbytes:
+                self.gpu.copy_within(buffer.pointer, slot.place(), slot.nbytes, self._stream.raw)
+            return buffer
+        self._must_wait = True
+        if entry is not None:
+            _check_shape(slot, entry.shape)
+            if slot.nbytes and is_pinned(entry):
+                self.gpu.copy_out(as_bytes(entry), slot.place(), self._stream.raw)
+                return cast("Array", entry)
+        if not slot.staged:
+            slot.stage()
+        if slot.nbytes:
+            self.gpu.copy_out(slot.bytes, slot.place(), self._stream.raw)
+        return None
+
+    def _is_resident(self, slot: Slot) -> bool:
+        return self._resident[self.outputs.index(slot)]
+
+    def _own(self, slot: Slot, memory: DeviceMemory) -> DeviceBuffer:
+        return DeviceBuffer(
+            memory.pointer, slot.shape, slot.spec.dtype, self._device, self._stream.handle, memory
+        )
+
+    def _order_after(self, buffers: Iterable[DeviceBuffer]) -> None:
+        """Make the streams of the caller's buffers wait for this predict.
+
+        Whoever writes an input again, or reads an output, through the buffer's stream then comes
+        after it. A buffer that has no stream, or one that is not of this backend, cannot be told:
+        for it the predict is complete on return.
+        """
+        for buffer in buffers:
+            if buffer.stream == self._stream.handle:
+                continue
+            stream = self.gpu.find_stream(buffer.stream) if buffer.stream else None
+            if stream is None:
+                self._must_wait = True
+            else:
+                self.gpu.order(self._stream.handle, stream)
+
+    def _settle(self) -> None:
+        self._stream.synchronize()
+        self._pending = False
+
+    def _bind(self, slot: Slot, pointer: int) -> None:
+        """Tell TensorRT a tensor's address, unless it has been told that one."""
+        if slot.address == pointer:
+            return
+        if not self._context.set_tensor_address(slot.name, pointer):
+            raise BackendUnavailable(
+                f"TensorRT does not take the address of {slot.name!r}", "gpu_trt"
+            )
+        slot.address = pointer
+
+    def _tell_scratch(self) -> None:
+        memory = self.workspace.memory
+        if memory is not self._scratch:
+            assert memory is not None
+            self._context.set_device_memory(memory.pointer, self.workspace.nbytes)
+            self._scratch = memory
+
+    # ----------------------------------------------------------------------------------- shapes
+
     def _reshape(self, shapes: Shapes) -> None:
-        """Tell TensorRT the inputs' new shapes, and make room for them and what comes of them."""
+        """Tell TensorRT the inputs' new shapes, and the slots what comes of them."""
+        if self._pending:
+            self._settle()  # memory is about to be exchanged
         mark = messages.mark()
         self._choose_profile(shapes)
-        for slot, shape in zip(self.inputs, shapes, strict=True):
-            slot.resize(shape)
-        for slot in self._fed:
-            if not self._context.set_input_shape(slot.name, slot.view.shape):
+        for slot, shape, is_fed in zip(self.inputs, shapes, self._fed, strict=True):
+            slot.reshape(shape)
+            if is_fed and not self._context.set_input_shape(slot.name, shape):
                 raise InputError(
                     f"input {slot.spec.name!r}: TensorRT does not take the shape "
-                    f"{list(slot.view.shape)}: {messages.since(mark)}",
+                    f"{list(shape)}: {messages.since(mark)}",
                     slot.spec.name,
                 )
-            self._set_address(slot)
         try:
             missing = self._context.infer_shapes()
         except RuntimeError as error:  # the shapes contradict each other inside the network
@@ -208,12 +354,11 @@ class Run:
         for slot in self.outputs:
             shape = tuple(self._context.get_tensor_shape(slot.name))
             if -1 not in shape:
-                slot.resize(shape)
-                self._set_address(slot)
-            elif slot.allocator is None:
+                slot.reshape(shape)
+            elif slot.growing is None:
                 # Its shape depends on the data: TensorRT asks for memory when it knows it.
-                slot.allocator = _allocator(self.engine.trt)(self.gpu)
-                self._context.set_output_allocator(slot.name, slot.allocator)
+                slot.growing = growing_output(self.engine.trt)(self.gpu)
+                self._context.set_output_allocator(slot.name, slot.growing)
         self._shapes = shapes
 
     def _choose_profile(self, shapes: Shapes) -> None:
@@ -232,10 +377,13 @@ class Run:
             self._stream.synchronize()
             self._profile = index
 
-    def _outside(self, shapes: Mapping[str, tuple[int, ...]]) -> InputError:
-        for slot in self._fed:
+    def _outside(self, shapes: Mapping[str, Shape]) -> InputError:
+        """Build the error for shapes that no profile allows, naming the input and the ranges."""
+        for slot, is_fed in zip(self.inputs, self._fed, strict=True):
+            if not is_fed:
+                continue
             ranges = [profile[slot.name] for profile in self.engine.profiles]
-            if not any(fits(shapes[slot.name], each) for each in ranges):
+            if not any(fits(shapes[slot.name], shape_range) for shape_range in ranges):
                 return InputError(
                     f"input {slot.spec.name!r}: shape {list(shapes[slot.name])} is outside "
                     f"{' and '.join(map(_text, ranges))}, which the model was compiled for; "
@@ -247,16 +395,11 @@ class Run:
             f"{ {name: list(shape) for name, shape in shapes.items()} }"
         )
 
-    def _set_address(self, slot: Slot) -> None:
-        if not self._context.set_tensor_address(slot.name, slot.pointer):
-            raise BackendUnavailable(
-                f"TensorRT does not take the address of {slot.name!r}", "gpu_trt"
-            )
-
     def _failure(self, heard: messages.Heard) -> Exception:
+        """Build the error for an execution that TensorRT refused."""
         for slot in self.outputs:
-            if slot.allocator is not None and slot.allocator.error is not None:
-                error: Exception = slot.allocator.error
+            if slot.growing is not None and slot.growing.error is not None:
+                error: Exception = slot.growing.error
                 return error
         if heard.out_of_memory:
             return BackendUnavailable(
@@ -267,61 +410,23 @@ class Run:
         return ModelError(f"TensorRT cannot run the model on these inputs: {heard}")
 
 
-@cache
-def _allocator(trt: Any) -> Any:
-    """The class that gives TensorRT memory for one output as it learns how much it needs."""
-
-    class Allocator(trt.IOutputAllocator):  # type: ignore[misc]  # of a module without types
-        def __init__(self, gpu: Gpu) -> None:
-            trt.IOutputAllocator.__init__(self)
-            self._gpu = gpu
-            self.capacity = -1
-            self.memory: DeviceMemory | None = None
-            self.shape: tuple[int, ...] = ()
-            self.error: BackendUnavailable | None = None
-
-        def reallocate_output_async(
-            self, tensor_name: str, memory: int, size: int, alignment: int, stream: int
-        ) -> int:
-            return self.reallocate_output(tensor_name, memory, size, alignment)
-
-        def reallocate_output(
-            self, tensor_name: str, memory: int, size: int, alignment: int
-        ) -> int:
-            self.error = None
-            if size > self.capacity:
-                with self._gpu:
-                    self.close()
-                    try:
-                        self.memory = self._gpu.allocate(size)
-                    except BackendUnavailable as error:
-                        self.error = error  # TensorRT prints what is raised: 0 tells it no
-                        return 0
-                self.capacity = size
-            assert self.memory is not None
-            return self.memory.pointer
-
-        def notify_shape(self, tensor_name: str, shape: Any) -> None:
-            self.shape = tuple(shape)
-
-        def close(self) -> None:
-            self.capacity = -1
-            if self.memory is not None:
-                self.memory.close()
-                self.memory = None
-
-    return Allocator
+def _overlaps(buffer: DeviceBuffer, inputs: Iterable[Value]) -> bool:
+    """Tell whether an output's buffer shares memory with an input that the network still reads."""
+    end = buffer.pointer + buffer.nbytes
+    return any(
+        value.pointer < end and buffer.pointer < value.pointer + value.nbytes
+        for value in inputs
+        if isinstance(value, DeviceBuffer)
+    )
 
 
-def _filled(slot: Slot, given: Array) -> Array:
-    if given.shape != slot.view.shape:
+def _check_shape(slot: Slot, given: Shape) -> None:
+    if given != slot.shape:
         raise InputError(
             f"output {slot.spec.name!r}: expected a buffer of {slot.spec.dtype}"
-            f"{list(slot.view.shape)}, got {list(given.shape)}",
+            f"{list(slot.shape)}, got {list(given)}",
             slot.spec.name,
         )
-    np.copyto(given, slot.view)
-    return given
 
 
 def _text(ranges: ShapeRange) -> str:

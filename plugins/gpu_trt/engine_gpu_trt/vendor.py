@@ -1,4 +1,4 @@
-"""Finding NVIDIA's two packages, and proving a device before TensorRT is touched.
+"""Find NVIDIA's two packages, and prove a device before TensorRT is touched.
 
 Without a driver TensorRT hands out objects that wrap a null pointer, and the next call on one is
 a segmentation fault. So nothing here calls TensorRT before pycuda has shown a device.
@@ -12,6 +12,8 @@ import re
 import threading
 from importlib.util import find_spec
 from typing import Any
+
+from engine.errors import BackendUnavailable
 
 DRIVER_LIBRARY = "libcuda.so.1"
 INSTALL = 'run: pip install "inference-engine[gpu-trt]"'
@@ -34,7 +36,7 @@ class Missing(Exception):
 
 
 def pycuda_driver() -> Any:
-    """The module pycuda.driver, initialised. Raises Missing."""
+    """Return the module pycuda.driver, initialised. Raises Missing."""
     if find_spec("pycuda") is None:
         also = "" if driver_library() else f"; no NVIDIA driver either ({DRIVER_LIBRARY})"
         raise Missing(f"pycuda is not installed{also}", INSTALL if not also else DRIVER_FIX)
@@ -56,7 +58,7 @@ def pycuda_driver() -> Any:
 
 
 def device_count(driver: Any) -> int:
-    """How many devices the driver shows this process. Raises Missing where it shows none."""
+    """Count the devices that the driver shows this process. Raises Missing where it shows none."""
     try:
         count = int(driver.Device.count())
     except driver.Error as error:
@@ -70,7 +72,7 @@ def device_count(driver: Any) -> int:
 
 
 def tensorrt() -> Any:
-    """The module tensorrt, of a version that fits. Call it after a device is proven.
+    """Return the module tensorrt, of a version that fits. Call it after a device is proven.
 
     Raises Missing.
     """
@@ -83,8 +85,8 @@ def tensorrt() -> Any:
             f"tensorrt cannot be imported: {error}",
             "run: pip install --force-reinstall tensorrt",
         ) from error
-    found = re.match(r"(\d+)\.(\d+)", module.__version__)
-    version = (int(found[1]), int(found[2])) if found else (0, 0)
+    match = re.match(r"(\d+)\.(\d+)", module.__version__)
+    version = (int(match[1]), int(match[2])) if match else (0, 0)
     if not OLDEST <= version < NEWEST:
         raise Missing(
             f"tensorrt {module.__version__} is installed, but this backend needs "
@@ -94,8 +96,18 @@ def tensorrt() -> Any:
     return module
 
 
+def usable_tensorrt() -> Any:
+    """Return the module tensorrt; see `tensorrt`. Raises BackendUnavailable."""
+    try:
+        return tensorrt()
+    except Missing as error:
+        raise BackendUnavailable(
+            f"backend 'gpu_trt' cannot run: {error}; {error.fix}", "gpu_trt"
+        ) from error
+
+
 def driver_library() -> bool:
-    """Whether the NVIDIA driver's library can be loaded."""
+    """Tell whether the NVIDIA driver's library can be loaded."""
     try:
         ctypes.CDLL(DRIVER_LIBRARY)
     except OSError:

@@ -31,11 +31,7 @@ def test_the_api_of_mindspore_lite_reaches_the_backend(tmp_path: Path) -> None:
         engine.ModelType.MINDIR,
         context,
         config_dict={
-            "gpu_context": {
-                "input_shape": "x:[-1,3]",
-                "dynamic_dims": "[1~8]",
-                "opt_dims": "[2]",
-            }
+            "gpu_context": {"batch_range": "1~2~8"},
         },
     )
     x = np.ones((8, 3), np.float32)
@@ -70,12 +66,13 @@ def test_a_compiled_engine_is_a_model_file(tmp_path: Path) -> None:
     from engine.types import CompileOptions, Device
 
     backend = open_backend("gpu_trt")
-    options = CompileOptions(device=Device("gpu"))
+    folder = tmp_path / "form"
+    folder.mkdir()
+    options = CompileOptions(device=Device("gpu"), save_to=folder)
     loaded = backend.load(open_source(str(models.affine(tmp_path))), options)
-    executable = backend.compile(loaded, options)
+    backend.compile(loaded, options).close()
     loaded.close()
-    plan = tmp_path / executable.save(tmp_path)
-    executable.close()
+    path = (folder / "engine.plan").rename(tmp_path / "affine.engine")
     x = np.ones((2, 3), np.float32)
-    with engine.load(str(plan.rename(plan.with_suffix(".engine"))), target="gpu") as model:
+    with engine.load(str(path), target="gpu") as model:
         np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)

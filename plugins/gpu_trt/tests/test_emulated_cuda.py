@@ -153,7 +153,119 @@ def test_the_default_stream_is_refused(cuda: Any, context: Any) -> None:
     host.base.free()
 
 
-@pytest.mark.parametrize("kind", ["memory", "pinned", "stream"])
+def test_an_event_orders_one_stream_after_another(cuda: Any, context: Any) -> None:
+    done: list[str] = []
+    first, second, event = cuda.Stream(), cuda.Stream(), cuda.Event()
+    first._queue.put(lambda: done.append("before"))
+    event.record(first)
+    first._queue.put(lambda: done.append("after"))
+    second.wait_for_event(event)
+    second._queue.put(lambda: done.append("second"))
+    assert not event.query()
+    second.synchronize()
+    assert done == ["before", "second"]
+    assert event.query()
+    assert not first.is_done()
+    first.synchronize()
+    assert done == ["before", "second", "after"]
+
+
+def test_streams_may_wait_for_each_other_in_turn(cuda: Any, context: Any) -> None:
+    done: list[int] = []
+    streams = [cuda.Stream(), cuda.Stream()]
+    events = [cuda.Event(), cuda.Event()]
+    for number in range(6):
+        this, other = number % 2, 1 - number % 2
+        streams[this].wait_for_event(events[other])
+        streams[this]._queue.put(lambda number=number: done.append(number))
+        events[this].record(streams[this])
+    with ThreadPoolExecutor(2) as pool:
+
+        def wait(stream: Any) -> None:
+            context.push()
+            try:
+                stream.synchronize()
+            finally:
+                context.pop()
+
+        list(pool.map(wait, streams))
+    assert done == list(range(6))
+
+
+def test_a_stream_is_done_when_only_satisfied_waits_are_left(cuda: Any, context: Any) -> None:
+    first, second, event = cuda.Stream(), cuda.Stream(), cuda.Event()
+    first._queue.put(lambda: None)
+    event.record(first)
+    second.wait_for_event(event)
+    assert not second.is_done()
+    first.synchronize()
+    assert second.is_done()
+
+
+def test_an_event_without_a_stream_is_the_default_streams(cuda: Any, context: Any) -> None:
+    from emulated_gpu import MACHINE
+
+    done: list[int] = []
+    default = MACHINE.queue(0)
+    assert default is not None
+    default.put(lambda: done.append(1))
+    event = cuda.Event()
+    event.record()
+    event.synchronize()
+    assert done == [1]
+    default.put(lambda: done.append(2))
+    cuda.Context.synchronize()
+    assert done == [1, 2]
+
+
+def test_an_event_belongs_to_its_device(cuda: Any, context: Any, second_device: int) -> None:
+    event = cuda.Event()
+    other = cuda.Device(second_device).retain_primary_context()
+    other.push()
+    stream = cuda.Stream()
+    with pytest.raises(cuda.LogicError, match="invalid resource handle"):
+        event.record(stream)
+    del stream
+    other.pop()
+    other.detach()
+    del event  # here, and not with the traceback
+
+
+def test_copies_on_the_device_and_between_devices_stay_off_the_bus(
+    cuda: Any, context: Any, second_device: int
+) -> None:
+    from emulated_gpu import Crash, counting
+
+    other = cuda.Device(second_device).retain_primary_context()
+    other.push()
+    there = cuda.mem_alloc(4)
+    other.pop()
+    stream, one, two = cuda.Stream(), cuda.mem_alloc(4), cuda.mem_alloc(4)
+    back = np.zeros(4, np.uint8)
+    with counting() as counts:
+        cuda.memcpy_htod(one, np.arange(4, dtype=np.uint8))
+        cuda.memcpy_dtod_async(two, one, 4, stream)
+        cuda.memcpy_peer_async(there, two, 4, other, context, stream)
+        cuda.memcpy_peer_async(one, there, 4, context, other, stream)
+        stream.synchronize()
+        cuda.memcpy_dtoh(back, one)
+    assert list(back) == [0, 1, 2, 3]
+    assert {way: n for way, n in counts.items() if way != "synchronisations"} == {
+        "host to device": 4, "device to device": 4, "between devices": 8, "device to host": 4,
+    }  # fmt: skip
+    with pytest.raises(Crash):
+        cuda.memcpy_dtod_async(two, there, 4, stream)  # an address of the other device
+    with pytest.raises(Crash, match="only 4 are left"):
+        cuda.memcpy_dtod_async(two, one, 5, stream)
+    one.free()
+    two.free()
+    other.push()
+    there.free()
+    other.pop()
+    other.detach()
+
+
+@pytest.mark.parametrize("kind", ["memory", "pinned", "stream", "event"])
 def test_what_is_freed_elsewhere_leaks_with_a_warning(cuda: Any, kind: str) -> None:
     from emulated_gpu import live, violations
 
@@ -165,6 +277,7 @@ def test_what_is_freed_elsewhere_leaks_with_a_warning(cuda: Any, kind: str) -> N
             "memory": lambda: cuda.mem_alloc(8),
             "pinned": lambda: cuda.pagelocked_empty(8, np.uint8).base,
             "stream": cuda.Stream,
+            "event": cuda.Event,
         }[kind]()
     ]
     context.pop()
@@ -190,6 +303,8 @@ def _forget(kind: str) -> None:
         device.free(device._bases[-1])
     elif kind == "pinned":
         MACHINE.pinned.popitem()
+    elif kind == "event":
+        MACHINE.live["events"] -= 1
     else:
         MACHINE.streams.popitem()
 

@@ -251,6 +251,77 @@ def test_a_context_destroyed_while_it_runs_is_noticed(
     assert violations() == ["an IExecutionContext was destroyed while it ran"]
 
 
+def test_a_context_without_memory_of_its_own_must_be_given_enough(
+    bench: Bench, cuda: Any, tmp_path: Path
+) -> None:
+    engine = bench.engine(models.affine(tmp_path), **AFFINE)
+    strategy = bench.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+    execution = engine.create_execution_context(strategy)
+    stream, memory = cuda.Stream(), cuda.mem_alloc(4096)
+    needed = engine.device_memory_size_v2
+    execution.set_input_shape("x", (2, 3))
+    for name, allocation in {"x": memory, "y": memory}.items():
+        execution.set_tensor_address(name, int(allocation))
+    assert execution.execute_async_v3(stream.handle) is False
+    assert "Device memory is not set" in bench.said[-1]
+    execution.set_device_memory(int(memory), needed - 1)
+    execution.set_device_memory(int(memory) + 8, needed)
+    assert len(bench.said) == 3
+    assert execution.execute_async_v3(stream.handle) is False
+    execution.set_device_memory(int(memory) + 1024, needed)
+    assert execution.execute_async_v3(stream.handle) is True
+    stream.synchronize()
+    memory.free()
+
+
+def test_scratch_memory_on_two_streams_at_once_is_noticed(
+    bench: Bench, cuda: Any, tmp_path: Path
+) -> None:
+    from emulated_gpu import Crash
+
+    engine = bench.engine(models.affine(tmp_path), **AFFINE)
+    strategy = bench.trt.ExecutionContextAllocationStrategy.USER_MANAGED
+    one, other = (engine.create_execution_context(strategy) for _ in range(2))
+    memory, streams = cuda.mem_alloc(4096), [cuda.Stream(), cuda.Stream()]
+    for execution in (one, other):
+        execution.set_input_shape("x", (2, 3))
+        execution.set_tensor_address("x", int(memory))
+        execution.set_tensor_address("y", int(memory) + 1024)
+        execution.set_device_memory(int(memory) + 2048, engine.device_memory_size_v2)
+    assert one.execute_async_v3(streams[0].handle)
+    with pytest.raises(Crash, match="is used by two streams at once"):
+        other.execute_async_v3(streams[1].handle)
+    assert other.execute_async_v3(streams[0].handle), "one stream is in order"
+    streams[0].synchronize()
+    assert other.execute_async_v3(streams[1].handle)
+    streams[1].synchronize()
+    memory.free()
+
+
+def test_a_timing_cache_is_of_its_version_and_sound(bench: Bench, tmp_path: Path) -> None:
+    builder, network, _parser = bench.network(models.constant(tmp_path))
+    config = builder.create_builder_config()
+    assert config.create_timing_cache(b"garbage") is None
+    cache = config.create_timing_cache(b"")
+    assert config.set_timing_cache(cache, False)
+    assert builder.build_serialized_network(network, config) is not None
+    data = bytes(cache.serialize())
+    again = config.create_timing_cache(data)
+    assert bytes(again.serialize()) == data
+    foreign = config.create_timing_cache(data.replace(again._version.encode(), b"9.9"))
+    assert config.set_timing_cache(foreign, False) is False
+    assert cache.combine(foreign, False) is False
+    assert cache.combine(again, False) is True
+
+
+def test_an_inspector_names_the_layers(bench: Bench, tmp_path: Path) -> None:
+    import json
+
+    inspector = bench.engine(models.affine(tmp_path), **AFFINE).create_engine_inspector()
+    text = inspector.get_engine_information(bench.trt.LayerInformationFormat.JSON)
+    assert len(json.loads(text)["Layers"]) == 2
+
+
 def test_an_unknown_stream_is_refused(bench: Bench, cuda: Any, tmp_path: Path) -> None:
     from emulated_gpu import Crash
 

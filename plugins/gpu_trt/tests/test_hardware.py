@@ -144,7 +144,10 @@ def test_branches_empty_tensors_and_constants() -> None:
 
 def test_engines_are_saved_and_read() -> None:
     on_device("""
-        path = folder / compiled(models.affine).save(folder)
+        form = folder / "form"
+        form.mkdir()
+        compiled(models.affine, save_to=form)
+        path = (form / "engine.plan").rename(folder / "affine.engine")
         x = np.ones((2, 3), np.float32)
         with engine.load(str(path), target="gpu") as model:
             np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
@@ -163,8 +166,10 @@ def test_profiles_threads_and_cancel() -> None:
     on_device("""
         import threading
         from engine.types import CancelToken
-        ranges = {"input_shape": "x:[-1,3]", "dynamic_dims": "[1~4],[16~64]"}
-        executable = compiled(models.affine, options=ranges)
+        ends = ((1, 4), (16, 64))
+        ranges = [{"x": ShapeRange((low, 3), (high, 3), (high, 3))} for low, high in ends]
+        hull = {"x": ShapeRange((1, 3), (4, 3), (64, 3))}
+        executable = compiled(models.affine, shapes=hull, profiles=tuple(ranges))
         wrong = []
         def work(seed):
             context = executable.open_context()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from engine.types import CompileOptions, Device
-from engine_gpu_trt.options import Settings, read_settings
+from engine.options import CONSUMED
+from engine.types import CompileOptions, Device, Option
+from engine_gpu_trt.options import OPTIONS, Settings, read_settings
 
 
 def read(precision: str = "", provider: str = "", **options: str) -> Settings:
@@ -22,45 +23,31 @@ def test_without_settings_everything_is_the_default() -> None:
     assert read() == Settings()
 
 
-def test_input_shape_fixes_dims_by_name() -> None:
-    found = read(input_shape="x:[1,3,96,96];ns:ids: [-1, 128] ;s:[]")
-    assert found.shapes == {"x": (1, 3, 96, 96), "ns:ids": (-1, 128), "s": ()}
-    assert found.ranges == ()
+def test_what_the_core_reads_is_not_declared_here() -> None:
+    assert not set(OPTIONS) & set(CONSUMED)
 
 
-def test_dynamic_dims_belong_to_the_open_dims_in_order() -> None:
-    found = read(
-        input_shape="a:[-1,3,-1];b:[2,-1]",
-        dynamic_dims="[1~8,16~512];[100~200]",
-        opt_dims="[4,128];[150]",
-    )
-    assert found.ranges == ({"a": ((1, 4, 8), (16, 128, 512)), "b": ((100, 150, 200),)},)
+def test_every_option_is_typed_and_its_default_is_read_as_the_default() -> None:
+    for key, option in OPTIONS.items():
+        assert isinstance(option, Option)
+        assert read(**{key: option.default}) == Settings()
 
 
-def test_without_opt_dims_the_highest_is_tuned_for() -> None:
-    found = read(input_shape="a:[-1,-1]", dynamic_dims="[1~8,7]")
-    assert found.ranges == ({"a": ((1, 8, 8), (7, 7, 7))},)
+def test_every_value_that_an_option_declares_is_taken() -> None:
+    for key, option in OPTIONS.items():
+        values = list(option.choices)
+        if option.type is bool:
+            values += ["0", "1", "true", "false"]
+        if option.lowest is not None and option.highest is not None:
+            values += [str(int(option.lowest)), str(int(option.highest))]
+            with pytest.raises(ValueError, match=key):
+                read(**{key: str(int(option.highest) + 1)})
+        for value in values:
+            read(**{key: value})
 
 
-def test_several_lists_are_several_profiles() -> None:
-    found = read(
-        input_shape="a:[-1];fixed:[3];b:[-1]",
-        dynamic_dims="[1~8],[9~64];;[2],[3~4]",
-        opt_dims="[8],[32];;[2],[3]",
-    )
-    assert found.ranges == (
-        {"a": ((1, 8, 8),), "fixed": (), "b": ((2, 2, 2),)},
-        {"a": ((9, 32, 64),), "fixed": (), "b": ((3, 3, 4),)},
-    )
-
-
-def test_upstreams_own_example_is_read() -> None:
-    found = read(
-        input_shape="x1:[1,1,28,-1];x2:[-1,-1]",
-        dynamic_dims="[100~200];[200~300,20~30]",
-        opt_dims="[150];[250,25]",
-    )
-    assert found.ranges == ({"x1": ((100, 150, 200),), "x2": ((200, 250, 300), (20, 25, 30))},)
+def test_concurrency_is_read() -> None:
+    assert (read(concurrency="0").concurrency, read(concurrency="7").concurrency) == (0, 7)
 
 
 @pytest.mark.parametrize(
@@ -95,26 +82,9 @@ def test_single_settings_are_read() -> None:
         ({"batch_range": "1"}, "batch_range must be 'lowest~usual~highest'"),
         ({"batch_range": "8~4~1"}, "batch_range must rise"),
         ({"dim_range": "a~2"}, "dim_range: expected a whole number"),
-        ({"input_shape": "x"}, "input_shape must be 'name:"),
-        ({"input_shape": "x:[1,b]"}, "input_shape must be 'name:"),
-        ({"input_shape": "x:[-2]"}, "input_shape: expected a whole number of at least -1"),
-        ({"input_shape": "x:[99999999999]"}, "input_shape: expected a whole number"),
-        ({"input_shape": "x:[4294967296]"}, "is more than 2147483647"),
-        ({"input_shape": "x:[1];x:[2]"}, "names 'x' twice"),
-        ({"dynamic_dims": "[1~2]"}, "input_shape must be given"),
-        ({"input_shape": "x:[-1]", "opt_dims": "[1]"}, "dynamic_dims must be given"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[1];[2]"}, "2 inputs, but input_shape has 1"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "1~2"}, "dynamic_dims must be"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[1,2]"}, "gives 2 dims for input 'x'"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[1~2~3]"}, "'lowest~highest' or a number"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[3~1]"}, "the ends are swapped"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[1~3]", "opt_dims": "[4]"}, "4 is outside"),
-        ({"input_shape": "x:[-1]", "dynamic_dims": "[1],[2]", "opt_dims": "[1]"}, "1 entries"),
-        (
-            {"input_shape": "x:[-1];y:[-1]", "dynamic_dims": "[1],[2];[1]"},
-            "every input as many entries",
-        ),
-        ({"input_shape": "x:[-1];y:[-1]", "dynamic_dims": "[1];"}, "gives nothing for input 'y'"),
+        ({"dim_range": "1~4294967296"}, "is more than 2147483647"),
+        ({"concurrency": "-1"}, r"concurrency must be in 0\.\.64, but got '-1'"),
+        ({"input_shape": "x:[1]"}, "unknown option 'input_shape'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named(options: dict[str, Any], message: str) -> None:

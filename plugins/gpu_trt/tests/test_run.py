@@ -65,8 +65,12 @@ def test_a_shape_outside_the_profile_is_named_with_the_range(trial: Trial) -> No
 
 
 def test_the_profile_that_fits_is_chosen(trial: Trial) -> None:
-    options = {"input_shape": "x:[-1,3]", "dynamic_dims": "[1~4],[16~64]", "opt_dims": "[2],[32]"}
-    running = trial.open(models.affine, options=options)
+    profiles = tuple(
+        {"x": ShapeRange((low, 3), (usual, 3), (high, 3))}
+        for low, usual, high in ((1, 2, 4), (16, 32, 64))
+    )
+    hull = {"x": ShapeRange((1, 3), (2, 3), (64, 3))}
+    running = trial.open(models.affine, shapes=hull, profiles=profiles)
     assert running.executable.inputs[0].bounds == ((1, 64), None)
     for count in (1, 16, 4, 64, 2, 3, 33):
         [y] = running.predict(rows(count))
@@ -76,11 +80,14 @@ def test_the_profile_that_fits_is_chosen(trial: Trial) -> None:
 
 
 def test_inputs_must_fit_one_profile_together(trial: Trial) -> None:
-    options = {
-        "input_shape": "left:[-1,2];right:[2,-1]",
-        "dynamic_dims": "[1~4],[16~64];[1~4],[16~64]",
-    }
-    running = trial.open(models.shared_dims, options=options)
+    def ranges(low: int, high: int) -> dict[str, ShapeRange]:
+        return {
+            "left": ShapeRange((low, 2), (high, 2), (high, 2)),
+            "right": ShapeRange((2, low), (2, high), (2, high)),
+        }
+
+    profiles = (ranges(1, 4), ranges(16, 64))
+    running = trial.open(models.shared_dims, shapes=ranges(1, 64), profiles=profiles)
     right = np.ones((2, 32), np.float32)
     [y] = running.predict(np.ones((32, 2), np.float32), right)
     np.testing.assert_array_equal(y, np.full((32, 32), 2, np.float32))
@@ -238,6 +245,7 @@ def test_a_hundred_builds_leave_nothing(trial: Trial) -> None:
 
 
 CALLS = (
+    "Event",
     "Stream",
     "build",
     "create_execution_context",

@@ -30,7 +30,8 @@ CLASSES = (
 ENUMS = (
     "BuilderFlag", "CollectiveOperation", "DataType", "DeviceType", "EngineCapability",
     "EngineStat", "ErrorCode", "ErrorCodeTRT", "ExecutionContextAllocationStrategy",
-    "HardwareCompatibilityLevel", "LayerType", "MemoryPoolType", "NetworkDefinitionCreationFlag",
+    "HardwareCompatibilityLevel", "LayerInformationFormat", "LayerType", "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
     "OnnxParserFlag", "PreviewFeature", "ProfilingVerbosity", "ReduceOperation",
     "SerializationFlag", "TensorFormat", "TensorIOMode", "TensorLocation", "TempfileControlFlag",
 )  # fmt: skip

@@ -9,7 +9,7 @@ there:
 * nothing works without a current context; contexts are stacks, one a thread;
 * what is freed where it cannot be freed is leaked, and counted.
 
-Tests use `live()`, `violations()`, `fail()` and the environment variables
+Tests use `live()`, `violations()`, `fail()`, `counting()` and the environment variables
 
     ENGINE_EMULATED_DRIVER     on (default) | none: libcuda.so.1 is missing | no_device
     ENGINE_EMULATED_DEVICES    how many devices there are (default 1)
@@ -17,6 +17,6 @@ Tests use `live()`, `violations()`, `fail()` and the environment variables
     ENGINE_EMULATED_TENSORRT   version of the emulated TensorRT (default: the newest table)
 """
 
-from emulated_gpu.machine import MACHINE, Crash, fail, live, violations
+from emulated_gpu.machine import MACHINE, Crash, counting, fail, live, violations
 
-__all__ = ["MACHINE", "Crash", "fail", "live", "violations"]
+__all__ = ["MACHINE", "Crash", "counting", "fail", "live", "violations"]

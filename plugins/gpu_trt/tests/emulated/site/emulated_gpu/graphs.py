@@ -7,10 +7,13 @@ The refusals and their texts are what TensorRT's real parser and builder said of
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import math
+import os
 import re
 import threading
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +22,26 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime as ort
 from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
+
+
+def _import_onnxruntime() -> Any:
+    """Import it without its telemetry, which writes files, and leave the environment as it was."""
+    name = "ORT_DISABLE_TELEMETRY"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        return importlib.import_module("onnxruntime")
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+ort = _import_onnxruntime()
 
 OPERATORS = frozenset(
     json.loads(Path(__file__).with_name("operators.json").read_text())["operators"]
@@ -47,6 +66,8 @@ _NOT_NUMPYS = {
     TensorProto.FLOAT8E4M3FN: ml_dtypes.float8_e4m3fn,
 }
 _ELEMENTWISE = {"Add": "SUM", "Sub": "SUB", "Mul": "PROD", "Div": "DIV", "Pow": "POW"}
+_PRODUCTS = {"Conv", "Gemm", "MatMul"}
+_ACTIVATIONS = {"Relu", "Sigmoid", "Tanh"}
 _FOR_UINT8 = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"}
 
 
@@ -193,6 +214,38 @@ class Graph:
             for node in self.model.graph.node
         )
 
+    # ------------------------------------------------------------------------------ the engine
+
+    def layers(self) -> list[str]:
+        """The layers of the engine, by name: "a + b" is one kernel for the nodes a and b.
+
+        What is computed from constants alone is folded away, and an activation is computed by
+        the kernel of the product before it.
+        """
+        constant = {tensor.name for tensor in self.model.graph.initializer}
+        kept = {value.name for value in self.outputs}
+        readers = Counter(name for node in self.model.graph.node for name in node.input)
+        layers: list[str] = []
+        open_layers: dict[str, int] = {}  # a product's output -> its layer
+        for index, node in enumerate(self.model.graph.node):
+            is_constant = all(name in constant for name in node.input if name)
+            if is_constant and not kept.intersection(node.output):
+                constant.update(node.output)
+                continue
+            name, source = self.name_of(index), node.input[0] if node.input else ""
+            place = open_layers.get(source)
+            if node.op_type in _ACTIVATIONS and place is not None and source not in kept:
+                layers[place] += f" + {name}"
+                continue
+            layers.append(name)
+            if node.op_type in _PRODUCTS and readers[node.output[0]] == 1:
+                open_layers[node.output[0]] = len(layers) - 1
+        return layers
+
+    def layer_kinds(self) -> list[str]:
+        """What a timing cache knows the layers by."""
+        return [node.op_type for node in self.model.graph.node]
+
     # ------------------------------------------------------------------------------ the results
 
     def weights_bytes(self) -> int:
@@ -206,7 +259,7 @@ class Kernels:
         self._types = {v.name: v.type.tensor_type.elem_type for v in graph.inputs}
         self._names = [value.name for value in graph.outputs]
         self._lock = threading.Lock()
-        self._session: ort.InferenceSession | None = None
+        self._session: Any = None
         options = ort.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 4
@@ -232,7 +285,7 @@ def _dims(value: onnx.ValueInfoProto) -> tuple[int, ...]:
     return tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims)
 
 
-def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
+def _value(array: np.ndarray[Any, Any], type: int) -> Any:
     if type == TensorProto.DOUBLE:
         array = array.astype(np.float64)  # the narrowed type's way back
     if array.dtype.kind == "V" or array.dtype.name in ("bfloat16", "float8_e4m3fn"):
@@ -241,7 +294,7 @@ def _value(array: np.ndarray[Any, Any], type: int) -> ort.OrtValue:
     return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
 
 
-def _array(value: ort.OrtValue) -> np.ndarray[Any, Any]:
+def _array(value: Any) -> np.ndarray[Any, Any]:
     dtype = _NOT_NUMPYS.get(value.element_type())
     if dtype is not None:
         shape = tuple(value.shape())

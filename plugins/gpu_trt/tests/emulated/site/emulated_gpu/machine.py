@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 import itertools
 import os
 import threading
@@ -36,6 +37,7 @@ class Device:
         self.total = total
         self.used = 0
         self.retained = 0  # how often its primary context is retained
+        self.default: Queue | None = None  # the legacy default stream, once something uses it
         self._bases: list[int] = []
         self._memory: dict[int, np.ndarray | None] = {}
         self._sizes: dict[int, int] = {}
@@ -93,24 +95,42 @@ class Device:
 class Queue:
     """A stream: work that waits until somebody waits for it."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, handle: int | None = None) -> None:
         self.device = device
-        self.handle = next(MACHINE.handles)
+        self.handle = next(MACHINE.handles) if handle is None else handle
+        self.queued = self.done = 0  # pieces of work, ever
         self._work: deque[Callable[[], None]] = deque()
-        self._running = threading.RLock()
+        self._waits: dict[int, tuple[Queue, int]] = {}  # by the number of the piece of work
 
     def put(self, work: Callable[[], None]) -> None:
-        self._work.append(work)
+        with MACHINE.running:
+            self._work.append(work)
+            self.queued += 1
+
+    def wait_for(self, other: Queue, position: int) -> None:
+        """Go on only when `other` has done its first `position` pieces of work."""
+        self.put(functools.partial(other.run, position))
+        self._waits[self.queued] = (other, position)
 
     @property
     def is_done(self) -> bool:
-        return not self._work
+        """Nothing is left, or only waits for what is done: a device needs nobody for these."""
+        with MACHINE.running:
+            while self._work and (wait := self._waits.get(self.done + 1)) is not None:
+                if wait[0].done < wait[1]:
+                    break
+                self.run(self.done + 1)
+            return not self._work
 
-    def run(self) -> None:
-        """Do all that is queued; what is queued meanwhile too."""
-        with self._running:
-            while self._work:
-                self._work.popleft()()
+    def run(self, until: int | None = None) -> None:
+        """Do all that is queued, or the first `until` pieces; what is queued meanwhile too."""
+        with MACHINE.running:
+            while self._work and (until is None or self.done < until):
+                try:
+                    self._work.popleft()()
+                finally:
+                    self.done += 1
+                    self._waits.pop(self.done, None)
 
 
 class ContextStack(threading.local):
@@ -142,7 +162,10 @@ class Machine:
         self.stack = ContextStack()
         self.streams: dict[int, Queue] = {}
         self.pinned: dict[int, int] = {}  # address -> bytes
+        self.running = threading.RLock()  # one for all streams: they may wait for each other
         self.live: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
+        self.scratch: dict[int, Queue] = {}  # scratch memory in use -> the stream that uses it
         self.violations: list[str] = []
         self._faults: list[list[object]] = []
 
@@ -156,6 +179,22 @@ class Machine:
         """The device of the calling thread's current context."""
         contexts = self.stack.contexts
         return contexts[-1].device if contexts else None  # type: ignore[attr-defined]
+
+    def queue(self, handle: int) -> Queue | None:
+        """The stream with this handle; 0 is the current device's default stream."""
+        if handle:
+            return self.streams.get(handle)
+        device = self.current
+        if device is None:
+            return None
+        if device.default is None:
+            device.default = Queue(device, 0)
+        return device.default
+
+    def queues(self, device: Device) -> list[Queue]:
+        """Every stream of a device."""
+        queues = [queue for queue in self.streams.values() if queue.device is device]
+        return queues if device.default is None else [device.default, *queues]
 
     def violation(self, text: str) -> None:
         """Remember what cannot be raised where it happens."""
@@ -199,6 +238,21 @@ def violations() -> list[str]:
     """What was done wrong where no error could be raised; clears the list."""
     found, MACHINE.violations = MACHINE.violations, []
     return found
+
+
+@contextmanager
+def counting() -> Iterator[Counter[str]]:
+    """Count what is done inside the block.
+
+    Bytes copied ("host to device", "device to host", "device to device", "between devices"),
+    "synchronisations", "parses" of models, "builds", "timed tactics", "deserialised" engines.
+    """
+    before = MACHINE.counted.copy()
+    counts: Counter[str] = Counter()
+    try:
+        yield counts
+    finally:
+        counts.update(MACHINE.counted - before)
 
 
 MACHINE = Machine()

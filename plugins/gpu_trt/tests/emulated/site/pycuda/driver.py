@@ -154,7 +154,8 @@ class Context:
     @staticmethod
     def synchronize() -> None:
         hardware = _hardware("cuCtxSynchronize")
-        for queue in [q for q in MACHINE.streams.values() if q.device is hardware]:
+        MACHINE.counted["synchronisations"] += 1
+        for queue in MACHINE.queues(hardware):
             queue.run()
 
     def detach(self) -> None:
@@ -210,12 +211,20 @@ class Stream(_Owned):
     @_like_c
     def synchronize(self) -> None:
         _hardware("cuStreamSynchronize")
+        MACHINE.counted["synchronisations"] += 1
         self._queue.run()
         if MACHINE.faulty("synchronize"):
             raise LaunchError("cuStreamSynchronize failed: unspecified launch failure")
 
     def is_done(self) -> bool:
         return self._queue.is_done
+
+    @_like_c
+    def wait_for_event(self, evt: Event) -> None:
+        _hardware("cuStreamWaitEvent")
+        awaited, position = evt._recorded
+        if awaited is not None and awaited is not self._queue:
+            self._queue.wait_for(awaited, position)
 
     def __del__(self) -> None:
         if hasattr(self, "_queue"):
@@ -224,6 +233,50 @@ class Stream(_Owned):
     def _destroy(self) -> None:
         self._queue.run()
         del MACHINE.streams[self.handle]
+
+
+class Event(_Owned):
+    def __init__(self, flags: int = 0) -> None:
+        self._own("event")
+        _hardware("cuEventCreate")
+        if MACHINE.faulty("Event"):
+            raise MemoryError("cuEventCreate failed: out of memory")
+        self._recorded: tuple[Queue | None, int] = (None, 0)
+        MACHINE.live["events"] += 1
+
+    @_like_c
+    def record(self, stream: Stream | None = None) -> Event:
+        hardware = _hardware("cuEventRecord")
+        queue = stream._queue if stream is not None else MACHINE.queue(0)
+        assert queue is not None
+        if queue.device is not hardware or self._hardware is not hardware:
+            raise LogicError("cuEventRecord failed: invalid resource handle")
+        self._recorded = (queue, queue.queued)
+        return self
+
+    def query(self) -> bool:
+        queue, position = self._recorded
+        return queue is None or queue.done >= position
+
+    def synchronize(self) -> Event:
+        _hardware("cuEventSynchronize")
+        MACHINE.counted["synchronisations"] += 1
+        queue, position = self._recorded
+        if queue is not None:
+            queue.run(position)
+        return self
+
+    @property
+    def _hardware(self) -> _Hardware:
+        assert self._context is not None
+        return self._context.device
+
+    def __del__(self) -> None:
+        if getattr(self, "_recorded", None) is not None:
+            self._free_with(self._destroy)
+
+    def _destroy(self) -> None:
+        MACHINE.live["events"] -= 1
 
 
 class DeviceAllocation(_Owned):
@@ -315,6 +368,7 @@ def memcpy_htod_async(dest: Any, src: Any, stream: Stream | None = None) -> None
     device.bytes(address, source.nbytes)  # the address is checked when it is queued
 
     def copy() -> None:
+        _count("host to device", source.nbytes)
         device.bytes(address, source.nbytes)[:] = source
 
     queue.put(copy)
@@ -328,7 +382,43 @@ def memcpy_dtoh_async(dest: Any, src: Any, stream: Stream | None = None) -> None
     target[:] = POISON_PENDING  # what is read before the stream is waited for is garbage
 
     def copy() -> None:
+        _count("device to host", target.nbytes)
         target[:] = device.bytes(address, target.nbytes)
+
+    queue.put(copy)
+
+
+@_like_c
+def memcpy_dtod_async(dest: Any, src: Any, size: int, stream: Stream | None = None) -> None:
+    device, queue = _queue("cuMemcpyDtoDAsync", stream)
+    target, source = int(dest), int(src)
+    device.bytes(target, size), device.bytes(source, size)
+
+    def copy() -> None:
+        _count("device to device", size)
+        device.bytes(target, size)[:] = device.bytes(source, size).copy()
+
+    queue.put(copy)
+
+
+@_like_c
+def memcpy_peer_async(
+    dest: Any,
+    src: Any,
+    size: int,
+    dest_context: Context | None = None,
+    src_context: Context | None = None,
+    stream: Stream | None = None,
+) -> None:
+    device, queue = _queue("cuMemcpyPeerAsync", stream)
+    to = device if dest_context is None else dest_context.device
+    origin = device if src_context is None else src_context.device
+    target, source = int(dest), int(src)
+    to.bytes(target, size), origin.bytes(source, size)
+
+    def copy() -> None:
+        _count("between devices", size)
+        to.bytes(target, size)[:] = origin.bytes(source, size)
 
     queue.put(copy)
 
@@ -336,6 +426,7 @@ def memcpy_dtoh_async(dest: Any, src: Any, stream: Stream | None = None) -> None
 def memcpy_htod(dest: Any, src: Any) -> None:
     device = _hardware("cuMemcpyHtoD")
     source = _host_bytes(src)
+    _count("host to device", source.nbytes)
     device.bytes(int(dest), source.nbytes)[:] = source
 
 
@@ -343,10 +434,23 @@ def memcpy_dtoh(dest: Any, src: Any) -> None:
     device = _hardware("cuMemcpyDtoH")
     Context.synchronize()
     target = _host_bytes(dest)
+    _count("device to host", target.nbytes)
     target[:] = device.bytes(int(src), target.nbytes)
 
 
+def _count(way: str, nbytes: int) -> None:
+    MACHINE.counted[way] += nbytes
+
+
 def _copy(call: str, host: Any, stream: Stream | None) -> tuple[_Hardware, np.ndarray, Queue]:
+    hardware, queue = _queue(call, stream)
+    array = _host_bytes(host)
+    if array.nbytes and not MACHINE.is_pinned(array.ctypes.data, array.nbytes):
+        raise Crash(f"{call}: the host memory is not page-locked")
+    return hardware, array, queue
+
+
+def _queue(call: str, stream: Stream | None) -> tuple[_Hardware, Queue]:
     hardware = _hardware(call)
     if MACHINE.faulty(call):
         raise LaunchError(f"{call} failed: unspecified launch failure")
@@ -354,10 +458,7 @@ def _copy(call: str, host: Any, stream: Stream | None) -> tuple[_Hardware, np.nd
         raise Crash(f"{call} on the default stream: every other stream waits for it")
     if stream._queue.device is not hardware:
         raise LogicError(f"{call} failed: invalid resource handle")
-    array = _host_bytes(host)
-    if array.nbytes and not MACHINE.is_pinned(array.ctypes.data, array.nbytes):
-        raise Crash(f"{call}: the host memory is not page-locked")
-    return hardware, array, stream._queue
+    return hardware, stream._queue
 
 
 def _host_bytes(host: Any) -> np.ndarray[Any, Any]:

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 
 from ._base import ENUMS, VERSION, Dims, IHostMemory, ILogger, Logger
-from ._builder import Builder, IBuilderConfig, IOptimizationProfile, IProgressMonitor
+from ._builder import (
+    Builder,
+    IBuilderConfig,
+    IOptimizationProfile,
+    IProgressMonitor,
+    ITimingCache,
+)
 from ._network import INetworkDefinition, ITensor, OnnxParser, ParserError
-from ._runtime import ICudaEngine, IExecutionContext, IOutputAllocator, Runtime
+from ._runtime import EngineInspector, ICudaEngine, IExecutionContext, IOutputAllocator, Runtime
 
 __all__ = [
     "Builder",
     "Dims",
+    "EngineInspector",
     "IBuilderConfig",
     "ICudaEngine",
     "IExecutionContext",
@@ -28,6 +35,7 @@ __all__ = [
     "IOutputAllocator",
     "IProgressMonitor",
     "ITensor",
+    "ITimingCache",
     "Logger",
     "OnnxParser",
     "ParserError",

@@ -15,6 +15,7 @@ from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
 from ._network import INetworkDefinition, ITensor
 
 MAGIC = b"emulated TensorRT plan\n"
+CACHE_MAGIC = b"emulated timing cache\n"
 _BUILD = "IBuilder::buildSerializedNetwork"
 BuilderFlag = ENUMS["BuilderFlag"]
 
@@ -70,6 +71,43 @@ class IOptimizationProfile(Null):
         return True
 
 
+class ITimingCache(Null):
+    """Times of tactics, by layer; of one version and kind of device."""
+
+    _counted = "timing caches"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, config: IBuilderConfig, data: bytes) -> ITimingCache | None:
+        try:
+            content = json.loads(data[len(CACHE_MAGIC) :]) if data else {}
+            sound = not data or data.startswith(CACHE_MAGIC)
+        except ValueError:
+            sound = False
+        if not sound:
+            config._error("IBuilderConfig::createTimingCache", 1, "Cache header is damaged.")
+            return None
+        cache = cls.__new__(cls)
+        cache._make(config._logger)
+        cache._version = content.get("version", VERSION)
+        cache._times: dict[str, int] = content.get("times", {})
+        return cache
+
+    def serialize(self) -> IHostMemory:
+        self._enter()
+        content = {"version": self._version, "times": self._times}
+        return IHostMemory(CACHE_MAGIC + json.dumps(content, sort_keys=True).encode())
+
+    def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        self._enter()
+        if input_cache._version != self._version and not ignore_mismatch:
+            return False
+        self._times.update(input_cache._times)
+        return True
+
+
 class IBuilderConfig(Null):
     _counted = "builder configs"
 
@@ -86,7 +124,23 @@ class IBuilderConfig(Null):
         config._profiles: list[IOptimizationProfile] = []
         config._monitor: IProgressMonitor | None = None
         config._level = 3
+        config._cache: ITimingCache | None = None
         return config
+
+    def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
+        self._enter()
+        return ITimingCache._of(self, bytes(serialized_timing_cache))
+
+    def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
+        self._enter()
+        if cache._version != VERSION and not ignore_mismatch:
+            return False
+        self._cache = cache
+        return True
+
+    def get_timing_cache(self) -> ITimingCache | None:
+        self._enter()
+        return self._cache
 
     def set_flag(self, flag: Any) -> None:
         self._enter()
@@ -190,6 +244,12 @@ class Builder(Null):
         except OutOfMemory:
             self._error(_BUILD, 2, f"Requested size was {needed} bytes.", "OutOfMemory")
             return None
+        MACHINE.counted["builds"] += 1
+        times = config._cache._times if config._cache is not None else {}
+        for layer in graph.layer_kinds():
+            if layer not in times:
+                MACHINE.counted["timed tactics"] += 1
+                times[layer] = len(times)
         return IHostMemory(_plan(network, config, profiles, needed))
 
 
@@ -320,6 +380,7 @@ def _plan(
             "weights_bytes": weights,
             "activation_bytes": needed - weights,
             "tf32": BuilderFlag.TF32 in config._flags,
+            "layers": graph.layers(),
         }
     ).encode()
     body = len(header).to_bytes(8, "little") + header + graph.model.SerializeToString()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from emulated_gpu.graphs import OPERATORS, TYPES, Graph, Refusal
-from emulated_gpu.machine import Crash
+from emulated_gpu.machine import MACHINE, Crash
 
 from ._base import ENUMS, Dims, ILogger, Null
 
@@ -133,6 +133,7 @@ class OnnxParser(Null):
             self._log(ILogger.ERROR, "ModelImporter.cpp:1170: Parse was called with a non-empty "
                                      "network definition")  # fmt: skip
             return False
+        MACHINE.counted["parses"] += 1
         graph = self._read(bytes(model), path)
         if graph is not None:
             self._refusals += graph.refusals()
@@ -177,6 +178,7 @@ class OnnxParser(Null):
 
     def supports_model_v2(self, model: Any, path: str | None = None) -> bool:
         self._target()
+        MACHINE.counted["parses"] += 1
         graph = self._read(bytes(model), path)
         if graph is None:
             return False

@@ -20,7 +20,8 @@ from ._builder import MAGIC
 
 DataType, TensorIOMode = ENUMS["DataType"], ENUMS["TensorIOMode"]
 TensorLocation, EngineStat = ENUMS["TensorLocation"], ENUMS["EngineStat"]
-STATIC = ENUMS["ExecutionContextAllocationStrategy"]["STATIC"]
+Strategy = ENUMS["ExecutionContextAllocationStrategy"]
+LayerInformationFormat = ENUMS["LayerInformationFormat"]
 _NUMPY = {
     "FLOAT": np.float32, "HALF": np.float16, "BF16": ml_dtypes.bfloat16, "INT8": np.int8,
     "INT32": np.int32, "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8,
@@ -75,6 +76,7 @@ class Runtime(Null):
                 where, 2, f"Requested size was {header['weights_bytes']} bytes.", "OutOfMemory"
             )
             return None
+        MACHINE.counted["deserialised"] += 1
         return ICudaEngine._of(self, header, data, weights, Graph(body[8 + length :]))
 
 
@@ -157,18 +159,47 @@ class ICudaEngine(Null):
         self._enter()
         return IHostMemory(self._plan)
 
-    def create_execution_context(self, strategy: Any = STATIC) -> IExecutionContext | None:
+    def create_engine_inspector(self) -> EngineInspector:
+        self._enter()
+        return EngineInspector._of(self)
+
+    def create_execution_context(self, strategy: Any = Strategy.STATIC) -> IExecutionContext | None:
         device = self._enter()
         size = self._header["activation_bytes"]
         try:
             if MACHINE.faulty("create_execution_context"):
                 raise OutOfMemory
-            memory = device.allocate(size, backed=False)
+            own = strategy is not Strategy.USER_MANAGED
+            memory = device.allocate(size, backed=False) if own else 0
         except OutOfMemory:
             self._error("ICudaEngine::createExecutionContext", 2,
                         f"Requested size was {size} bytes.", "OutOfMemory")  # fmt: skip
             return None
         return IExecutionContext._of(self, memory)
+
+
+class EngineInspector(Null):
+    _counted = "engine inspectors"
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, engine: ICudaEngine) -> EngineInspector:
+        inspector = cls.__new__(cls)
+        inspector._make(engine._logger)
+        inspector._engine = engine
+        return inspector
+
+    def get_engine_information(self, format: Any) -> str:
+        """Layer names: all that there is at the default verbosity."""
+        self._enter()
+        layers = self._engine._header["layers"]
+        if format is not LayerInformationFormat.JSON:
+            return "\n".join(layers)
+        # TensorRT 11 calls the other half "I/O Tensors".
+        tensors = "Bindings" if VERSION.startswith("10.") else "I/O Tensors"
+        return json.dumps({"Layers": layers, tensors: []})
 
 
 class IExecutionContext(Null):
@@ -182,7 +213,8 @@ class IExecutionContext(Null):
         context = cls.__new__(cls)
         context._make(engine._logger)
         context._engine = engine  # as the real one keeps it
-        context._memory = memory
+        context._memory = memory  # 0 where the user gives it
+        context._scratch: tuple[int, int] = (memory, engine._header["activation_bytes"])
         context._profile = 0
         context._shapes: dict[str, tuple[int, ...]] = {
             name: tuple(shape)
@@ -199,7 +231,8 @@ class IExecutionContext(Null):
         assert self._device is not None
         if self._queued_by is not None:
             MACHINE.violation("an IExecutionContext was destroyed while it ran")
-        self._device.free(self._memory)
+        if self._memory:
+            self._device.free(self._memory)
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -237,6 +270,17 @@ class IExecutionContext(Null):
                 if -1 not in self._engine._tensors[name]["shape"]
             }
             return True
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        with self._alone():
+            needed = self._engine._header["activation_bytes"]
+            if self._memory or memory % _ADDRESS_ALIGNMENT or size < needed:
+                self._error(
+                    "IExecutionContext::setDeviceMemoryV2", 3,
+                    f"Parameter check failed: {size} bytes at {memory:#x}, needed are {needed}.",
+                )  # fmt: skip
+                return
+            self._scratch = (memory, size)
 
     def set_input_shape(self, name: str, shape: Any) -> bool:
         with self._alone():
@@ -311,6 +355,8 @@ class IExecutionContext(Null):
             ready = self._check()
             if ready is None:
                 return False
+            if not self._memory:
+                self._occupy(queue)
             if MACHINE.faulty("execute"):
                 self._error("IExecutionContext::enqueueV3", 2, "Requested size was 4096 bytes.",
                             "OutOfMemory")  # fmt: skip
@@ -329,9 +375,23 @@ class IExecutionContext(Null):
             queue.put(work)
             return True
 
+    def _occupy(self, queue: Queue) -> None:
+        """Use the user's scratch memory; Crash where work on another stream uses it too."""
+        assert self._device is not None
+        memory, size = self._scratch
+        if size:
+            self._device.bytes(memory, size)
+        other = MACHINE.scratch.get(memory)
+        if other is not None and other is not queue and not other.is_done:
+            raise Crash(f"scratch memory {memory:#x} is used by two streams at once")
+        MACHINE.scratch[memory] = queue
+
     def _check(self) -> dict[str, tuple[int, ...]] | None:
         """The outputs' shapes; None, with a logged error, where something is not set."""
         where = "IExecutionContext::enqueueV3"
+        if not self._scratch[0]:
+            self._error(where, 3, "Parameter check failed. Device memory is not set.")
+            return None
         for name in self._engine._tensors:
             kind = "input" if name in self._engine._inputs else "output"
             if not self._addresses.get(name) and self._allocators.get(name) is None:

@@ -1,0 +1,109 @@
+"""What became of each node, as the engine's layer names tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.testing import models
+from engine.testing.level import Trial
+from engine.types import DType, GraphInfo, NodeInfo, NodeState, ParameterInfo
+from engine_gpu_trt.placement import node_states
+
+Make = Callable[..., Any]
+RUNS, FUSED, FOLDED = NodeState.RUNS, NodeState.FUSED, NodeState.FOLDED
+
+
+def graph(*nodes: tuple[str, list[str], str], constants: tuple[str, ...] = ()) -> GraphInfo:
+    return GraphInfo(
+        name="test",
+        inputs=(),
+        outputs=(),
+        nodes=tuple(
+            NodeInfo(index, name, "Any", "", tuple(reads), (gives,))
+            for index, (name, reads, gives) in enumerate(nodes)
+        ),
+        parameters=tuple(ParameterInfo(name, DType.FLOAT32, (1,), 4) for name in constants),
+        opsets={"": 19},
+        ir_version=9,
+    )
+
+
+CHAIN = graph(("conv", ["x", "w"], "a"), ("", ["a"], "b"), ("pool", ["b"], "y"), constants=("w",))
+
+
+@pytest.mark.parametrize(
+    ("layers", "states"),
+    [
+        (["conv", "node_of_b", "pool"], {0: (RUNS, None), 1: (RUNS, None), 2: (RUNS, None)}),
+        (["conv + node_of_b", "pool"], {0: (RUNS, None), 1: (FUSED, 0), 2: (RUNS, None)}),
+        (["conv + node_of_b + pool"], {0: (RUNS, None), 1: (FUSED, 0), 2: (FUSED, 0)}),
+        (["conv", "Reformatting CopyNode for Input Tensor 0 to pool"], {0: (RUNS, None)}),
+        (["__myl_ConvReluPool_myl0_0"], {}),
+        (["conv + somebody"], {}),
+        (["{ForeignNode[conv...pool]}"], {}),
+        ([], {}),
+    ],
+    ids=str,
+)
+def test_layer_names_tell_what_became_of_nodes(layers: list[str], states: Any) -> None:
+    assert node_states(CHAIN, layers) == states
+
+
+def test_a_name_that_two_nodes_have_says_nothing() -> None:
+    twins = graph(("same", ["x"], "a"), ("same", ["a"], "b"), ("last", ["b"], "y"))
+    assert node_states(twins, ["same", "same", "last"]) == {2: (RUNS, None)}
+
+
+def test_only_what_computes_from_constants_is_folded_and_only_if_no_layer_is_unknown() -> None:
+    constant = graph(
+        ("fold", ["w"], "v"), ("again", ["v", "w"], "u"), ("keep", ["x", "u"], "a"),
+        ("gone", ["a"], "y"), constants=("w",),
+    )  # fmt: skip
+    assert node_states(constant, ["keep"]) == {
+        0: (FOLDED, None), 1: (FOLDED, None), 2: (RUNS, None),
+    }  # fmt: skip
+    assert node_states(constant, ["keep", "__myl_0"]) == {2: (RUNS, None)}
+
+
+def test_a_compiled_model_says_what_was_fused_and_folded(trial: Trial, model: Make) -> None:
+    maker = model(
+        [
+            ("Neg", ["w"], ["v"]),
+            ("MatMul", ["x", "v"], ["a"], {"name": "product"}),
+            ("Relu", ["a"], ["b"]),
+            ("Exp", ["b"], ["y"], {"name": "exponential"}),
+        ],
+        [("x", [2, 2])],
+        [("y", [2, 2])],
+        {"w": np.eye(2, dtype=np.float32)},
+    )
+    entries = trial.compile(maker).placement()
+    assert [(entry.state, entry.fused_into) for entry in entries] == [
+        (FOLDED, None), (RUNS, None), (FUSED, 1), (RUNS, None),
+    ]  # fmt: skip
+    assert [entry.index for entry in entries] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"Layers": 3}', '{"Layers": [{}]}'])
+def test_an_inspector_that_says_nothing_leaves_every_node_running(
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    import tensorrt as trt
+
+    monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda self, format: text)
+    assert {entry.state for entry in trial.compile(models.affine).placement()} == {RUNS}
+
+
+def test_layers_may_be_objects_with_names(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tensorrt as trt
+
+    text = '{"Layers": [{"Name": "a + b", "LayerType": "x"}], "I/O Tensors": []}'
+    monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda self, format: text)
+    executable: Any = trial.compile(models.affine)
+    from engine_gpu_trt.placement import layer_names
+
+    assert layer_names(executable._engine) == ["a + b"]
