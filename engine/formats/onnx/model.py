@@ -12,6 +12,7 @@ from engine.formats.onnx import limits, schema
 from engine.formats.onnx.expansion import FunctionId, Part, check_functions
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
+from engine.formats.onnx.node import NodeReader
 from engine.formats.onnx.reading import Invalid, Repairable, text
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.value import read_name_and_type, read_spec
@@ -166,7 +167,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     header.read(view, budget)
     graph_view = header.check()
 
-    state = State(files, budget)
+    state = State(files, budget, NodeReader(budget))
     bodies = {_identify(body, budget): body for body in header.functions}
     if len(bodies) != len(header.functions):
         raise Invalid("two functions of one domain, name and overload")
