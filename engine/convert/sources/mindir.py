@@ -33,10 +33,9 @@ def read(job: Job) -> Read:
         dec_mode=job.decrypt_mode,
         folder=job.config.get("model_file", {}).get("mindir_path"),
     )
-    slots = getattr(source, "state", ())
-    if slots:
+    if source.state:
         raise ModelError(
-            f"{name}: assigns to its parameter {slots[0].input!r}, and a converted file cannot "
+            f"{name}: assigns to its parameter {source.state[0].name!r}, and a converted file cannot "
             "keep such state from predict to predict; give the .mindir itself to Model, which does",
             name,
         )
