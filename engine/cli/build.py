@@ -8,19 +8,22 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from engine import Context, Model, ModelType
+from engine import Context, Model
 from engine.cli.completion import files, targets
 from engine.cli.inputs import Fill
 from engine.cli.interrupt import interruptible
 from engine.cli.progress import progress
-from engine.config.reader import number_devices
+from engine.config.reader import configuration, number_devices
 from engine.errors import InputError, ModelError
 from engine.formats.files import inside
 from engine.types import CancelToken, TensorSpec
+
+if TYPE_CHECKING:
+    from engine.formats import ModelFile
 
 KEY_VARIABLE = "ENGINE_DEC_KEY"
 
@@ -124,9 +127,10 @@ class Decryption:
     """What opens a model's file.
 
     encryption: how the file is encrypted, "" for not at all. key: None where none was given. mode:
-    that of the file unless the user says another.
+    that of the file unless the user says another. file: opened already, with that key.
     """
 
+    file: ModelFile
     encryption: str = ""
     key: bytes | None = field(default=None, repr=False)
     mode: str = str(DecMode.AES_GCM)
@@ -189,23 +193,13 @@ def build(
     decryption.require_key(path)
     if config is not None:
         require_config(config, "--config")
+    merged = configuration("" if config is None else str(config), sections, "build_from_file")
     model = Model()
     cancel = CancelToken()
     begin = time.perf_counter()
     with progress() as show:
         interruptible(
-            lambda: model.build_from_file(
-                str(path),
-                ModelType.MINDIR,
-                context,
-                "" if config is None else str(config),
-                sections or None,
-                decryption.key,
-                decryption.mode,
-                progress=show,
-                cancel=cancel,
-            ),
-            cancel,
+            lambda: model._build_file(decryption.file, context, merged, show, cancel), cancel
         )
     seconds = time.perf_counter() - begin
     return Built(model, model.input_specs, model.output_specs, seconds)
@@ -234,28 +228,28 @@ def require_config(path: Path, option: str) -> None:
 
 
 def decryption_of(
-    path: Path, dec_key: str | None = None, dec_mode: DecMode | None = None
+    path: Path,
+    dec_key: str | None = None,
+    dec_mode: DecMode | None = None,
+    file: ModelFile | None = None,
 ) -> Decryption:
-    """What opens the file at `path`: of the options, the variable and the file itself.
+    """Find what opens the file at `path`: of the options, the variable and the file itself.
 
+    file: where it has been opened already.
     Raises ModelError where there is no such file, and typer.BadParameter for what is no key.
     """
-    from engine.formats.kinds import encryption_of  # not for every command: it takes a moment
+    from engine.formats import ModelFile  # not for every command: it takes a moment
 
     require_file(path)
-    try:
-        with path.open("rb") as file:
-            encryption = encryption_of(file.read(4))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened: {error.strerror}", str(path)) from error
+    file = file or ModelFile(path)
+    encryption = file.encryption
     text, source = dec_key, "--dec-key"
     if text is None and encryption:  # the variable may be set for other models
         text, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
-    return Decryption(
-        encryption,
-        None if text is None else parse_key(text, source),
-        str(dec_mode or encryption or DecMode.AES_GCM),
-    )
+    key = None if text is None else parse_key(text, source)
+    mode = str(dec_mode or encryption or DecMode.AES_GCM)
+    file.unlock(key, mode)
+    return Decryption(file, encryption, key, mode)
 
 
 def parse_key(text: str, source: str) -> bytes:

@@ -33,6 +33,7 @@ from engine.types import CancelToken
 
 if TYPE_CHECKING:
     from engine.convert.job import Job, Report
+    from engine.formats import ModelFile
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -238,15 +239,19 @@ def convert(
         raise typer.BadParameter(
             "expected --encrypt-key (--encryptKey) as well", param_hint="--encryption"
         )
-    changes = {
+    from engine.formats import ModelFile  # not for every command: it takes a moment
+
+    file = ModelFile(model)
+    framework = _framework(fmk, file)
+    changes: dict[str, Any] = {
+        "file": file,
         "input_format": _choice(input_format, {"": None, **_FORMATS}, "--input-format"),
         "output_format": _choice(output_format, {"": None, **_FORMATS}, "--output-format"),
         "input_dtype": _choice(input_type, _TYPES, "--input-type"),
         "output_dtype": _choice(output_type, _TYPES, "--output-type"),
     }
-    framework = _framework(fmk, model)
     if Path(model).is_file():
-        decryption = decryption_of(Path(model), decrypt_key, decrypt_mode)
+        decryption = decryption_of(Path(model), decrypt_key, decrypt_mode, file)
         converter.decrypt_mode = decryption.mode
         converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
     sections = _sections(config, quantize, settings)
@@ -286,23 +291,25 @@ def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
     return choices[text.upper()]
 
 
-def _framework(text: str, source: str) -> FmkType:
-    """The framework by its name, else by the file's content."""
+def _framework(text: str, file: ModelFile) -> FmkType:
+    """Return the framework by its name, else by the file's content."""
+    path = file.path
+    assert path is not None
+    source = str(path)
     if text.upper() in _NOT_READ:
         raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
-    if not Path(source).exists():
+    if not path.exists():
         raise ModelError(f"{source}: no such file; give the path of a model", source)
     if text:
         found: FmkType = _choice(text, {each.name: each for each in FmkType}, "--fmk")
         return found
     from engine.convert.sources import framework_of
-    from engine.formats import kinds, recognise
+    from engine.formats import kinds
 
     # Where the content does not tell, the reader that the name asks for says what is wrong.
-    path = Path(source)
-    likely = framework_of(path) or _SUFFIXES.get(path.suffix.lower())
+    likely = framework_of(file) or _SUFFIXES.get(path.suffix.lower())
     if likely is None:
-        what, advice = kinds.FOREIGN[recognise(path)]
+        what, advice = kinds.FOREIGN[file.kind]
         raise ModelError(
             f"{source}: is {what}; expected a model of ONNX, MindIR, PyTorch, TensorFlow, Keras or "
             f"TensorFlow Lite; {advice}",

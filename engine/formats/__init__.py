@@ -3,7 +3,7 @@
 `ModelFile` is the one way in: every file is recognised, read and checked there before a backend
 sees it, and a bad one is a ModelError that names the file, what is wrong and what was expected.
 
-model_file.py   a file, opened once; opened.py: what a plan gets of it; files.py: reading and mapping
+model_file.py   a file, opened once; opened.py: what a plan gets of it; files.py: reading it
 kinds.py        formats by their content; content.py: what is in an encrypted one; encryption.py
 protobuf.py     the wire format; onnx/: ONNX's messages, read and written; mindir/: MindSpore's
 arrays.py       files of values instead of models; collectives.py: nodes that wait for other ranks

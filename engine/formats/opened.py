@@ -94,3 +94,9 @@ class OpenedSource(ModelSource):
                     "again when it is complete, and replace models by renaming",
                     str(path),
                 )
+
+
+def check_unchanged(source: ModelSource) -> None:
+    """Raise ModelError if a file of the model changed: see `OpenedSource.check_unchanged`."""
+    if isinstance(source, OpenedSource):
+        source.check_unchanged()

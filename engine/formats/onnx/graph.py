@@ -17,6 +17,7 @@ from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_typ
 from engine.formats.protobuf import Budget, fields
 from engine.types import DType, NodeInfo
 
+
 @dataclass(slots=True)
 class State:
     """Counts and limits of reading one model.

@@ -114,7 +114,7 @@ def _read_back(value: writer.Attribute) -> Attribute:
         texts = tuple(map(str, value))
         return texts if sum(map(len, texts)) <= _ELEMENTS else None
     if value and isinstance(value[0], float):
-        return tuple(map(_as_float32, value))
+        return tuple(_as_float32(float(item)) for item in value)
     return tuple(map(int, value))
 
 

@@ -15,8 +15,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine.errors import ModelError
-from engine.formats import open_source, source_from_bytes
-from engine.formats import ModelFile
+from engine.formats import ModelFile, open_source, source_from_bytes
 from engine.formats.mindir.lower import local
 from engine.formats.onnx.inline import inlined
 from engine.types import DType
