@@ -185,7 +185,7 @@ class ModelFile:
         versions = dict(model.versions)
         if data is None and self.path is not None and self._version is not None:
             versions[self.path] = self._version
-        return OpenedSource(
+        source = OpenedSource(
             format=kinds.ONNX,
             path=self.path,
             data=data,
@@ -194,6 +194,11 @@ class ModelFile:
             is_secret=bool(content.encryption),
             versions=versions,
         )
+        if not self._variable_weights:
+            return source
+        from engine.formats.onnx.weights import with_variables  # rare
+
+        return with_variables(source, model.repaired or content.data, self._variable_weights)
 
     def _mindir(self, content: Content) -> OpenedSource:
         from engine.formats.mindir import open_mindir  # rare: most models are ONNX

@@ -20,6 +20,7 @@ from onnx.external_data_helper import uses_external_data
 from engine.errors import ModelError
 from engine.formats import source_of_part
 from engine.formats.onnx.names import reads, subgraphs, tensors
+from engine.formats.onnx.weights import with_weights_apart
 from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
 
@@ -28,6 +29,7 @@ class Whole:
     """A model to take segments from. proto: as read, with external data left where it is."""
 
     def __init__(self, source: ModelSource) -> None:
+        source = with_weights_apart(source)  # parts refer to weights instead of copying them
         self.proto = _read(source)
         self.graph = _graph(self.proto.graph)
         self._source = source
