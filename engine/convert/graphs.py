@@ -1,45 +1,23 @@
-"""What the passes share: models without their weights, and names that are free."""
+"""What the passes share: weights apart from the nodes, casts, and names that are free."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from math import prod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
 from onnx import (
-    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
     TensorProto,
-    ValueInfoProto,
     helper,
     numpy_helper,
 )
 
-from engine.formats.onnx.infer import SMALL
-from engine.formats.onnx.names import subgraphs
-
-Body: TypeAlias = GraphProto | FunctionProto
+from engine.formats.onnx.graphs import bodies, constants, is_small, subgraphs
 
 _INLINE_BYTES = 1024
-
-
-def light(model: ModelProto) -> ModelProto:
-    """A copy without the main graph's weights, which are most of a model's bytes.
-
-    `add_weights` makes it whole again.
-    """
-    copy = ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _set(copy, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _set(copy.graph, field.name, value)
-    return copy
 
 
 def add_weights(copy: ModelProto, model: ModelProto) -> ModelProto:
@@ -62,11 +40,6 @@ def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
     return result
-
-
-def is_small(tensor: TensorProto) -> bool:
-    """Whether a tensor is in the model and of a size that shape inference looks at."""
-    return prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL
 
 
 def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
@@ -94,14 +67,6 @@ def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
     return tensors
 
 
-def bodies(model: ModelProto) -> Iterator[Body]:
-    """All that has nodes: the main graph first, functions, and the graphs inside nodes."""
-    found: list[Body] = [model.graph, *model.functions]
-    for body in found:
-        yield body
-        found += [graph for node in body.node for graph in subgraphs(node)]
-
-
 def add_opset(model: ModelProto) -> None:
     """Import ONNX's own operators into a model that has had none of them."""
     if not any(each.domain in ("", "ai.onnx") for each in model.opset_import):
@@ -113,18 +78,6 @@ def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdP
     version = next((each.version for each in opsets if each.domain in ("", "ai.onnx")), 17)
     to = element if version >= 6 else TensorProto.DataType.Name(element)
     return helper.make_node("Cast", [source], [result], name=result, to=to)
-
-
-def constants(graph: GraphProto) -> set[str]:
-    """The names of a graph's initializers; an input of such a name is none to a caller."""
-    names = {each.name for each in graph.initializer}
-    return names | {each.values.name for each in graph.sparse_initializer}
-
-
-def inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """What a caller gives: inputs that are not initializers too."""
-    known = constants(graph)
-    return [each for each in graph.input if each.name not in known]
 
 
 class Names:
@@ -169,13 +122,3 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 def title(node: NodeProto) -> str:
     """How messages call a node: by its operator and its name, or by what it makes."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
-
-
-def _set(message: ModelProto | GraphProto, name: str, value: object) -> None:
-    """Copy a field's value into a message that does not have it yet."""
-    if hasattr(value, "CopyFrom"):
-        getattr(message, name).CopyFrom(value)
-    elif hasattr(value, "extend"):
-        getattr(message, name).extend(value)
-    else:
-        setattr(message, name, value)

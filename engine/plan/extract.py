@@ -19,7 +19,7 @@ from onnx.external_data_helper import uses_external_data
 
 from engine.errors import ModelError
 from engine.formats import source_of_part
-from engine.formats.onnx.names import reads, subgraphs, tensors
+from engine.formats.onnx.graphs import constants, copy_field, inputs, reads, subgraphs, tensors
 from engine.formats.onnx.weights import with_weights_apart
 from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
@@ -45,7 +45,7 @@ class Whole:
         part = ModelProto()
         for field, value in self.proto.ListFields():
             if field.name not in ("graph", "functions", "training_info"):
-                _copy(part, field.name, value)
+                copy_field(part, field.name, value)
         graph = part.graph
         graph.name = whole.name
         graph.node.extend(whole.node[index] for index in segment.nodes)
@@ -76,23 +76,14 @@ def _read(source: ModelSource) -> ModelProto:
 
 
 def _graph(graph: GraphProto) -> Graph:
-    constants = {each.name for each in graph.initializer}
-    constants |= {each.values.name for each in graph.sparse_initializer}
     return Graph(
         nodes=tuple(
             Node(frozenset(reads(node)), tuple(filter(None, node.output))) for node in graph.node
         ),
-        inputs=tuple(each.name for each in graph.input if each.name not in constants),
+        inputs=tuple(info.name for info in inputs(graph)),
         outputs=tuple(each.name for each in graph.output),
-        constants=frozenset(constants),
+        constants=frozenset(constants(graph)),
     )
-
-
-def _copy(part: ModelProto, name: str, value: object) -> None:
-    if isinstance(value, int | str):
-        setattr(part, name, value)
-    else:
-        getattr(part, name).extend(value)
 
 
 def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> list[FunctionProto]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.reading import Invalid, text
@@ -63,7 +63,10 @@ class RawAttribute(NamedTuple):
 
 
 class RawNode(NamedTuple):
-    """A node as read. overload: which of a function's it calls. attributes: those with `nested`."""
+    """A node as read.
+
+    overload: which of a function's it calls. attributes: at least those that nest something.
+    """
 
     info: NodeInfo
     overload: str
@@ -81,20 +84,23 @@ class NodeReader:
     def read(self, view: memoryview, index: int) -> RawNode:
         """Read a NodeProto. Raises Invalid, WireError, UnicodeDecodeError."""
         if len(view) <= limits.PLAIN_BYTES:
-            node = self._plain_node(bytes(view), index)
+            node = self._plain_node(view, index)
             if node is not None:
                 return node
         return self._any_node(view, index)
 
-    def _plain_node(self, encoded: bytes, index: int) -> RawNode | None:
-        """Read a node of short fields and plain attributes; None for any other, or a damaged one.
+    def _plain_node(self, view: memoryview, index: int) -> RawNode | None:
+        """Read a node of short fields; None for any other, or a damaged one.
 
         The loop is `protobuf.spans` with all that a plain node cannot need left out.
         """
+        encoded = bytes(view)
         texts, plain = self._texts, self._plain
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: dict[str, Attribute] | None = None
+        nested: Sequence[RawAttribute] = ()
+        string: Any
         name = op_type = domain = ""
         position, size = 0, len(encoded)
         try:
@@ -116,28 +122,29 @@ class NodeReader:
                     if attribute is None:
                         if past > size:
                             return None
-                        attribute = self.attribute(memoryview(payload))
+                        attribute = self.attribute(view[past - length : past])
                         if attribute.nested:
-                            return None
-                        plain[payload] = attribute
+                            nested = [*nested, attribute]
+                        else:
+                            plain[payload] = attribute
                     if attributes is None:
                         attributes = {attribute.name: attribute.value}
                     else:
                         attributes[attribute.name] = attribute.value
-                elif tag in _TEXTS:
-                    string = texts.get(payload)
-                    if string is None:
-                        string = texts[payload] = str(payload, "utf-8")
-                    if tag == _INPUT:
-                        inputs.append(string)
-                    elif tag == _OUTPUT:
-                        outputs.append(string)
-                    elif tag == _NAME:
-                        name = string
-                    elif tag == _OP_TYPE:
-                        op_type = string
-                    else:
-                        domain = string
+                    continue
+                string = texts.get(payload)
+                if string is None and tag in _TEXTS:
+                    string = texts[payload] = str(payload, "utf-8")
+                if tag == _INPUT:
+                    inputs.append(string)
+                elif tag == _OUTPUT:
+                    outputs.append(string)
+                elif tag == _NAME:
+                    name = string
+                elif tag == _OP_TYPE:
+                    op_type = string
+                elif tag == _DOMAIN:
+                    domain = string
                 elif tag == _OVERLOAD or tag & 7 != BYTES or not 8 <= tag < 128:
                     return None
         except (IndexError, ValueError):  # damaged: the other way says where and how
@@ -154,7 +161,7 @@ class NodeReader:
             tuple(outputs),
             attributes or _NO_ATTRIBUTES,
         )
-        return RawNode(info, "", ())
+        return RawNode(info, "", nested)
 
     def _any_node(self, view: memoryview, index: int) -> RawNode:
         inputs: list[str] = []
