@@ -213,22 +213,23 @@ def _peak_mb(how: str, path: Path, net: Net) -> float:
             assert child.stdout is not None
             if child.stdout.readline() != b"ready\n":
                 raise SystemExit(f"the process that loads {path.name} failed")
-            before = peak = _anonymous_bytes(child.pid)
+            before = peak = anonymous_bytes(child.pid)
             child.stdin.write(b"go\n")
             child.stdin.flush()
             while not select([child.stdout], [], [], 0.002)[0]:
-                peak = max(peak, _anonymous_bytes(child.pid))
+                peak = max(peak, anonymous_bytes(child.pid))
             if child.stdout.readline() != b"done\n":
                 raise SystemExit(f"the process that loads {path.name} failed")
             child.stdin.close()
     return (peak - before) / 1e6
 
 
-def _anonymous_bytes(process: int) -> int:
+def anonymous_bytes(process: int) -> int:
+    """Return a process's anonymous memory now; 0 where it has ended."""
     for line in Path(f"/proc/{process}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return 1024 * int(line.split()[1])
-    return 0  # it has ended
+    return 0
 
 
 def main() -> None:

@@ -25,13 +25,14 @@ from engine.runtime.thread_state import ThreadState, buffers_of, meta_for, same_
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from engine.context import Context
+    from engine.formats import ModelFile
     from engine.plan import Plan
     from engine.runtime.signature import Signature
-    from engine.types import CancelToken, ModelSource, Placement, Progress, TensorSpec
+    from engine.types import CancelToken, Placement, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
 
@@ -119,7 +120,7 @@ class Model:
         """
         from engine.config.reader import configuration
         from engine.context import Context
-        from engine.formats import open_source
+        from engine.formats import ModelFile
 
         require("model_path", model_path, str)
         require("model_type", model_type, ModelType)
@@ -133,21 +134,22 @@ class Model:
         if dec_key:
             _check_decryption(dec_key, dec_mode, dec_num_parallel)
         require_watchers(progress, cancel)
-        self._build(
-            "build_from_file",
-            lambda suffixes: open_source(
-                model_path,
-                suffixes,
-                dec_key=dec_key or None,
-                dec_mode=dec_mode,
-                folder=config.get("model_file", {}).get("mindir_path"),
-            ),
-            context,
-            config,
-            progress,
-            cancel,
-        )
+        file = ModelFile(model_path, dec_key=dec_key or None, dec_mode=dec_mode)
+        self._build_file(file, context, config, progress, cancel)
         self.model_path_ = model_path
+
+    def _build_file(
+        self,
+        file: ModelFile,
+        context: Context,
+        config: Mapping[str, Mapping[str, str]],
+        progress: Progress | None,
+        cancel: CancelToken | None,
+    ) -> None:
+        """Build what build_from_file builds, of a file that may have been opened before."""
+        file.look_in(config.get("model_file", {}).get("mindir_path"))
+        self._build("build_from_file", file, context, config, progress, cancel)
+        self.model_path_ = "" if file.path is None else file.name
 
     def build_from_buffer(
         self,
@@ -171,7 +173,7 @@ class Model:
         """
         from engine.config.reader import configuration
         from engine.context import Context
-        from engine.formats import source_from_bytes
+        from engine.formats import ModelFile
 
         require("model_bytes", model_bytes, bytes)
         if not model_bytes:
@@ -192,7 +194,7 @@ class Model:
 
         self._build(
             "build_from_buffer",
-            lambda suffixes: source_from_bytes(model_bytes, weight_bytes or None),
+            ModelFile.of_bytes(model_bytes, weight_bytes or None),
             context,
             config,
             progress,
@@ -202,7 +204,7 @@ class Model:
     def _build(
         self,
         caller: str,
-        open_source: Callable[[Mapping[str, str]], ModelSource],
+        file: ModelFile,
         context: Context,
         config: Mapping[str, Mapping[str, str]],
         progress: Progress | None,
@@ -217,7 +219,7 @@ class Model:
                 raise ModelStateError(f"{caller} failed! Error is {state}")
             self._why_not = _BUILDING
             try:
-                plan = build_plan(open_source, context, config, progress, cancel)
+                plan = build_plan(file, context, config, progress, cancel)
                 try:
                     signature = Signature(plan.executable.inputs, plan.executable.outputs)
                 except ImportError as error:  # an element type that needs ml_dtypes

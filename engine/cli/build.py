@@ -9,18 +9,21 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from engine import Context, Model, ModelType
+from engine import Context, Model
 from engine.cli.interrupt import interruptible
 from engine.cli.options import KEY_VARIABLE, BuildOptions, DecMode
 from engine.cli.progress import progress
-from engine.config.reader import number_devices
+from engine.config.reader import configuration, number_devices
 from engine.errors import InputError, ModelError
 from engine.formats.files import inside
 from engine.types import CancelToken, TensorSpec
+
+if TYPE_CHECKING:
+    from engine.formats import ModelFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,10 @@ class Decryption:
     """The key of a model's file, and how the file is encrypted.
 
     encryption: how the file is encrypted, "" for not at all. key: None where none was given. mode:
-    that of the file unless the user says another.
+    that of the file unless the user says another. file: opened already, with that key.
     """
 
+    file: ModelFile
     encryption: str = ""
     key: bytes | None = field(default=None, repr=False)
     mode: str = str(DecMode.AES_GCM)
@@ -81,23 +85,14 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     decryption.require_key(path)
     if options.config is not None:
         require_config(options.config, "--config")
+    path_text = "" if options.config is None else str(options.config)
+    merged = configuration(path_text, sections, "build_from_file")
     model = Model()
     cancel = CancelToken()
     begin = time.perf_counter()
     with progress() as show:
         interruptible(
-            lambda: model.build_from_file(
-                str(path),
-                ModelType.MINDIR,
-                context,
-                "" if options.config is None else str(options.config),
-                sections or None,
-                decryption.key,
-                decryption.mode,
-                progress=show,
-                cancel=cancel,
-            ),
-            cancel,
+            lambda: model._build_file(decryption.file, context, merged, show, cancel), cancel
         )
     seconds = time.perf_counter() - begin
     return Built(model, model.input_specs, model.output_specs, seconds)
@@ -128,28 +123,27 @@ def require_config(path: Path, option: str) -> None:
 
 
 def decryption_of(
-    path: Path, dec_key: str | None = None, dec_mode: DecMode | None = None
+    path: Path,
+    dec_key: str | None = None,
+    dec_mode: DecMode | None = None,
+    file: ModelFile | None = None,
 ) -> Decryption:
     """Return how the file at `path` is opened, by the options, the variable and the file itself.
 
     Raises ModelError where there is no such file, and click.BadParameter for what is no key.
     """
-    from engine.formats.kinds import encryption_of  # not for every command: it takes a moment
+    from engine.formats import ModelFile  # not for every command: it takes a moment
 
     require_file(path)
-    try:
-        with path.open("rb") as file:
-            encryption = encryption_of(file.read(4))
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be opened: {error.strerror}", str(path)) from error
+    file = file or ModelFile(path)
+    encryption = file.encryption
     text, source = dec_key, "--dec-key"
     if text is None and encryption:  # the variable may be set for other models
         text, source = os.environ.get(KEY_VARIABLE) or None, KEY_VARIABLE
-    return Decryption(
-        encryption,
-        None if text is None else parse_key(text, source),
-        str(dec_mode or encryption or DecMode.AES_GCM),
-    )
+    key = None if text is None else parse_key(text, source)
+    mode = str(dec_mode or encryption or DecMode.AES_GCM)
+    file.unlock(key, mode)
+    return Decryption(file, encryption, key, mode)
 
 
 def parse_key(text: str, source: str) -> bytes:

@@ -19,6 +19,7 @@ from engine.cli.output import as_json, counted, fields, note, size, table
 from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
 
 if TYPE_CHECKING:
+    from engine.formats import ModelFile
     from engine.formats.mindir import Description
 
 EPILOG = """[bold]Examples[/bold]
@@ -73,8 +74,8 @@ def inspect(model: Path, how: BuildOptions, nodes: bool, parameters: bool, json:
         _show_locked(model, decryption.encryption, json)
         return
     decryption.require_key(model)
-    written = mindir.description(model, decryption)
-    source = None if written else _open(model, how.target, decryption)
+    written = decryption.file.description()
+    source = None if written else _open(decryption.file, how.target)
     placement: list[Placement] | None = None
     shown = written or (source and source.graph)
     specs = (shown.inputs, shown.outputs) if shown else None
@@ -110,10 +111,9 @@ def _show_locked(path: Path, encryption: str, json: bool) -> None:
     note(f"note: its key shows what is in it: --dec-key @FILE or the variable {KEY_VARIABLE}")
 
 
-def _open(path: Path, target: str, decryption: Decryption) -> ModelSource:
+def _open(file: ModelFile, target: str) -> ModelSource:
     from engine.backends import find_target, open_backend
     from engine.errors import BackendError
-    from engine.formats import open_source
 
     suffixes: dict[str, str] = {}
     for name in parse_targets(target) if target else ():
@@ -121,7 +121,7 @@ def _open(path: Path, target: str, decryption: Decryption) -> ModelSource:
             suffixes |= open_backend(find_target(name).backend).info.suffixes
         except BackendError:
             continue  # building for it will say so, unless a later target serves
-    return open_source(str(path), suffixes, dec_key=decryption.key, dec_mode=decryption.mode)
+    return file(suffixes)
 
 
 Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]

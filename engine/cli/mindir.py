@@ -5,23 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.build import Decryption
 from engine.cli.output import counted, fields, size, table
 
 if TYPE_CHECKING:
     from engine.formats.mindir import Description
-
-
-def description(path: Path, decryption: Decryption) -> Description | None:
-    """Return the contents of a MindIR file, None for another. Raises ModelError if damaged."""
-    from engine.formats import kinds
-    from engine.formats.content import content_of
-
-    if content_of(path, decryption.key, decryption.mode).kind != kinds.MINDIR:
-        return None
-    from engine.formats.mindir import describe
-
-    return describe(path, decryption.key, decryption.mode)
 
 
 def show(path: Path, model: Description, parameters: str) -> None:

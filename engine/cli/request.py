@@ -26,6 +26,7 @@ from engine.model import ModelType
 
 if TYPE_CHECKING:
     from engine.convert.job import Job
+    from engine.formats import ModelFile
 
 _TYPES = {
     "FLOAT": DataType.FLOAT32,
@@ -79,15 +80,19 @@ class Request:
     def job(self) -> Job:
         """Return the conversion. Raises ModelError, InputError, and click.BadParameter."""
         converter = self._converter()
-        changes = {
+        from engine.formats import ModelFile  # not for every command: it takes a moment
+
+        file = ModelFile(self.model)
+        framework = _framework(self.fmk, file)
+        changes: dict[str, Any] = {
+            "file": file,
             "input_format": _choice(self.input_format, {"": None, **_FORMATS}, "--input-format"),
             "output_format": _choice(self.output_format, {"": None, **_FORMATS}, "--output-format"),
             "input_dtype": _choice(self.input_type, _TYPES, "--input-type"),
             "output_dtype": _choice(self.output_type, _TYPES, "--output-type"),
         }
-        framework = _framework(self.fmk, self.model)
         if Path(self.model).is_file():
-            decryption = decryption_of(Path(self.model), self.decrypt_key, self.decrypt_mode)
+            decryption = decryption_of(Path(self.model), self.decrypt_key, self.decrypt_mode, file)
             converter.decrypt_mode = decryption.mode
             converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
         sections = _sections(self.config, self.quantize, self.settings)
@@ -255,11 +260,14 @@ def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
     return choices[text.upper()]
 
 
-def _framework(text: str, source: str) -> FmkType:
+def _framework(text: str, file: ModelFile) -> FmkType:
     """Return the framework of that name, else the one that the file's content tells."""
+    path = file.path
+    assert path is not None
+    source = str(path)
     if text.upper() in _NOT_READ:
         raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
-    if not Path(source).exists():
+    if not path.exists():
         raise ModelError(f"{source}: no such file; give the path of a model", source)
     if text:
         found: FmkType = _choice(
@@ -267,13 +275,12 @@ def _framework(text: str, source: str) -> FmkType:
         )
         return found
     from engine.convert.sources import framework_of
-    from engine.formats import kinds, recognise
+    from engine.formats import kinds
 
     # Where the content does not tell, the reader that the name asks for says what is wrong.
-    path = Path(source)
-    likely = framework_of(path) or _SUFFIXES.get(path.suffix.lower())
+    likely = framework_of(file) or _SUFFIXES.get(path.suffix.lower())
     if likely is None:
-        what, advice = kinds.FOREIGN[recognise(path)]
+        what, advice = kinds.FOREIGN[file.kind]
         raise ModelError(
             f"{source}: is {what}; expected a model of ONNX, MindIR, PyTorch, TensorFlow, Keras or "
             f"TensorFlow Lite; {advice}",

@@ -33,13 +33,12 @@ from onnx import (
 )
 
 from engine.convert.comparison import Comparison
-from engine.convert.graphs import Names, bodies, constants, is_small, title, write_weights
+from engine.convert.graphs import Names, title, write_weights
 from engine.convert.job import Job
 from engine.convert.weights import total_bytes
 from engine.convert.write import INLINE_BYTES
 from engine.errors import InputError, ModelError, ModelStateError
-from engine.formats.onnx.infer import SMALL
-from engine.formats.onnx.names import reads, subgraphs
+from engine.formats.onnx.graphs import SMALL, bodies, constants, is_small, reads, subgraphs
 
 Array: TypeAlias = npt.NDArray[Any]
 Dims: TypeAlias = tuple[int | None, ...]

@@ -1,45 +1,23 @@
-"""Graph helpers of the passes: models without their weights, and free names."""
+"""Graph helpers of the passes: weights apart from the nodes, casts, and free names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from math import prod
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TypeAlias
 
 from onnx import (
-    FunctionProto,
     GraphProto,
     ModelProto,
     NodeProto,
     OperatorSetIdProto,
     TensorProto,
-    ValueInfoProto,
     helper,
     numpy_helper,
 )
 
-from engine.formats.onnx.infer import SMALL
-from engine.formats.onnx.names import subgraphs
-
-Body: TypeAlias = GraphProto | FunctionProto
+from engine.formats.onnx.graphs import bodies, constants, is_small, subgraphs
 
 _INLINE_BYTES = 1024
-
-
-def light(model: ModelProto) -> ModelProto:
-    """A copy without the main graph's weights, which are most of a model's bytes.
-
-    `add_weights` makes it whole again.
-    """
-    copy = ModelProto()
-    for field, value in model.ListFields():
-        if field.name != "graph":
-            _set(copy, field.name, value)
-    for field, value in model.graph.ListFields():
-        if field.name != "initializer":
-            _set(copy.graph, field.name, value)
-    return copy
 
 
 def add_weights(copy: ModelProto, model: ModelProto) -> ModelProto:
@@ -62,11 +40,6 @@ def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
                 helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims)
             )
     return result
-
-
-def is_small(tensor: TensorProto) -> bool:
-    """Return True if a tensor is in the model and of a size that shape inference looks at."""
-    return prod(tensor.dims) <= SMALL and tensor.data_location != TensorProto.EXTERNAL
 
 
 def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
@@ -94,14 +67,6 @@ def write_weights(model: ModelProto, file: Path) -> list[TensorProto]:
     return tensors
 
 
-def bodies(model: ModelProto) -> Iterator[Body]:
-    """All that has nodes: the main graph first, functions, and the graphs inside nodes."""
-    found: list[Body] = [model.graph, *model.functions]
-    for body in found:
-        yield body
-        found += [graph for node in body.node for graph in subgraphs(node)]
-
-
 def add_opset(model: ModelProto) -> None:
     """Import ONNX's own operators into a model that has had none of them."""
     if not any(opset.domain in ("", "ai.onnx") for opset in model.opset_import):
@@ -113,18 +78,6 @@ def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdP
     version = next((opset.version for opset in opsets if opset.domain in ("", "ai.onnx")), 17)
     to = element if version >= 6 else TensorProto.DataType.Name(element)
     return helper.make_node("Cast", [source], [result], name=result, to=to)
-
-
-def constants(graph: GraphProto) -> set[str]:
-    """The names of a graph's initializers; an input of such a name is none to a caller."""
-    names = {initializer.name for initializer in graph.initializer}
-    return names | {sparse.values.name for sparse in graph.sparse_initializer}
-
-
-def inputs(graph: GraphProto) -> list[ValueInfoProto]:
-    """Return the inputs that a caller gives: those that are not initializers too."""
-    known = constants(graph)
-    return [value for value in graph.input if value.name not in known]
 
 
 class Names:
@@ -169,13 +122,3 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 def title(node: NodeProto) -> str:
     """Title of a node in messages: its operator and its name, or an output of it."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"
-
-
-def _set(message: ModelProto | GraphProto, name: str, value: object) -> None:
-    """Copy a field's value into a message that does not have it yet."""
-    if hasattr(value, "CopyFrom"):
-        getattr(message, name).CopyFrom(value)
-    elif hasattr(value, "extend"):
-        getattr(message, name).extend(value)
-    else:
-        setattr(message, name, value)

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import FunctionProto, GraphProto, ModelProto, TensorProto, numpy_helper
 
-from engine.convert.graphs import Body, Names, add_opset, bodies, cast, light
+from engine.convert.graphs import Names, add_opset, cast
 from engine.convert.job import Job
+from engine.formats.onnx.graphs import Body, bodies, light
 
 LEAST_BYTES = 1024
 """Smaller tensors stay float32: there is nothing to gain by them, and most scales are such."""

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from engine.convert.graphs import bodies, rename
+from engine.convert.graphs import rename
+from engine.formats.onnx.graphs import bodies
 from engine.types import DType
 
 _Tensors = Mapping[str, TensorProto]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
+from engine.formats import ModelFile
 from engine.types import CancelToken, Progress, TensorSpec
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def _silent(phase: str, done: int, total: int | None) -> None:
 class Job:
     """One conversion. Everything in it has been checked for its type, not against the model.
 
-    framework, model_file: what is read; weight_file: a second file that belongs to it, or None.
+    framework, model_file: what is read; file: the same, opened once by whoever needs it first;
+    weight_file: a second file that belongs to it, or None.
     output_file: where the result goes, its ending included.
     input_shape: by input name; a dim is at least 1, or -1 for one that stays open.
     input_format, output_format: layout of 4-D inputs and outputs, NCHW or NHWC; None leaves the
@@ -48,6 +50,7 @@ class Job:
     framework: FmkType
     model_file: Path
     output_file: Path
+    file: ModelFile = None  # type: ignore[assignment]  # see __post_init__
     weight_file: Path | None = None
     input_shape: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     input_format: Format | None = None
@@ -66,6 +69,8 @@ class Job:
     cancel: CancelToken = field(default_factory=CancelToken, repr=False)
 
     def __post_init__(self) -> None:
+        if self.file is None:
+            object.__setattr__(self, "file", ModelFile(self.model_file))
         for name, shape in self.input_shape.items():
             for place, dim in enumerate(shape):
                 if not 1 <= dim <= _LARGEST_DIM and dim != -1:

@@ -9,9 +9,10 @@ import onnx
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
 from engine.convert.batch import Batches, rebatch
-from engine.convert.graphs import add_weights, bodies, inputs, light, typed
+from engine.convert.graphs import add_weights, typed
 from engine.convert.job import Job
 from engine.errors import InputError, ModelError, one_line
+from engine.formats.onnx.graphs import bodies, inputs, light
 
 
 def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from engine.convert.job import Job
 from engine.convert.sample_inputs import closed, ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
+from engine.formats import ModelFile
 from engine.types import TensorSpec, ValueKind
 
 
-def run(model: bytes | Path, job: Job) -> dict[str, Any]:
+def run(file: ModelFile, job: Job) -> dict[str, Any]:
     """Run a model once on the cpu backend, its inputs all ones; returns the outputs by name.
 
     An axis that the model leaves open is 1. Raises ModelError where it does not run, BackendError
     where there is no such backend, Cancelled.
     """
-    from engine.model import Model, ModelType
+    from engine.context import Context
+    from engine.model import Model
     from engine.runtime.values import arrays
 
     with Model() as built:
         try:
-            if isinstance(model, bytes):
-                built.build_from_buffer(model, progress=job.progress, cancel=job.cancel)
-            else:
-                built.build_from_file(
-                    str(model), ModelType.MINDIR, progress=job.progress, cancel=job.cancel
-                )
+            built._build_file(file, Context(), {}, job.progress, job.cancel)
             results = built.predict([_ones(spec) for spec in built.input_specs])
         except (ModelError, InputError, ModelStateError) as error:
             text = str(error).split("failed! Error is ", 1)[-1]
-            if isinstance(model, Path):  # a file aside, which the user does not know
-                text = text.replace(str(model), str(job.output_file))
+            if file.path is not None:  # a file aside, which the user does not know
+                text = text.replace(file.name, str(job.output_file))
             raise ModelError(
                 f"the result does not run: {text}; {str(job.output_file)!r} was not written"
             ) from error

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from engine.convert.job import Job
 from engine.enums import FmkType
-from engine.formats.files import read_start
-from engine.formats.kinds import encryption_of
 
 _QUANTIZING = (
     "common_quant_param", "full_quant_param", "weight_quant_param", "dynamic_quant_param",
@@ -49,4 +47,4 @@ def unread(job: Job) -> Iterator[str]:
 
 def _is_encrypted(job: Job) -> bool:
     # Only MindIR's reader takes such files, whatever is in them.
-    return job.framework is FmkType.MINDIR and bool(encryption_of(read_start(job.model_file, 4)[0]))
+    return job.framework is FmkType.MINDIR and bool(job.file.encryption)

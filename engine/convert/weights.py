@@ -20,7 +20,7 @@ _PART_BYTES = 64 << 20
 
 def total_bytes(model: ModelProto) -> int:
     """The size of all tensors, without serializing them: beyond 2 GB that fails."""
-    from engine.formats.onnx.names import tensors
+    from engine.formats.onnx.graphs import tensors
 
     return sum(map(_nbytes, tensors(model)))
 
@@ -37,7 +37,7 @@ def bring_in(model: ModelProto, folder: Path | None, job: Job) -> None:
     """
     from onnx import TensorProto
 
-    from engine.formats.onnx.names import tensors
+    from engine.formats.onnx.graphs import tensors
 
     outside = [tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
     replaced = data_file(job.output_file)
@@ -73,7 +73,7 @@ def move_out(model: ModelProto, file: Path, job: Job) -> None:
     """
     from onnx import TensorProto, numpy_helper
 
-    from engine.formats.onnx.names import tensors
+    from engine.formats.onnx.graphs import tensors
 
     large = [
         tensor

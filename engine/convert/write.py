@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine.convert.job import Job
 from engine.convert.weights import data_file, move_out, total_bytes
 from engine.errors import ModelError
+from engine.formats import ModelFile
 from engine.types import GraphInfo
 
 if TYPE_CHECKING:
@@ -75,12 +76,11 @@ def write(model: ModelProto, job: Job) -> Written:
 
 
 def _in_one_file(model: ModelProto, job: Job) -> Written:
-    from engine.formats import source_from_bytes
-
     content = _serialized(model)
-    graph = source_from_bytes(content).graph
+    file = ModelFile.of_bytes(content)
+    graph = file().graph
     assert graph is not None
-    outputs = _tried(content, job)
+    outputs = _tried(file, job)
     if job.encrypt_key is not None:
         from engine.formats.encryption import encrypt
 
@@ -96,17 +96,16 @@ def _in_one_file(model: ModelProto, job: Job) -> Written:
 
 
 def _in_two_files(model: ModelProto, job: Job) -> Written:
-    from engine.formats import open_source
-
     file = job.output_file
     data = data_file(file)
     with _beside(file) as folder:
         aside = Path(folder) / file.name
         move_out(model, aside.with_name(data.name), job)
         aside.write_bytes(_serialized(model))
-        graph = open_source(aside).graph
+        written = ModelFile(aside)
+        graph = written().graph
         assert graph is not None
-        outputs = _tried(aside, job)
+        outputs = _tried(written, job)
         job.cancel.check()
         aside.with_name(data.name).replace(data)
         aside.replace(file)
@@ -118,13 +117,13 @@ def _beside(file: Path) -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix=".converting-", dir=file.parent)
 
 
-def _tried(model: bytes | Path, job: Job) -> dict[str, Any]:
+def _tried(file: ModelFile, job: Job) -> dict[str, Any]:
     if not job.infer:
         return {}
     from engine.convert import trial
 
     with job.phase("trial run"):
-        return trial.run(model, job)
+        return trial.run(file, job)
 
 
 def _serialized(model: ModelProto) -> bytes:

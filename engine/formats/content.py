@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import ModelError
 from engine.formats import kinds
-from engine.formats.files import read_file
 from engine.formats.protobuf import Budget, WireError, spans
 
 _FIELDS = 4
@@ -27,11 +25,14 @@ class Content(NamedTuple):
     encryption: str = ""
 
 
-def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Content:
-    """Read a file. Raises ModelError where its key is missing or wrong, or it takes none."""
-    name = str(path)
-    data = read_file(path)
-    kind = kinds.kind_of(memoryview(data))
+def decrypted(
+    data: bytes | mmap.mmap, kind: str, name: str, dec_key: bytes | None, dec_mode: str
+) -> Content:
+    """Return what a file holds.
+
+    data: as it is stored; kind: of that. name: what errors call the file.
+    Raises ModelError where its key is missing or wrong, or it takes none.
+    """
     if kind != kinds.ENCRYPTED_MINDIR:
         if dec_key:
             raise ModelError(
@@ -59,11 +60,14 @@ def content_of(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GC
 
 
 def _begins_as_message(plain: bytes) -> bool:
-    """Whether the first fields are protobuf's: a wrong key's random bytes hardly ever are."""
-    found = spans(plain, 0, len(plain), Budget(_FIELDS))
+    """Return whether the first fields are protobuf's: a wrong key's random bytes hardly ever are.
+
+    A message of fewer fields passes.
+    """
+    parts = spans(plain, 0, len(plain), Budget(_FIELDS))
     try:
         for _ in range(_FIELDS - 1):
-            next(found, None)
+            next(parts, None)
     except WireError:
         return False
     return True

@@ -1,4 +1,4 @@
-"""Opens model files: regular ones only, and small ones read once."""
+"""Opens model files: regular ones only, small ones read and large ones mapped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from engine.errors import ModelError
+from engine.formats.opened import FileVersion
 
-SMALL_BYTES = 64 << 20
+READ_BYTES = 4 << 20
 """Files up to this size are read whole.
 
-The runtime then gets the very bytes that were checked, whatever happens to the file meanwhile.
-Above it that would double a load's memory, so larger files are mapped for the check and read
-again by the runtime: they must not be changed while they are loaded.
+The runtime then gets the very bytes that were checked, whatever happens to the file meanwhile, and
+a copy of so many bytes costs nothing. Larger files are mapped for the check and read again by the
+runtime: see `OpenedSource.check_unchanged`.
 """
 
 
@@ -25,9 +26,15 @@ def read_file(path: Path) -> bytes | mmap.mmap:
 
     Raises ModelError for what is not a readable, regular file with something in it.
     """
-    with _opened(path) as (descriptor, size):
-        if size > SMALL_BYTES:
-            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    return open_file(path)[0]
+
+
+def open_file(path: Path) -> tuple[bytes | mmap.mmap, FileVersion]:
+    """Read a file as `read_file` does; returns its version too."""
+    with _opened(path) as (descriptor, version):
+        size = version.nbytes
+        if size > READ_BYTES:
+            return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), version
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(size + 1)
     name = str(path)
@@ -35,18 +42,18 @@ def read_file(path: Path) -> bytes | mmap.mmap:
         raise ModelError(f"{name}: empty file; expected a model", name)
     if len(data) > size:
         raise ModelError(f"{name}: grew while it was read; load it when it is complete", name)
-    return data
+    return data, version
 
 
-def read_start(path: Path, count: int) -> tuple[bytes, int]:
-    """The first bytes of a file, and its size. Raises ModelError as `read_file` does."""
-    with _opened(path) as (descriptor, size):
-        return os.read(descriptor, count), size
+def read_start(path: Path, count: int) -> tuple[bytes, FileVersion]:
+    """Return the first bytes of a file, and its version. Raises ModelError as `read_file` does."""
+    with _opened(path) as (descriptor, version):
+        return os.read(descriptor, count), version
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[int, int]]:
-    """A descriptor of a regular file, and its size."""
+def _opened(path: Path) -> Iterator[tuple[int, FileVersion]]:
+    """Give a descriptor of a regular file, and the file's version."""
     name = str(path)
     try:
         # Not blocking: opening a pipe would otherwise wait for a writer that never comes.
@@ -57,12 +64,12 @@ def _opened(path: Path) -> Iterator[tuple[int, int]]:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{name!r}: cannot be opened: {reason}", name) from error
     try:
-        found = os.fstat(descriptor)
-        if stat.S_ISDIR(found.st_mode):
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
             raise ModelError(f"{name}: is a folder; {inside(path)}", name)
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{name}: not a regular file; expected a model file", name)
-        yield descriptor, found.st_size
+        yield descriptor, FileVersion.of(status)
     except OSError as error:
         raise ModelError(f"{name}: cannot be read: {error.strerror}", name) from error
     finally:

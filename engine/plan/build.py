@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def build_plan(
-    open_source: Callable[[Mapping[str, str]], ModelSource],
+    file: Callable[[Mapping[str, str]], ModelSource],
     context: Context,
     config: Mapping[str, Mapping[str, str]],
     progress: Progress | None = None,
@@ -36,7 +36,7 @@ def build_plan(
 ) -> Plan:
     """Compile a model for the first of the context's targets that can be had.
 
-    open_source: gives the validated model, told which file suffixes the backend reads itself.
+    file: gives the validated model, told which file suffixes the backend reads itself: a ModelFile.
     A later target is tried only because the user listed it; the plan then says so. It also gets
     the nodes that an earlier one reports as unsupported, as do the backends that complete one
     (`BackendInfo.completed_by`). Raises BackendError with the reasons of all targets, ModelError,
@@ -63,7 +63,7 @@ def build_plan(
             if last:
                 raise _restated(error, "; ".join(passed_over)) from error
             continue
-        source = open_source(backend.info.suffixes)
+        source = file(backend.info.suffixes)
         first = Candidate(backend, options(backend, target))
         if cancel is not None:
             cancel.check()

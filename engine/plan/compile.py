@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.backends import Backend
 from engine.errors import BackendError, BackendUnavailable, EngineError, one_line
+from engine.formats.opened import check_unchanged
 from engine.plan.contexts import ContextPool, close
 from engine.types import (
     Capability,
@@ -99,6 +100,7 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
                 return None, unsupported
             executable = compile_loaded(backend, loaded, candidate.options)
             on_failure.callback(close, executable)  # an interrupt while the model is closed
+            check_unchanged(source)  # which some backends read only now
         on_failure.pop_all()
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None, files={})
@@ -117,6 +119,7 @@ def load(
     with attribute_errors_to(backend, "engine_load"):
         loaded = backend.load(source, options)
         try:
+            check_unchanged(source)
             return loaded, dict(loaded.unsupported)
         except BaseException:
             close(loaded)

@@ -19,7 +19,8 @@ from onnx.external_data_helper import uses_external_data
 
 from engine.errors import ModelError
 from engine.formats import source_of_part
-from engine.formats.onnx.names import reads, subgraphs, tensors
+from engine.formats.onnx.graphs import constants, copy_field, inputs, reads, subgraphs, tensors
+from engine.formats.onnx.weights import with_weights_apart
 from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
 
@@ -28,6 +29,7 @@ class Whole:
     """A model to take segments from. proto: as read, with external data left where it is."""
 
     def __init__(self, source: ModelSource) -> None:
+        source = with_weights_apart(source)  # parts refer to weights instead of copying them
         self.proto = _read(source)
         self.graph = _graph(self.proto.graph)
         self._source = source
@@ -43,7 +45,7 @@ class Whole:
         part = ModelProto()
         for field, value in self.proto.ListFields():
             if field.name not in ("graph", "functions", "training_info"):
-                _copy(part, field.name, value)
+                copy_field(part, field.name, value)
         graph = part.graph
         graph.name = whole.name
         graph.node.extend(whole.node[index] for index in segment.nodes)
@@ -74,23 +76,14 @@ def _read(source: ModelSource) -> ModelProto:
 
 
 def _graph(graph: GraphProto) -> Graph:
-    constants = {each.name for each in graph.initializer}
-    constants |= {each.values.name for each in graph.sparse_initializer}
     return Graph(
         nodes=tuple(
             Node(frozenset(reads(node)), tuple(filter(None, node.output))) for node in graph.node
         ),
-        inputs=tuple(each.name for each in graph.input if each.name not in constants),
+        inputs=tuple(info.name for info in inputs(graph)),
         outputs=tuple(each.name for each in graph.output),
-        constants=frozenset(constants),
+        constants=frozenset(constants(graph)),
     )
-
-
-def _copy(part: ModelProto, name: str, value: object) -> None:
-    if isinstance(value, int | str):
-        setattr(part, name, value)
-    else:
-        getattr(part, name).extend(value)
 
 
 def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> list[FunctionProto]:

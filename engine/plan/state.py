@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import DeadlineExceeded, ModelStateError
+from engine.formats import OpenedSource
 from engine.plan.compile import Opener, Plan
 from engine.plan.contexts import ContextPool
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
@@ -23,11 +24,9 @@ from engine.types import Executable, ExecutionContext, MemoryReport, Placement, 
 
 def with_state(plan: Plan) -> Plan:
     """The plan as a user sees it: without the inputs and outputs that carry state."""
-    slots = getattr(plan.source, "state", ())
-    if not slots:
+    if not isinstance(plan.source, OpenedSource) or not plan.source.state:
         return plan
-    initial = [slot.initial for slot in slots]
-    values = [np.array(each.array(), each.dtype.numpy) for each in initial]
+    values = [slot.initial for slot in plan.source.state]
     executable = StatefulExecutable(plan, values)
     pool = ContextPool(Opener(plan.backend, executable))
     return replace(plan, executable=executable, predict=executable.predict, pool=pool)

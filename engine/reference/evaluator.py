@@ -30,7 +30,7 @@ from engine.errors import (
     ModelError,
     one_line,
 )
-from engine.formats.onnx.names import tensors
+from engine.formats.onnx.graphs import tensors
 from engine.reference.loop import Loop
 from engine.types import (
     CompileOptions,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import onnx
 import pytest
 from onnx import TensorProto, TypeProto
 
-from engine.types import DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec, ValueKind
+from engine.types import Attribute, DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec, ValueKind
 
 
 def _name_of(number: int) -> str:
@@ -66,6 +67,27 @@ def _parameter(tensor: TensorProto, dims: list[int]) -> ParameterInfo:
     )
 
 
+_SMALL_BYTES = 4096
+_PLAIN = ("FLOAT", "INT", "STRING", "FLOATS", "INTS", "STRINGS")
+
+
+def _values(node: onnx.NodeProto) -> dict[str, Attribute]:
+    """The attributes' values; None for what is no number or string, and for what is large."""
+
+    def text(value: object) -> object:
+        return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+
+    values: dict[str, Any] = {}
+    for attribute in node.attribute:
+        values[attribute.name] = None
+        kind = onnx.AttributeProto.AttributeType.Name(attribute.type)
+        if kind in _PLAIN and attribute.ByteSize() <= _SMALL_BYTES:
+            value = onnx.helper.get_attribute_value(attribute)
+            is_list = kind.endswith("S")
+            values[attribute.name] = tuple(map(text, value)) if is_list else text(value)
+    return values
+
+
 def _read(model: onnx.ModelProto) -> GraphInfo:
     graph = model.graph
     parameters = [
@@ -79,7 +101,7 @@ def _read(model: onnx.ModelProto) -> GraphInfo:
         inputs=tuple(_spec(value) for value in graph.input if value.name not in constants),
         outputs=tuple(_output(value, graph, parameters) for value in graph.output),
         nodes=tuple(
-            NodeInfo(i, n.name, n.op_type, n.domain, tuple(n.input), tuple(n.output))
+            NodeInfo(i, n.name, n.op_type, n.domain, tuple(n.input), tuple(n.output), _values(n))
             for i, n in enumerate(graph.node)
         ),
         parameters=tuple(parameters),

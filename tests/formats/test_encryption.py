@@ -15,8 +15,7 @@ from onnx import helper, numpy_helper
 
 import engine
 from engine.errors import ModelError
-from engine.formats import encryption, open_source, source_from_bytes
-from engine.formats.mindir import describe
+from engine.formats import ModelFile, encryption, open_source, source_from_bytes
 from engine.testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -211,7 +210,7 @@ def test_an_encrypted_onnx_model_is_read_in_memory(mode: str, key: bytes, tmp_pa
 def test_an_encrypted_onnx_model_is_never_left_to_be_read_from_its_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.formats.files.SMALL_BYTES", 100)  # larger plain files are mapped
+    monkeypatch.setattr("engine.formats.files.READ_BYTES", 100)  # larger plain files are mapped
     plain = models.affine(tmp_path)
     path = tmp_path / "net.mindir"
     path.write_bytes(encryption.encrypt(plain.read_bytes(), KEY))
@@ -296,8 +295,10 @@ def test_encrypted_bytes_in_memory_name_the_way_that_takes_a_key() -> None:
 def test_an_encrypted_file_is_described_as_the_plain_one(tmp_path: Path) -> None:
     path = tmp_path / "net.mindir"
     path.write_bytes(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY, "AES-CBC"))
-    found = describe(path, KEY, "AES-CBC")
-    plain = describe(DATA / "mlp.mindir")
+    found = ModelFile(path, dec_key=KEY, dec_mode="AES-CBC").description()
+    plain = ModelFile(DATA / "mlp.mindir").description()
+    assert found is not None
+    assert plain is not None
     assert found.encryption == "AES-CBC"
     assert plain.encryption == ""
     assert (found.primitives, found.parameters) == (plain.primitives, plain.parameters)

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import formats
 from engine.errors import ModelError
-from engine.formats.files import SMALL_BYTES
+from engine.formats.files import READ_BYTES
 from engine.testing import hostile
 from engine.testing.hostile import encode
 from engine.types import DType, GraphInfo, ModelSource, ValueKind
@@ -412,11 +412,11 @@ def test_a_model_over_protobufs_limit_is_refused(tmp_path: Path) -> None:
 
 def test_the_limit_for_reading_whole_divides_bytes_from_paths(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    write_large(path, SMALL_BYTES - 1000)
+    write_large(path, READ_BYTES - 1000)
     source = formats.open_source(path)
     assert source.data is not None
-    assert len(source.data) == path.stat().st_size <= SMALL_BYTES
-    write_large(path, SMALL_BYTES)
+    assert len(source.data) == path.stat().st_size <= READ_BYTES
+    write_large(path, READ_BYTES)
     assert formats.open_source(path).data is None
 
 

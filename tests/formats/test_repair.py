@@ -173,7 +173,7 @@ def test_without_the_onnx_package_the_message_asks_for_it(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "onnx", None)
     monkeypatch.delitem(sys.modules, "engine.formats.onnx.repair", raising=False)
     monkeypatch.delitem(sys.modules, "engine.formats.onnx.infer", raising=False)
-    monkeypatch.delitem(sys.modules, "engine.formats.onnx.names", raising=False)
+    monkeypatch.delitem(sys.modules, "engine.formats.onnx.graphs", raising=False)
     nodes = [encode.node("Neg", ["x"], ["y"])]
     untyped = encode.model(encode.graph(nodes, [encode.value("x")], [encode.field(1, "y")]))
     with pytest.raises(ModelError, match=r"has no type; .*pip install onnx"):

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 from onnx import ModelProto
 
-from engine.convert.graphs import inputs
 from engine.convert.quantize.images import Picture
 from engine.convert.quantize.settings import Data
 from engine.errors import InputError, ModelError
 from engine.formats.arrays import Array, read_npy, read_raw
+from engine.formats.onnx.graphs import inputs
 from engine.types import Dim, DType, TensorSpec
 
 Sample: TypeAlias = Mapping[str, Array]

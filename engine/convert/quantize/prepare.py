@@ -8,10 +8,11 @@ from pathlib import Path
 import onnx
 from onnx import ModelProto, version_converter
 
-from engine.convert.graphs import Names, add_weights, inputs, light
+from engine.convert.graphs import Names, add_weights
 from engine.convert.quantize.runtime import LARGEST, open_session
 from engine.convert.weights import total_bytes
 from engine.errors import ModelError, one_line
+from engine.formats.onnx.graphs import inputs, light
 from engine.formats.onnx.infer import types_of
 
 _MARKS = ("onnx.infer", "onnx.quant.pre_process")

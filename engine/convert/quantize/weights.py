@@ -14,9 +14,10 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
-from engine.convert.graphs import Names, bodies
+from engine.convert.graphs import Names
 from engine.convert.job import Job
 from engine.convert.quantize.settings import Common, Settings
+from engine.formats.onnx.graphs import bodies
 
 Array: TypeAlias = np.ndarray[Any, Any]
 

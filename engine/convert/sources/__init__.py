@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path
 
 from engine.convert.job import Job, Read
 from engine.enums import FmkType
 from engine.errors import ModelError
-from engine.formats import kinds, recognise
+from engine.formats import ModelFile, kinds
 
 # Imported when such a model is converted: most need a heavy package.
 _READERS = {
@@ -39,7 +38,7 @@ def read(job: Job) -> Read:
     Raises ModelError for what cannot be read, is of another framework than the job says, or needs
     a package that is not installed.
     """
-    found = framework_of(job.model_file)
+    found = framework_of(job.file)
     # What this converter writes is ONNX under MindIR's name, so that one is read as the other.
     if found not in (None, job.framework) and (found, job.framework) != (
         FmkType.ONNX,
@@ -56,11 +55,13 @@ def read(job: Job) -> Read:
     return result
 
 
-def framework_of(path: Path) -> FmkType | None:
+def framework_of(file: ModelFile) -> FmkType | None:
     """The framework that a file's content tells of; None where it tells of none.
 
     Raises ModelError for what cannot be read, and for a folder that is no SavedModel.
     """
+    path = file.path
+    assert path is not None
     if path.is_dir():
         if (path / _SAVED_MODEL).is_file():
             return FmkType.TF
@@ -69,7 +70,7 @@ def framework_of(path: Path) -> FmkType | None:
             "of a TensorFlow SavedModel",
             str(path),
         )
-    return _FRAMEWORKS.get(recognise(path))
+    return _FRAMEWORKS.get(file.kind)
 
 
 def _named(framework: FmkType) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.convert.job import Job, Read
 from engine.convert.sources.onnx import whole
 from engine.errors import ModelError
-from engine.formats import kinds, open_source, recognise
+from engine.formats import kinds
 from engine.formats.collectives import is_collective
 
 if TYPE_CHECKING:
@@ -20,24 +20,21 @@ def read(job: Job) -> Read:
     Raises ModelError also for a model that keeps state between predicts: ONNX has no place for it.
     """
     name = str(job.model_file)
-    is_encrypted = recognise(job.model_file) == kinds.ENCRYPTED_MINDIR
+    is_encrypted = job.file.kind == kinds.ENCRYPTED_MINDIR
     if is_encrypted and job.decrypt_key is None:
         raise ModelError(
             f"{name}: is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM (on "
             "the command line: --decrypt-key, --decrypt-mode)",
             name,
         )
-    source = open_source(
-        job.model_file,
-        dec_key=job.decrypt_key if is_encrypted else None,
-        dec_mode=job.decrypt_mode,
-        folder=job.config.get("model_file", {}).get("mindir_path"),
-    )
-    slots = getattr(source, "state", ())
-    if slots:
+    job.file.unlock(job.decrypt_key if is_encrypted else None, job.decrypt_mode)
+    job.file.look_in(job.config.get("model_file", {}).get("mindir_path"))
+    source = job.file()
+    if source.state:
         raise ModelError(
-            f"{name}: assigns to its parameter {slots[0].input!r}, and a converted file cannot "
-            "keep such state from predict to predict; give the .mindir itself to Model, which does",
+            f"{name}: assigns to its parameter {source.state[0].name!r}, and a converted file "
+            "cannot keep such state from predict to predict; give the .mindir itself to Model, "
+            "which does",
             name,
         )
     model = whole(source, job)

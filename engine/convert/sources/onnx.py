@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from engine.convert.job import Job, Read
 from engine.convert.weights import bring_in
-from engine.formats import open_source
 from engine.formats.onnx.inline import inlined
 from engine.types import ModelSource
 
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 def read(job: Job) -> Read:
     """See engine.convert.sources.read."""
-    return whole(open_source(job.model_file), job), []
+    return whole(job.file(), job), []
 
 
 def whole(source: ModelSource, job: Job) -> ModelProto:

@@ -60,7 +60,7 @@ def _forget_origin(model: ModelProto) -> None:
     """Drop what the exporter says of each node and value: source lines and paths of its author."""
     from onnx import GraphProto
 
-    from engine.convert.graphs import bodies
+    from engine.formats.onnx.graphs import bodies
 
     for body in bodies(model):
         values = [*body.value_info]

@@ -8,36 +8,27 @@ control.py     functions, loops and branches; functions.py: which calls which
 primitives/    the table: one function a primitive, which writes ONNX nodes
 emit.py        what those functions write with; shape_inference.py: shapes that the file leaves open
 fold.py        tidies the nodes; assemble.py: the ONNX model; outputs.py: its outputs
+variables.py   which parameters are declared variable
 summary.py     what is in a file, for people; errors.py: why a file cannot be read, likewise
 """
 
 from __future__ import annotations
 
 import mmap
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from engine.formats.mindir import decode
-from engine.formats.mindir.assemble import StateSlot, lower
+from engine.formats.mindir.assemble import lower
 from engine.formats.mindir.decode import DecodeError
 from engine.formats.mindir.errors import refused
-from engine.formats.mindir.storage import Storage
+from engine.formats.mindir.storage import SMALL_BYTES, Storage
 from engine.formats.mindir.summary import Description, describe
+from engine.formats.mindir.variables import variable_parameters
 from engine.formats.onnx import read_model
-from engine.types import ModelSource
+from engine.formats.opened import FileVersion, OpenedSource
 
-__all__ = ["Description", "MindirSource", "StateSlot", "describe", "open_mindir"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MindirSource(ModelSource):
-    """A .mindir lowered to ONNX.
-
-    state: parameters that the model assigns to. Each is the last but some of the ONNX model's
-    inputs and outputs; whoever runs it passes on what the output was, see `engine.plan`.
-    """
-
-    state: tuple[StateSlot, ...] = ()
+__all__ = ["Description", "describe", "open_mindir"]
 
 
 def open_mindir(
@@ -48,18 +39,23 @@ def open_mindir(
     dec_mode: str = "AES-GCM",
     folder: Path | None = None,
     weights: bytes | None = None,
-) -> MindirSource:
+    version: FileVersion | None = None,
+    variable_weights: Sequence[str] = (),
+) -> OpenedSource:
     """Read a MindIR model as an ONNX model.
 
     path: its file; None for a model in memory. data: what is in the file, decrypted. dec_key,
     dec_mode: what the file is encrypted with, and with it the data files of a split model; None
     for a plain one. folder: where those data files are, None for the folder of `path`; also
-    [model_file] mindir_path. weights: the data file of a split model in memory.
+    [model_file] mindir_path. weights: the data file of a split model in memory. version: of the
+    file, where `data` is mapped from it. variable_weights: see ModelFile.
     Weights are not copied. The ONNX model names those of a large file in the .mindir or its data
     files, which must not change while a model is built, others in `files`: see ModelSource, and
     `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError.
     """
     name = str(path) if path is not None else "model bytes"
+    if isinstance(data, mmap.mmap) and len(data) <= SMALL_BYTES:
+        data = data[:]  # it is looked at for longer than a file may be expected to stay as it is
     view = memoryview(data)
     base = folder if folder is not None else path.parent if path is not None else None
     with refused(path, view):
@@ -67,19 +63,18 @@ def open_mindir(
         if not proto.little_endian:
             raise DecodeError("its numbers are big endian; export it on a little-endian machine")
         assert proto.graph is not None
-        storage = Storage(view, path, base, dec_key, dec_mode)
-        storage.open(
-            (parameter.location for parameter in proto.graph.parameters if parameter.location),
-            weights,
-        )
-        lowered = lower(proto, storage)
+        variables = variable_parameters(proto, variable_weights, name) if variable_weights else []
+        storage = Storage(view, path, base, dec_key, dec_mode, version)
+        locations = [tensor.location for tensor in proto.graph.parameters if tensor.location]
+        storage.open(locations, weights)
+        lowered = lower(proto, storage, variables, name)
     graph = lowered.info
     if graph is None:
         beside = storage.folder / "part" if storage.folder is not None else None  # just a name
         model = read_model(memoryview(lowered.data), beside, name, storage.files)
         assert model.repaired is None, "what is written here breaks no rule"
         graph = model.graph
-    return MindirSource(
+    return OpenedSource(
         format="onnx",
         path=path,
         data=lowered.data,
@@ -88,4 +83,6 @@ def open_mindir(
         is_secret=dec_key is not None,
         files=storage.files,
         state=lowered.state,
+        variables=lowered.variables,
+        versions=storage.versions,
     )

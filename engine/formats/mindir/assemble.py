@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from engine.errors import InputError
 from engine.formats.mindir import constants, fold
 from engine.formats.mindir.decode import DecodeError, ModelProto, ValueProto
 from engine.formats.mindir.emit import Unsupported
@@ -17,61 +20,63 @@ from engine.formats.mindir.values import MONAD, Abstract, Value, leaves
 from engine.formats.onnx import writer
 from engine.formats.onnx.graph_info import graph_info_of_written
 from engine.formats.onnx.writer import Graph, Node, ValueInfo
+from engine.formats.opened import Slot
 from engine.types import GraphInfo
 
 OPSET = 21
 
 
 @dataclass(frozen=True, slots=True)
-class StateSlot:
-    """A parameter that the model assigns to: an input and an output of the ONNX model.
-
-    initial: what the input is in the first run; afterwards it is what the output was.
-    """
-
-    input: str
-    output: str
-    initial: Value
-
-
-@dataclass(frozen=True, slots=True)
 class Lowered:
-    """The ONNX model, and the parameters that live from run to run.
+    """The ONNX model, the parameters that live from run to run, and those declared variable.
 
-    info: what it says of itself; None where it is for the reader to say.
+    info: the model's description; None where it is for the reader to make.
     """
 
     data: bytes
     info: GraphInfo | None
-    state: tuple[StateSlot, ...]
+    state: tuple[Slot, ...]
+    variables: tuple[Slot, ...]
 
 
-def lower(model: ModelProto, storage: Storage) -> Lowered:
-    """Lower a whole model. Raises DecodeError, LoweringError."""
+def lower(
+    model: ModelProto, storage: Storage, variables: Sequence[str] = (), name: str = "model"
+) -> Lowered:
+    """Lower a whole model. Raises DecodeError, LoweringError, InputError.
+
+    variables: the parameters, as the file names them, that become inputs; name: what errors call
+    the model.
+    """
     main = model.graph
     assert main is not None
     names: set[str] = set()
     inputs = [_input(value, names) for value in main.inputs]
     parameters: dict[str, Value] = {}
     for proto in main.parameters:
-        name = unique(proto.ref_key or local(proto.name), names)
-        parameters[proto.name] = storage.parameter(proto, name)
-    low, result, hidden = _run(model, parameters, inputs)
+        title = unique(proto.ref_key or local(proto.name), names)
+        parameters[proto.name] = storage.parameter(proto, title)
+    variable = {parameters[parameter].name: None for parameter in variables}
+    low, result, hidden = _run(model, parameters, inputs, variable)
+    for title in variable:
+        if title in low.state:
+            raise InputError(
+                f"{name}: variable weight {title!r} is state that the model itself assigns to; "
+                "leave it out",
+                title,
+            )
     flat = [
-        value if isinstance(value, Value) else low.g.constant(value)
-        for value in map(low.now, leaves(result))
-        if value is not MONAD and value is not None
+        leaf if isinstance(leaf, Value) else low.g.constant(leaf)
+        for leaf in map(low.now, leaves(result))
+        if leaf is not MONAD and leaf is not None
     ]
     if not flat:
         raise DecodeError("the graph gives nothing")
     renamed: dict[str, str] = {}
     outputs = _outputs(low, model, inputs, flat, names, renamed)
-    states = {}
-    for name, value in low.state.items():
-        title = unique(f"{name}.next", names)
+    for parameter, value in low.state.items():
+        title = unique(f"{parameter}.next", names)
         low.g.add(Node("Identity", [renamed.get(value.name, value.name)], [title], {}, title))
         outputs.append(ValueInfo(title, value.dtype, value.shape))
-        states[name] = title
 
     by_name = dict(low.g.constants)
     for value in parameters.values():
@@ -80,36 +85,46 @@ def lower(model: ModelProto, storage: Storage) -> Lowered:
     graph = Graph(local(main.name) or "main", low.g.scope.nodes)
     for node in graph.nodes:
         _rename(node, renamed)
-    constant = {name: value for name, value in by_name.items() if name not in states}
-    nodes = fold.fold(graph.nodes, constant, {output.name for output in outputs}, storage.may_copy)
+    passed = {*low.state, *variable}
+    constant = {title: value for title, value in by_name.items() if title not in passed}
+    nodes = fold.fold(graph.nodes, constant, {info.name for info in outputs}, storage.may_copy)
     graph.nodes = nodes
     graph.inputs = [
         ValueInfo(value.name, value.dtype, _symbolic(value))
-        for one_value in inputs
-        for value in leaves(one_value)
+        for tree in inputs
+        for value in leaves(tree)
         if isinstance(value, Value)
     ]
-    slots = []
-    for name, title in states.items():
-        value = by_name[name]
-        graph.inputs.append(ValueInfo(name, value.dtype, value.shape))
-        slots.append(StateSlot(name, title, storage.read(value)))
+    state = tuple(_slot(by_name[title], storage) for title in low.state)
+    declared = tuple(_slot(by_name[title], storage) for title in variable)
+    graph.inputs += [ValueInfo(slot.name, slot.dtype, slot.shape) for slot in (*state, *declared)]
     graph.outputs = outputs
     used = fold.names_used(nodes)
-    graph.initializers = [storage.placed(constant[name]) for name in constant if name in used]
+    graph.initializers = [storage.placed(constant[title]) for title in constant if title in used]
     opsets = {"": OPSET}
     if fold.uses_domain(nodes, "com.microsoft"):
         opsets["com.microsoft"] = 1
     producer = " ".join(part for part in (model.producer, model.version) if part)
     data = writer.model_bytes(graph, opsets, producer, model.user_info)
     info = graph_info_of_written(graph, opsets, producer, model.user_info, storage.files)
-    return Lowered(data, info, tuple(slots))
+    return Lowered(data, info, state, declared)
+
+
+def _slot(value: Value, storage: Storage) -> Slot:
+    """Make the slot of a parameter, with an array of its own."""
+    array = storage.read(value).array()
+    assert array is not None
+    initial = np.array(array, value.dtype.numpy)
+    return Slot(value.name, value.dtype, initial.shape, initial)
 
 
 def _run(
-    model: ModelProto, parameters: Mapping[str, Value], inputs: list[Any]
+    model: ModelProto,
+    parameters: Mapping[str, Value],
+    inputs: list[Any],
+    variable: Container[str],
 ) -> tuple[Lowering, Any, dict[str, Any]]:
-    """Run the main graph; the data of the parameters that it assigns to is hidden from it.
+    """Run the main graph; the data of parameters that it assigns to or that vary is hidden from it.
 
     What a parameter is at first must not be taken for a constant where it changes from run to run.
     Which ones do is known when the graph has been run; then it is run again. Where that finds
@@ -117,6 +132,10 @@ def _run(
     """
     assert model.graph is not None
     hidden: dict[str, Any] = {}
+    for value in parameters.values():
+        if value.name in variable:
+            hidden[value.name] = value.data
+            value.data = None
     for turn in (1, 2, 3):
         low = Lowering(model, parameters)
         try:
@@ -146,7 +165,7 @@ def _outputs(
     """The ONNX model's outputs; `renamed` gets the names that nodes are to give instead."""
     assert model.graph is not None
     # A network may give an input back as it is: then the two have one name, as in the file.
-    given = {leaf.name for value in inputs for leaf in leaves(value) if isinstance(leaf, Value)}
+    given = {leaf.name for tree in inputs for leaf in leaves(tree) if isinstance(leaf, Value)}
     titles = []
     for title, value in zip(titles_of(model.graph, len(flat)), flat, strict=True):
         is_input = title == value.name and value.name in given

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import ModelError
+from engine.errors import InputError, ModelError
 from engine.formats import encryption
 from engine.formats.mindir.decode import DecodeError
 from engine.formats.mindir.emit import Unsupported
@@ -24,10 +24,10 @@ def refused(path: Path | None, view: memoryview) -> Iterator[None]:
     where = str(path or "")
     try:
         yield
-    except ModelError:
-        raise
     except encryption.DecryptionError as error:
         raise ModelError(f"{name}: {error}", where) from None
+    except (ModelError, InputError):
+        raise
     except (DecodeError, Unsupported, TooManyFields) as error:
         raise ModelError(f"{name}: not a valid MindIR model: {_short(error)}", where) from None
     except LoweringError as error:

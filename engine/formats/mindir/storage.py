@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from engine.formats import encryption
-from engine.formats.files import SMALL_BYTES, read_file, read_start
+from engine.formats.files import read_file, read_start
 from engine.formats.mindir import constants
 from engine.formats.mindir.decode import DecodeError, TensorProto
 from engine.formats.mindir.names import local
 from engine.formats.mindir.values import Value
 from engine.formats.onnx.writer import Buffer, External, Tensor
+from engine.formats.opened import FileVersion
 from engine.formats.protobuf import address
 
+SMALL_BYTES = 64 << 20  # the weights of a file up to this size may be copied, and folded
 APART_BYTES = 1 << 16  # smaller tensors are written into the ONNX model
 
 
@@ -24,17 +26,26 @@ class Storage:
 
     view: the file's content, decrypted. path: the file, None for bytes. base: where the names of
         its data files start, None where there is no folder. key, mode: what it is encrypted with;
-        None for a plain one.
+        None for a plain one. version: of the file, where `view` is mapped from it.
+    versions: of the files that runtimes read tensors from.
     folder: where the ONNX model's external data is. files: what of it is in memory instead, by the
         location that the ONNX model gives it.
     """
 
     def __init__(
-        self, view: memoryview, path: Path | None, base: Path | None, key: bytes | None, mode: str
+        self,
+        view: memoryview,
+        path: Path | None,
+        base: Path | None,
+        key: bytes | None,
+        mode: str,
+        version: FileVersion | None = None,
     ) -> None:
         self.view = view
         self.folder = base
         self.files: dict[str, Buffer] = {}
+        self.versions: dict[Path, FileVersion] = {}
+        self._version = version
         self._path = path
         self._base = base
         self._key = key
@@ -82,9 +93,11 @@ class Storage:
                 self._hold(location, memoryview(plain))
         elif wanted:
             for location in wanted:
-                start, size = read_start(self._file(location), 1)
+                file = self._file(location)
+                start, version = read_start(file, 1)
                 _check_mark(start, location)
-                self._found[location] = location, size
+                self._found[location] = location, version.nbytes
+                self.versions[file] = version
             self._follow_links()
         else:
             self._leave()
@@ -131,6 +144,8 @@ class Storage:
         if not set(real.name) & set("\\*") and real.name.isprintable():  # what runtimes can name
             self.folder = real.parent
             self._left_in = real.name
+            if self._version is not None:
+                self.versions[real] = self._version
 
     # ------------------------------------------------------------------------------------- tensors
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.formats.content import content_of
+from engine.formats.content import Content
 from engine.formats.mindir import constants, decode
 from engine.formats.mindir.decode import ValueProto
 from engine.formats.mindir.errors import refused
@@ -41,9 +41,8 @@ class Description:
     encryption: str
 
 
-def describe(path: Path, dec_key: bytes | None = None, dec_mode: str = "AES-GCM") -> Description:
-    """Describe the file. Raises ModelError for one that cannot be decoded."""
-    content = content_of(path, dec_key, dec_mode)
+def describe(path: Path | None, content: Content) -> Description:
+    """Describe what is in the file. Raises ModelError for one that cannot be decoded."""
     view = memoryview(content.data)
     with refused(path, view):
         model = decode.model(view)

@@ -15,6 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from engine.formats.onnx import schema
 from engine.formats.onnx.reading import Invalid, text
+from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, fields
 
 
@@ -25,8 +26,8 @@ class ExternalFiles:
         start. Data may also lie where the model's file itself really is when `path` is a symbolic
         link: content-addressed caches link model and data into one folder of blobs.
     held: what is in memory instead, by location.
-    used: whether the model has any. linked_out: whether some is reached only through links that
-        lead out of the folder of `path`.
+    used: whether the model has any. versions: of the files, by their real paths. linked_out:
+        whether some is reached only through links that lead out of the folder of `path`.
     """
 
     def __init__(self, path: Path | None, held: Mapping[str, Sized]) -> None:
@@ -35,6 +36,7 @@ class ExternalFiles:
         self.linked_out = False
         self.used = False
         self._sizes = {location: len(content) for location, content in held.items()}
+        self.versions: dict[Path, FileVersion] = {}
 
     def check(self, entries: Iterable[memoryview], nbytes: int, what: str, budget: Budget) -> str:
         """Return the location, relative to the model's folder, of a tensor of `nbytes` bytes.
@@ -75,7 +77,7 @@ class ExternalFiles:
         folder = path.parent
         try:
             real = os.path.realpath(folder / location, strict=True)
-            found = os.stat(real)
+            status = os.stat(real)
         except OSError as error:
             raise Invalid(
                 f"{what} keeps its data in {location!r}, which cannot be read: {error.strerror} "
@@ -88,11 +90,12 @@ class ExternalFiles:
                     f"folder to {real!r}; data must lie inside the folder"
                 )
             self.linked_out = True
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             raise Invalid(f"{what} keeps its data in {location!r}, which is not a regular file")
         if not os.access(real, os.R_OK):
             raise Invalid(f"{what} keeps its data in {location!r}, which may not be read")
-        return found.st_size
+        self.versions[Path(real)] = FileVersion.of(status)
+        return status.st_size
 
 
 def _forbidden(location: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.expansion import SHAPE_INPUT, FunctionId, check_expanded, expanded_bytes
 from engine.formats.onnx.external import ExternalFiles
+from engine.formats.onnx.node import NodeReader, RawAttribute
 from engine.formats.onnx.reading import Invalid, text
 from engine.formats.onnx.scope import Scope, explain_unknown, running_order, title
 from engine.formats.onnx.tensor import Tensor, read_sparse, read_tensor
@@ -16,37 +17,10 @@ from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_typ
 from engine.formats.protobuf import Budget, fields
 from engine.types import DType, NodeInfo
 
-_INPUT, _OUTPUT, _NAME = schema.NODE_INPUT, schema.NODE_OUTPUT, schema.NODE_NAME
-_OP_TYPE, _ATTRIBUTE = schema.NODE_OP_TYPE, schema.NODE_ATTRIBUTE
-_DOMAIN, _OVERLOAD = schema.NODE_DOMAIN, schema.NODE_OVERLOAD
-
-# The parts of an attribute that hold more than numbers and strings.
-_NESTED = frozenset(
-    {
-        schema.ATTRIBUTE_T,
-        schema.ATTRIBUTE_G,
-        schema.ATTRIBUTE_TENSORS,
-        schema.ATTRIBUTE_GRAPHS,
-        schema.ATTRIBUTE_TP,
-        schema.ATTRIBUTE_TYPE_PROTOS,
-        schema.ATTRIBUTE_SPARSE_TENSOR,
-        schema.ATTRIBUTE_SPARSE_TENSORS,
-    }
-)
-# Of these an attribute has one; protobuf's readers would merge a second into the first.
-_ONCE = frozenset(
-    {
-        schema.ATTRIBUTE_T,
-        schema.ATTRIBUTE_G,
-        schema.ATTRIBUTE_TP,
-        schema.ATTRIBUTE_SPARSE_TENSOR,
-    }
-)
-
 
 @dataclass(slots=True)
 class State:
-    """What reading one model keeps count of.
+    """Counts and limits of reading one model.
 
     functions: the model's own ones. calls: how often what is being read calls which of them.
     nodes: in all so far, of which `counted` belong to earlier functions.
@@ -56,6 +30,7 @@ class State:
 
     files: ExternalFiles
     budget: Budget
+    reader: NodeReader
     functions: frozenset[FunctionId] = frozenset()
     calls: Counter[FunctionId] = field(default_factory=Counter)
     nodes: int = 0
@@ -149,35 +124,40 @@ def read_nodes(
     state.nodes += len(views)
     if state.nodes > limits.NODES:
         raise Invalid(f"more than {limits.NODES:,} nodes")
-    names = scope.names
+    read = state.reader.read
+    names, constants, functions = scope.names, scope.constants, state.functions
     for index, view in enumerate(views):
-        node, overload, attributes = _read_node(view, index, state.budget)
+        node, overload, attributes = read(view, index)
         for name in node.inputs:
-            if name and name not in names and not scope.sees(name):
-                known = [_read_node(other, i, state.budget)[0] for i, other in enumerate(views)]
+            if name not in names and name and not scope.sees(name):
+                known = [read(other, place).info for place, other in enumerate(views)]
                 order = running_order(known[index:], name)
                 if order is None:
                     raise Invalid(explain_unknown(name, node, known, where))
                 state.repairable = explain_unknown(name, node, known, where)
                 state.nodes -= len(order)  # these are counted anew
-                read_nodes([views[each] for each in order], state, scope, where, depth, nodes)
+                ordered = [views[position] for position in order]
+                read_nodes(ordered, state, scope, where, depth, nodes)
                 return
         value = None
         for attribute in attributes:
-            value = _read_attribute(attribute, state, scope, node, depth) or value
-        for name in filter(None, node.outputs):
+            if attribute.nested:
+                value = _check_nested(attribute, state, scope, node, depth) or value
+        for name in node.outputs:
             if name in names:
                 raise Invalid(
                     f"{title(node)} of the {where} defines {name!r} again; "
                     f"expected each name to be defined once"
                 )
-            names.add(name)
-        if node.op_type == "Constant":
+            if name:
+                names.add(name)
+        op_type = node.op_type
+        if op_type == "Constant":
             if value is not None and value.nbytes <= 512 and len(node.outputs) == 1:
-                scope.constants[node.outputs[0]] = value
-        elif state.functions and (node.domain, node.op_type, overload) in state.functions:
-            state.calls[node.domain, node.op_type, overload] += 1
-        elif node.op_type in SHAPE_INPUT:
+                constants[node.outputs[0]] = value
+        elif functions and (node.domain, op_type, overload) in functions:
+            state.calls[node.domain, op_type, overload] += 1
+        elif op_type in SHAPE_INPUT:
             state.add_expanded(expanded_bytes(node, value, scope, state.budget))
         nodes.append(node)
 
@@ -187,65 +167,28 @@ def read_attributes(
 ) -> None:
     """Check the tensors, graphs and types in attributes that stand outside a node."""
     for view in views:
-        _read_attribute(view, state, scope, owner, 0)
+        _check_nested(state.reader.attribute(view, owner), state, scope, owner, 0)
 
 
-def _read_node(
-    view: memoryview, index: int, budget: Budget
-) -> tuple[NodeInfo, str, list[memoryview]]:
-    """Read a NodeProto: the node, which overload of a function it calls, its attributes."""
-    inputs: list[str] = []
-    outputs: list[str] = []
-    attributes: list[memoryview] = []
-    name = op_type = domain = overload = ""
-    for tag, value in fields(view, budget):
-        if tag == _INPUT:
-            inputs.append(text(value))
-        elif tag == _OUTPUT:
-            outputs.append(text(value))
-        elif tag == _ATTRIBUTE:
-            attributes.append(value)
-        elif tag == _OP_TYPE:
-            op_type = text(value)
-        elif tag == _NAME:
-            name = text(value)
-        elif tag == _DOMAIN:
-            domain = text(value)
-        elif tag == _OVERLOAD:
-            overload = text(value)
-    node = NodeInfo(index, name, op_type, domain, tuple(inputs), tuple(outputs))
-    if not op_type:
-        raise Invalid(f"{title(node)} has no operator; expected op_type")
-    return node, overload, attributes
-
-
-def _read_attribute(
-    view: memoryview, state: State, scope: Scope, node: NodeInfo, depth: int
+def _check_nested(
+    attribute: RawAttribute, state: State, scope: Scope, node: NodeInfo, depth: int
 ) -> Tensor | None:
-    """Check an attribute; return its tensor if it is one."""
-    tensor = None
-    seen: tuple[int, ...] = ()
-    for tag, value in fields(view, state.budget, _NESTED):
-        if tag in _ONCE:
-            if tag in seen:
-                raise Invalid(f"an attribute of {title(node)} has two values")
-            seen += (tag,)
+    """Check what is nested in an attribute; return its tensor if it is one."""
+    result = None
+    for tag, value in attribute.nested:
         if tag == schema.ATTRIBUTE_T or tag == schema.ATTRIBUTE_TENSORS:
             where = f"an attribute of {title(node)}"
-            found = read_tensor(value, state.files, state.budget, where)
-            tensor = found if tag == schema.ATTRIBUTE_T else tensor
+            tensor = read_tensor(value, state.files, state.budget, where)
+            result = tensor if tag == schema.ATTRIBUTE_T else result
         elif tag == schema.ATTRIBUTE_G or tag == schema.ATTRIBUTE_GRAPHS:
-            name = "".join(
-                text(part) for _, part in fields(view, state.budget, (schema.ATTRIBUTE_NAME,))
-            )
-            where = f"subgraph {name!r} of {title(node)}"
+            where = f"subgraph {attribute.name!r} of {title(node)}"
             read_graph(value, state, where, scope, depth + 1)
         elif tag == schema.ATTRIBUTE_TP or tag == schema.ATTRIBUTE_TYPE_PROTOS:
             check_depth(value, state.budget)
         else:
             where = f"an attribute of {title(node)}"
             state.add_expanded(read_sparse(value, state.files, state.budget, where).nbytes)
-    return tensor
+    return result
 
 
 def _check_depth(value_info: memoryview, budget: Budget) -> None:

@@ -1,20 +1,22 @@
-"""What the reader would say of a model that was written here, told without reading it again.
+"""GraphInfo for a model that was just written, built without parsing it again.
 
-Only of a plain one: all data in memory, no graphs or tensors in attributes, nothing that unfolds,
-names that are defined once and before they are read. Of any other the reader has to judge.
+Only for a plain one: all data in memory, no graphs or tensors in attributes, nothing that expands,
+names that are defined once and before they are read. Any other is the reader's to judge.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Container, Mapping
 from math import prod
 
-from engine.formats.onnx import limits
+from engine.formats.onnx import limits, writer
 from engine.formats.onnx.expansion import SHAPE_INPUT
 from engine.formats.onnx.writer import IR_VERSION, External, Graph, Tensor, ValueInfo
-from engine.types import DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec
+from engine.types import Attribute, DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
 _NAME = limits.NAME_BYTES // 4  # characters; UTF-8 takes up to four bytes for one
+_ELEMENTS = limits.PLAIN_BYTES // 16  # of an attribute; the reader takes ten bytes for a number
 
 
 def graph_info_of_written(
@@ -24,7 +26,9 @@ def graph_info_of_written(
     metadata: Mapping[str, str],
     held: Container[str],
 ) -> GraphInfo | None:
-    """What `read_model` returns for what `onnx_write.model_bytes` makes of this; None: ask it.
+    """Build what `read_model` returns for the bytes that `writer.model_bytes` makes of this.
+
+    None where that takes `read_model` itself.
 
     held: the locations of external data that is in memory, as long as it has to be.
     """
@@ -43,22 +47,25 @@ def graph_info_of_written(
     titles = (graph.name, producer, *metadata, *metadata.values())
     if nbytes > limits.MODEL_BYTES // 2 or not all(map(_is_plain, values)):
         return None
-    names = {each.name for each in graph.inputs} | {each.name for each in graph.initializers}
-    outputs = {each.name for each in graph.outputs}
+    names = {info.name for info in graph.inputs} | {tensor.name for tensor in graph.initializers}
+    outputs = {info.name for info in graph.outputs}
     if (
         "" in names
         or len(names) != len(graph.inputs) + len(graph.initializers)
         or len(outputs) != len(graph.outputs)
         or not outputs
-        or any(len(each) > _NAME for each in (*names, *titles))
+        or any(len(name) > _NAME for name in (*names, *titles))
     ):
         return None
     nodes = []
     for index, node in enumerate(graph.nodes):
-        if node.op_type in SHAPE_INPUT or any(
-            isinstance(each, Tensor | Graph) for each in node.attributes.values()
-        ):
+        if node.op_type in SHAPE_INPUT:
             return None
+        attributes = {}
+        for name, value in node.attributes.items():
+            attributes[name] = _read_back(value)
+            if attributes[name] is None:
+                return None
         for name in node.inputs:
             if name not in names and name:
                 return None
@@ -69,15 +76,21 @@ def graph_info_of_written(
                 names.add(name)
         nodes.append(
             NodeInfo(
-                index, node.name, node.op_type, node.domain, tuple(node.inputs), tuple(node.outputs)
+                index,
+                node.name,
+                node.op_type,
+                node.domain,
+                tuple(node.inputs),
+                tuple(node.outputs),
+                attributes,
             )
         )
-    if not outputs <= names or any(len(each.name) > _NAME for each in nodes):
+    if not outputs <= names or any(len(node.name) > _NAME for node in nodes):
         return None
     return GraphInfo(
         name=graph.name,
-        inputs=tuple(TensorSpec(each.name, each.dtype, each.shape) for each in graph.inputs),
-        outputs=tuple(TensorSpec(each.name, each.dtype, each.shape) for each in graph.outputs),
+        inputs=tuple(TensorSpec(info.name, info.dtype, info.shape) for info in graph.inputs),
+        outputs=tuple(TensorSpec(info.name, info.dtype, info.shape) for info in graph.outputs),
         nodes=tuple(nodes),
         parameters=tuple(parameters),
         opsets=dict(opsets),
@@ -87,8 +100,31 @@ def graph_info_of_written(
     )
 
 
+def _read_back(value: writer.Attribute) -> Attribute:
+    """Return an attribute's value as the reader gives it; None where the reader has to judge."""
+    if isinstance(value, int):  # bool too
+        return int(value)
+    if isinstance(value, float):
+        return _as_float32(value)
+    if isinstance(value, Tensor | Graph) or len(value) > _ELEMENTS:
+        return None
+    if isinstance(value, str):
+        return value
+    if value and isinstance(value[0], str):
+        texts = tuple(map(str, value))
+        return texts if sum(map(len, texts)) <= _ELEMENTS else None
+    if value and isinstance(value[0], float):
+        return tuple(_as_float32(float(item)) for item in value)
+    return tuple(map(int, value))
+
+
+def _as_float32(value: float) -> float:
+    [rounded] = struct.unpack("<f", struct.pack("<f", value))
+    return float(rounded)
+
+
 def _is_sized(tensor: Tensor, nbytes: int) -> bool:
-    """Whether a tensor has just the data that its type and shape need."""
+    """Return whether a tensor has just the data that its type and shape need."""
     shape = tensor.shape
     if tensor.dtype is DType.STRING or len(shape) > limits.RANK or 0 in shape:
         return False
@@ -96,7 +132,7 @@ def _is_sized(tensor: Tensor, nbytes: int) -> bool:
 
 
 def _is_plain(value: ValueInfo) -> bool:
-    """Whether the type of an input or output is one that needs no second look."""
+    """Return whether the type of an input or output needs no second look."""
     if value.shape is None:
         return True
     sizes = [dim for dim in value.shape if isinstance(dim, int)]

@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from math import prod
 
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
+from engine.formats.onnx.graphs import is_small
 from engine.types import Dim
 
 _NOTHING: Mapping[str, TypeProto] = {}
-
-SMALL = 64
-"""Elements of a constant that inference may look at: the shapes and axes of other nodes."""
 
 
 def types_of(
@@ -78,11 +75,7 @@ def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, Ty
     light.functions.extend(model.functions)
     light.graph.name = graph.name
     light.graph.node.extend(graph.node)
-    light.graph.initializer.extend(
-        each
-        for each in graph.initializer
-        if prod(each.dims) <= SMALL and each.data_location != onnx.TensorProto.EXTERNAL
-    )
+    light.graph.initializer.extend(filter(is_small, graph.initializer))
     made = {name for node in graph.node for name in node.output}
     for name in types.keys() - {each.name for each in light.graph.initializer}:
         values = light.graph.value_info if name in made else light.graph.input

@@ -7,6 +7,7 @@ FIELDS = 10_000_000  # looked at one by one; some seconds of reading
 NODES = 1_000_000  # of all graphs and functions together
 RANK = 64  # numpy's
 NAME_BYTES = 65_536
+PLAIN_BYTES = 4_096  # of a node or attribute that is decoded as a whole, values included
 # Protobuf's readers stop at 100 nested messages; a subgraph takes three, a nested type two.
 SUBGRAPH_DEPTH = 32
 TYPE_DEPTH = 32

@@ -12,9 +12,11 @@ from engine.formats.onnx import limits, schema
 from engine.formats.onnx.expansion import FunctionId, Part, check_functions
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
+from engine.formats.onnx.node import NodeReader
 from engine.formats.onnx.reading import Invalid, Repairable, text
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.value import read_name_and_type, read_spec
+from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
@@ -24,13 +26,14 @@ _NOTHING: Mapping[str, Sized] = {}
 class OnnxModel(NamedTuple):
     """A valid ONNX model.
 
-    linked_out: see `ExternalFiles`; external: it has external data. repaired: its bytes where those
-    in the file break a rule (see `repair`), else None.
+    linked_out, versions: see `ExternalFiles`; external: it has external data. repaired: its bytes
+    where those in the file break a rule (see `repair`), else None.
     """
 
     graph: GraphInfo
     external: bool
     linked_out: bool
+    versions: Mapping[Path, FileVersion]
     repaired: bytes | None = None
 
 
@@ -166,7 +169,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     header.read(view, budget)
     graph_view = header.check()
 
-    state = State(files, budget)
+    state = State(files, budget, NodeReader(budget))
     bodies = {_identify(body, budget): body for body in header.functions}
     if len(bodies) != len(header.functions):
         raise Invalid("two functions of one domain, name and overload")
@@ -206,7 +209,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         producer=" ".join(part for part in header.producer if part),
         metadata=header.metadata,
     )
-    return OnnxModel(info, files.used, files.linked_out)
+    return OnnxModel(info, files.used, files.linked_out, files.versions)
 
 
 def _take_part(state: State) -> Part:

@@ -12,8 +12,8 @@ from collections.abc import MutableSequence
 
 from onnx import GraphProto, ModelProto, NodeProto
 
+from engine.formats.onnx.graphs import reads, subgraphs
 from engine.formats.onnx.infer import is_known, types_of
-from engine.formats.onnx.names import reads, subgraphs
 
 
 def repaired(view: memoryview) -> bytes:

@@ -91,12 +91,12 @@ def model_bytes(
     metadata: Mapping[str, str] | None = None,
 ) -> bytes:
     """Serialize a whole model."""
-    parts: Parts = [_number(1, IR_VERSION)]
+    parts: Parts = [number(1, IR_VERSION)]
     if producer:
         parts.append(_text(2, producer))
     _message(parts, 7, _graph(graph))
     for domain, version in opsets.items():
-        parts.append(_bytes(8, _text(1, domain) + _number(2, version)))
+        parts.append(_bytes(8, _text(1, domain) + number(2, version)))
     for name, value in (metadata or {}).items():
         parts.append(_bytes(14, _text(1, name) + _text(2, value)))
     return joined(parts)
@@ -107,8 +107,8 @@ def _graph(graph: Graph) -> Parts:
     parts.append(_text(2, graph.name))
     for tensor in graph.initializers:
         _message(parts, 5, tensor_parts(tensor))
-    parts += [_bytes(11, _value_info(value)) for value in graph.inputs]
-    parts += [_bytes(12, _value_info(value)) for value in graph.outputs]
+    parts += [_bytes(11, value_info(value)) for value in graph.inputs]
+    parts += [_bytes(12, value_info(value)) for value in graph.outputs]
     return parts
 
 
@@ -127,37 +127,37 @@ def _node(node: Node) -> bytes:
 def _attribute(name: str, value: Attribute) -> bytes:
     head = _text(1, name)
     if isinstance(value, int):
-        return head + _number(3, value) + _number(20, 2)
+        return head + number(3, value) + number(20, 2)
     if isinstance(value, float):
-        return head + b"\x15" + struct.pack("<f", value) + _number(20, 1)
+        return head + b"\x15" + struct.pack("<f", value) + number(20, 1)
     if isinstance(value, str):
-        return head + _text(4, value) + _number(20, 3)
+        return head + _text(4, value) + number(20, 3)
     if isinstance(value, Tensor):
-        return head + _bytes(5, joined(tensor_parts(value))) + _number(20, 4)
+        return head + _bytes(5, joined(tensor_parts(value))) + number(20, 4)
     if isinstance(value, Graph):
-        return head + _bytes(6, joined(_graph(value))) + _number(20, 5)
+        return head + _bytes(6, joined(_graph(value))) + number(20, 5)
     if value and isinstance(value[0], str):
-        return head + b"".join(_text(9, str(item)) for item in value) + _number(20, 8)
+        return head + b"".join(_text(9, str(item)) for item in value) + number(20, 8)
     if value and isinstance(value[0], float):
         packed = struct.pack(f"<{len(value)}f", *value)
-        return head + _bytes(7, packed) + _number(20, 6)
+        return head + _bytes(7, packed) + number(20, 6)
     integers = tuple(map(int, value))
     return head + (_few(integers) if len(integers) < 10 else _integers(integers))
 
 
 def _integers(values: tuple[int, ...]) -> bytes:
-    return _bytes(8, b"".join(map(_varint, values))) + _number(20, 7)
+    return _bytes(8, b"".join(map(varint, values))) + number(20, 7)
 
 
 _few = lru_cache(1024)(_integers)  # strides and pads: the same for node after node
 
 
 def tensor_parts(tensor: Tensor) -> Parts:
-    """A TensorProto."""
-    dims = b"".join(_number(1, dim) for dim in tensor.shape)
+    """Return a TensorProto."""
+    dims = b"".join(number(1, dim) for dim in tensor.shape)
     parts: Parts = [
         dims,
-        _number(2, _NUMBERS[tensor.dtype]),
+        number(2, _NUMBERS[tensor.dtype]),
         _text(8, tensor.name),
     ]
     if isinstance(tensor.data, External):
@@ -167,14 +167,15 @@ def tensor_parts(tensor: Tensor) -> Parts:
             ("length", str(tensor.data.length)),
         ):
             parts.append(_bytes(13, _text(1, name) + _text(2, value)))
-        parts.append(_number(14, 1))
+        parts.append(number(14, 1))
     else:
         parts += [head(9, len(tensor.data)), tensor.data]
     return parts
 
 
-def _value_info(value: ValueInfo) -> bytes:
-    kind = _number(1, _NUMBERS[value.dtype])
+def value_info(value: ValueInfo) -> bytes:
+    """Return a ValueInfoProto."""
+    kind = number(1, _NUMBERS[value.dtype])
     if value.shape is not None:
         kind += _bytes(2, b"".join(_bytes(1, _dim(dim)) for dim in value.shape))
     return _text(1, value.name) + _bytes(2, _bytes(1, kind))
@@ -183,11 +184,11 @@ def _value_info(value: ValueInfo) -> bytes:
 def _dim(dim: Dim) -> bytes:
     if dim is None:
         return b""
-    return _text(2, dim) if isinstance(dim, str) else _number(1, dim)
+    return _text(2, dim) if isinstance(dim, str) else number(1, dim)
 
 
 def joined(parts: Parts) -> bytes:
-    """The parts, one after the other."""
+    """Join the parts, copying each once."""
     # As long as it will be: it never grows, and what it holds is given out without a copy.
     written = BytesIO(bytes(sum(map(len, parts))))
     for part in parts:
@@ -195,35 +196,37 @@ def joined(parts: Parts) -> bytes:
     return written.getvalue()
 
 
-def _message(parts: Parts, number: int, inner: Iterable[Buffer]) -> None:
+def _message(parts: Parts, field: int, inner: Iterable[Buffer]) -> None:
     inner = list(inner)
-    parts.append(head(number, sum(map(len, inner))))
+    parts.append(head(field, sum(map(len, inner))))
     parts += inner
 
 
-def _text(number: int, text: str) -> bytes:
-    return _bytes(number, text.encode())
+def _text(field: int, text: str) -> bytes:
+    return _bytes(field, text.encode())
 
 
-def _bytes(number: int, data: bytes) -> bytes:
-    return head(number, len(data)) + data
+def _bytes(field: int, data: bytes) -> bytes:
+    return head(field, len(data)) + data
 
 
 @lru_cache(8192)
-def head(number: int, length: int) -> bytes:
-    """What stands before a field of that many bytes."""
-    return _varint(number << 3 | 2) + _varint(length)
+def head(field: int, length: int) -> bytes:
+    """Return what stands before the bytes of a field."""
+    return varint(field << 3 | 2) + varint(length)
 
 
 @lru_cache(1024)
-def _number(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value)
+def number(field: int, value: int) -> bytes:
+    """Return a field that is a number."""
+    return varint(field << 3) + varint(value)
 
 
 _SMALL = [bytes((value,)) for value in range(128)]
 
 
-def _varint(value: int) -> bytes:
+def varint(value: int) -> bytes:
+    """Encode a number, a negative one in ten bytes as protobuf has it."""
     if 0 <= value < 128:
         return _SMALL[value]
     value &= (1 << 64) - 1

@@ -15,8 +15,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine.errors import ModelError
-from engine.formats import open_source, source_from_bytes
-from engine.formats.mindir import describe
+from engine.formats import ModelFile, open_source, source_from_bytes
 from engine.formats.mindir.lower import local
 from engine.formats.onnx.inline import inlined
 from engine.types import DType
@@ -203,7 +202,7 @@ def test_another_vendors_code_says_so(mindir: SimpleNamespace) -> None:
 def test_a_description_lists_primitives_and_what_is_unsupported(
     mindir: SimpleNamespace, tmp_path: Path
 ) -> None:
-    found = describe(DATA / "lenet_bn.mindir")
+    found = ModelFile(DATA / "lenet_bn.mindir").description()
     assert found.primitives["Conv2D"] == 2
     assert found.unsupported == ()
     assert {each.name for each in found.parameters} >= {"conv1.weight", "fc3.bias"}
@@ -215,7 +214,9 @@ def test_a_description_lists_primitives_and_what_is_unsupported(
         [mindir.value("G:y", 2)],
     )
     odd.write_bytes(mindir.model(main))
-    assert describe(odd).unsupported == ("Odd",)
+    described = ModelFile(odd).description()
+    assert described is not None
+    assert described.unsupported == ("Odd",)
 
 
 _X = np.array([[-1.5, 0.0, 2.0, 0.5], [3.0, -0.25, 1.0, -2.0]], np.float32)

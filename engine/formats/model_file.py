@@ -1,0 +1,233 @@
+"""One model on its way in: opened, recognised, decrypted and checked once, whoever asks next."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelError
+from engine.formats import kinds
+from engine.formats.content import Content, decrypted
+from engine.formats.files import open_file
+from engine.formats.onnx import read_model
+from engine.formats.opened import FileVersion, OpenedSource
+
+if TYPE_CHECKING:
+    from engine.formats.mindir import Description
+
+NO_SUFFIXES: Mapping[str, str] = {}
+
+
+class ModelFile:
+    """A model file, or a model in memory, that is opened when it is first asked for.
+
+    Calling it gives the model for a backend; what was found out before is not found out again: not
+    for a second target, nor for a command that shows the model and then builds it.
+    For one thread at a time. It holds the file's content, or a mapping of it, as long as it lives
+    or until the model in it is ready for backends.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+        folder: str | os.PathLike[str] | None = None,
+        variable_weights: tuple[str, ...] = (),
+    ) -> None:
+        """Remember what to open.
+
+        dec_key, dec_mode: the key of an encrypted file, which holds MindIR or ONNX. folder: where
+        the data files of a split MindIR are, if not beside it. variable_weights: weights that
+        become inputs of the graph, by name, or by the name of the node that reads them; see
+        `OpenedSource.variables`.
+        """
+        self.path: Path | None = Path(path)
+        self._dec_key = dec_key or None
+        self._dec_mode = dec_mode
+        self._folder = Path(folder) if folder else None
+        self._variable_weights = variable_weights
+        self._weights: bytes | None = None  # the data file of a split MindIR in memory
+        self._version: FileVersion | None = None
+        self._kind = ""
+        self._encryption = ""
+        self._data: bytes | mmap.mmap | None = None  # as it is stored
+        self._content: Content | None = None
+        self._source: OpenedSource | None = None
+
+    @classmethod
+    def of_bytes(
+        cls, data: bytes, weights: bytes | None = None, *, variable_weights: tuple[str, ...] = ()
+    ) -> ModelFile:
+        """Make one of a model in memory, which is not copied.
+
+        External data is refused: bytes have no folder to find it in. weights: the data file of a
+        split MindIR.
+        """
+        file = cls("", variable_weights=variable_weights)
+        file.path = None
+        file._data = data
+        file._weights = weights
+        return file
+
+    @property
+    def name(self) -> str:
+        """What messages call it: the path as given, or "model bytes"."""
+        return str(self.path) if self.path is not None else "model bytes"
+
+    @property
+    def kind(self) -> str:
+        """What is stored, by its content: see `recognise`. Raises ModelError."""
+        self._open()
+        return self._kind
+
+    @property
+    def encryption(self) -> str:
+        """How the file is encrypted, "" for not at all. Raises ModelError."""
+        self._open()
+        return self._encryption
+
+    def unlock(self, dec_key: bytes | None, dec_mode: str) -> None:
+        """Set the key, for one who has to see `encryption` before knowing it."""
+        self._dec_key = dec_key or None
+        self._dec_mode = dec_mode
+
+    def look_in(self, folder: str | os.PathLike[str] | None) -> None:
+        """Set where the data files of a split MindIR are; None stands for beside it."""
+        self._folder = Path(folder) if folder else None
+
+    def description(self) -> Description | None:
+        """Describe a MindIR as it is written; None for any other file. Raises ModelError."""
+        content = self._opened()
+        if content.kind != kinds.MINDIR:
+            return None
+        from engine.formats.mindir import describe
+
+        return describe(self.path, content)
+
+    def __call__(self, suffixes: Mapping[str, str] = NO_SUFFIXES) -> OpenedSource:
+        """Return the model for a backend, checked.
+
+        suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
+            {".engine": "plan"}. Such a file is passed on unread, with `graph` None.
+        Of an ONNX model it has the graph's description and, up to 4 MiB, the bytes that were
+        checked; of a larger one the path, to be read by the runtime itself, and the version that
+        was checked: see `OpenedSource.check_unchanged`. Of an encrypted file it has the bytes,
+        whatever their size, and they are written nowhere. A file that breaks a rule but says
+        clearly what it means (nodes out of order, outputs without a type that follows from the
+        rest, one initializer twice) is made regular: the bytes are not the file's then.
+        Raises ModelError; InputError for a variable weight that is not in the model.
+        """
+        if self._source is None:
+            content = self._opened()
+            if content.kind == kinds.ONNX:
+                self._source = self._onnx(content)
+                self._content = content._replace(data=b"")  # a large file is not to stay mapped
+                self._data = b""
+            elif content.kind == kinds.MINDIR:
+                self._source = self._mindir(content)
+            else:
+                return self._compiled(content, suffixes)
+        return self._source
+
+    # ------------------------------------------------------------------------------------- opening
+
+    def _open(self) -> bytes | mmap.mmap:
+        """Return what is stored; it is recognised when it is first asked for."""
+        if not self._kind:
+            if self._data is None:
+                assert self.path is not None
+                self._data, self._version = open_file(self.path)
+            view = memoryview(self._data)
+            if not view:
+                raise ModelError(f"{self.name}: empty; expected a model")
+            self._kind = kinds.kind_of(view)
+            self._encryption = kinds.encryption_of(view)
+        assert self._data is not None
+        return self._data
+
+    def _opened(self) -> Content:
+        """Return what the file holds, decrypted. Raises ModelError for a missing or wrong key."""
+        if self._content is None:
+            data = self._open()
+            if self._kind == kinds.ENCRYPTED_MINDIR and self.path is None:
+                raise ModelError(
+                    f"model bytes: they are encrypted with {self._encryption}, and "
+                    "build_from_buffer takes no key; write them to a file and pass its key to "
+                    "build_from_file"
+                )
+            self._content = decrypted(data, self._kind, self.name, self._dec_key, self._dec_mode)
+        return self._content
+
+    def _onnx(self, content: Content) -> OpenedSource:
+        if self._weights:
+            raise ModelError(
+                "weight_bytes belong to a MindIR model, and these model_bytes are ONNX; "
+                "leave weight_bytes out"
+            )
+        model = read_model(memoryview(content.data), self.path, self.name)
+        data = content.data if isinstance(content.data, bytes) else None
+        if model.linked_out:
+            # Such data is found from the path only (see ExternalFiles), and there lies no
+            # plaintext.
+            if content.encryption:
+                raise ModelError(
+                    f"{self.name}: its external data is reached through links out of its folder, "
+                    "which an encrypted model cannot have; keep the data itself beside the model",
+                    self.name,
+                )
+            data = None
+        data = model.repaired or data
+        versions = dict(model.versions)
+        if data is None and self.path is not None and self._version is not None:
+            versions[self.path] = self._version
+        source = OpenedSource(
+            format=kinds.ONNX,
+            path=self.path,
+            data=data,
+            folder=None if self.path is None else self.path.parent,
+            graph=model.graph,
+            is_secret=bool(content.encryption),
+            versions=versions,
+        )
+        if not self._variable_weights:
+            return source
+        from engine.formats.onnx.weights import with_variables  # rare
+
+        return with_variables(source, model.repaired or content.data, self._variable_weights)
+
+    def _mindir(self, content: Content) -> OpenedSource:
+        from engine.formats.mindir import open_mindir  # rare: most models are ONNX
+
+        return open_mindir(
+            self.path,
+            content.data,
+            dec_key=self._dec_key if content.encryption else None,
+            dec_mode=self._dec_mode,
+            folder=self._folder,
+            weights=self._weights,
+            version=self._version,
+            variable_weights=self._variable_weights,
+        )
+
+    def _compiled(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
+        # By content where the format has a magic number, else by name: compiled forms are opaque.
+        kind = content.kind
+        if self.path is not None:
+            name = self.path.name.lower()
+            named = (form for suffix, form in suffixes.items() if name.endswith(suffix))
+            compiled = kind if kind in suffixes.values() else next(named, None)
+            if compiled is not None:
+                return OpenedSource(format=compiled, path=self.path, folder=self.path.parent)
+        view = memoryview(content.data)
+        what, step = kinds.FOREIGN[kind]
+        start = bytes(view[:8]).hex(" ")
+        seen = f" (it starts with {start})" if kind == kinds.UNKNOWN else ""
+        raise ModelError(
+            f"{self.name}: is {what}{seen}; expected a binary ONNX model; {step}",
+            "" if self.path is None else self.name,
+        )

@@ -1,0 +1,267 @@
+"""NodeProto and AttributeProto: one node, and the values of its attributes that are small.
+
+A model has thousands of nodes, and nearly all are plain: a few names and a few attributes, many of
+which are equal bytes from node to node (strides, pads, axes). So a node is parsed from a copy of
+its bytes in one loop without calls, and an attribute that was seen before is looked up. Whatever is
+not plain goes through `protobuf.fields`, which knows what is wrong with it and where.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from engine.formats.onnx import limits, schema
+from engine.formats.onnx.reading import Invalid, text
+from engine.formats.onnx.scope import title
+from engine.formats.protobuf import BYTES, Budget, fields, signed, varints
+from engine.types import Attribute, NodeInfo
+
+_INPUT, _OUTPUT, _NAME = schema.NODE_INPUT, schema.NODE_OUTPUT, schema.NODE_NAME
+_OP_TYPE, _ATTRIBUTE = schema.NODE_OP_TYPE, schema.NODE_ATTRIBUTE
+_DOMAIN, _OVERLOAD = schema.NODE_DOMAIN, schema.NODE_OVERLOAD
+_TEXTS = frozenset((_INPUT, _OUTPUT, _NAME, _OP_TYPE, _DOMAIN))
+
+_NO_ATTRIBUTES: Mapping[str, Attribute] = {}
+
+# The parts of an attribute that hold more than numbers and strings.
+NESTED = frozenset(
+    {
+        schema.ATTRIBUTE_T,
+        schema.ATTRIBUTE_G,
+        schema.ATTRIBUTE_TENSORS,
+        schema.ATTRIBUTE_GRAPHS,
+        schema.ATTRIBUTE_TP,
+        schema.ATTRIBUTE_TYPE_PROTOS,
+        schema.ATTRIBUTE_SPARSE_TENSOR,
+        schema.ATTRIBUTE_SPARSE_TENSORS,
+    }
+)
+# Of these an attribute has one; protobuf's readers would merge a second into the first.
+_ONCE = frozenset(
+    {
+        schema.ATTRIBUTE_T,
+        schema.ATTRIBUTE_G,
+        schema.ATTRIBUTE_TP,
+        schema.ATTRIBUTE_SPARSE_TENSOR,
+    }
+)
+_NAMED = NESTED | {schema.ATTRIBUTE_NAME}
+
+# AttributeProto.AttributeType, of the values that are kept
+_FLOAT, _INT, _STRING, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 6, 7, 8
+
+
+class RawAttribute(NamedTuple):
+    """An attribute as read. nested: the tensors, graphs and types in it, each with its key."""
+
+    name: str
+    value: Attribute
+    nested: tuple[tuple[int, memoryview], ...] = ()
+
+
+class RawNode(NamedTuple):
+    """A node as read.
+
+    overload: which of a function's it calls. attributes: at least those that nest something.
+    """
+
+    info: NodeInfo
+    overload: str
+    attributes: Sequence[RawAttribute]
+
+
+class NodeReader:
+    """Reads the nodes of one model, remembering the names and attributes that come again."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._texts: dict[bytes, str] = {}
+        self._plain: dict[bytes, RawAttribute] = {}
+
+    def read(self, view: memoryview, index: int) -> RawNode:
+        """Read a NodeProto. Raises Invalid, WireError, UnicodeDecodeError."""
+        if len(view) <= limits.PLAIN_BYTES:
+            node = self._plain_node(view, index)
+            if node is not None:
+                return node
+        return self._any_node(view, index)
+
+    def _plain_node(self, view: memoryview, index: int) -> RawNode | None:
+        """Read a node of short fields; None for any other, or a damaged one.
+
+        The loop is `protobuf.spans` with all that a plain node cannot need left out.
+        """
+        encoded = bytes(view)
+        texts, plain = self._texts, self._plain
+        inputs: list[str] = []
+        outputs: list[str] = []
+        attributes: dict[str, Attribute] | None = None
+        nested: Sequence[RawAttribute] = ()
+        string: Any
+        name = op_type = domain = ""
+        position, size = 0, len(encoded)
+        try:
+            while position < size:
+                tag = encoded[position]
+                length = encoded[position + 1]
+                position += 2
+                if length > 127:
+                    high = encoded[position]
+                    if high > 127:
+                        return None
+                    length += (high - 1) << 7
+                    position += 1
+                past = position + length
+                payload = encoded[position:past]
+                position = past
+                if tag == _ATTRIBUTE:
+                    attribute = plain.get(payload)
+                    if attribute is None:
+                        if past > size:
+                            return None
+                        attribute = self.attribute(view[past - length : past])
+                        if attribute.nested:
+                            nested = [*nested, attribute]
+                        else:
+                            plain[payload] = attribute
+                    if attributes is None:
+                        attributes = {attribute.name: attribute.value}
+                    else:
+                        attributes[attribute.name] = attribute.value
+                    continue
+                string = texts.get(payload)
+                if string is None and tag in _TEXTS:
+                    string = texts[payload] = str(payload, "utf-8")
+                if tag == _INPUT:
+                    inputs.append(string)
+                elif tag == _OUTPUT:
+                    outputs.append(string)
+                elif tag == _NAME:
+                    name = string
+                elif tag == _OP_TYPE:
+                    op_type = string
+                elif tag == _DOMAIN:
+                    domain = string
+                elif tag == _OVERLOAD or tag & 7 != BYTES or not 8 <= tag < 128:
+                    return None
+        except (IndexError, ValueError):  # damaged: the other way says where and how
+            return None
+        if position != size or not op_type:
+            return None
+        self._budget.fields -= len(inputs) + len(outputs) + len(attributes or ()) + 3
+        info = NodeInfo(
+            index,
+            name,
+            op_type,
+            domain,
+            tuple(inputs),
+            tuple(outputs),
+            attributes or _NO_ATTRIBUTES,
+        )
+        return RawNode(info, "", nested)
+
+    def _any_node(self, view: memoryview, index: int) -> RawNode:
+        inputs: list[str] = []
+        outputs: list[str] = []
+        attributes: list[memoryview] = []
+        name = op_type = domain = overload = ""
+        for tag, value in fields(view, self._budget):
+            if tag == _INPUT:
+                inputs.append(text(value))
+            elif tag == _OUTPUT:
+                outputs.append(text(value))
+            elif tag == _ATTRIBUTE:
+                attributes.append(value)
+            elif tag == _OP_TYPE:
+                op_type = text(value)
+            elif tag == _NAME:
+                name = text(value)
+            elif tag == _DOMAIN:
+                domain = text(value)
+            elif tag == _OVERLOAD:
+                overload = text(value)
+        info = NodeInfo(index, name, op_type, domain, tuple(inputs), tuple(outputs))
+        if not op_type:
+            raise Invalid(f"{title(info)} has no operator; expected op_type")
+        if not attributes:
+            return RawNode(info, overload, ())
+        read = [self.attribute(attribute, info) for attribute in attributes]
+        values = {attribute.name: attribute.value for attribute in read}
+        return RawNode(replace(info, attributes=values), overload, read)
+
+    def attribute(self, view: memoryview, owner: NodeInfo | None = None) -> RawAttribute:
+        """Read an AttributeProto. owner: the node that errors name. Raises what `read` raises."""
+        if len(view) > limits.PLAIN_BYTES:
+            return self._large_attribute(view, owner)
+        name = ""
+        kind = 0
+        single: Attribute = None
+        many: list[int | float | str] = []
+        nested: list[tuple[int, memoryview]] = []
+        for tag, value in fields(view, self._budget):
+            if tag == schema.ATTRIBUTE_NAME:
+                name = text(value)
+            elif tag == schema.ATTRIBUTE_TYPE:
+                kind = value
+            elif tag == schema.ATTRIBUTE_INTS:
+                many.append(signed(value))
+            elif tag == schema.ATTRIBUTE_I:
+                single = signed(value)
+            elif tag == schema.ATTRIBUTE_FLOATS or tag == schema.ATTRIBUTE_FLOATS_PACKED:
+                many += struct.unpack(f"<{len(value) // 4}f", value[: len(value) // 4 * 4])
+            elif tag == schema.ATTRIBUTE_F:
+                [single] = struct.unpack("<f", value)
+            elif tag == schema.ATTRIBUTE_STRINGS:
+                many.append(_string(value))
+            elif tag == schema.ATTRIBUTE_S:
+                single = _string(value)
+            elif tag == schema.ATTRIBUTE_INTS_PACKED:
+                many += map(signed, varints(value, self._budget))
+            elif tag in NESTED:
+                _add_nested(nested, tag, value, owner)
+        return RawAttribute(name, _value(kind, single, many, bool(nested)), tuple(nested))
+
+    def _large_attribute(self, view: memoryview, owner: NodeInfo | None) -> RawAttribute:
+        """Read the name and what is nested; long runs of numbers are passed over at once."""
+        name = ""
+        nested: list[tuple[int, memoryview]] = []
+        for tag, value in fields(view, self._budget, _NAMED):
+            if tag == schema.ATTRIBUTE_NAME:
+                name = text(value)
+            else:
+                _add_nested(nested, tag, value, owner)
+        return RawAttribute(name, None, tuple(nested))
+
+
+def _add_nested(
+    nested: list[tuple[int, memoryview]], tag: int, value: memoryview, owner: NodeInfo | None
+) -> None:
+    if tag in _ONCE and any(tag == other for other, _ in nested):
+        raise Invalid(f"an attribute of {title(owner) if owner else 'a node'} has two values")
+    nested.append((tag, value))
+
+
+def _string(value: memoryview) -> str:
+    return str(value, "utf-8", "backslashreplace")  # as types.Attribute has it
+
+
+def _value(
+    kind: int, single: Attribute, many: Sequence[int | float | str], has_nested: bool
+) -> Attribute:
+    """Return the value of an attribute of type `kind`; 0 is what the first IR versions wrote."""
+    if kind in (_FLOATS, _INTS, _STRINGS):
+        return tuple(many)
+    if kind == _FLOAT and single is None:
+        return 0.0
+    if kind == _INT and single is None:
+        return 0
+    if kind == _STRING and single is None:
+        return ""
+    if kind in (_FLOAT, _INT, _STRING):
+        return single
+    if kind or has_nested:
+        return None
+    return single if single is not None else tuple(many)

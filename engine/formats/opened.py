@@ -1,0 +1,102 @@
+"""A model that was opened and checked, with all that a plan needs of it beside the graph."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy.typing as npt
+
+from engine.errors import ModelError
+from engine.types import DType, ModelSource
+
+Array: TypeAlias = "npt.NDArray[Any]"
+
+
+class FileVersion(NamedTuple):
+    """What tells a file's contents from those it has after a change."""
+
+    device: int
+    inode: int
+    nbytes: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileVersion:
+        """Return the version that a stat() or fstat() result describes."""
+        return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A tensor of the graph that whoever runs the model passes on, not its user.
+
+    name: of the graph's input. initial: the value to begin with; an array of its own.
+    """
+
+    name: str
+    dtype: DType
+    shape: tuple[int, ...]
+    initial: Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSource(ModelSource):
+    """A validated model, as `ModelFile` gives it.
+
+    The graph's inputs are the user's, then one for each of `state`, then one for each of
+    `variables`; its outputs are the user's, then one for each of `state`.
+
+    state: parameters that the model assigns to. What the output was goes into the next predict.
+    variables: weights that were declared variable: inputs of the graph instead of constants.
+    versions: the files that a runtime reads by itself, as they were when they were checked.
+    """
+
+    state: tuple[Slot, ...] = ()
+    variables: tuple[Slot, ...] = ()
+    versions: Mapping[Path, FileVersion] = field(default_factory=dict)
+
+    def check_unchanged(self) -> None:
+        """Raise ModelError if a file that the runtime read is not the one that was checked.
+
+        To be called when the backend has read the files: after load, and after compile.
+
+        A large model is checked from a mapping of its file, and the runtime then opens the path
+        itself, so that no copy of the weights is made. If somebody writes to the file in between,
+        the runtime has read what nobody checked, and this finds out only afterwards. Until then it
+        may have parsed a half-written protobuf (which its parser refuses), a graph with values that
+        nothing held against each other, or the name of an external file outside the model's folder
+        (which ONNX Runtime checks itself, other runtimes do not). What it made of that is thrown
+        away here; a crash in between is not prevented, nor is the SIGBUS that truncating a mapped
+        file means to any process that maps it. Both take a writer with the right to replace the
+        model, at the moment in which it is loaded: it is for replacing files by renaming that this
+        is safe. A writer who also sets the file's time back to the nanosecond is not noticed; one
+        who may do that could have written another valid model in the first place.
+        Small files, and all that was decrypted or made regular, are not read again: the runtime
+        gets the very bytes that were checked.
+        """
+        for path, version in self.versions.items():
+            try:
+                now = FileVersion.of(os.stat(path))
+            except OSError as error:
+                raise ModelError(
+                    f"{path}: cannot be read any more: {error.strerror}; it was there when it was "
+                    "checked, so keep it until the model is built",
+                    str(path),
+                ) from error
+            if now != version:
+                raise ModelError(
+                    f"{path}: changed while it was loaded: expected the {version.nbytes:,} bytes "
+                    f"that were checked, got a file of {now.nbytes:,} bytes written since; load it "
+                    "again when it is complete, and replace models by renaming",
+                    str(path),
+                )
+
+
+def check_unchanged(source: ModelSource) -> None:
+    """Raise ModelError if a file of the model changed: see `OpenedSource.check_unchanged`."""
+    if isinstance(source, OpenedSource):
+        source.check_unchanged()

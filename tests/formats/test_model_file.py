@@ -1,0 +1,213 @@
+"""A model file is opened, recognised and decrypted once, whoever asks for it next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import engine
+from engine.errors import ModelError
+from engine.formats import ModelFile, encryption, files, kinds
+from engine.testing import models
+
+DATA = Path(__file__).parents[1] / "data" / "mindir"
+KEY = bytes(range(16))
+
+# Counts how often the file named first is opened while the rest runs; the audit hook sees every
+# open() and os.open() of the interpreter.
+_COUNTING = """
+import os, sys
+counted, *arguments = sys.argv[1:]
+opens = []
+def hook(event, args):
+    if event == "open" and isinstance(args[0], (str, os.PathLike)):
+        if os.path.abspath(os.fspath(args[0])) == counted:
+            opens.append(args)
+sys.addaudithook(hook)
+from engine.formats import encryption, kinds
+calls = {"kind_of": 0, "decrypt": 0}
+def counting(name, function):
+    def wrapper(*args):
+        calls[name] += 1
+        return function(*args)
+    return wrapper
+kinds.kind_of = counting("kind_of", kinds.kind_of)
+encryption.decrypt = counting("decrypt", encryption.decrypt)
+sys.argv = ["engine", *arguments]
+from engine.cli import main
+try:
+    sys.exit(main())
+except SystemExit as ended:
+    assert not ended.code, ended.code
+print(len(opens), calls["kind_of"], calls["decrypt"], file=sys.stderr)
+"""
+
+
+def counts(path: Path, *arguments: str) -> tuple[int, ...]:
+    """Opens, recognitions and decryptions while a command runs."""
+    done = subprocess.run(
+        [sys.executable, "-c", _COUNTING, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"ENGINE_DEC_KEY": KEY.hex()},
+    )
+    return tuple(map(int, done.stderr.splitlines()[-1].split()))
+
+
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Path:
+    path = tmp_path / "net.mindir"
+    path.write_bytes(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY))
+    return path
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "reference"]], ids=["alone", "with a target"])
+def test_inspecting_opens_an_onnx_file_once(tmp_path: Path, target: list[str]) -> None:
+    path = models.affine(tmp_path)
+    assert counts(path, "inspect", str(path), *target) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("target", [[], ["--target", "reference"]], ids=["alone", "with a target"])
+def test_inspecting_opens_and_decrypts_a_mindir_once(encrypted: Path, target: list[str]) -> None:
+    # The plaintext is recognised too.
+    assert counts(encrypted, "inspect", str(encrypted), *target) == (1, 2, 1)
+
+
+def test_converting_with_a_trial_opens_and_decrypts_the_source_once(
+    encrypted: Path, tmp_path: Path
+) -> None:
+    output = str(tmp_path / "net.onnx")
+    # Two of the source, one of the result, which the trial then runs.
+    assert counts(encrypted, "convert", str(encrypted), output, "--infer") == (1, 3, 1)
+
+
+def test_a_second_target_gets_the_same_model(tmp_path: Path) -> None:
+    file = ModelFile(models.affine(tmp_path))
+    assert file({".engine": "plan"}) is file({".om": "om"})
+
+
+def test_a_compiled_form_is_told_by_the_suffixes_of_each_backend(tmp_path: Path) -> None:
+    path = tmp_path / "net.engine"
+    path.write_bytes(b"ftrt" + bytes(100))
+    file = ModelFile(path)
+    with pytest.raises(ModelError, match="is a TensorRT engine"):
+        file()
+    assert file({".engine": "plan"}).format == "plan"
+
+
+def test_a_key_that_comes_later_opens_the_file(encrypted: Path) -> None:
+    file = ModelFile(encrypted)
+    assert (file.kind, file.encryption) == (kinds.ENCRYPTED_MINDIR, "AES-GCM")
+    with pytest.raises(ModelError, match="pass its key"):
+        file()
+    file.unlock(KEY, "AES-GCM")
+    assert file().is_secret
+
+
+# ---------------------------------------------------------------------------- changes while loading
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """y = 2x + 1 in a file that is mapped."""
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    return models.affine(tmp_path)
+
+
+def _append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"\x0a\x00")
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_bytes(path.read_bytes())
+    other.rename(path)
+
+
+def _overwrite(path: Path) -> None:
+    data = path.read_bytes()
+    with path.open("r+b") as file:
+        file.write(data)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))  # clocks of file systems tick slowly
+
+
+@pytest.mark.parametrize("change", [_append, _replace, _overwrite])
+def test_a_mapped_file_that_changed_is_refused(large: Path, change: object) -> None:
+    source = ModelFile(large)()
+    assert source.data is None
+    source.check_unchanged()
+    assert callable(change)
+    change(large)
+    with pytest.raises(ModelError, match=r"model\.onnx|affine.*changed while it was loaded"):
+        source.check_unchanged()
+
+
+def test_a_mapped_file_that_is_gone_is_said_to_be(large: Path) -> None:
+    source = ModelFile(large)()
+    large.unlink()
+    with pytest.raises(ModelError, match="cannot be read any more"):
+        source.check_unchanged()
+
+
+def test_a_small_file_may_change(tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    source = ModelFile(path)()
+    path.write_bytes(b"")
+    source.check_unchanged()
+    assert source.data
+
+
+def test_external_data_that_changed_is_refused(tmp_path: Path) -> None:
+    weight = numpy_helper.from_array(np.ones(3, np.float32), "w")
+    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in "xy")
+    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
+    path = tmp_path / "net.onnx"
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]),
+        path,
+        save_as_external_data=True,
+        location="w.bin",
+        size_threshold=0,
+    )
+    source = ModelFile(path)()
+    source.check_unchanged()
+    _append(tmp_path / "w.bin")
+    with pytest.raises(ModelError, match=r"w\.bin.*changed while it was loaded"):
+        source.check_unchanged()
+
+
+def test_building_refuses_a_file_that_changed_under_the_backend(
+    large: Path, null_backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine.backends import open_backend
+
+    backend = open_backend(null_backend)
+    load = backend.load
+
+    def late(source: object, options: object) -> object:
+        loaded = load(source, options)  # type: ignore[arg-type]
+        _append(large)
+        return loaded
+
+    monkeypatch.setattr(backend, "load", late)
+    with pytest.raises(ModelError, match="changed while it was loaded"):
+        engine.load(large, null_backend)
+
+
+def test_nothing_stays_mapped_or_open(large: Path) -> None:
+    file = ModelFile(large)
+    source = file()
+    assert source.graph is not None
+    assert str(large) not in Path("/proc/self/maps").read_text()
+    assert str(large) not in {str(Path(f"/proc/self/fd/{each}").readlink())
+                              for each in os.listdir("/proc/self/fd")
+                              if os.path.lexists(f"/proc/self/fd/{each}")}  # fmt: skip

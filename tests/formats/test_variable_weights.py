@@ -1,0 +1,203 @@
+"""Weights that are declared variable: inputs of the graph, before anything is folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+
+from engine.errors import InputError, ModelError
+from engine.formats import ModelFile, OpenedSource, files
+from engine.formats.onnx import weights
+from engine.formats.onnx.inline import inlined
+from engine.types import DType
+
+X = np.arange(8, dtype=np.float32).reshape(2, 4)
+W1 = np.arange(16, dtype=np.float32).reshape(4, 4)
+W2 = np.eye(4, dtype=np.float32) * 3
+B = np.full(4, 0.5, np.float32)
+
+
+def build(
+    initializers: Sequence[TensorProto], inputs: Sequence[str] = ("x",), ir_version: int = 8
+) -> onnx.ModelProto:
+    """y = (x @ w1) @ w2 + b."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w1"], ["h"], name="net/first/MatMul-op0"),
+        helper.make_node("MatMul", ["h", "w2"], ["k"], name="net/second/MatMul-op1"),
+        helper.make_node("Add", ["k", "b"], ["y"], name="net/Add-op2"),
+    ]
+    shapes = {"x": [2, 4], "w1": [4, 4], "w2": [4, 4], "b": [4]}
+    infos = [helper.make_tensor_value_info(name, 1, shapes[name]) for name in inputs]
+    y = helper.make_tensor_value_info("y", 1, [2, 4])
+    graph = helper.make_graph(nodes, "g", infos, [y], initializers)
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=ir_version
+    )
+
+
+def stored(**arrays: np.ndarray) -> list[TensorProto]:
+    return [numpy_helper.from_array(array, name) for name, array in arrays.items()]
+
+
+@pytest.fixture
+def net(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(build(stored(w1=W1, w2=W2, b=B)).SerializeToString())
+    return path
+
+
+def opened(path: Path, *names: str) -> OpenedSource:
+    return ModelFile(path, variable_weights=names)()
+
+
+def run(source: OpenedSource, **inputs: np.ndarray) -> np.ndarray:
+    data = inlined(source).data
+    assert data is not None
+    proto = onnx.load_model_from_string(data)
+    onnx.checker.check_model(proto, full_check=True)
+    [y] = ReferenceEvaluator(proto).run(None, inputs)
+    return np.asarray(y)
+
+
+@pytest.mark.parametrize(
+    ("names", "meant"),
+    [
+        (["w2"], ["w2"]),
+        (["w2", "w1"], ["w2", "w1"]),
+        (["net/first/MatMul-op0"], ["w1"]),
+        (["net/second", "w2", "b"], ["w2", "b"]),
+    ],
+)
+def test_declared_weights_are_inputs_after_the_users_own(
+    net: Path, names: list[str], meant: list[str]
+) -> None:
+    source = opened(net, *names)
+    assert source.graph is not None
+    assert [spec.name for spec in source.graph.inputs] == ["x", *meant]
+    assert [slot.name for slot in source.variables] == meant
+    assert {info.name for info in source.graph.parameters} == {"w1", "w2", "b"} - {*meant}
+    values = {"w1": W1, "w2": W2, "b": B}
+    for slot in source.variables:
+        assert (slot.dtype, slot.shape) == (DType.FLOAT32, values[slot.name].shape)
+        np.testing.assert_array_equal(slot.initial, values[slot.name])
+        assert slot.initial.flags.owndata or slot.initial.base is None
+    new = {name: values[name] + 1 for name in meant}
+    w1, w2, b = ({**values, **new}[name] for name in ("w1", "w2", "b"))
+    np.testing.assert_array_equal(run(source, x=X, **new), X @ w1 @ w2 + b)
+
+
+def test_an_initializer_that_is_an_input_too_moves_behind_the_users(tmp_path: Path) -> None:
+    path = tmp_path / "old.onnx"
+    tensors = stored(w1=W1, w2=W2, b=B)
+    model = build(tensors, ("w1", "w2", "b", "x"), ir_version=3)
+    path.write_bytes(model.SerializeToString())
+    source = opened(path, "w1")
+    assert source.graph is not None
+    assert [spec.name for spec in source.graph.inputs] == ["x", "w1"]
+    np.testing.assert_array_equal(run(source, x=X, w1=W2), X @ W2 @ W2 + B)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("w22", r"neither a weight nor a node with one; did you mean 'w[12]'\?"),
+        ("net/frst", r"did you mean 'net/first'\?"),
+        ("nothing like it", "neither a weight nor a node with one .engine inspect"),
+        ("net/Add-op2", "neither a weight nor a node with one"),
+    ],
+)
+def test_a_name_that_means_no_weight_is_refused_with_the_nearest(
+    net: Path, name: str, why: str
+) -> None:
+    with pytest.raises(InputError, match=why) as caught:
+        opened(net, name)
+    assert isinstance(caught.value, ValueError)
+    assert str(net) in str(caught.value)
+
+
+def test_a_name_that_means_two_weights_is_refused_by_naming_them(tmp_path: Path) -> None:
+    model = build(stored(w1=W1, w2=W2, b=B))
+    model.graph.node[1].name = "net/first/MatMul-op1"
+    path = tmp_path / "two.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="got 'w1', 'w2'; name the weight itself"):
+        opened(path, "net/first")
+
+
+def test_external_data_may_vary_and_other_data_stays_where_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "net.onnx"
+    onnx.save(build(stored(w1=W1, w2=W2, b=B)), path, save_as_external_data=True,
+              location="w.bin", size_threshold=0)  # fmt: skip
+    source = opened(path, "w2")
+    np.testing.assert_array_equal(source.variables[0].initial, W2)
+    assert source.graph is not None
+    assert {info.name: info.location for info in source.graph.parameters} == {
+        "w1": "w.bin", "b": "w.bin",
+    }  # fmt: skip
+    assert tmp_path / "w.bin" in source.versions
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_no_other_weight_is_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mapped: bool
+) -> None:
+    if is_mapped:
+        monkeypatch.setattr(files, "READ_BYTES", 100)
+    monkeypatch.setattr(weights, "APART_BYTES", 64)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(build(stored(w1=W1, w2=W2, b=B)).SerializeToString())
+    source = opened(path, "w2")
+    [held] = source.files.values()
+    assert bytes(held) == W1.tobytes()
+    assert isinstance(held, memoryview)
+    assert type(held.obj).__name__ == ("mmap" if is_mapped else "bytes")
+    np.testing.assert_array_equal(run(source, x=X, w2=W1), X @ W1 @ W1 + B)
+
+
+def _typed(array: np.ndarray) -> TensorProto:
+    return helper.make_tensor("w2", TensorProto.FLOAT, array.shape, array.ravel().tolist())
+
+
+def _half() -> TensorProto:
+    return numpy_helper.from_array(W2.astype(ml_dtypes.bfloat16), "w2")
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (_typed(W2), W2),
+        (_half(), W2.astype(ml_dtypes.bfloat16)),
+        (
+            helper.make_tensor("w2", TensorProto.INT4, [3], [1, -8, 7]),
+            np.array([1, -8, 7], ml_dtypes.int4),
+        ),
+    ],
+    ids=["typed", "bfloat16", "int4"],
+)
+def test_values_are_read_from_every_form(
+    tmp_path: Path, tensor: TensorProto, expected: np.ndarray
+) -> None:
+    path = tmp_path / "net.onnx"
+    model = build([*stored(w1=W1, b=B), tensor])
+    path.write_bytes(model.SerializeToString())
+    [slot] = opened(path, "w2").variables
+    assert slot.initial.dtype == expected.dtype
+    np.testing.assert_array_equal(slot.initial, expected)
+
+
+def test_a_sparse_weight_cannot_vary(tmp_path: Path) -> None:
+    model = build(stored(w1=W1, w2=W2))
+    values = numpy_helper.from_array(np.ones(1, np.float32), "b")
+    indices = numpy_helper.from_array(np.array([2], np.int64), "i")
+    model.graph.sparse_initializer.append(helper.make_sparse_tensor(values, indices, [4]))
+    path = tmp_path / "sparse.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelError, match="'b' is a sparse tensor"):
+        opened(path, "b")
