@@ -91,7 +91,7 @@ class Profiles:
             raise ValueError(
                 f"opt_dims has {len(tuned)} entries an input, but dynamic_dims {len(ranges)}"
             )
-        profiles = []
+        profiles: list[Inputs] = []
         for index, group in enumerate(ranges):
             profile: dict[str, tuple[Axis, ...]] = {}
             for name, dims in group.items():
@@ -220,7 +220,7 @@ class Gears:
             if axis[0] != axis[2]
         ]
         _check_gears(gears, places, known, dynamic)
-        filled = []
+        filled: list[Inputs] = []
         for gear in gears:
             sizes = dict(zip(places, gear, strict=True))
             filled.append(

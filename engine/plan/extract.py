@@ -19,6 +19,7 @@ from onnx.external_data_helper import uses_external_data
 
 from engine.errors import ModelError
 from engine.formats import source_of_part
+from engine.formats.collectives import is_collective
 from engine.formats.onnx.names import reads, subgraphs, tensors
 from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
@@ -78,7 +79,12 @@ def _graph(graph: GraphProto) -> Graph:
     constants |= {each.values.name for each in graph.sparse_initializer}
     return Graph(
         nodes=tuple(
-            Node(frozenset(reads(node)), tuple(filter(None, node.output))) for node in graph.node
+            Node(
+                frozenset(reads(node)),
+                tuple(filter(None, node.output)),
+                is_collective(node.op_type, node.domain),
+            )
+            for node in graph.node
         ),
         inputs=tuple(each.name for each in graph.input if each.name not in constants),
         outputs=tuple(each.name for each in graph.output),

@@ -1,4 +1,4 @@
-"""Models that remember: parameters they assign to, passed on from one predict to the next.
+"""Models with state: parameters they assign to, passed on from one predict to the next.
 
 A lowered MindIR has such a parameter as an input and an output of its ONNX form, after those that
 a user sees. They live with the model, not with a thread: predicts of all threads take turns.
@@ -22,12 +22,15 @@ from engine.types import Executable, ExecutionContext, MemoryReport, Placement, 
 
 
 def with_state(plan: Plan) -> Plan:
-    """The plan as a user sees it: without the inputs and outputs that carry state."""
+    """Return the plan as a user sees it: without the inputs and outputs that carry state."""
     slots = getattr(plan.source, "state", ())
     if not slots:
         return plan
     initial = [slot.initial for slot in slots]
-    values = [np.array(each.array(), each.dtype.numpy) for each in initial]
+    values = [
+        tensor if isinstance(tensor, np.ndarray) else np.array(tensor.array(), tensor.dtype.numpy)
+        for tensor in initial
+    ]
     executable = StatefulExecutable(plan, values)
     pool = ContextPool(Opener(plan.backend, executable))
     return replace(plan, executable=executable, predict=executable.predict, pool=pool)
@@ -43,6 +46,7 @@ class StatefulExecutable:
         self._values: list[Any] = values
         self._count = len(inner.outputs) - len(values)
         self._turn = threading.Lock()
+        self.concurrency: int = getattr(inner, "concurrency", 0)
         self._running = 0  # the thread whose turn it is
         self.inputs = inner.inputs[: len(inner.inputs) - len(values)]
         self.outputs = inner.outputs[: self._count]
