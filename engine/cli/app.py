@@ -21,6 +21,7 @@ from engine.cli import run as run_command
 from engine.cli.converter_lite import ConverterLiteCommand
 from engine.cli.interrupt import INTERRUPTED, leave
 from engine.cli.output import drop, note, plain
+from engine.config.wording import own_text
 
 app = typer.Typer(
     name="engine",
@@ -68,8 +69,6 @@ app.command("convert", epilog=convert.EPILOG, cls=ConverterLiteCommand)(convert.
 app.add_typer(plugins.app, name="plugins")
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("completion", epilog=completion.EPILOG)(completion.completion)
-
-_METHOD = re.compile(r"^(build_from_file|predict|load configuration) failed! (Error is )?")
 
 # The base of typer's own errors about usage; typer names only this child of it.
 _UsageError: Any = typer.BadParameter.__mro__[1]
@@ -180,7 +179,7 @@ def _said(error: BaseException) -> str:
         name = "standard output" if is_printed else error.filename
         if name is not None:
             return f"{name}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return _METHOD.sub("", str(error))
+    return own_text(error)
 
 
 def _misused(error: Any) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from engine.config.wording import own_text
 from engine.convert.job import Job
 from engine.convert.sample_inputs import closed, ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
@@ -30,7 +31,7 @@ def run(model: bytes | Path, job: Job) -> dict[str, Any]:
                 )
             results = built.predict([_ones(spec) for spec in built.input_specs])
         except (ModelError, InputError, ModelStateError) as error:
-            text = str(error).split("failed! Error is ", 1)[-1]
+            text = own_text(error)
             if isinstance(model, Path):  # a file aside, which the user does not know
                 text = text.replace(str(model), str(job.output_file))
             raise ModelError(
