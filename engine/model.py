@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from engine.config.checks import require, require_int, require_watchers
+from engine.config.wording import prefixed
 from engine.errors import (
     BackendError,
     DeadlineExceeded,
@@ -216,7 +217,7 @@ class Model:
         with self._building:
             if self._why_not is not _NOT_BUILT:
                 state = self._why_not or "the model is already built; make another Model"
-                raise ModelStateError(f"{caller} failed! Error is {state}")
+                raise prefixed(ModelStateError(state), f"{caller} failed! Error is ")
             self._why_not = _BUILDING
             try:
                 plan = build_plan(file, context, config, progress, cancel)
@@ -226,7 +227,7 @@ class Model:
                     plan.pool.close()
                     raise ModelError(str(error)) from error
             except (BackendError, InputError, ModelError) as error:
-                error.args = (f"{caller} failed! Error is {error}",)
+                prefixed(error, f"{caller} failed! Error is ")
                 raise
             finally:
                 self._why_not = _NOT_BUILT
@@ -368,21 +369,22 @@ class Model:
     def _failed(self, error: Exception, state: ThreadState, timeout_s: float | None) -> NoReturn:
         """Raise what a user sees when a backend's predict raised `error`."""
         if isinstance(error, ModelError):
-            raise ModelError(f"predict failed! {error}", self.model_path_) from error
+            failed = ModelError(str(error), self.model_path_, error.at_fault)
+            raise prefixed(failed, "predict failed! ") from error
         if isinstance(error, DeadlineExceeded) and timeout_s is not None:
-            raise DeadlineExceeded(
-                f"predict failed! it took longer than timeout_s, {timeout_s:g} s: {error}; give it "
+            late = DeadlineExceeded(
+                f"it took longer than timeout_s, {timeout_s:g} s: {error}; give it "
                 "more time, or leave timeout_s out",
                 float(timeout_s),
-            ) from error
+            )
+            raise prefixed(late, "predict failed! ") from error
         if isinstance(error, EngineError):
             raise error
         backend = state.plan.backend.name
-        raise ModelError(
-            f"predict failed! backend {backend!r} raised {one_line(error)}",
-            self.model_path_,
-            at_fault=backend,
-        ) from error
+        failed = ModelError(
+            f"backend {backend!r} raised {one_line(error)}", self.model_path_, backend
+        )
+        raise prefixed(failed, "predict failed! ") from error
 
     # ----------------------------------------------------------------------- inputs and outputs
 
@@ -544,7 +546,7 @@ class Model:
         threads = self._threads
         plan, signature = self._plan, self._signature
         if plan is None or signature is None:
-            raise ModelStateError(f"predict failed! {self._why_not}")
+            raise prefixed(ModelStateError(self._why_not), "predict failed! ")
         # Under another name where predict has to go another way: it looks for "state" alone.
         name = "state" if signature.is_plain else "state_of_values"
         kept: ThreadState | None = getattr(threads, name, None)

@@ -6,7 +6,6 @@ import errno
 import io
 import logging
 import os
-import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from engine.cli import run as run_command
 from engine.cli.commands import Group
 from engine.cli.interrupt import INTERRUPTED, leave
 from engine.cli.output import drop, line, note, plain
+from engine.config.wording import own_text
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -55,8 +55,6 @@ EPILOG = """[bold]Examples[/bold]
   ENGINE_DEC_KEY=@FILE  the key of encrypted models
 
   NO_COLOR=1  no colours"""
-
-_METHOD = re.compile(r"^(build_from_file|predict|load configuration) failed! (Error is )?")
 
 
 @click.group(
@@ -173,7 +171,7 @@ def _said(error: BaseException) -> str:
         name = "standard output" if is_printed else error.filename
         if name is not None:
             return f"{name}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return _METHOD.sub("", str(error))
+    return own_text(error)
 
 
 def _misused(error: click.UsageError) -> int:

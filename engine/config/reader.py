@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.config.checks import require_sections
+from engine.config.wording import prefixed
 from engine.errors import ModelError
 
 Config = dict[str, dict[str, str]]
@@ -37,10 +38,11 @@ def configuration(path: str, over: object, caller: str) -> Config:
         return config
     for section, keys in require_sections("config_dict", over).items():
         if not all(map(str.strip, (section, *keys))):
-            raise ModelError(
-                "update configuration failed! Error is a section and a key need a name, but got "
-                f"section {section!r} with keys {list(keys)}"
+            error = ModelError(
+                f"a section and a key need a name, but got section {section!r} with keys "
+                f"{list(keys)}"
             )
+            raise prefixed(error, "update configuration failed! Error is ")
         config[section] = {**config.get(section, {}), **keys}
     return config
 
@@ -50,7 +52,7 @@ def read_config(path: str) -> Config:
     try:
         text = _text(Path(path))
     except (OSError, ValueError) as error:
-        raise ModelError(f"load configuration failed! Error is {path}: {error}", path) from error
+        raise _unreadable(f"{path}: {error}", path) from error
     config: Config = {}
     section: dict[str, str] | None = None
     name = ""
@@ -63,9 +65,9 @@ def read_config(path: str) -> Config:
             continue
         key, equals, value = (_bare(part) for part in line.partition("="))
         if section is None or not equals or not key:
-            raise ModelError(
-                f"load configuration failed! Error is {path}, line {number}: expected "
-                f"'[section]' or 'key=value' below one, got {line!r}",
+            raise _unreadable(
+                f"{path}, line {number}: expected '[section]' or 'key=value' below one, "
+                f"got {line!r}",
                 path,
             )
         if section.setdefault(key, value) != value:
@@ -74,6 +76,10 @@ def read_config(path: str) -> Config:
                 path, number, name, key, section[key], value,
             )  # fmt: skip
     return config
+
+
+def _unreadable(text: str, path: str) -> ModelError:
+    return prefixed(ModelError(text, path), "load configuration failed! Error is ")
 
 
 def _text(path: Path) -> str:

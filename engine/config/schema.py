@@ -70,8 +70,8 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 
 _OF_BACKENDS = ("ascend_context", "gpu_context")
 
-CORE = ("provider", "device_id")
-"""What the core reads in a backend's section: how it runs, and on which device."""
+CORE = ("provider", "device_id", "input_shape", "dynamic_dims", "opt_dims")
+"""What the core reads in a backend's section: how it runs, on which device, for which shapes."""
 
 
 def unused_settings(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from engine.config.wording import own_text
 from engine.convert.job import Job
 from engine.convert.sample_inputs import closed, ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
@@ -26,7 +27,7 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
             built._build_file(file, Context(), {}, job.progress, job.cancel)
             results = built.predict([_ones(spec) for spec in built.input_specs])
         except (ModelError, InputError, ModelStateError) as error:
-            text = str(error).split("failed! Error is ", 1)[-1]
+            text = own_text(error)
             if file.path is not None:  # a file aside, which the user does not know
                 text = text.replace(file.name, str(job.output_file))
             raise ModelError(

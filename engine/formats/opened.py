@@ -100,3 +100,13 @@ def check_unchanged(source: ModelSource) -> None:
     """Raise ModelError if a file of the model changed: see `OpenedSource.check_unchanged`."""
     if isinstance(source, OpenedSource):
         source.check_unchanged()
+
+
+def state_of(source: ModelSource) -> tuple[Slot, ...]:
+    """Return the slots of the parameters that the model assigns to."""
+    return source.state if isinstance(source, OpenedSource) else ()
+
+
+def variables_of(source: ModelSource) -> tuple[Slot, ...]:
+    """Return the slots of the weights that were declared variable."""
+    return source.variables if isinstance(source, OpenedSource) else ()

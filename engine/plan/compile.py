@@ -1,18 +1,27 @@
-"""What a backend makes of a model, and whose fault it is where that fails."""
+"""Compile a model with one backend, and attribute what goes wrong to it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.backends import Backend
-from engine.errors import BackendError, BackendUnavailable, EngineError, one_line
+from engine.errors import (
+    BackendError,
+    BackendUnavailable,
+    CompiledFormError,
+    EngineError,
+    one_line,
+)
 from engine.formats.opened import check_unchanged
 from engine.plan.contexts import ContextPool, close
 from engine.types import (
     Capability,
     CompileOptions,
+    Device,
     Executable,
     ExecutionContext,
     LoadedModel,
@@ -21,7 +30,12 @@ from engine.types import (
     Values,
 )
 
+if TYPE_CHECKING:
+    from engine.plan.weights import PlanWeights
+
 Predict = Callable[..., Values]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +44,10 @@ class Plan:
 
     backend: that of the target; others: those that run what it cannot. predict: the backend's own
     function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
-    pool: lends it contexts. why: how this target came to be chosen.
+    pool: lends it contexts. device: that of the target. why: how this target came to be chosen.
     fallback_reasons: why nodes, by index, are not where the target would have them.
+    weights: those that may be exchanged; None where there are none.
+    rank, world_size: this process among those that run one sliced model.
     """
 
     backend: Backend
@@ -39,26 +55,31 @@ class Plan:
     executable: Executable
     predict: Predict
     pool: ContextPool
+    device: Device
     why: str = ""
     others: tuple[Backend, ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
+    weights: PlanWeights | None = None
+    rank: int = 0
+    world_size: int = 1
 
     def placement(self) -> list[Placement]:
-        """Where each node runs, and why."""
+        """Return where each node runs, and why."""
         with attribute_errors_to(self.backend, "placement"):
-            placed = self.executable.placement()
+            placements = self.executable.placement()
         reasons = (
-            (self.fallback_reasons.get(each.index), each.reason, self.why) for each in placed
+            (self.fallback_reasons.get(placement.index), placement.reason, self.why)
+            for placement in placements
         )
         return [
-            replace(each, reason="; ".join(filter(None, parts)))
-            for each, parts in zip(placed, reasons, strict=True)
+            replace(placement, reason="; ".join(filter(None, parts)))
+            for placement, parts in zip(placements, reasons, strict=True)
         ]
 
     def lacks(self, capability: str) -> str:
-        """The name of a backend in this plan that does not announce `capability`; "" for none."""
+        """Return the name of a backend of this plan that lacks `capability`; "" for none."""
         backends = (self.backend, *self.others)
-        return next((each.name for each in backends if not each.can(capability)), "")
+        return next((backend.name for backend in backends if not backend.can(capability)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +94,7 @@ class Candidate:
 def compile_plan(
     first: Candidate, source: ModelSource, further: Iterator[Candidate | BackendError]
 ) -> Plan:
-    """Compile a model for `first`, and what that reports as unsupported for others.
+    """Compile a model for `first`, and for others the nodes which that reports as unsupported.
 
     further: the candidates for such nodes, in the order in which they are to be asked, opened
         when they are taken; an error is one that cannot be had.
@@ -87,31 +108,57 @@ def compile_plan(
 
 
 def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | None, dict[int, str]]:
-    """The plan of a model that one backend runs whole; None where there are nodes it cannot run.
+    """Return the plan of a model that one backend runs whole; None where it cannot run all nodes.
 
-    Returns these too, by index, each with the backend's reason.
+    Returns these too, by index, each with the backend's reason. `source.compiled` and
+    `options.save_to` are the caller's wish; a compiled form that is of no use is not an error.
     """
-    backend = candidate.backend
-    loaded, unsupported = load(backend, source, candidate.options)
+    backend, options = candidate.backend, candidate.options
+    executable, unsupported = with_compiled_form(
+        source, lambda source: _compile_all(backend, source, options)
+    )
+    if executable is None:
+        return None, unsupported
+    # The file's bytes are the backend's business now: a model does not hold them twice.
+    source = replace(source, data=None, files={})
+    pool = ContextPool(Opener(backend, executable))
+    return Plan(backend, source, executable, backend.predict, pool, options.device), {}
+
+
+def with_compiled_form(source: ModelSource, use: Callable[[ModelSource], T]) -> T:
+    """Return what `use` makes of a model; of the model alone if its compiled form is of no use."""
+    try:
+        return use(source)
+    except CompiledFormError as error:
+        if source.compiled is None:
+            raise
+        logging.getLogger("engine").warning(
+            "%s: its compiled form in %s is not used, and it is compiled anew: %s",
+            source.name, source.compiled, error,
+        )  # fmt: skip
+    return use(replace(source, compiled=None))
+
+
+def _compile_all(
+    backend: Backend, source: ModelSource, options: CompileOptions
+) -> tuple[Executable | None, dict[int, str]]:
+    loaded, unsupported = load(backend, source, options)
     with ExitStack() as on_failure:
         with ExitStack() as closing:
             closing.callback(close, loaded)
             if unsupported:
                 return None, unsupported
-            executable = compile_loaded(backend, loaded, candidate.options)
+            executable = compile_loaded(backend, loaded, options)
             on_failure.callback(close, executable)  # an interrupt while the model is closed
             check_unchanged(source)  # which some backends read only now
         on_failure.pop_all()
-    # The file's bytes are the backend's business now: a model does not hold them twice.
-    source = replace(source, data=None, files={})
-    pool = ContextPool(Opener(backend, executable))
-    return Plan(backend, source, executable, backend.predict, pool), {}
+    return executable, {}
 
 
 def load(
     backend: Backend, source: ModelSource, options: CompileOptions
 ) -> tuple[LoadedModel, dict[int, str]]:
-    """The model as the backend reads it, for the caller to close, and what it cannot run."""
+    """Return the model as the backend reads it, for the caller to close, and what it cannot run."""
     if source.files and not backend.can(Capability.FILES_IN_MEMORY):
         from engine.formats.onnx.inline import inlined  # rare
 
@@ -127,7 +174,7 @@ def load(
 
 
 def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOptions) -> Executable:
-    """The executable of a loaded model, for the caller to close."""
+    """Return the executable of a loaded model, for the caller to close."""
     with attribute_errors_to(backend, "engine_compile"):
         executable = backend.compile(loaded, options)
         try:
@@ -139,17 +186,19 @@ def compile_loaded(backend: Backend, loaded: LoadedModel, options: CompileOption
 
 
 class Opener:
-    """An executable whose contexts are opened with the blame where it belongs."""
+    """An executable that attributes what goes wrong in opening contexts to its backend."""
 
     def __init__(self, backend: Backend, executable: Executable) -> None:
         self._backend = backend
-        self._executable = executable
+        self._open: Callable[..., ExecutionContext] = executable.open_context
+        self.concurrency: int = getattr(executable, "concurrency", 0)
         self.close = executable.close
 
-    def open_context(self) -> ExecutionContext:
-        """See Executable."""
+    def open_context(self, beside: ExecutionContext | None = None) -> ExecutionContext:
+        """See Executable. beside: only where the backend announces SHARE_WORKSPACE."""
         with attribute_errors_to(self._backend, "open_context"):
-            context = self._executable.open_context()
+            given = {} if beside is None else {"beside": beside}
+            context = self._open(**given)
             if not hasattr(context, "close"):
                 raise TypeError(f"it returned {context!r}, which is no execution context")
             return context

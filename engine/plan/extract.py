@@ -19,6 +19,7 @@ from onnx.external_data_helper import uses_external_data
 
 from engine.errors import ModelError
 from engine.formats import source_of_part
+from engine.formats.collectives import is_collective
 from engine.formats.onnx.graphs import constants, copy_field, inputs, reads, subgraphs, tensors
 from engine.formats.onnx.weights import with_weights_apart
 from engine.plan.partition import Graph, Node, Segment
@@ -78,7 +79,12 @@ def _read(source: ModelSource) -> ModelProto:
 def _graph(graph: GraphProto) -> Graph:
     return Graph(
         nodes=tuple(
-            Node(frozenset(reads(node)), tuple(filter(None, node.output))) for node in graph.node
+            Node(
+                frozenset(reads(node)),
+                tuple(filter(None, node.output)),
+                is_collective(node.op_type, node.domain),
+            )
+            for node in graph.node
         ),
         inputs=tuple(info.name for info in inputs(graph)),
         outputs=tuple(each.name for each in graph.output),

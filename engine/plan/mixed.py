@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import BackendError, ModelError
 from engine.formats.collectives import is_collective
+from engine.formats.opened import state_of, variables_of
 from engine.plan import segments
 from engine.plan.compile import (
     Candidate,
@@ -23,9 +24,12 @@ from engine.plan.compile import (
     load,
 )
 from engine.plan.contexts import ContextPool, close
+from engine.plan.options import part_options, plan_name
 from engine.plan.partition import Segment, partition
+from engine.plan.transfer import takes_buffers
 from engine.types import (
     Capability,
+    CompileOptions,
     Executable,
     LoadedModel,
     ModelSource,
@@ -37,8 +41,6 @@ from engine.types import (
 
 if TYPE_CHECKING:
     from onnx import TypeProto
-
-    from engine.plan.extract import Whole
 
 
 def compile_mixed(
@@ -64,15 +66,10 @@ def compile_mixed(
             partitioning.warn(every)
             return replace(plan, fallback_reasons=partitioning.fallback_reasons)
         partitioning.refuse(1, every, unsupported)
-    with ExitStack() as on_failure:
-        with ExitStack() as closing:
-            parts = _settle(partitioning, closing)
-            executable = _compile(partitioning, parts)
-            on_failure.callback(close, executable)
-        on_failure.pop_all()
-    placed = {index for part in parts for index in part.segment.nodes}
+    executable = compile_parts(partitioning)
+    placed = {index for segment in executable.segments for index in segment.nodes}
     partitioning.warn(placed)
-    used = {part.candidate.backend.name: part.candidate.backend for part in parts}
+    used = {segment.backend.name: segment.backend for segment in executable.segments}
     used.pop(first.backend.name, None)
     return Plan(
         first.backend,
@@ -80,11 +77,25 @@ def compile_mixed(
         executable,
         segments.predict,
         ContextPool(executable),
+        first.options.device,
         others=tuple(used.values()),
         fallback_reasons={
             index: why for index, why in partitioning.fallback_reasons.items() if index in placed
         },
     )
+
+
+def compile_parts(partitioning: Partitioning) -> segments.SegmentedExecutable:
+    """Compile a model as its nodes are divided; nodes that a backend refuses move on.
+
+    Raises ModelError where nobody runs a node, or where a backend refuses a part.
+    """
+    with ExitStack() as on_failure:
+        with ExitStack() as closing:
+            executable = _compile(partitioning, _settle(partitioning, closing))
+            on_failure.callback(close, executable)
+        on_failure.pop_all()
+    return executable
 
 
 class Partitioning:
@@ -203,11 +214,93 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A segment as its backend has read it."""
+    """A segment as its backend has read it, with the options that it was read with."""
 
     segment: Segment
     candidate: Candidate
+    options: CompileOptions
     loaded: LoadedModel
+
+
+class _Reader:
+    """Lets the backends read the segments of one partitioning.
+
+    whole: the model. types: of the tensors that cross, as far as they are known.
+    """
+
+    def __init__(self, partitioning: Partitioning) -> None:
+        try:
+            from engine.plan.extract import Whole
+            from engine.plan.ranges import PartRanges
+        except ImportError as error:
+        if (error.name or "").partition(".")[0] != "onnx":
+            raise
+            refused = "; ".join(partitioning.fallback_reasons.values())
+            raise ModelError(
+                f"{partitioning.source.name}: {refused}; cutting it for several backends needs "
+                "the onnx package; run: pip install onnx",
+                partitioning.source.name,
+            ) from error
+        self.whole = Whole(partitioning.source)
+        self.types: dict[str, TypeProto] = {}
+        self._partitioning = partitioning
+        self._ranges = PartRanges(self.whole.proto, self.types)
+        self._plan = plan_name()
+
+    def read(self, segment: Segment, resident: frozenset[str]) -> _Part | None:
+        """Return a segment as its backend reads it; None where that refused some of it.
+
+        What it refused goes to the next candidate. resident: outputs that stay on its device.
+        """
+        partitioning = self._partitioning
+        self._infer(segment)
+        candidate = partitioning.candidates[segment.level]
+        source = self.whole.part(segment, self.types)
+        options = part_options(
+            candidate.options, self._ranges, segment.inputs, resident, self._plan
+        )
+        try:
+            loaded, unsupported = load(candidate.backend, source, options)
+        except ModelError as error:
+            if not segment.level or not partitioning.reaches(segment.level + 1):
+                raise _of_a_part(error, segment, candidate) from error
+            own = [i for i, index in enumerate(segment.nodes) if index not in partitioning.copied]
+            unsupported = dict.fromkeys(own, str(error))
+        else:
+            if not unsupported:
+                part = _Part(segment, candidate, options, loaded)
+                self._learn(part)
+                return part
+            close(loaded)
+        partitioning.refuse(segment.level, segment.nodes, unsupported)
+        return None
+
+    def _infer(self, segment: Segment) -> None:
+        """Complete `types` with those of the segment's inputs and outputs."""
+        from engine.formats.onnx.infer import types_of
+
+        names = {*segment.inputs, *segment.outputs} - self.types.keys()
+        self.types.update(types_of(self.whole.proto, names, guess=True, known=self.types))
+        for name in sorted(names - self.types.keys()):
+            raise ModelError(
+                f"{self._partitioning.source.name}: the type of {name!r}, which goes to or comes "
+                f"from {self._partitioning.names[segment.level]}, is not in the file and onnx "
+                "cannot infer it; add it to the graph's value_info",
+                self._partitioning.source.name,
+            )
+
+    def _learn(self, part: _Part) -> None:
+        """Take the shapes of a part's outputs from its backend where nobody knew them.
+
+        It knows its own operators, and what comes later may need to know how many axes there are.
+        """
+        from engine.formats.onnx.infer import shaped
+
+        with attribute_errors_to(part.candidate.backend, "engine_load"):
+            specs = tuple(part.loaded.outputs)
+        for name, spec in zip(part.segment.outputs, specs):
+            if spec.kind is ValueKind.TENSOR and spec.shape is not None:
+                self.types[name] = shaped(self.types[name], spec.shape)
 
 
 def _settle(partitioning: Partitioning, closing: ExitStack) -> list[_Part]:
@@ -215,95 +308,50 @@ def _settle(partitioning: Partitioning, closing: ExitStack) -> list[_Part]:
 
     closing: gets what closes the loaded models. Returns the parts in running order.
     """
-    try:
-        from engine.plan.extract import Whole
-    except ImportError as error:
-        refused = "; ".join(partitioning.fallback_reasons.values())
-        raise ModelError(
-            f"{partitioning.source.name}: {refused}; cutting it for several backends needs "
-            "the onnx package; run: pip install onnx",
-            partitioning.source.name,
-        ) from error
-    whole = Whole(partitioning.source)
-    types: dict[str, TypeProto] = {}
-    done: dict[Segment, _Part] = {}
+    reader = _Reader(partitioning)
+    done: dict[tuple[Segment, frozenset[str]], _Part] = {}
     closing.callback(_close, done)
     while True:
-        segments_now = partition(whole.graph, partitioning.levels, partitioning.copied)
-        for segment in done.keys() - {*segments_now}:
-            close(done.pop(segment).loaded)
-        for segment in segments_now:
-            if segment in done:
+        cut = partition(reader.whole.graph, partitioning.levels, partitioning.copied)
+        wanted = [(segment, _resident(partitioning, segment, cut)) for segment in cut]
+        for key in done.keys() - {*wanted}:
+            close(done.pop(key).loaded)
+        for key in wanted:
+            if key in done:
                 continue
-            part = _read(partitioning, whole, segment, types)
+            part = reader.read(*key)
             if part is None:
                 break  # cut anew: what comes later may be read otherwise then
-            done[segment] = part
-            _learn(part, types)
+            done[key] = part
         else:
-            return [done[segment] for segment in segments_now]
+            return [done[key] for key in wanted]
 
 
-def _close(done: Mapping[Segment, _Part]) -> None:
+def _close(done: Mapping[tuple[Segment, frozenset[str]], _Part]) -> None:
     for part in done.values():
         close(part.loaded)
 
 
-def _read(
-    partitioning: Partitioning, whole: Whole, segment: Segment, types: dict[str, TypeProto]
-) -> _Part | None:
-    """A part as its backend reads it; None where that refused some of it, which is noted."""
-    _infer(partitioning, whole, segment, types)
+def _resident(
+    partitioning: Partitioning, segment: Segment, cut: Sequence[Segment]
+) -> frozenset[str]:
+    """Return the outputs of a segment that stay on its device: another segment there reads them."""
     candidate = partitioning.candidates[segment.level]
-    source = whole.part(segment, types)
-    try:
-        loaded, unsupported = load(candidate.backend, source, candidate.options)
-    except ModelError as error:
-        if not segment.level or not partitioning.reaches(segment.level + 1):
-            raise _of_a_part(error, segment, candidate) from error
-        own = [i for i, index in enumerate(segment.nodes) if index not in partitioning.copied]
-        unsupported = dict.fromkeys(own, str(error))
-    else:
-        if not unsupported:
-            return _Part(segment, candidate, loaded)
-        close(loaded)
-    partitioning.refuse(segment.level, segment.nodes, unsupported)
-    return None
-
-
-def _infer(
-    partitioning: Partitioning, whole: Whole, segment: Segment, types: dict[str, TypeProto]
-) -> None:
-    """Complete `types` with those of the segment's inputs and outputs."""
-    from engine.formats.onnx.infer import types_of
-
-    names = {*segment.inputs, *segment.outputs} - types.keys()
-    types.update(types_of(whole.proto, names, guess=True, known=types))
-    for name in sorted(names - types.keys()):
-        raise ModelError(
-            f"{partitioning.source.name}: the type of {name!r}, which goes to or comes from "
-            f"{partitioning.names[segment.level]}, is not in the file and onnx cannot infer it; "
-            "add it to the graph's value_info",
-            partitioning.source.name,
-        )
-
-
-def _learn(part: _Part, types: dict[str, TypeProto]) -> None:
-    """Take the shapes of a part's outputs from its backend where nobody knew them.
-
-    It knows its own operators, and what comes later may need to know how many axes there are.
-    """
-    from engine.formats.onnx.infer import shaped
-
-    with attribute_errors_to(part.candidate.backend, "engine_load"):
-        specs = tuple(part.loaded.outputs)
-    for name, spec in zip(part.segment.outputs, specs):
-        if spec.kind is ValueKind.TENSOR and spec.shape is not None:
-            types[name] = shaped(types[name], spec.shape)
+    device = candidate.options.device
+    if not takes_buffers(candidate.backend, device):
+        return frozenset()
+    read: set[str] = set()
+    for other in cut:
+        reader = partitioning.candidates[other.level]
+        if (reader.backend, reader.options.device) == (candidate.backend, device):
+            read.update(other.inputs)
+    graph = partitioning.source.graph
+    results = {spec.name for spec in graph.outputs} if graph is not None else set()
+    return frozenset(read.intersection(segment.outputs) - results)
 
 
 def _of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> ModelError:
-    """The error of a backend that was given a part of the model, saying so."""
+    """Return the error of a backend that was given a part of the model, saying so."""
     nodes = segment.nodes
     return ModelError(
         f"{error} (in a part of the model, {len(nodes)} nodes from {nodes[0]} to {nodes[-1]}, that "
@@ -313,47 +361,52 @@ def _of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> Mod
 
 
 def _compile(partitioning: Partitioning, parts: Sequence[_Part]) -> segments.SegmentedExecutable:
-    """Compile the parts and tie their values together."""
+    """Compile the parts and number the values that go in, between them and out."""
     graph = partitioning.source.graph
     assert graph is not None
-    places = {spec.name: place for place, spec in enumerate(graph.inputs)}
+    numbers = {spec.name: number for number, spec in enumerate(graph.inputs)}
     last: dict[str, Segment] = {}
     for part in parts:
         for name in part.segment.outputs:
-            places[name] = len(places)
+            numbers[name] = len(numbers)
         last.update(dict.fromkeys((*part.segment.inputs, *part.segment.outputs), part.segment))
     for spec in graph.outputs:
         last.pop(spec.name, None)
     compiled: list[segments.Segment] = []
     with ExitStack() as on_failure:
-        for number, part in enumerate(parts, 1):
-            executable = _compile_part(part, f"segment {number} of {len(parts)}")
+        for count, part in enumerate(parts, 1):
+            executable = _compile_part(part, f"segment {count} of {len(parts)}")
             on_failure.callback(close, executable)
             segment = part.segment
             compiled.append(
                 segments.Segment(
                     backend=part.candidate.backend,
                     executable=executable,
+                    device=part.options.device,
                     nodes=segment.nodes,
-                    reads=tuple(places[name] for name in segment.inputs),
-                    writes=tuple(places[name] for name in segment.outputs),
-                    ends=tuple(places[name] for name in last if last[name] is segment),
+                    reads=tuple(numbers[name] for name in segment.inputs),
+                    writes=tuple(numbers[name] for name in segment.outputs),
+                    ends=tuple(numbers[name] for name in last if last[name] is segment),
+                    resident=frozenset(numbers[name] for name in part.options.resident),
                 )
             )
         on_failure.pop_all()
     placed = {index for part in parts for index in part.segment.nodes}
+    source = partitioning.source
+    held = (*state_of(source), *variables_of(source))
     return segments.SegmentedExecutable(
         compiled,
-        inputs=tuple(_bounded(spec, place, compiled) for place, spec in enumerate(graph.inputs)),
+        inputs=tuple(_bounded(spec, number, compiled) for number, spec in enumerate(graph.inputs)),
         outputs=graph.outputs,
-        places=tuple(places[spec.name] for spec in graph.outputs),
-        width=len(places),
+        results=tuple(numbers[spec.name] for spec in graph.outputs),
+        width=len(numbers),
         rest=[_unread(partitioning, index) for index in {*range(len(graph.nodes))} - placed],
+        held=len(held),
     )
 
 
 def _compile_part(part: _Part, title: str) -> Executable:
-    options = part.candidate.options
+    options = part.options
     if options.cancel is not None:
         options.cancel.check()
     if options.progress is not None:
@@ -369,12 +422,12 @@ def _titled(progress: Progress, title: str) -> Progress:
     return lambda phase, done, total: progress(f"{title}: {phase}", done, total)
 
 
-def _bounded(spec: TensorSpec, place: int, compiled: Sequence[segments.Segment]) -> TensorSpec:
-    """A model's input, in the tightest bounds that the segments which read it were compiled for."""
+def _bounded(spec: TensorSpec, number: int, compiled: Sequence[segments.Segment]) -> TensorSpec:
+    """Return a model's input in the tightest bounds that its readers were compiled for."""
     readers = [
-        segment.executable.inputs[segment.reads.index(place)]
+        segment.executable.inputs[segment.reads.index(number)]
         for segment in compiled
-        if place in segment.reads
+        if number in segment.reads
     ]
     axes = zip(*(reader.bounds for reader in readers if reader.bounds), strict=True)
     known = [[bound for bound in axis if bound is not None] for axis in axes]

@@ -15,11 +15,13 @@ class Node:
     """A node of the main graph.
 
     reads: the names it needs, also those that its subgraphs take from outside. writes: the names
-    it makes.
+    it makes. is_collective: other ranks wait for it, so it runs whether anybody reads what it
+    makes or not, and after all collectives before it.
     """
 
     reads: frozenset[str]
     writes: tuple[str, ...]
+    is_collective: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,45 +54,55 @@ def partition(graph: Graph, levels: Sequence[int], copied: Collection[int] = ())
     """Cut a graph into segments of one level each, in the order in which they run.
 
     levels: one for each node. copied: constant nodes, whose level means nothing: they go into
-        every segment that reads them. Nodes that no output depends on go nowhere.
+        every segment that reads them. Nodes that no output depends on go nowhere, collectives
+        excepted. Collectives run in the order of the file, whatever stands around them: every rank
+        makes the same ones, and they meet by their order alone.
     """
-    made = {name: index for index in copied for name in graph.nodes[index].writes}
+    makers = {name: index for index in copied for name in graph.nodes[index].writes}
     groups = _fewest(graph.nodes, [i for i in live(graph) if i not in copied], levels) or [(0, [])]
     readers: dict[str, set[int]] = defaultdict(set)
-    for place, (_, group) in enumerate(groups):
+    for number, (_, group) in enumerate(groups):
         for index in group:
             for name in graph.nodes[index].reads:
-                readers[name].add(place)
+                readers[name].add(number)
     segments: list[Segment] = []
     known = list(graph.inputs)
-    for place, (level, group) in enumerate(groups):
+    for number, (level, group) in enumerate(groups):
         computed = [
             name
             for index in group
             for name in graph.nodes[index].writes
-            if name in graph.outputs or readers[name] - {place}
+            if name in graph.outputs
+            or readers[name] - {number}
+            # Or its backend would drop it as code whose result nobody reads.
+            or (graph.nodes[index].is_collective and not readers[name])
         ]
-        constant = [name for name in graph.outputs if name in made or name in graph.constants]
-        outputs = [*computed, *(constant if not place else ())]
+        constant = [name for name in graph.outputs if name in makers or name in graph.constants]
+        outputs = [*computed, *(() if number else constant)]
         needed = {name for index in group for name in graph.nodes[index].reads}.union(outputs)
-        nodes = sorted({*group, *(made[name] for name in needed if name in made)})
+        nodes = sorted({*group, *(makers[name] for name in needed if name in makers)})
         inputs = tuple(name for name in known if name in needed)
         known += computed
-        if outputs:
+        if outputs or any(graph.nodes[index].is_collective for index in group):
             segments.append(Segment(level, tuple(nodes), inputs, tuple(outputs)))
     return segments
 
 
 def live(graph: Graph) -> list[int]:
-    """The nodes that an output depends on, in order."""
+    """Return the nodes that an output depends on, and collectives with what they depend on."""
     needed = set(graph.outputs)
-    found = []
+    indices = []
     for index in reversed(range(len(graph.nodes))):
         node = graph.nodes[index]
-        if not needed.isdisjoint(node.writes):
+        if node.is_collective or not needed.isdisjoint(node.writes):
             needed |= node.reads
-            found.append(index)
-    return found[::-1]
+            indices.append(index)
+    return indices[::-1]
+
+
+def reachable(graph: Graph) -> set[str]:
+    """Return the names that an output or a collective depends on."""
+    return set(graph.outputs).union(*(graph.nodes[index].reads for index in live(graph)))
 
 
 def _fewest(
@@ -104,11 +116,16 @@ def _fewest(
     producers = {name: index for index in indices for name in nodes[index].writes}
     waits: dict[int, int] = {}
     followers: dict[int, list[int]] = defaultdict(list)
+    collective: int | None = None  # the last one; the next waits for it as for what it reads
     for index in indices:
         before = {producers[name] for name in nodes[index].reads if name in producers}
+        if nodes[index].is_collective:
+            if collective is not None:
+                before.add(collective)
+            collective = index
         waits[index] = len(before)
-        for each in before:
-            followers[each].append(index)
+        for producer in before:
+            followers[producer].append(index)
     starts = sorted({levels[index] for index, count in waits.items() if not count})
     orders = (_greedy(waits, followers, levels, start) for start in starts)
     return min(orders, key=len, default=[])
@@ -139,4 +156,4 @@ def _greedy(
         groups.append((level, sorted(group)))
         if not ready:
             return groups
-        level = max(ready, key=lambda each: (len(ready[each]), -each))
+        level = max(ready, key=lambda other: (len(ready[other]), -other))

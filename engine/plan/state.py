@@ -1,4 +1,4 @@
-"""Models that remember: parameters they assign to, passed on from one predict to the next.
+"""Models with state: parameters they assign to, passed on from one predict to the next.
 
 A lowered MindIR has such a parameter as an input and an output of its ONNX form, after those that
 a user sees. They live with the model, not with a thread: predicts of all threads take turns.
@@ -16,17 +16,17 @@ from typing import Any
 import numpy as np
 
 from engine.errors import DeadlineExceeded, ModelStateError
-from engine.formats import OpenedSource
+from engine.formats.opened import state_of
 from engine.plan.compile import Opener, Plan
 from engine.plan.contexts import ContextPool
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
 
 
 def with_state(plan: Plan) -> Plan:
-    """The plan as a user sees it: without the inputs and outputs that carry state."""
-    if not isinstance(plan.source, OpenedSource) or not plan.source.state:
+    """Return the plan as a user sees it: without the inputs and outputs that carry state."""
+    values = [slot.initial for slot in state_of(plan.source)]
+    if not values:
         return plan
-    values = [slot.initial for slot in plan.source.state]
     executable = StatefulExecutable(plan, values)
     pool = ContextPool(Opener(plan.backend, executable))
     return replace(plan, executable=executable, predict=executable.predict, pool=pool)
@@ -42,6 +42,7 @@ class StatefulExecutable:
         self._values: list[Any] = values
         self._count = len(inner.outputs) - len(values)
         self._turn = threading.Lock()
+        self.concurrency: int = getattr(inner, "concurrency", 0)
         self._running = 0  # the thread whose turn it is
         self.inputs = inner.inputs[: len(inner.inputs) - len(values)]
         self.outputs = inner.outputs[: self._count]

@@ -1,0 +1,233 @@
+"""CompileOptions: for a model, from what the user has set; for a part of it, from the model's.
+
+Rank, world size, threads and devices are resolved once a plan, whatever its target turns out to
+be: a fallback or ENGINE_TARGET does not change which rank this process is.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from engine.backends import OFFICIAL, installed, warn_once
+from engine.config.schema import unused_settings
+from engine.config.shapes import read_shapes
+from engine.errors import BackendUnavailable, InputError
+from engine.host.cpus import preferred_cores, usable_cpus
+from engine.host.threads import threads_per_worker
+from engine.options import CONSUMED, is_declared, nearest
+from engine.types import (
+    CancelToken,
+    CompileOptions,
+    Device,
+    ModelSource,
+    Progress,
+    ShapeRange,
+    Threads,
+)
+
+if TYPE_CHECKING:
+    from engine.backends import Backend, Target
+    from engine.context import Context
+    from engine.plan.ranges import PartRanges
+
+_RANKED = ("ascend", "gpu")  # the settings of Context that say a rank
+
+_plans = itertools.count(1)
+
+
+class Request:
+    """What a user asks for in one build, resolved once.
+
+    device: where a caller wants the model, over what the settings say of that type of device.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        config: Mapping[str, Mapping[str, str]],
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+        device: Device | None = None,
+    ) -> None:
+        self._context = context
+        self._config = config
+        self._progress = progress
+        self._cancel = cancel
+        self._device = device
+        self._threads = _threads(context)
+        self.rank, self.world_size = _rank(context)
+
+    def options(
+        self, backend: Backend, target: Target, source: ModelSource, is_listed: bool = True
+    ) -> CompileOptions:
+        """Return how to compile `source` for `target`, which `backend` serves.
+
+        is_listed: the user named the target. If not, a provider that it does not have is the wish
+            for another backend of that device type.
+        Raises ValueError for a setting that cannot be read or does not fit the model,
+        BackendUnavailable for a provider that the backend does not have.
+        """
+        settings = getattr(self._context, target.device_type, None)
+        given = _section(backend, target, self._config)
+        graph = source.graph
+        shapes = read_shapes(given, graph.inputs if graph else None, target.device_type)
+        provider = target.provider or getattr(settings, "provider", "") or given.get("provider", "")
+        if not is_listed and provider.lower() not in map(str.lower, backend.info.providers):
+            provider = ""
+        declared = backend.info.options
+        return CompileOptions(
+            device=self._device_of(target.device_type, settings, given),
+            provider=check_provider(backend, provider),
+            precision=getattr(settings, "precision_mode", ""),
+            threads=self._threads,
+            shapes=shapes.shapes,
+            profiles=shapes.profiles,
+            options={
+                key: value
+                for key, value in given.items()
+                if key not in CONSUMED and (not declared or is_declared(key, declared))
+            },
+            config=self._config,
+            rank=self.rank,
+            world_size=self.world_size,
+            progress=self._progress,
+            cancel=self._cancel,
+        )
+
+    def _device_of(self, kind: str, settings: object, given: Mapping[str, str]) -> Device:
+        if self._device is not None and self._device.type == kind:
+            return self._device
+        own = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
+        return Device(kind, own)
+
+
+def plan_name() -> str:
+    """Return a name for a plan of several segments, which no other of this process has."""
+    return f"plan {next(_plans)} of {os.getpid()}"
+
+
+def part_options(
+    options: CompileOptions,
+    ranges: PartRanges,
+    inputs: Sequence[str],
+    resident: Iterable[str],
+    plan: str,
+) -> CompileOptions:
+    """Return the options of a part of the model that `options` are for.
+
+    ranges: derive those of any tensor from the model's. inputs: the part's, by name. resident:
+    its outputs that stay on its device. plan: see CompileOptions.
+    """
+    profiles = tuple(ranges.of(profile, inputs) for profile in options.profiles)
+    shapes = ranges.of(options.shapes, inputs)
+    # What the shapes of a tensor are must be known in all profiles, or is said in none.
+    known: list[Mapping[str, ShapeRange]] = [shapes, *profiles]
+    names = [name for name in shapes if all(name in shape_ranges for shape_ranges in known)]
+    return replace(
+        options,
+        shapes={name: shapes[name] for name in names},
+        profiles=tuple({name: profile[name] for name in names} for profile in profiles),
+        resident=frozenset(resident),
+        plan=plan,
+        variable_weights=(),  # the core holds the weights of a plan itself
+        save_to=None,
+    )
+
+
+def check_provider(backend: Backend, text: str) -> str:
+    """Return a provider as the backend's manifest spells it; "" for its default.
+
+    Raises BackendUnavailable listing the backend's providers where it is none of them.
+    """
+    by_lower = {provider.lower(): provider for provider in backend.info.providers}
+    if not text or text.lower() in by_lower:
+        return by_lower.get(text.lower(), "")
+    near = nearest(text, by_lower.values())
+    hint = f"did you mean {near!r}? " if near else ""
+    known = ", ".join(backend.info.providers)
+    raise BackendUnavailable(
+        f"backend {backend.name!r} has no provider {text!r}; {hint}"
+        + (f"choose one of: {known}" if known else "it has none: leave the provider out"),
+        backend.name,
+    )
+
+
+def _section(
+    backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]]
+) -> dict[str, str]:
+    """Return what the user set for a backend; a word, once, on what nobody reads."""
+    # A device type's section is for this project's own backend of that type: another backend of
+    # the same type has other options.
+    own = OFFICIAL.get(target.device_type) == target.backend
+    types = (target.device_type,) if own and target.device_type != target.backend else ()
+    read = [f"{name}_context" for name in (*types, target.backend)]
+    for text in unused_settings(config, target.backend, read, backend.info.options, _with_sections):
+        warn_once(text)
+    return {key: value for name in read for key, value in config.get(name, {}).items()}
+
+
+def _with_sections() -> tuple[str, ...]:
+    return (*OFFICIAL, *OFFICIAL.values(), *installed())
+
+
+def _device_id(text: str) -> int:
+    if not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"device_id must be a non-negative int, but got {text!r}")
+    return int(text)
+
+
+def _rank(context: Context) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks.
+
+    They are the job's, not a device's: those of the first target that says them count, then
+    those of any other type of device.
+    """
+    kinds = [text.lower().partition(":")[0] for text in context.target]
+    for kind in (*(kind for kind in kinds if kind in _RANKED), *_RANKED):
+        settings = getattr(context, kind, None)
+        rank = getattr(settings, "rank_id", 0)
+        world_size = getattr(settings, "group_size", 1)
+        if rank or world_size > 1:
+            return rank, world_size
+    return 0, 1
+
+
+def _threads(context: Context) -> Threads:
+    cpu = context.cpu
+    intra_op = _bounded("cpu_thread_num", cpu.thread_num) or threads_per_worker()
+    inter_op = _bounded("cpu_inter_op_parallel_num", cpu.inter_op_parallel_num) or 1
+    cores = tuple(cpu.thread_affinity_core_list)
+    for core in cores:
+        if not 0 <= core < (os.cpu_count() or 1):
+            raise InputError(
+                f"cpu_thread_affinity_core_list: core {core} is outside "
+                f"0..{(os.cpu_count() or 1) - 1}"
+            )
+    if cores and cpu.thread_num and len(cores) != cpu.thread_num:
+        raise InputError(
+            f"cpu_thread_affinity_core_list names {len(cores)} cores for {cpu.thread_num} threads; "
+            "give one core a thread, or leave thread_num at 0"
+        )
+    if not cores and cpu.thread_affinity_mode:
+        cores = preferred_cores(cpu.thread_affinity_mode, min(intra_op, usable_cpus()))
+    return Threads(
+        intra_op=len(cores) or intra_op,
+        inter_op=inter_op,
+        cores=cores,
+        is_counted=not cores and cpu.thread_num == 0,
+    )
+
+
+def _bounded(name: str, count: int) -> int:
+    """Return a number of threads that the user asked for: as in MindSpore Lite, at most 5 a CPU."""
+    most = 5 * (os.cpu_count() or 1)
+    if count > most:
+        logging.getLogger("engine").warning(
+            "%s %d is more than five threads a CPU; %d are used", name, count, most
+        )
+    return min(count, most)

@@ -1,0 +1,278 @@
+"""The run of a partitioned model: one context of each segment, and the values between them.
+
+A first run for a set of input shapes lets every segment allocate what it writes. Where the same
+shapes come again, a workspace is prepared for them (see `workspace`), and a run is little more
+than one call a segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from engine.errors import Cancelled, DeadlineExceeded, EngineError, ModelError, one_line
+from engine.plan.compile import Opener
+from engine.plan.contexts import close
+from engine.plan.workspace import BoundRun, Seen, Step, Workspace, direct_buffers, owned
+from engine.types import (
+    Capability,
+    Device,
+    DeviceBuffer,
+    ExecutionContext,
+    Value,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from engine.plan.segments import SegmentedExecutable
+
+Shapes: TypeAlias = tuple[Any, ...]
+
+MOST_WORKSPACES = 4
+"""Sets of input shapes for which a context keeps buffers; the one prepared first goes first."""
+MOST_SEEN = 16
+
+
+class SegmentedContext:
+    """One context of each segment, and the way of the values through them."""
+
+    def __init__(self, executable: SegmentedExecutable) -> None:
+        self._executable = executable
+        self._contexts: list[ExecutionContext] = []
+        self._seen: dict[Shapes | None, list[Seen]] = {}
+        self._workspaces: dict[Shapes | None, Workspace] = {}
+        self._bound: BoundRun | None = None
+        self._running: Step | None = None
+        self._cancelled = False
+        self._recorded: list[Seen] | None = None
+        neighbours: dict[tuple[str, Device], ExecutionContext] = {}
+        with ExitStack() as opened:
+            for segment in executable.segments:
+                where = (segment.backend.name, segment.device)
+                shares = segment.backend.can(Capability.SHARE_WORKSPACE)
+                context = Opener(segment.backend, segment.executable).open_context(
+                    neighbours.get(where) if shares else None
+                )
+                # Closed in the opposite order, so that what others stand beside goes last.
+                opened.callback(close, context)
+                neighbours.setdefault(where, context)
+                self._contexts.append(context)
+            self._closing = opened.pop_all()
+
+    # ---------------------------------------------------------------------------------- running
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """See engine_predict."""
+        bound = self._bound
+        workspace: Workspace | None = None
+        if bound is None or not bound.holds(inputs, outputs):
+            shapes = self._shapes(inputs)
+            workspace = self._workspaces.get(shapes) or self._prepare(shapes)
+            if workspace is None or not _are_arrays(outputs or ()):
+                return self._run_first(inputs, outputs, deadline_s, shapes)
+            if outputs is None:
+                bound = None
+            else:
+                bound = self._bound = workspace.bind(inputs, outputs, bound)
+        try:
+            if bound is not None:
+                self._walk(bound.steps, bound.values, deadline_s)
+                return bound.deliver()
+            assert workspace is not None, "bound, or prepared above"
+            try:
+                self._walk(workspace.steps, workspace.fill(inputs), deadline_s)
+                return workspace.results(inputs)
+            finally:
+                workspace.clear()
+        except BaseException as error:
+            self._forget()  # lists may be half changed
+            if isinstance(error, DeadlineExceeded | Cancelled) or not isinstance(error, Exception):
+                raise
+        # A segment may have refused one of our buffers, because its results change their shape with
+        # the data. If it is so, the same goes well where the segments allocate what they write.
+        failed = self._running
+        results = self._run_first(inputs, outputs, deadline_s, None)
+        if failed is not None:
+            self._executable.allocate_from(failed.index)
+        return results
+
+    def _forget(self) -> None:
+        self._bound = None
+        self._workspaces.clear()
+
+    def _walk(self, steps: Sequence[Step], values: list[Value], deadline_s: float | None) -> None:
+        """Run the segments one after another; the hot path."""
+        for step in steps:
+            self._running = step  # noted before the flag is read, and `cancel` the other way round
+            if self._cancelled:
+                raise Cancelled("predict was cancelled by its owner")
+            taken = step.taken
+            if taken is None:
+                taken = self._gather(step, values)
+            results = step.predict(step.context, taken, step.given, deadline_s)
+            if results is not step.given:
+                self._settle(step, values, results)
+        self._running = None
+
+    def _gather(self, step: Step, values: Sequence[Value]) -> list[Value]:
+        """Return the inputs of a step whose values are not the same in every run."""
+        taken = [values[number] for number in step.reads]
+        if step.devices is not None:
+            for index, value in enumerate(taken):
+                if isinstance(value, DeviceBuffer) and value.device not in step.devices:
+                    taken[index] = self._executable.transfer.to_host(value)
+        if step.may_keep:
+            kept = step.kept
+            if kept is not None and all(map(_is, kept, taken)):
+                return kept
+            step.kept = taken
+        return taken
+
+    def _settle(self, step: Step, values: list[Value], results: Values) -> None:
+        """Take what a step has given back, where that is not just its own buffers."""
+        if len(results) != len(step.writes):
+            raise TypeError(f"engine_predict gave {len(results)} values for {len(step.writes)}")
+        given = step.given
+        for index, (number, result) in enumerate(zip(step.writes, results)):
+            buffer = given[index] if given is not None else None
+            if buffer is None or isinstance(buffer, Device):
+                values[number] = result
+            elif result is not buffer:
+                spec = self._executable.segments[step.index].executable.outputs[index]
+                self._executable.transfer.fill(buffer, result, spec)
+            if self._recorded is not None:
+                self._recorded[number] = _seen(result)
+        for number in step.ends:
+            values[number] = None
+
+    def _run_first(
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        shapes: Shapes | None,
+    ) -> Values:
+        """Run with nothing prepared, and note the shapes of the results for `shapes`."""
+        executable = self._executable
+        values: list[Value] = [*inputs, *[None] * (executable.width - len(inputs))]
+        given = direct_buffers(executable, inputs, outputs or ())
+        steps = []
+        for index, segment in enumerate(executable.segments):
+            step = Step(index, executable, self._contexts[index])
+            buffers = [given.get(number) for number in segment.writes]
+            step.given = buffers if any(buffer is not None for buffer in buffers) else None
+            step.ends = segment.ends
+            steps.append(step)
+            for number, buffer in zip(segment.writes, buffers, strict=True):
+                values[number] = buffer
+        self._recorded = [_seen(value) for value in values]
+        try:
+            self._walk(steps, values, deadline_s)
+            seen = self._recorded
+        except EngineError:
+            raise
+        except Exception as error:
+            raise self._translated(error, self._running) from error
+        finally:
+            self._recorded = None
+        results = []
+        for index, number in enumerate(executable.results):
+            value = values[number]
+            entry = outputs[index] if outputs is not None else None
+            results.append(self._delivered(value, entry, index, number < len(inputs)))
+        if shapes is not None:
+            if len(self._seen) >= MOST_SEEN:
+                self._seen.clear()
+            self._seen[shapes] = seen
+        if outputs is not None and all(map(_is, results, outputs)):
+            return outputs
+        return results
+
+    def _delivered(self, value: Value, entry: Any, index: int, is_input: bool) -> Value:
+        """Return a result in the place that the caller has named for it.
+
+        is_input: it is an input as well, so that it must be copied: the caller owns what it gets.
+        """
+        transfer = self._executable.transfer
+        if entry is None:
+            return owned(value, transfer) if is_input else transfer.to_host(value)
+        if isinstance(entry, Device):
+            is_there = isinstance(value, DeviceBuffer) and value.device == entry
+            return value if is_there and not is_input else transfer.to_device(value, entry)
+        if value is not entry:
+            transfer.fill(entry, value, self._executable.outputs[index])
+        filled: Value = entry
+        return filled
+
+    def _translated(self, error: Exception, step: Step | None) -> Exception:
+        """Return what the core expects for an exception in a step."""
+        if isinstance(error, EngineError) or step is None:
+            return error
+        name = self._executable.segments[step.index].backend.name
+        return ModelError(f"backend {name!r} raised {one_line(error)}", at_fault=name)
+
+    # -------------------------------------------------------------------------------- preparing
+
+    def _shapes(self, inputs: Values) -> Shapes | None:
+        """Return what a workspace is prepared for; None where there are more than tensors."""
+        try:
+            shapes: Shapes = tuple([value.shape for value in inputs])  # type: ignore[union-attr]
+        except AttributeError:
+            return None
+        if self._executable.transfer.devices:
+            devices = [getattr(value, "device", "cpu") for value in inputs]
+            return (*shapes, *map(str, devices))
+        return shapes
+
+    def _prepare(self, shapes: Shapes | None) -> Workspace | None:
+        """Return a workspace for shapes that come for the second time; None for the first."""
+        seen = self._seen.get(shapes)
+        if seen is None or shapes is None:
+            return None
+        if len(self._workspaces) >= MOST_WORKSPACES:
+            del self._workspaces[next(iter(self._workspaces))]
+        workspace = Workspace(self._executable, self._contexts, seen)
+        self._workspaces[shapes] = workspace
+        return workspace
+
+    # ---------------------------------------------------------------------------------- its life
+
+    def cancel(self) -> None:
+        """Stop the predict that runs: the segment that is at it, and all that come after."""
+        self._cancelled = True
+        running = self._running
+        stop: Callable[[], None] | None = getattr(running and running.context, "cancel", None)
+        if stop is not None:
+            stop()
+
+    def reset(self) -> None:
+        """Let go of the caller's arrays; what is prepared for shapes stays."""
+        bound, self._bound = self._bound, None
+        for index in bound.touched if bound is not None else ():
+            reset = getattr(self._contexts[index], "reset", None)
+            if reset is not None:
+                reset()
+
+    def close(self) -> None:
+        """Close every context and free all buffers; twice does nothing."""
+        self._forget()
+        self._seen.clear()
+        self._closing.close()
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def _are_arrays(outputs: Values) -> bool:
+    return all(buffer is None or isinstance(buffer, np.ndarray) for buffer in outputs)
+
+
+def _seen(value: Value) -> Seen:
+    """Return the shape and dtype of a tensor on the host; None for what no buffer can hold."""
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject and value.size:
+        return value.shape, value.dtype
+    return None

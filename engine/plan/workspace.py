@@ -1,0 +1,338 @@
+"""What a context of a partitioned model prepares for one set of input shapes.
+
+Buffers for the values that cross from one segment to another, and for each segment the lists that
+it is called with. A segment on the host so sees the very same list objects in every run, which
+lets its backend keep what it has bound (see engine_predict).
+
+A caller's arrays are never kept after a run that was given no output buffers: they are copied into
+the workspace where they are small, and read in place, by segments that bind nothing, where a copy
+would cost more than binding saves. What the caller gets is a copy too, or new memory. Where the
+caller does give buffers, these and the inputs take the places of our own, until others come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from operator import is_
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from engine.plan.transfer import Transfer, takes_buffers
+from engine.types import Device, DeviceBuffer, ExecutionContext, Value, Values
+
+if TYPE_CHECKING:
+    from engine.plan.segments import Segment, SegmentedExecutable
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+Seen: TypeAlias = "tuple[tuple[int, ...], np.dtype[Any]] | None"
+"""Shape and dtype of a value in an earlier run; None for what no buffer can hold."""
+
+COPIED_BYTES = 64 * 1024
+"""Up to this size, for each segment that reads it, copying a value costs less than binding it."""
+
+
+class Step:
+    """The call of one segment.
+
+    index: of the segment. reads, writes: the numbers of its values. taken: the list to call it
+    with; None where it is put together anew in each run. given: the buffers to fill, or None.
+    may_keep, kept: whether such a list may be held until the next run, and the last one.
+    ends: values to let go of when it has run. devices: where the values that it reads may be
+    beside the host; None where all are on the host anyway.
+    """
+
+    __slots__ = (
+        "context", "devices", "ends", "given", "index", "kept", "may_keep", "predict", "reads",
+        "taken", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self, index: int, executable: SegmentedExecutable, context: ExecutionContext
+    ) -> None:
+        segment = executable.segments[index]
+        self.index = index
+        self.predict = segment.backend.predict
+        self.context = context
+        self.reads = segment.reads
+        self.writes = segment.writes
+        self.taken: list[Value] | None = None
+        self.given: list[Any] | None = None
+        self.kept: list[Value] | None = None
+        self.may_keep = False
+        self.ends: tuple[int, ...] = ()
+        self.devices: frozenset[Device] | None = None
+        if executable.transfer.devices:
+            own = takes_buffers(segment.backend, segment.device)
+            self.devices = frozenset({segment.device} if own else ())
+
+
+class Workspace:
+    """Buffers and lists for one set of input shapes.
+
+    steps: of a run without the caller's buffers.
+    """
+
+    def __init__(
+        self,
+        executable: SegmentedExecutable,
+        contexts: Sequence[ExecutionContext],
+        seen: Sequence[Seen],
+    ) -> None:
+        self._executable = executable
+        self._contexts = contexts
+        self._seen = seen
+        self._users = len(executable.inputs) - executable.held
+        self._readers = Counter(
+            number for segment in executable.segments for number in segment.reads
+        )
+        self._extra: dict[int, Array] = {}  # only needed where the caller gives buffers
+        outside = {number for number in range(self._users) if not self._is_copied(number)}
+        self._own = self._allocate(outside)
+        self._staged = [
+            (buffer, number) for number, buffer in self._own.items() if number < self._users
+        ]
+        self._values: list[Value] = [None] * executable.width
+        for number, buffer in self._own.items():
+            self._values[number] = buffer
+        self._passed = [
+            number for number in range(len(executable.inputs)) if number not in self._own
+        ]
+        self._open = [number for number in range(executable.width) if number not in self._own]
+        self.steps = [
+            self._step(index, self._values, outside) for index in range(len(executable.segments))
+        ]
+
+    # ------------------------------------------------------------- without the caller's buffers
+
+    def fill(self, inputs: Values) -> list[Value]:
+        """Take the inputs of a run; returns the values that the steps start from."""
+        for buffer, number in self._staged:
+            buffer[...] = inputs[number]
+        values = self._values
+        for number in self._passed:
+            values[number] = inputs[number]
+        return values
+
+    def results(self, inputs: Values) -> list[Value]:
+        """Return the outputs in memory of the caller's own."""
+        results: list[Value] = []
+        for number in self._executable.results:
+            buffer = self._own.get(number)
+            if number < len(inputs):
+                results.append(owned(inputs[number], self._executable.transfer))
+            elif buffer is not None:
+                results.append(buffer.copy())
+            else:
+                results.append(self._executable.transfer.to_host(self._values[number]))
+        return results
+
+    def clear(self) -> None:
+        """Let go of all values that are not the workspace's own."""
+        for number in self._open:
+            self._values[number] = None
+
+    # ---------------------------------------------------------------- with the caller's buffers
+
+    def bind(self, inputs: Values, outputs: Values, last: BoundRun | None) -> BoundRun:
+        """Put the caller's arrays in the places of our own.
+
+        last: the run before. Its lists are used again where all in them is the same.
+        """
+        executable = self._executable
+        values = [*inputs, *self._values[len(inputs) :]]
+        for segment, is_steady in zip(executable.segments, executable.steady, strict=True):
+            for number in segment.writes:
+                if values[number] is None and is_steady and number not in segment.resident:
+                    values[number] = self._extra_buffer(number)
+        direct = direct_buffers(executable, inputs, outputs)
+        for number, buffer in direct.items():
+            values[number] = buffer
+        callers = {*range(self._users), *direct}
+        steps = []
+        touched = set()
+        for index, segment in enumerate(executable.segments):
+            step = self._step(index, values, set())
+            before = [self.steps[index]]
+            if last is not None and last.workspace is self:  # else shapes may differ
+                before.append(last.steps[index])
+            step.taken = _same(step.taken, [other.taken for other in before])
+            step.given = _same(step.given, [other.given for other in before])
+            if not callers.isdisjoint((*segment.reads, *segment.writes)):
+                touched.add(index)
+            steps.append(step)
+        return BoundRun(self, executable, steps, values, inputs, outputs, touched)
+
+    def _extra_buffer(self, number: int) -> Array | None:
+        seen = self._seen[number]
+        if seen is not None and number not in self._extra:
+            self._extra[number] = np.empty(*seen)
+        return self._extra.get(number)
+
+    # -------------------------------------------------------------------------------- preparing
+
+    def _is_copied(self, number: int) -> bool:
+        """Return whether to copy a value between the caller's memory and our own."""
+        seen = self._seen[number]
+        if seen is None:
+            return False
+        nbytes = int(np.prod(seen[0], dtype=np.int64)) * seen[1].itemsize
+        return nbytes <= COPIED_BYTES * max(1, self._readers[number])
+
+    def _allocate(self, outside: set[int]) -> dict[int, Array]:
+        """Return a buffer for each value that has one in a run without the caller's.
+
+        outside: the values that are the caller's memory; those of the results that are too large
+            to be copied are added. Segments that touch such a value allocate what they write.
+        Buffers of values that nobody reads any more serve for later ones of the same shape.
+        """
+        executable = self._executable
+        own: dict[int, Array] = {}
+        idle: dict[Any, list[Array]] = defaultdict(list)
+
+        def take(number: int) -> None:
+            seen = self._seen[number]
+            assert seen is not None
+            own[number] = idle[seen].pop() if idle[seen] else np.empty(*seen)
+
+        for number in range(self._users):
+            if number not in outside:
+                take(number)
+        for segment, is_steady in zip(executable.segments, executable.steady, strict=True):
+            large = {
+                number
+                for number in segment.writes
+                if number in executable.results and not self._is_copied(number)
+            }
+            outside |= large
+            if is_steady and outside.isdisjoint((*segment.reads, *segment.writes)):
+                for number in segment.writes:
+                    if number not in segment.resident and self._seen[number] is not None:
+                        take(number)
+            for number in segment.ends:
+                if number in own:
+                    idle[self._seen[number]].append(own[number])
+        return own
+
+    def _step(self, index: int, values: Sequence[Value], outside: set[int]) -> Step:
+        """Return the call of a segment with what is fixed of these values put in."""
+        segment = self._executable.segments[index]
+        step = Step(index, self._executable, self._contexts[index])
+        taken = [values[number] for number in segment.reads]
+        is_host = not any(isinstance(value, DeviceBuffer) for value in taken)
+        if is_host and all(value is not None for value in taken):
+            step.taken = taken
+        given = [values[number] for number in segment.writes]
+        if outside.isdisjoint(segment.reads) and any(buffer is not None for buffer in given):
+            step.given = given
+        step.may_keep = outside.isdisjoint(segment.reads)
+        return step
+
+
+class BoundRun:
+    """A run into the caller's buffers, prepared for the lists in which they came.
+
+    touched: the segments that read or write the caller's memory.
+    """
+
+    def __init__(
+        self,
+        workspace: Workspace,
+        executable: SegmentedExecutable,
+        steps: Sequence[Step],
+        values: list[Value],
+        inputs: Values,
+        outputs: Values,
+        touched: set[int],
+    ) -> None:
+        self.workspace = workspace
+        self._executable = executable
+        self.steps = steps
+        self.values = values
+        self.touched = touched
+        self._inputs = inputs
+        self._outputs = outputs
+
+    def holds(self, inputs: Values, outputs: Values | None) -> bool:
+        """Return whether this is the run for these lists: the very same mean the same arrays."""
+        return inputs is self._inputs and outputs is self._outputs
+
+    def deliver(self) -> Values:
+        """Return the outputs in the caller's buffers; where none is given, in new memory."""
+        executable = self._executable
+        results: list[Value] = []
+        for number, entry, spec in zip(
+            executable.results, self._outputs, executable.outputs, strict=True
+        ):
+            value = self.values[number]
+            if entry is None:
+                # A copy of our buffer; a list or dict is new in every run, and the caller's.
+                is_array = isinstance(value, np.ndarray | DeviceBuffer)
+                results.append(owned(value, executable.transfer) if is_array else value)
+                continue
+            if value is not entry:
+                executable.transfer.fill(entry, value, spec)
+            results.append(entry)
+        return self._outputs if all(map(is_, results, self._outputs)) else results
+
+
+def direct_buffers(
+    executable: SegmentedExecutable, inputs: Values, outputs: Values
+) -> Mapping[int, Any]:
+    """Return the entries of `outputs` that segments may fill themselves, by the value's number.
+
+    An array that overlaps an input is filled last: a later segment may read that input. What lies
+    on another device than the segment's is copied there when it is done.
+    """
+    wanted = {
+        number: entry
+        for number, entry in zip(executable.results, outputs)
+        if entry is not None and number >= len(executable.inputs)
+    }
+    if not wanted:
+        return {}
+    makers = {number: segment for segment in executable.segments for number in segment.writes}
+    arrays = [array for value in inputs for array in _arrays(value)]
+    return {
+        number: entry
+        for number, entry in wanted.items()
+        if _fills(makers[number], entry)
+        and not (
+            isinstance(entry, np.ndarray)
+            and any(np.may_share_memory(entry, array) for array in arrays)
+        )
+    }
+
+
+def owned(value: Value, transfer: Transfer) -> Value:
+    """Return a copy of a value on the host."""
+    return transfer.to_host(value) if isinstance(value, DeviceBuffer) else deepcopy(value)
+
+
+def _fills(segment: Segment, entry: Any) -> bool:
+    """Return whether a segment can put an output where the caller wants it."""
+    if isinstance(entry, np.ndarray):
+        return True
+    device = entry if isinstance(entry, Device) else entry.device
+    return device == segment.device and takes_buffers(segment.backend, device)
+
+
+def _arrays(value: Any) -> Iterator[Array]:
+    """Yield the arrays in a value: of a sequence or a map its elements."""
+    if isinstance(value, np.ndarray):
+        yield value
+    elif isinstance(value, list | dict):
+        for element in value.values() if isinstance(value, dict) else value:
+            yield from _arrays(element)
+
+
+def _same(wanted: list[Any] | None, lists: Sequence[list[Any] | None]) -> list[Any] | None:
+    """Return the one of `lists` that holds the very same objects, else `wanted`."""
+    if wanted is not None:
+        for other in lists:
+            if other is not None and all(map(is_, wanted, other)):
+                return other
+    return wanted

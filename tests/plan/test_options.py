@@ -1,0 +1,273 @@
+"""CompileOptions: what is resolved once a plan, what the core keeps to itself, what parts get."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from plan_models import node, save, value
+
+import engine
+from engine.errors import BackendUnavailable, ModelError
+from engine.formats import open_source
+from engine.options import CONSUMED
+from engine.plan import build_plan
+from engine.plan.compile import Plan
+from engine.testing import models
+from engine.types import Device, ShapeRange
+
+Install = Callable[..., ModuleType]
+
+NOTES = """
+given = []
+
+
+@hookimpl
+def engine_load(source, options):
+    from engine.reference.evaluator import Host, load
+
+    given.append(options)
+    settings = Settings.parse({k: v for k, v in options.options.items() if k in OPTIONS})
+    return load(source, Host({name!r}, options.device, settings.unsupported_ops, settings.delay_s))
+"""
+
+
+@pytest.fixture
+def noting(null_backend: str, install: Install) -> ModuleType:
+    return install("noting", extra=NOTES.replace("{name!r}", "'noting'"), device_types=("gpu",))
+
+
+def plan_of(
+    path: Path, target: list[str], config: Any = None, set_up: Any = None, **more: Any
+) -> Plan:
+    context = engine.Context()
+    context.target = target
+    if set_up is not None:
+        set_up(context)
+    return build_plan(lambda suffixes: open_source(path, suffixes), context, config or {}, **more)
+
+
+# ------------------------------------------------------------------------------- once for a plan
+
+
+def test_the_rank_is_the_jobs_whatever_the_target(
+    noting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def second(context: engine.Context) -> None:
+        context.ascend.rank_id = 1
+
+    plan = plan_of(models.affine(tmp_path), ["noting"], set_up=second)
+    assert (noting.given[-1].rank, plan.rank) == (1, 1)
+    monkeypatch.setenv("ENGINE_TARGET", "noting")
+    plan = plan_of(models.affine(tmp_path), ["ascend"], set_up=second)
+    assert (noting.given[-1].rank, plan.rank) == (1, 1)
+    assert (noting.given[-1].world_size, plan.world_size) == (1, 1)
+    assert plan_of(models.affine(tmp_path), ["noting"]).rank == 0
+
+
+def test_a_callers_device_goes_over_the_settings_of_its_type(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    path = models.affine(tmp_path)
+    config = {"noting_context": {"device_id": "2"}}
+    assert plan_of(path, ["noting"], config).device == Device("gpu", 2)
+    plan = plan_of(path, ["noting"], config, device=Device("gpu", 5))
+    assert plan.device == noting.given[-1].device == Device("gpu", 5)
+    plan_of(path, ["noting"], config, device=Device("ascend", 5))
+    assert noting.given[-1].device == Device("gpu", 2)
+
+
+# ------------------------------------------------------------------------ what the core consumes
+
+
+def test_keys_of_the_core_reach_no_backend(noting: ModuleType, tmp_path: Path) -> None:
+    values = {
+        **dict.fromkeys(CONSUMED, "1"),
+        "provider": "reference",
+        "input_shape": "x:[-1,3]",
+        "dynamic_dims": "[1~4],[5~8]",
+        "opt_dims": "[2],[6]",
+        "delay_s": "0",
+    }
+    plan = plan_of(models.affine(tmp_path), ["noting"], {"noting_context": values})
+    [options] = noting.given
+    assert dict(options.options) == {"delay_s": "0"}
+    assert options.provider == "reference"
+    assert plan.device == Device("gpu", 1)
+    assert options.shapes == {"x": ShapeRange((1, 3), (2, 3), (8, 3))}
+    assert options.profiles == (
+        {"x": ShapeRange((1, 3), (2, 3), (4, 3))},
+        {"x": ShapeRange((5, 3), (6, 3), (8, 3))},
+    )
+
+
+def test_a_provider_that_a_backend_does_not_have_is_refused(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    config = {"noting_context": {"provider": "referenc"}}
+    with pytest.raises(
+        BackendUnavailable,
+        match=r"'noting' has no provider 'referenc'; did you mean 'reference'.*one of: reference",
+    ):
+        plan_of(models.affine(tmp_path), ["noting"], config)
+    assert noting.given == []
+    plan_of(models.affine(tmp_path), ["noting"], {"noting_context": {"provider": "Reference"}})
+    assert noting.given[-1].provider == "reference"
+
+
+# --------------------------------------------------------------------------------------- of parts
+
+
+def parted(folder: Path) -> Path:
+    """y = -(tanh(-x) @ w): what crosses is float32[b, 3], then float32[b, 2]."""
+    return save(
+        folder,
+        [node("Neg", "x", "a"), node("Tanh", "a", "t"), node("MatMul", "t w", "m"),
+         node("Tanh", "m", "u"), node("Neg", "u", "y")],
+        inputs=[value("x", ["b", 3])],
+        outputs=[value("y", ["b", 2])],
+        constants={"w": np.ones((3, 2), np.float32)},
+    )  # fmt: skip
+
+
+def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    config = {
+        "noting_context": {
+            "unsupported_ops": "Tanh",
+            "input_shape": "x:[-1,3]",
+            "dynamic_dims": "[1~4],[5~8]",
+            "opt_dims": "[2],[6]",
+        }
+    }
+    plan = plan_of(parted(tmp_path), ["noting", "null"], config)
+    whole, *parts = noting.given
+    assert [[*options.shapes] for options in parts] == [["x"], ["t"], ["u"]]
+    for options, width in zip(parts, (3, 3, 2), strict=True):
+        [shapes] = options.shapes.values()
+        assert shapes == ShapeRange((1, width), (2, width), (8, width))
+        [low], [high] = (list(profile.values()) for profile in options.profiles)
+        assert low == ShapeRange((1, width), (2, width), (4, width))
+        assert high == ShapeRange((5, width), (6, width), (8, width))
+    assert len({options.plan for options in parts}) == 1
+    assert (whole.plan, whole.resident) == ("", frozenset())
+    context = plan.pool.take()
+    x = np.ones((2, 3), np.float32)
+    [y] = plan.predict(context, [x], None, None)
+    np.testing.assert_allclose(y, -np.tanh(np.tanh(-x) @ np.ones((3, 2))), rtol=1e-6)
+
+
+def test_two_plans_have_two_names(noting: ModuleType, tmp_path: Path) -> None:
+    config = {"noting_context": {"unsupported_ops": "Tanh"}}
+    for _ in range(2):
+        plan_of(parted(tmp_path), ["noting", "null"], config)
+    assert len({options.plan for options in noting.given} - {""}) == 2
+
+
+def test_without_ranges_parts_get_none(noting: ModuleType, tmp_path: Path) -> None:
+    plan_of(parted(tmp_path), ["noting", "null"], {"noting_context": {"unsupported_ops": "Tanh"}})
+    assert all(options.shapes == {} for options in noting.given)
+
+
+def test_an_axis_left_open_stays_open_behind_it(noting: ModuleType, tmp_path: Path) -> None:
+    path = save(
+        tmp_path,
+        [node("Neg", "x", "a"), node("Tanh", "a", "t"), node("Neg", "t", "y")],
+        inputs=[value("x", ["b", "s"])],
+        outputs=[value("y", ["b", "s"])],
+    )
+    settings = {"unsupported_ops": "Tanh", "input_shape": "x:[-1,5]"}
+    plan_of(path, ["noting", "null"], {"noting_context": settings})
+    for options in noting.given:
+        assert [*options.shapes.values()] == [ShapeRange((0, 5), (-1, 5), (-1, 5))]
+
+
+def test_a_size_that_shrinks_as_the_input_grows_is_in_order(
+    noting: ModuleType, tmp_path: Path
+) -> None:
+    """t is padded to 10 on its axis: Concat with what is left. Here: ConstantOfShape(10 - n)."""
+    path = save(
+        tmp_path,
+        [
+            node("Shape", "x", "n"),
+            node("Sub", "ten n", "rest"),
+            node("ConstantOfShape", "rest", "zeros"),
+            node("Tanh", "zeros", "t"),
+            node("Neg", "t", "y"),
+        ],
+        outputs=[value("y", ["r"])],
+        constants={"ten": np.array([10])},
+    )
+    settings = {"unsupported_ops": "Tanh", "input_shape": "x:[-1]", "dynamic_dims": "[2~7]"}
+    plan_of(path, ["noting", "null"], {"noting_context": settings})
+    assert noting.given[-1].shapes == {"t": ShapeRange((3,), (3,), (8,))}
+
+
+# --------------------------------------------------------------------------------- compiled forms
+
+COMPILES = """
+from engine.errors import CompiledFormError
+
+tried = []
+
+
+@hookimpl
+def engine_load(source, options):
+    from engine.reference.evaluator import Host, load
+
+    tried.append((source.compiled, options.save_to))
+    if source.compiled is not None and {at!r} == "load":
+        raise CompiledFormError("made for version 1, this is 2")
+    return Loaded(load(source, Host("keeper", DEVICE)), source)
+
+
+class Loaded:
+    def __init__(self, inner, source):
+        self.inner, self.source = inner, source
+        self.inputs, self.outputs, self.unsupported = inner.inputs, inner.outputs, {}
+        self.close = inner.close
+
+
+@hookimpl
+def engine_compile(loaded, options):
+    if loaded.source.compiled is not None and {at!r} == "compile":
+        raise CompiledFormError("made for version 1, this is 2")
+    return loaded.inner.compile(options)
+"""
+
+
+@pytest.mark.parametrize("at", ["load", "compile"])
+def test_a_compiled_form_of_no_use_is_compiled_anew_and_said(
+    null_backend: str, install: Install, tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = install("keeper", extra=COMPILES.replace("{at!r}", repr(at)))
+    folder = tmp_path / "form"
+    path = models.affine(tmp_path)
+    context = engine.Context()
+    context.target = ["keeper"]
+    with caplog.at_level(logging.WARNING, "engine"):
+        plan = build_plan(
+            lambda suffixes: replace(open_source(path, suffixes), compiled=folder), context, {}
+        )
+    assert [compiled for compiled, _ in keeper.tried] == [folder, None]
+    assert "made for version 1, this is 2" in caplog.text
+    assert str(folder) in caplog.text
+    lent = plan.pool.take()
+    [y] = plan.predict(lent, [np.ones((1, 3), np.float32)], None, None)
+    assert y.tolist() == [[3, 3, 3]]
+
+
+def test_a_compiled_form_error_without_a_form_is_a_model_error(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    always = COMPILES.replace("if source.compiled is not None and {at!r}", "if {at!r}", 1)
+    install("keeper", extra=always.replace("{at!r}", "'load'"))
+    with pytest.raises(ModelError, match="made for version 1"):
+        plan_of(models.affine(tmp_path), ["keeper"])
