@@ -124,6 +124,7 @@ class _Comparison:
         self.absorbed = self._absorbed()
 
     def states(self) -> NodeStates:
+        """Return the state of every node, in order."""
         needed = self._needed()
         states: NodeStates = []
         for node in self.nodes:
@@ -177,25 +178,27 @@ class _Comparison:
             while pending:
                 for name in self.nodes[pending.pop()].inputs:
                     index = self.producers.get(name)
-                    if index is None or index in absorbed or not self._is_gone(index):
+                    if index is None or name in self.tensors:
+                        continue
+                    if index in absorbed or index in self.kernels or index in self.folded:
                         continue
                     absorbed[index] = owner
                     if self.nodes[index].op_type not in kernel.op_type:
                         pending.append(index)
         return absorbed
 
-    def _is_gone(self, index: int) -> bool:
-        return index not in self.kernels and index not in self.folded
-
     def _fused_into(self, node: NodeInfo) -> int | None:
         """Return the node whose kernel computes `node`; None where that cannot be told."""
         if node.index in self.absorbed:
             return self.absorbed[node.index]
         # Where the result of the node before is not to be had either, its kernel goes on to here.
-        for name in node.inputs:
-            index = self.producers.get(name)
-            if index in self.kernels and name not in self.tensors:
-                return index
+        before = {self.producers[name] for name in node.inputs if name in self.producers}
+        hidden = [
+            index for index in before & self.kernels.keys()
+            if self.tensors.isdisjoint(self.nodes[index].outputs)
+        ]  # fmt: skip
+        if hidden:
+            return max(hidden)
         pending, seen = [node.index], {node.index}
         while pending:
             for name in self.nodes[pending.pop(0)].outputs:

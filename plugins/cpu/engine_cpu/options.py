@@ -21,10 +21,17 @@ if TYPE_CHECKING:
 
 _ENTRIES = "ONNX Runtime's own session configuration entries: see its header of config keys"
 
+_LEVELS = {
+    "none": "ORT_DISABLE_ALL",
+    "basic": "ORT_ENABLE_BASIC",
+    "extended": "ORT_ENABLE_EXTENDED",
+    "all": "ORT_ENABLE_ALL",
+}
+
 OPTIONS: Mapping[str, Option] = {
     "graph_optimization": Option(
         text="what ONNX Runtime may rewrite in the graph",
-        choices=("all", "extended", "basic", "none"),
+        choices=tuple(_LEVELS),
         default="all",
     ),
     "spin_us": Option(
@@ -54,12 +61,6 @@ OPTIONS: Mapping[str, Option] = {
 }
 RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
 
-_LEVELS = {
-    "none": "ORT_DISABLE_ALL",
-    "basic": "ORT_ENABLE_BASIC",
-    "extended": "ORT_ENABLE_EXTENDED",
-    "all": "ORT_ENABLE_ALL",
-}
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 _log = logging.getLogger("engine.cpu")
