@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from engine.errors import one_line
@@ -66,6 +67,7 @@ def engine_backend() -> BackendInfo:
             {
                 Capability.DYNAMIC_SHAPES,
                 Capability.DEADLINES,
+                Capability.CANCEL_COMPILE,
                 Capability.CANCEL_PREDICT,
                 Capability.COMPILE_CACHE,
                 Capability.MIXED_PLACEMENT,
@@ -88,7 +90,13 @@ def engine_devices() -> Devices:
     if "CPUExecutionProvider" not in providers:
         reason = f"onnxruntime {version} was built without its CPU provider"
         return Devices(reason=reason, fix=_REINSTALL)
-    return Devices((DeviceInfo(Device("cpu"), _processor(), _memory_bytes()),))
+    device = DeviceInfo(
+        device=Device("cpu"),
+        name=_processor(),
+        memory_bytes=_memory_bytes(),
+        lacks=_lacks(onnxruntime),
+    )
+    return Devices((device,))
 
 
 @hookimpl
@@ -128,6 +136,16 @@ def engine_predict(
     context: CpuContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
     return context.run(inputs, outputs, deadline_s)
+
+
+def _lacks(onnxruntime: ModuleType) -> dict[str, str]:
+    """Return what we announce and this version of ONNX Runtime cannot do."""
+    if hasattr(onnxruntime.SessionOptions, "set_load_cancellation_flag"):
+        return {}
+    return {
+        Capability.CANCEL_COMPILE: f"onnxruntime {onnxruntime.__version__} cannot stop while it "
+        "makes a session; run: pip install --upgrade onnxruntime"
+    }
 
 
 def _processor() -> str:

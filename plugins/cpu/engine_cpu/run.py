@@ -216,7 +216,7 @@ class CpuContext:
         self._staged = _Staged(self._session, self._layout, inputs, results, self._options)
 
     def _unstage(self, error: Exception) -> None:
-        """A staged run failed: run fed, which raises the same unless staging is to blame."""
+        """Go back to feeding after a staged run failed: that raises the same if the run is why."""
         self._staged = self._last_shapes = None
         if _BUFFER_REFUSED in str(error):
             self._may_stage = False  # the model does not keep to the shapes that it declares

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ import onnxruntime as ort
 
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.types import (
+    CancelToken,
     CompileOptions,
     GraphInfo,
     ModelSource,
@@ -35,6 +38,7 @@ if TYPE_CHECKING:
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _GIVE_FILES = "add_external_initializers_from_files_in_memory"
+CANCELS_LOAD = "set_load_cancellation_flag"
 PROVIDERS = ["CPUExecutionProvider"]
 _OUT_OF_MEMORY = "out of memory while compiling"
 
@@ -66,12 +70,12 @@ class CpuModel:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """As the file declares them."""
+        """Return them as the file declares them."""
         return graph_of(self.source).inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """As the file declares them."""
+        """Return them as the file declares them."""
         return graph_of(self.source).outputs
 
     def close(self) -> None:
@@ -115,7 +119,7 @@ def _load_plain(
     source = _give_files(source, settings)
     session = refusal = None
     try:
-        session = _session(source, *_model_of(source, settings))
+        session = _session(source, *_model_of(source, settings), options.cancel)
         if not is_suspect:
             return CpuModel(source, session)
     except ModelError as error:
@@ -130,7 +134,7 @@ def _load_plain(
     if prepared.data:
         if source.data is None:
             look_in(prepared.folder, settings)
-        session = _session(source, prepared.data, settings)
+        session = _session(source, prepared.data, settings, options.cancel)
     return CpuModel(source, session, rewritten=prepared.rewritten)
 
 
@@ -143,7 +147,7 @@ def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuMod
     write_into(settings, folder)
     source = _give_files(source, settings)
     try:
-        session = _session(source, *_model_of(source, settings))
+        session = _session(source, *_model_of(source, settings), options.cancel)
         del session  # its weights are in memory of its own; those of the form are mapped
         trim()
         form = finish(folder, graph_of(source))
@@ -167,7 +171,7 @@ def _reopened(
     # It is optimised; and what ran once is what is to run again, bit by bit.
     settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        session = _session(source, str(form.graph), settings)
+        session = _session(source, str(form.graph), settings, options.cancel)
     except ModelError as error:
         if _is_out_of_memory(error.__cause__):
             raise
@@ -219,20 +223,35 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
 
 
 def _session(
-    source: ModelSource, model: bytes | str, settings: ort.SessionOptions
+    source: ModelSource,
+    model: bytes | str,
+    settings: ort.SessionOptions,
+    cancel: CancelToken | None,
 ) -> ort.InferenceSession:
     try:
-        # Without its own fallback: that prints to stdout, and tries the same once more.
-        session = ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
+        with _stopping(settings, cancel):
+            # Without its own fallback: that prints to stdout, and tries the same once more.
+            session = ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if cancel is not None:
+            cancel.check()
         if settings.use_per_session_threads and thread_pool.is_refused(error):
             thread_pool.join(settings)
-            return _session(source, model, settings)
+            return _session(source, model, settings, cancel)
         reason = _OUT_OF_MEMORY if _is_out_of_memory(error) else explained(str(error))
         raise ModelError(f"{source.name}: {reason}", source.name) from error
     # It keeps the file's bytes for that fallback, as long as it lives.
     session._model_bytes = None
     return session
+
+
+def _stopping(
+    settings: ort.SessionOptions, cancel: CancelToken | None
+) -> AbstractContextManager[None]:
+    """Have ONNX Runtime give up the session that it makes inside when the token is cancelled."""
+    if cancel is None or not hasattr(settings, CANCELS_LOAD):
+        return nullcontext()
+    return cancel.watch(partial(getattr(settings, CANCELS_LOAD), True))
 
 
 def _prepared(source: ModelSource, refusal: ModelError | None, carried: Sequence[str]) -> Prepared:
