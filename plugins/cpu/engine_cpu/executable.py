@@ -136,6 +136,7 @@ class Observed:
         self._model: bytes | str = str(source.path) if source.data is None else source.data
         self._folder = source.folder if source.data is not None else None
         self._identity = self._identify()
+        self._is_secret = source.is_secret
         self._options = options
         self._lock = threading.Lock()
         self._states: NodeStates | None = None
@@ -157,7 +158,7 @@ class Observed:
             if not self._is_known:
                 self._is_known = True
                 if self._identity == self._identify():  # else the file is another model's now
-                    self._states = observe(self._graph, self._write)
+                    self._states = observe(self._graph, self._write, self._is_secret)
             return self._states
 
     def _identify(self) -> tuple[int, ...] | None:

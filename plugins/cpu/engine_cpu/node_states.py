@@ -23,7 +23,7 @@ from engine.types import GraphInfo, NodeInfo, NodeState
 NodeStates: TypeAlias = "list[tuple[NodeState, int | None]]"
 
 _FIELDS = 10_000_000
-_MEMORY_FOLDER = "/dev/shm"  # in memory: what is left of a secret model is not for a disk
+MEMORY_FOLDER = "/dev/shm"
 
 # Kernels that only move data: fusions leave them behind under the name of what they replaced.
 _MOVES = frozenset({"Reshape", "Transpose", "ReorderInput", "ReorderOutput"})
@@ -78,15 +78,20 @@ def _kernel(node: memoryview, budget: Budget) -> Kernel:
     return Kernel(op_type, name, tuple(outputs))
 
 
-def observe(graph: GraphInfo, write: Callable[[str, str], None]) -> NodeStates | None:
+def observe(
+    graph: GraphInfo, write: Callable[[str, str], None], is_secret: bool
+) -> NodeStates | None:
     """Have the optimised graph written, without its weights, and compare; None where that fails.
 
     write: makes a session that writes its graph to the path given first, and all initializers
         into a file beside it that is named by the second.
+    is_secret: nothing may come to a disk, so without a folder in memory nothing is written.
     """
     folder = None
     try:
-        parent = _MEMORY_FOLDER if os.path.isdir(_MEMORY_FOLDER) else None
+        parent = MEMORY_FOLDER if os.path.isdir(MEMORY_FOLDER) else None
+        if is_secret and parent is None:
+            return None
         folder = tempfile.mkdtemp(prefix="engine-", dir=parent)
         os.symlink(os.devnull, os.path.join(folder, "weights"))
         write(os.path.join(folder, "graph"), "weights")

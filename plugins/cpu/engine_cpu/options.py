@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from engine.options import refuse_unknown
 from engine.types import CompileOptions, Option, Threads
-from engine_cpu.spin import SHARED_US
 from engine_cpu.spin import spin_us as default_spin_us
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "spin_us": Option(
         text="microseconds that idle threads wait for more work before they sleep; 0 for not at "
-        "all, -1 for ONNX Runtime's own choice; by default 300, or 15 beside busy processes and "
-        "in the segments of a cut model",
+        "all, -1 for ONNX Runtime's own choice; by default 300, 15 beside busy processes, "
+        "0 in the segments of a cut model",
         type=int,
         lowest=-1,
         highest=1_000_000,
@@ -117,8 +116,8 @@ def _entries(options: CompileOptions) -> dict[str, str]:
     if text is not None:
         spin_us = _spin_us(text)
     elif options.plan and threads > 1:
-        # While one segment runs, the threads of the one before are not to spin beside it.
-        spin_us = SHARED_US
+        # While one segment runs, the threads of the one before would take its CPUs by spinning.
+        spin_us = 0
     else:
         spin_us = default_spin_us(threads)
     if spin_us == 0:

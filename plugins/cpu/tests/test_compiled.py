@@ -30,6 +30,7 @@ from engine.types import (
     TensorSpec,
     Threads,
 )
+from engine_cpu import node_states as node_states_module
 from engine_cpu import session
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
 
@@ -191,6 +192,17 @@ def test_a_secret_model_leaves_nothing(path: Path, folder: Path) -> None:
     assert predict(executable, X)[0].shape == (4, 256)
     assert NodeState.FOLDED in {placed.state for placed in executable.placement()}
     assert os.listdir(folder) == []
+
+
+def test_a_secret_graph_is_not_written_where_there_is_no_memory_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_states_module, "MEMORY_FOLDER", str(tmp_path / "absent"))
+    made = []
+    monkeypatch.setattr(node_states_module.tempfile, "mkdtemp", lambda **_: made.append(1))
+    source = replace(open_source(path), data=path.read_bytes(), is_secret=True)
+    assert set(states(compiled(source)).values()) == {RUNS}
+    assert made == []
 
 
 def test_a_model_that_is_rewritten_is_not_kept(tmp_path: Path, folder: Path) -> None:
