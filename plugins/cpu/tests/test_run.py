@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -258,14 +259,14 @@ def test_nothing_is_printed_on_stderr_for_an_error(
 # ------------------------------------------------------------------------------------ deadlines
 
 
-def lasting(model: engine.Model) -> tuple[list[np.ndarray], float]:
+def lasting(predict: Callable[[list[np.ndarray]], Any]) -> tuple[list[np.ndarray], float]:
     """Inputs for the slow model that keep it busy for a good while, and how long, in seconds."""
     rows, needed_s = 32, 0.0
     while needed_s < 0.3:
         rows *= 2
-        inputs = [np.ones((rows, model.get_inputs()[0].shape[1]), np.float32)]
+        inputs = [np.ones((rows, models.SLOW_WIDTH), np.float32)]
         begin = time.monotonic()
-        model.predict(inputs)
+        predict(inputs)
         needed_s = time.monotonic() - begin
     return inputs, needed_s
 
@@ -275,7 +276,7 @@ def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
     load: Any, bound: bool
 ) -> None:
     model = load(models.slow)
-    inputs, needed_s = lasting(model)
+    inputs, needed_s = lasting(model.predict)
     [full] = model.predict(inputs)
     outputs = [Tensor(np.zeros(full.shape, np.float32))] if bound else None
     begin = time.monotonic()
@@ -290,7 +291,7 @@ def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
 
 def test_one_deadline_does_not_stop_another_threads_run(load: Any) -> None:
     model = load(models.slow)
-    inputs, needed_s = lasting(model)
+    inputs, needed_s = lasting(model.predict)
     [expected] = model.predict(inputs)
     results: list[Tensor] = []
     other = threading.Thread(target=lambda: results.extend(model.predict(inputs, timeout_s=1000)))
@@ -364,13 +365,8 @@ def cancelled(context: Any, inputs: Any, outputs: Any, deadline_s: float | None)
 def test_a_running_predict_is_cancelled_from_another_thread(tmp_path: Path, way: str) -> None:
     executable = raw(models.slow(tmp_path))
     predict = open_backend("cpu").predict
-    rows, needed_s = 32, 0.0
-    while needed_s < 0.5:
-        rows *= 2
-        inputs = [np.ones((rows, executable.inputs[0].shape[1]), np.float32)]
-        begin = time.monotonic()
-        [full] = predict(executable.open_context(), inputs, None, None)
-        needed_s = time.monotonic() - begin
+    inputs, needed_s = lasting(lambda x: predict(executable.open_context(), x, None, None))
+    [full] = predict(executable.open_context(), inputs, None, None)
     outputs = [np.zeros_like(full)] if way == "bound" else None
     deadline_s = time.monotonic() + 1000 if way == "deadline" else None
     context, other = executable.open_context(), executable.open_context()
