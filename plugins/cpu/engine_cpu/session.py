@@ -141,8 +141,10 @@ def _load_plain(
 def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuModel | None:
     """Make a session that writes its compiled form, and open that; None where it writes none.
 
-    That is for a model that ONNX Runtime refuses as it is, and a disk that is full.
+    That is for a model that ONNX Runtime refuses as it is or does not write whole, and a disk that
+    is full.
     """
+    source_inputs = graph_of(source).inputs
     settings = session_options(options)
     write_into(settings, folder)
     source = _give_files(source, settings)
@@ -161,7 +163,12 @@ def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuMod
         return None
     if options.cancel is not None:
         options.cancel.check()
-    return CpuModel(source, _reopened(source, form, options), form=form)
+    session = _reopened(source, form, options)
+    # A constant that the file lists among its inputs, and that is folded away, stays an input.
+    if {item.name for item in session.get_inputs()} != {spec.name for spec in source_inputs}:
+        discard(folder)
+        return None
+    return CpuModel(source, session, form=form)
 
 
 def _reopened(

@@ -216,6 +216,23 @@ def test_a_model_that_is_rewritten_is_not_kept(tmp_path: Path, folder: Path) -> 
     np.testing.assert_array_equal(predict(executable, x)[0], 2 * x + 1)
 
 
+def test_a_constant_that_is_an_input_too_is_no_input_afterwards(path: Path, folder: Path) -> None:
+    # As files before IR version 4 have it; onnxruntime would write the folded "two" as an input.
+    model = onnx.load(path)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        )
+    onnx.save(model, path)
+    source = open_source(path)
+    cold = compiled(source, replace(OPTIONS, save_to=folder))
+    np.testing.assert_array_equal(predict(cold, X)[0], predict(compiled(source), X)[0])
+    if os.listdir(folder):
+        warm = compiled(replace(source, compiled=folder))
+        np.testing.assert_array_equal(predict(warm, X)[0], predict(cold, X)[0])
+
+
 def test_a_disk_that_cannot_be_written_costs_only_the_form(path: Path, tmp_path: Path) -> None:
     executable = compiled(open_source(path), replace(OPTIONS, save_to=tmp_path / "absent" / "form"))
     assert predict(executable, X)[0].shape == (4, 256)
