@@ -177,9 +177,8 @@ def to_json(found: BackendRecord) -> dict[str, Any]:
     info = found.info
     if info is None:
         return asdict(found)
-    plain = replace(
-        info, suffixes=dict(info.suffixes), options=dict(info.options), capabilities=frozenset()
-    )
+    options = {name: str(option) for name, option in info.options.items()}
+    plain = replace(info, suffixes=dict(info.suffixes), options=options, capabilities=frozenset())
     values = asdict(replace(found, info=plain))
     values["info"]["capabilities"] = sorted(info.capabilities)
     return values

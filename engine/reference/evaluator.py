@@ -24,6 +24,7 @@ from onnx.reference import ReferenceEvaluator
 
 from engine.errors import (
     BackendUnavailable,
+    Cancelled,
     DeadlineExceeded,
     EngineError,
     InputError,
@@ -47,7 +48,8 @@ from engine.types import (
 
 PROVIDER = "reference"
 
-_stop_at: ContextVar[float | None] = ContextVar("stop_at", default=None)  # one for each thread
+# The context that the calling thread runs: the evaluator passes nothing of ours to its nodes.
+_running: ContextVar[EvaluatorContext | None] = ContextVar("running", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class Host:
 
 
 class Evaluator(ReferenceEvaluator):
-    """onnx's evaluator, which looks at the clock around every node, also inside subgraphs."""
+    """onnx's evaluator, which can be stopped at every node, also inside subgraphs."""
 
     def _load_impl(self, node: NodeProto, input_types: Any = None) -> Any:
         if node.op_type == "Loop" and not node.domain:
@@ -73,7 +75,7 @@ class Evaluator(ReferenceEvaluator):
         return super()._load_impl(node, input_types)
 
     def _log(self, level: int, pattern: str, *args: Any) -> None:
-        _check_deadline()
+        _check_stop()
 
 
 def load(source: ModelSource, host: Host) -> EvaluatorModel:
@@ -152,7 +154,7 @@ class EvaluatorExecutable:
         self.name = model.source_name
         self.host = model.host
         self.evaluator: Evaluator | None = evaluator
-        self._weights_bytes = sum(each.nbytes for each in model.graph.parameters)
+        self._weights_bytes = sum(p.nbytes for p in model.graph.parameters)
         self._nodes = model.graph.nodes
 
     def open_context(self) -> EvaluatorContext:
@@ -160,7 +162,7 @@ class EvaluatorExecutable:
         return EvaluatorContext(self)
 
     def placement(self) -> Sequence[Placement]:
-        """Everything runs in the one place that there is."""
+        """Place every node in the one provider that there is."""
         return [
             Placement(
                 index=node.index,
@@ -175,7 +177,7 @@ class EvaluatorExecutable:
         ]
 
     def memory(self) -> MemoryReport:
-        """The weights, as the file stores them."""
+        """Return the weights, as the file stores them."""
         return MemoryReport(weights_bytes=self._weights_bytes)
 
     def close(self) -> None:
@@ -184,10 +186,23 @@ class EvaluatorExecutable:
 
 
 class EvaluatorContext:
-    """What one predict at a time needs; here only the way to the executable."""
+    """What one predict at a time needs: the executable, and what may stop the predict."""
 
     def __init__(self, executable: EvaluatorExecutable) -> None:
         self._executable: EvaluatorExecutable | None = executable
+        self._cancelled = False
+        self._deadline_s: float | None = None
+
+    def cancel(self) -> None:
+        """See ExecutionContext; looked at between nodes."""
+        self._cancelled = True
+
+    def check_stop(self) -> None:
+        """Raise Cancelled or DeadlineExceeded where the predict is to stop."""
+        if self._cancelled:
+            raise Cancelled("predict was cancelled while the model ran")
+        if self._deadline_s is not None and time.monotonic() >= self._deadline_s:
+            raise DeadlineExceeded("predict was stopped at its deadline")
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
         """Run the model once; engine_predict says how."""
@@ -195,7 +210,8 @@ class EvaluatorContext:
         assert executable is not None, "predict after close"
         assert executable.evaluator is not None, "predict after close"
         names = [spec.name for spec in executable.inputs]
-        token = _stop_at.set(deadline_s)
+        self._deadline_s = deadline_s
+        token = _running.set(self)
         try:
             _wait(executable.host.delay_s)
             with np.errstate(all="ignore"):  # overflow and NaN are results in ONNX, not warnings
@@ -207,9 +223,9 @@ class EvaluatorContext:
                 f"{executable.name}: the model failed on this data: {one_line(error)}"
             ) from error
         finally:
-            _stop_at.reset(token)
+            _running.reset(token)
         if outputs is None:
-            return [_own(*each) for each in zip(results, executable.outputs, strict=True)]
+            return [_own(*pair) for pair in zip(results, executable.outputs, strict=True)]
         filled = [
             _own(result, spec) if buffer is None else _fill(buffer, result, spec)
             for result, spec, buffer in zip(results, executable.outputs, outputs, strict=True)
@@ -217,15 +233,15 @@ class EvaluatorContext:
         return filled if any(buffer is None for buffer in outputs) else outputs
 
     def close(self) -> None:
-        """Nothing but the reference goes."""
+        """Let go of the executable."""
         self._executable = None
 
 
 def _normalise(proto: ModelProto) -> None:
     """Call ONNX's own domain "", as the evaluator does; "ai.onnx" is its other name."""
-    for each in (*proto.opset_import, *proto.graph.node):
-        if each.domain == "ai.onnx":
-            each.domain = ""
+    for item in (*proto.opset_import, *proto.graph.node):
+        if item.domain == "ai.onnx":
+            item.domain = ""
 
 
 def _read_external(proto: ModelProto, source: ModelSource) -> None:
@@ -250,7 +266,7 @@ def _read_external(proto: ModelProto, source: ModelSource) -> None:
 
 
 def _missing(proto: ModelProto) -> dict[int, str]:
-    """The nodes that the evaluator has no implementation of, and what it says of each.
+    """Return the nodes that the evaluator has no implementation of, and what it says of each.
 
     Functions that it cannot run are dropped from `proto`: one of them would fail all of it.
     """
@@ -279,7 +295,7 @@ def _missing(proto: ModelProto) -> dict[int, str]:
 
 
 def _refusal(proto: ModelProto) -> str:
-    """Why the evaluator does not take a model; "" where it does."""
+    """Return why the evaluator does not take a model; "" where it does."""
     try:
         Evaluator(proto)
     except Exception as error:  # of several kinds; what follows are lists of all that it knows
@@ -300,7 +316,7 @@ def _fill(buffer: Value, result: Any, spec: TensorSpec) -> Value:
 
 
 def _own(result: Any, spec: TensorSpec) -> Value:
-    """A result for its owner to keep: the evaluator's may be a view of an input or a weight."""
+    """Copy a result for its owner: the evaluator's may be a view of an input or a weight."""
     if result is None:
         return None
     if isinstance(result, list):
@@ -316,16 +332,16 @@ def _own(result: Any, spec: TensorSpec) -> Value:
     return np.array(result, dtype=spec.dtype.numpy, order="C")
 
 
-def _check_deadline() -> None:
-    stop_at = _stop_at.get()
-    if stop_at is not None and time.monotonic() >= stop_at:
-        raise DeadlineExceeded("predict was stopped at its deadline")
+def _check_stop() -> None:
+    context = _running.get()
+    if context is not None:
+        context.check_stop()
 
 
 def _wait(seconds: float) -> None:
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
-        _check_deadline()
+        _check_stop()
         time.sleep(min(left, 0.005))  # short, so that a deadline in between is kept
 
 

@@ -55,7 +55,7 @@ class Loop(_Loop):
 
 
 def _none_of(declared: TypeProto) -> np.ndarray[Any, Any]:
-    """A scan output of no round; an axis that is open has nothing to fix it, so it is empty too."""
+    """Return the scan output of no round; an open axis has nothing to fix it and is empty too."""
     of = declared.tensor_type
     return np.empty(
         (0, *(dim.dim_value for dim in of.shape.dim)), DType.from_onnx(of.elem_type).numpy

@@ -3,19 +3,25 @@
 This file is the backend's hooks; what they do lies beside it:
 
     options.py       the user's settings -> ONNX Runtime's
-    session.py       load and compile: a session, or the nodes that there can be none for
-    prepare/         models that ONNX Runtime refuses as they are: said in other terms
+    thread_pool.py   one pool of threads for the process; spin.py: how long idle ones wait
+    session.py       load: a session, or the nodes that there can be none for
+    executable.py    compile: the session with its placement and memory
+    compiled.py      its compiled form on disk: the optimised graph and packed weights
+    node_states.py   which nodes run, are fused or folded: read off the optimised graph
+    prepare/         models that ONNX Runtime refuses as they are: written in other terms
     known_issues.py  its kernels that are not used; prescreen.py: whether a model may have such
-    run.py           one thread's execution context: how arrays reach the session, come back
+    run.py           one execution context: how arrays reach the session, come back
     values.py        the same for what ONNX Runtime's Python interface has no arrays of
     deadline.py      stopping a run that takes too long
+    shutdown.py      how a process that has loaded ONNX Runtime ends
     reference/       a backend of its own, for the nodes that ONNX Runtime cannot run
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from engine.errors import one_line
@@ -34,8 +40,9 @@ from engine.types import (
 from engine_cpu.options import OPTIONS
 
 if TYPE_CHECKING:
+    from engine_cpu.executable import CpuExecutable
     from engine_cpu.run import CpuContext
-    from engine_cpu.session import CpuExecutable, CpuModel
+    from engine_cpu.session import CpuModel
 
 __version__ = "0.1.0"
 
@@ -60,6 +67,9 @@ def engine_backend() -> BackendInfo:
             {
                 Capability.DYNAMIC_SHAPES,
                 Capability.DEADLINES,
+                Capability.CANCEL_COMPILE,
+                Capability.CANCEL_PREDICT,
+                Capability.COMPILE_CACHE,
                 Capability.MIXED_PLACEMENT,
                 Capability.FILES_IN_MEMORY,
             }
@@ -80,14 +90,20 @@ def engine_devices() -> Devices:
     if "CPUExecutionProvider" not in providers:
         reason = f"onnxruntime {version} was built without its CPU provider"
         return Devices(reason=reason, fix=_REINSTALL)
-    return Devices((DeviceInfo(Device("cpu"), _processor(), _memory_bytes()),))
+    device = DeviceInfo(
+        device=Device("cpu"),
+        name=_processor(),
+        memory_bytes=_memory_bytes(),
+        lacks=_lacks(onnxruntime),
+    )
+    return Devices((device,))
 
 
 @hookimpl
 def engine_diagnose() -> Sequence[Check]:
-    found = engine_devices()
-    if not found.found:
-        return (Check("onnxruntime", ok=False, detail=found.reason, fix=found.fix),)
+    devices = engine_devices()
+    if not devices.found:
+        return (Check("onnxruntime", ok=False, detail=devices.reason, fix=devices.fix),)
     import onnxruntime
 
     folder = os.path.dirname(onnxruntime.__file__)
@@ -103,9 +119,16 @@ def engine_load(source: ModelSource, options: CompileOptions) -> CpuModel:
 
 @hookimpl
 def engine_compile(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
-    from engine_cpu.session import compile_model
+    from engine_cpu.executable import compile_model
 
     return compile_model(loaded, options)
+
+
+@hookimpl
+def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
+    from engine_cpu.compiled import compiled_key
+
+    return compiled_key(options, __version__)
 
 
 @hookimpl
@@ -113,6 +136,16 @@ def engine_predict(
     context: CpuContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
     return context.run(inputs, outputs, deadline_s)
+
+
+def _lacks(onnxruntime: ModuleType) -> dict[str, str]:
+    """Return what we announce and this version of ONNX Runtime cannot do."""
+    if hasattr(onnxruntime.SessionOptions, "set_load_cancellation_flag"):
+        return {}
+    return {
+        Capability.CANCEL_COMPILE: f"onnxruntime {onnxruntime.__version__} cannot stop while it "
+        "makes a session; run: pip install --upgrade onnxruntime"
+    }
 
 
 def _processor() -> str:

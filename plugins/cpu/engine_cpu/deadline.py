@@ -18,7 +18,7 @@ import onnxruntime as ort
 
 
 class Deadline:
-    """Context manager around one run: `options` go to the run, `stopped` tells how it ended.
+    """Context manager around one run, which gets `options`; `stopped` is set where it was cut.
 
     deadline_s: a moment of time.monotonic().
     """
@@ -44,7 +44,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        """Whether the deadline is behind us."""
+        """Return True where the deadline is behind us."""
         return time.monotonic() >= self.deadline_s
 
 
@@ -66,11 +66,11 @@ class _Watch:
                 self._changed.notify()
 
     def finished(self) -> None:
-        """One run more has ended; its entry goes before ended ones are the most."""
+        """Note that a run has ended; entries of ended ones go before they are the most."""
         self._done += 1
         if self._done > 64 + len(self._due) // 2:
             with self._changed:
-                self._due = [each for each in self._due if not each[2].done]
+                self._due = [entry for entry in self._due if not entry[2].done]
                 heapq.heapify(self._due)
                 self._done = 0
 

@@ -8,7 +8,7 @@ import onnxruntime as ort
 
 
 def explained(text: str) -> str:
-    """What ONNX Runtime says where it refuses a model."""
+    """Return ONNX Runtime's reason for refusing a model, in one line."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : ", "", " ".join(text.split()))
     text = re.sub(r"(/[\w./-]+/)?onnxruntime/[\w./]+:\d+ ", "", text)
     missing = re.search(
@@ -28,8 +28,8 @@ def explained(text: str) -> str:
 
 
 def unknown_operator(text: str) -> str:
-    """The operator, as "domain:name", that ONNX Runtime says it does not know; "" for none."""
-    found = re.search(r"(?:Fatal error: )?([\w.]*:?[\w.]+)\(-1\) is not a registered", text)
-    if found is None:
-        found = re.search(r"No Op registered for (\w+)", text)
-    return found[1] if found else ""
+    """Return the unknown operator that a message names, as "domain:name"; "" for none."""
+    match = re.search(r"(?:Fatal error: )?([\w.]*:?[\w.]+)\(-1\) is not a registered", text)
+    if match is None:
+        match = re.search(r"No Op registered for (\w+)", text)
+    return match[1] if match else ""

@@ -31,17 +31,17 @@ class KnownIssue:
 
 
 def known_issue(node: NodeProto, scope: Scope) -> KnownIssue | None:
-    """What the table says of a node; nothing for nearly every one."""
+    """Return the table's entry for a node; None for nearly every one."""
     if node.op_type not in OPERATORS or node.domain not in ("", "ai.onnx"):
         return None
-    for condition, found in _TABLE[node.op_type]:
+    for condition, issue in _TABLE[node.op_type]:
         if condition(_Node(node, scope)):
-            return found
+            return issue
     return None
 
 
 def _dims(kind: TypeProto | None) -> list[int | str | None] | None:
-    """The sizes of a tensor's axes as far as they are known; None where not even the rank is."""
+    """Return the sizes of a tensor's axes, None for unknown ones; None without a known rank."""
     if kind is None or not kind.tensor_type.HasField("shape"):
         return None
     return [
@@ -51,46 +51,46 @@ def _dims(kind: TypeProto | None) -> list[int | str | None] | None:
 
 
 class _Node:
-    """A node and what is known of its inputs, by their places."""
+    """A node and what is known of its inputs, by index."""
 
     def __init__(self, node: NodeProto, scope: Scope) -> None:
         self._node = node
         self._scope = scope
 
-    def has(self, place: int) -> bool:
-        """Whether an input is given."""
-        return len(self._node.input) > place and bool(self._node.input[place])
+    def has(self, index: int) -> bool:
+        """Return True where an input is given."""
+        return len(self._node.input) > index and bool(self._node.input[index])
 
-    def gives(self, place: int) -> bool:
-        """Whether an output is wanted."""
-        return len(self._node.output) > place and bool(self._node.output[place])
+    def gives(self, index: int) -> bool:
+        """Return True where an output is wanted."""
+        return len(self._node.output) > index and bool(self._node.output[index])
 
-    def is_of(self, place: int, *types: int) -> bool:
-        """Whether an input is given and has one of these element types, or an unknown one."""
-        kind = self._scope.types.get(self._node.input[place]) if self.has(place) else None
-        return self.has(place) and (kind is None or kind.tensor_type.elem_type in types)
+    def is_of(self, index: int, *types: int) -> bool:
+        """Return True for a given input of one of these element types, or of an unknown one."""
+        kind = self._scope.types.get(self._node.input[index]) if self.has(index) else None
+        return self.has(index) and (kind is None or kind.tensor_type.elem_type in types)
 
-    def dims(self, place: int) -> list[int | str | None] | None:
-        """An input's sizes."""
-        return _dims(self._scope.types.get(self._node.input[place])) if self.has(place) else None
+    def dims(self, index: int) -> list[int | str | None] | None:
+        """Return an input's sizes."""
+        return _dims(self._scope.types.get(self._node.input[index])) if self.has(index) else None
 
-    def values(self, place: int) -> list[float] | None:
-        """An input's values, flat, where it is a small constant."""
+    def values(self, index: int) -> list[float] | None:
+        """Return an input's values, flat, where it is a small constant."""
         from onnx import numpy_helper
 
-        tensor = self._scope.constants.get(self._node.input[place]) if self.has(place) else None
+        tensor = self._scope.constants.get(self._node.input[index]) if self.has(index) else None
         return None if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
 
     def attribute(self, name: str) -> Any:
-        """An attribute's value; None where it is not given."""
+        """Return an attribute's value; None where it is not given."""
         from onnx import helper
 
-        found = (each for each in self._node.attribute if each.name == name)
-        return next((helper.get_attribute_value(each) for each in found), None)
+        given = (item for item in self._node.attribute if item.name == name)
+        return next((helper.get_attribute_value(item) for item in given), None)
 
 
 def _is_inverse_dft(node: _Node) -> bool:
-    """Whether it is a transform back to complex numbers in float32.
+    """Return True where it is a transform back to complex numbers in float32.
 
     There the tests want float32's rounding errors, which are numpy's: float64 has none.
     """
@@ -99,13 +99,13 @@ def _is_inverse_dft(node: _Node) -> bool:
 
 
 def _masks_scores(node: _Node) -> bool:
-    """Whether Attention gives scores that a mask may have set to minus infinity."""
+    """Return True where Attention gives scores that a mask may have set to minus infinity."""
     is_masked = node.attribute("is_causal") or node.is_of(3, _BOOL) or node.has(6)
     return node.gives(3) and node.attribute("qk_matmul_output_mode") in (1, 2) and bool(is_masked)
 
 
 def _has_short_mask(node: _Node) -> bool:
-    """Whether the mask covers less than all keys, which the rest of them then are not."""
+    """Return True where the mask covers less than all keys, which the rest of them then are not."""
     mask, keys = node.dims(3), node.dims(1)
     if not mask or not keys or len(keys) < 2 or node.has(4):
         return False
@@ -113,7 +113,7 @@ def _has_short_mask(node: _Node) -> bool:
 
 
 def _may_stretch_unevenly(node: _Node) -> bool:
-    """Whether a size may be other than whole after Resize has scaled it."""
+    """Return True where a size may be other than whole after Resize has scaled it."""
     if node.attribute("coordinate_transformation_mode") != b"align_corners" or not node.has(2):
         return False
     scales, sizes = node.values(2), node.dims(0)

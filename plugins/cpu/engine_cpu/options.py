@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engine.options import refuse_unknown
-from engine.types import CompileOptions, Threads
+from engine.types import CompileOptions, Option, Threads
 from engine_cpu.spin import spin_us as default_spin_us
 
 if TYPE_CHECKING:
@@ -20,33 +20,56 @@ if TYPE_CHECKING:
 
 _ENTRIES = "ONNX Runtime's own session configuration entries: see its header of config keys"
 
-OPTIONS: Mapping[str, str] = {
-    "graph_optimization": "all (default), extended, basic, none: what may be rewritten",
-    "spin_us": "microseconds that idle threads wait for more work before they sleep; 0 for not at "
-    "all, -1 for ONNX Runtime's own choice; by default 300, or 15 beside busy processes",
-    "memory_arena": "on (default), off: keep freed activations for the next predict",
-    "deterministic": "off (default), on: kernels whose results do not depend on threads",
-    "denormal_as_zero": "off (default), on: flush denormal numbers",
-    "session.*": _ENTRIES,
-    "optimization.*": _ENTRIES,
-    "mlas.*": _ENTRIES,
-}
-_RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
-
 _LEVELS = {
     "none": "ORT_DISABLE_ALL",
     "basic": "ORT_ENABLE_BASIC",
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+
+OPTIONS: Mapping[str, Option] = {
+    "graph_optimization": Option(
+        text="what ONNX Runtime may rewrite in the graph",
+        choices=tuple(_LEVELS),
+        default="all",
+    ),
+    "spin_us": Option(
+        text="microseconds that idle threads wait for more work before they sleep; 0 for not at "
+        "all, -1 for ONNX Runtime's own choice; by default 300, 15 beside busy processes, "
+        "0 in the segments of a cut model",
+        type=int,
+        lowest=-1,
+        highest=1_000_000,
+    ),
+    "memory_arena": Option(
+        text="keep freed activations for the next predict", type=bool, default="1"
+    ),
+    "deterministic": Option(
+        text="use kernels whose results do not depend on threads", type=bool, default="0"
+    ),
+    "denormal_as_zero": Option(text="flush denormal numbers", type=bool, default="0"),
+    "thread_pool": Option(
+        text="own: each session has its threads; process: all of the process share one pool, and "
+        "onnxruntime then refuses every other session that wants its own",
+        choices=("own", "process"),
+        default="own",
+    ),
+    "session.*": Option(text=_ENTRIES),
+    "optimization.*": Option(text=_ENTRIES),
+    "mlas.*": Option(text=_ENTRIES),
+}
+RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
+
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 
 _log = logging.getLogger("engine.cpu")
 
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
-    """ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
+    """Return ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
     import onnxruntime as ort
+
+    from engine_cpu import thread_pool
 
     settings = options.options
     refuse_unknown(settings, OPTIONS)
@@ -58,9 +81,13 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     result.inter_op_num_threads = options.threads.inter_op
     if options.threads.inter_op > 1:
         result.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-    level = _LEVELS[_choice(settings, "graph_optimization", "all", tuple(_LEVELS))]
+    if _choice(settings, "thread_pool") == "process":
+        thread_pool.make(result.intra_op_num_threads, result.inter_op_num_threads)
+    if thread_pool.is_shared:
+        thread_pool.join(result)
+    level = _LEVELS[_choice(settings, "graph_optimization")]
     result.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    result.enable_cpu_mem_arena = _is_on(settings, "memory_arena", "on")
+    result.enable_cpu_mem_arena = _is_on(settings, "memory_arena")
     result.use_deterministic_compute = _is_on(settings, "deterministic")
     for key, value in _entries(options).items():
         try:
@@ -86,7 +113,13 @@ def _entries(options: CompileOptions) -> dict[str, str]:
     entries = dict(_LIMITS)
     text = settings.get("spin_us")
     threads = max(options.threads.intra_op, options.threads.inter_op)
-    spin_us = default_spin_us(threads) if text is None else _spin_us(text)
+    if text is not None:
+        spin_us = _spin_us(text)
+    elif options.plan and threads > 1:
+        # While one segment runs, the threads of the one before would take its CPUs by spinning.
+        spin_us = 0
+    else:
+        spin_us = default_spin_us(threads)
     if spin_us == 0:
         entries["session.intra_op.allow_spinning"] = "0"
         entries["session.inter_op.allow_spinning"] = "0"
@@ -104,12 +137,12 @@ def _entries(options: CompileOptions) -> dict[str, str]:
             "that calls predict; pin that with os.sched_setaffinity(0, {%d})",
             list(cores), cores[0],
         )  # fmt: skip
-    raw = {key: value for key, value in settings.items() if key.startswith(_RAW)}
+    raw = {key: value for key, value in settings.items() if key.startswith(RAW)}
     return {**entries, **raw}
 
 
 def _intra_op(threads: Threads) -> int:
-    """The threads of a session; 0 leaves them to ONNX Runtime where the whole machine is ours.
+    """Return a session's threads; 0, ONNX Runtime's choice, where the whole machine is ours.
 
     It then takes one thread a physical core, which is right beside hyper-threads, and pins each to
     its core, which saves 10 % on models of many short operators: a free thread that is woken often
@@ -120,7 +153,7 @@ def _intra_op(threads: Threads) -> int:
 
 
 def _affinities(cores: tuple[int, ...]) -> str:
-    """ONNX Runtime's form: 1-based processors, one entry for each thread but the caller's own.
+    """Return ONNX Runtime's form: 1-based processors, one for each thread but the caller's own.
 
     That one is the first of a model's threads and belongs to the user: it is never pinned, and
     the first core is left to it.
@@ -129,27 +162,30 @@ def _affinities(cores: tuple[int, ...]) -> str:
 
 
 def _spin_us(text: str) -> int:
+    option = OPTIONS["spin_us"]
     try:
         value = int(text)
     except ValueError:
         value = -2
-    if not -1 <= value <= 1_000_000:
+    if not -1 <= value <= (option.highest or 0):
         raise ValueError(
-            f"[cpu_context] spin_us must be -1 (ONNX Runtime's own) or 0..1000000 us, "
+            f"[cpu_context] spin_us must be -1 (ONNX Runtime's own) or 0..{option.highest} us, "
             f"but got {text!r}"
         )
     return value
 
 
-def _is_on(settings: Mapping[str, str], key: str, default: str = "off") -> bool:
-    value = settings.get(key, default).strip().lower()
+def _is_on(settings: Mapping[str, str], key: str) -> bool:
+    value = settings.get(key, OPTIONS[key].default).strip().lower()
     if value not in _SWITCH:
         raise ValueError(f"[cpu_context] {key} must be 'on' or 'off', but got {value!r}")
     return _SWITCH[value]
 
 
-def _choice(settings: Mapping[str, str], key: str, default: str, choices: tuple[str, ...]) -> str:
-    value = settings.get(key, default).strip().lower()
-    if value not in choices:
-        raise ValueError(f"[cpu_context] {key} must be in {list(choices)}, but got {value!r}")
+def _choice(settings: Mapping[str, str], key: str) -> str:
+    option = OPTIONS[key]
+    value = settings.get(key, option.default).strip().lower()
+    if value not in option.choices:
+        text = f"must be in {list(option.choices)}, but got {value!r}"
+        raise ValueError(f"[cpu_context] {key} {text}")
     return value

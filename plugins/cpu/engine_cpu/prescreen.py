@@ -1,4 +1,4 @@
-"""Whether a model may have a kernel in it that known_issues.py names, told from its bytes alone.
+"""Find models that may have a kernel of known_issues.py, from their bytes alone.
 
 Every model that ONNX Runtime takes is looked at, so this needs neither onnx nor time: of a model
 without such operators, control flow and functions nothing is read. It says yes rather too often;
@@ -22,7 +22,7 @@ _FIELDS = 10_000_000  # the core has read the model within that
 
 
 def may_have_known_issues(source: ModelSource) -> bool:
-    """Whether the model is to be looked at closely."""
+    """Return True where the model is to be looked at closely."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
     if all(node.op_type not in _WATCHED for node in graph.nodes) and (
@@ -45,10 +45,10 @@ def _view(source: ModelSource) -> memoryview:
 def _look(model: memoryview, graph: GraphInfo) -> bool:
     budget = Budget(_FIELDS)
     wanted = {schema.MODEL_GRAPH, schema.MODEL_FUNCTIONS}
-    found = list(fields(model, budget, wanted))
-    if any(tag == schema.MODEL_FUNCTIONS and _hides(part) for tag, part in found):
+    parts_of_model = list(fields(model, budget, wanted))
+    if any(tag == schema.MODEL_FUNCTIONS and _hides(part) for tag, part in parts_of_model):
         return True
-    bodies = [part for tag, part in found if tag == schema.MODEL_GRAPH]
+    bodies = [part for tag, part in parts_of_model if tag == schema.MODEL_GRAPH]
     parts = [part for body in bodies for _, part in fields(body, budget, {schema.GRAPH_NODE})]
     return any(
         _CHECKS.get(node.op_type, _always)(node, part, graph, parts)
@@ -59,13 +59,13 @@ def _look(model: memoryview, graph: GraphInfo) -> bool:
 
 
 def _hides(part: memoryview) -> bool:
-    """Whether an operator of the table may be in a function, or in a node's subgraphs."""
+    """Return True where an operator of the table may be in a function, or in a node's subgraphs."""
     text = bytes(part)
     return any(needle in text for needle in _NEEDLES)
 
 
 def _field_4(text: str) -> bytes:
-    """How NodeProto.op_type and AttributeProto.s stand in a file."""
+    """Encode NodeProto.op_type or AttributeProto.s as it stands in a file."""
     return bytes([schema.NODE_OP_TYPE, len(text)]) + text.encode()
 
 
@@ -83,15 +83,17 @@ def _always(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memo
 def _attention(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
     if len(node.outputs) > 3 or len(node.inputs) > 6:
         return True
-    known = {spec.dtype for spec in graph.inputs} | {each.dtype for each in graph.parameters}
+    known = {spec.dtype for spec in graph.inputs} | {
+        parameter.dtype for parameter in graph.parameters
+    }
     # float16 is 10: in AttributeProto.i of a Cast, in TensorProto.data_type of a Constant, which
     # stands before the data.
     return DType.FLOAT16 in known or any(
         b"\x18\x0a" in text or b"\x10\x0a" in text
         for text in (
             bytes(other[:4096])
-            for each, other in zip(graph.nodes, parts, strict=True)
-            if each.op_type in ("Cast", "Constant")
+            for neighbour, other in zip(graph.nodes, parts, strict=True)
+            if neighbour.op_type in ("Cast", "Constant")
         )
     )
 
@@ -102,7 +104,8 @@ def _conv_integer(
     if len(node.inputs) < 4 or not node.inputs[3]:
         return False
     return all(
-        each.name != node.inputs[3] or each.shape not in ((), (1,)) for each in graph.parameters
+        parameter.name != node.inputs[3] or parameter.shape not in ((), (1,))
+        for parameter in graph.parameters
     )
 
 

@@ -1,4 +1,4 @@
-"""One thread's execution context: how arrays reach the session and results come back.
+"""The execution context: how arrays reach the session and results come back.
 
 Three ways, the fastest that fits (bench/overhead.py):
 
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import is_
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
 
-from engine.errors import DeadlineExceeded, EngineError, InputError, ModelError
+from engine.errors import Cancelled, DeadlineExceeded, EngineError, InputError, ModelError
 from engine.types import DType, TensorSpec, ValueKind, Values
 from engine_cpu import shutdown
 from engine_cpu.deadline import Deadline
@@ -28,7 +28,7 @@ from engine_cpu.deadline import Deadline
 Array = np.ndarray[Any, Any]
 
 # The types that ONNX Runtime's Python interface takes and gives arrays of. Values of others, and
-# what is no tensor, take the way of values.py.
+# what is no tensor, are for values.py.
 PLAIN = frozenset(
     {DType.BOOL, DType.STRING, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64}
     | {DType.INT8, DType.INT16, DType.INT32, DType.INT64}
@@ -53,11 +53,11 @@ class Layout:
         self.is_plain = all(
             spec.dtype in PLAIN and spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs)
         )
-        # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
-        # without an error, where the graph's output is the graph's input itself.
         self.is_static = all(
             isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,)
         )
+        # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
+        # without an error, where the graph's output is the graph's input itself.
         self.is_bindable = (
             self.is_plain
             and not set(self.input_names) & set(self.output_names)
@@ -65,7 +65,7 @@ class Layout:
         )
 
     def output_shapes(self, inputs: Sequence[Array]) -> list[tuple[int, ...]] | None:
-        """The outputs' shapes, where the declared dims tell them all from the inputs'."""
+        """Return the outputs' shapes; None where the declared dims do not tell them all."""
         sizes = {
             dim: size
             for array, spec in zip(inputs, self.inputs, strict=True)
@@ -84,7 +84,11 @@ class Layout:
 
 
 class CpuContext:
-    """Runs a session for one thread at a time."""
+    """Runs a session for one thread at a time.
+
+    Every run gets the context's RunOptions: to pass prepared ones costs less than None, for which
+    ONNX Runtime makes new ones each time. So any run can be cancelled.
+    """
 
     def __init__(self, session: ort.InferenceSession, layout: Layout) -> None:
         self._session = session
@@ -93,6 +97,9 @@ class CpuContext:
         self._bound: _Bound | None = None
         self._may_stage = layout.is_bindable
         self._last_shapes: list[tuple[int, ...]] | None = None
+        self._options = ort.RunOptions()
+        self._cancelled = False
+        self._deadline: Deadline | None = None  # of the run under way
 
     def run(self, inputs: Any, outputs: Any, deadline_s: float | None) -> Values:
         """See engine_predict."""
@@ -100,6 +107,16 @@ class CpuContext:
         if shutdown.ending:
             shutdown.park_thread()
         try:
+            # `is` alone tells that all is bound as the last call left it: the way of segments.
+            bound = self._bound
+            if (
+                bound is not None
+                and bound.outputs is outputs
+                and bound.inputs is inputs
+                and deadline_s is None
+            ):
+                bound.run(bound.binding, self._options)
+                return given
             if outputs is None:
                 staged = self._staged
                 if staged is not None and deadline_s is None:
@@ -111,22 +128,28 @@ class CpuContext:
                     if results is not None:
                         return results
                 return self._feed(inputs, deadline_s)
-            bound = self._bound
             if bound is None or bound.inputs is not inputs or bound.outputs is not outputs:
                 bound = self._bind(inputs, outputs)
                 if bound is None:
                     return self._feed_into(inputs, outputs, deadline_s)
-            if deadline_s is None:
-                bound.run(bound.binding, None)
-            else:
-                with stopping(deadline_s) as deadline:
-                    bound.run(bound.binding, deadline.options)
+            with self._stopping(deadline_s) as options:
+                bound.run(bound.binding, options)
             return given
         except BaseException as error:
             self._bound = None  # it may be half changed
-            if isinstance(error, Exception):  # ONNX Runtime's have no common base
-                raise _translated(error) from error
-            raise
+            if not isinstance(error, Exception):
+                raise
+            if self._cancelled:
+                raise Cancelled("predict was cancelled while the model ran") from error
+            raise _translated(error) from error  # ONNX Runtime's have no common base
+
+    def cancel(self) -> None:
+        """See ExecutionContext; ONNX Runtime looks at the flag between nodes."""
+        self._cancelled = True
+        self._options.terminate = True
+        deadline = self._deadline
+        if deadline is not None:
+            deadline.options.terminate = True
 
     def close(self) -> None:
         """Let go of every array; the session goes with its last context."""
@@ -142,13 +165,41 @@ class CpuContext:
         feeds = dict(zip(layout.input_names, inputs, strict=True))
         results: list[Array]
         if deadline_s is None:
-            results = self._session.run(layout.output_names, feeds)
+            results = self._session.run(layout.output_names, feeds, self._options)
         else:
-            with stopping(deadline_s) as deadline:
-                results = self._session.run(layout.output_names, feeds, deadline.options)
+            with self._timed(deadline_s) as options:
+                results = self._session.run(layout.output_names, feeds, options)
         if self._may_stage:
             self._consider_staging(inputs, results)
         return results
+
+    def _stopping(self, deadline_s: float | None) -> AbstractContextManager[ort.RunOptions]:
+        """Return the RunOptions for one run, as a context manager around it."""
+        return nullcontext(self._options) if deadline_s is None else self._timed(deadline_s)
+
+    @contextmanager
+    def _timed(self, deadline_s: float) -> Iterator[ort.RunOptions]:
+        """Stop the run inside at its deadline, with the error that says so.
+
+        It has RunOptions of its own: the deadline may set their flag just after the run has ended.
+        """
+        deadline = Deadline(deadline_s)
+        self._deadline = deadline
+        if self._cancelled:  # looked at after cancel() can find the deadline: one of both sees it
+            deadline.options.terminate = True
+        try:
+            with deadline:
+                if deadline.passed:
+                    raise DeadlineExceeded("the deadline had passed before the model could run")
+                yield deadline.options
+        except EngineError:
+            raise
+        except Exception as error:
+            if deadline.stopped:
+                raise DeadlineExceeded("the model was stopped at its deadline") from error
+            raise
+        finally:
+            self._deadline = None
 
     def _consider_staging(self, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Bind buffers for these shapes if they are small and came twice in a row."""
@@ -162,10 +213,10 @@ class CpuContext:
         if self._layout.output_shapes(inputs) != [result.shape for result in results]:
             self._may_stage = False  # the model does not keep to the shapes that it declares
             return
-        self._staged = _Staged(self._session, self._layout, inputs, results)
+        self._staged = _Staged(self._session, self._layout, inputs, results, self._options)
 
     def _unstage(self, error: Exception) -> None:
-        """A staged run failed: run fed, which raises the same unless staging is to blame."""
+        """Go back to feeding after a staged run failed: that raises the same if the run is why."""
         self._staged = self._last_shapes = None
         if _BUFFER_REFUSED in str(error):
             self._may_stage = False  # the model does not keep to the shapes that it declares
@@ -207,7 +258,9 @@ class _Staged:
         layout: Layout,
         inputs: Sequence[Array],
         results: Sequence[Array],
+        options: ort.RunOptions,
     ) -> None:
+        self._options = options
         self._inputs = [np.empty_like(array, order="C") for array in inputs]
         self._outputs = [np.empty_like(array, order="C") for array in results]
         self._shapes = [array.shape for array in inputs]
@@ -221,13 +274,13 @@ class _Staged:
         self._only_output = self._outputs[0] if len(self._outputs) == 1 else None
 
     def run(self, inputs: Sequence[Array]) -> list[Array] | None:
-        """The results, in new memory; None where the shapes are others than the buffers'."""
+        """Return the results in new memory; None where the shapes are not the buffers'."""
         if self._may_vary and [array.shape for array in inputs] != self._shapes:
             return None
         # Assigning through [...] costs half of np.copyto, a comprehension twice its element.
         for buffer, array in zip(self._inputs, inputs):
             buffer[...] = array
-        self._run(self._binding, None)
+        self._run(self._binding, self._options)
         if self._only_output is not None:
             return [self._only_output.copy()]
         return [buffer.copy() for buffer in self._outputs]
@@ -251,7 +304,7 @@ class _Bound:
         self._held_outputs: list[Array | None] = [None] * len(layout.outputs)
 
     def holds(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-        """Whether exactly these arrays, in their present shapes, are bound."""
+        """Return True where exactly these arrays, in their present shapes, are bound."""
         return all(map(is_, inputs, self._held_inputs)) and (
             all(map(is_, outputs, self._held_outputs))
             and [array.shape for array in inputs] == self._shapes
@@ -259,23 +312,23 @@ class _Bound:
 
     def hold(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Bind these arrays where others were; they stay alive for as long as they are bound."""
-        for place, array in enumerate(inputs):
-            if array is self._held_inputs[place] and array.shape == self._shapes[place]:
+        for index, array in enumerate(inputs):
+            if array is self._held_inputs[index] and array.shape == self._shapes[index]:
                 continue
             value = ort.OrtValue.ortvalue_from_numpy(array)
-            self._held_inputs[place] = None  # noted when done: an interrupt may come in between
-            self._io_binding.bind_ortvalue_input(self._layout.input_names[place], value)
-            self._held_inputs[place], self._shapes[place] = array, array.shape
-        for place, buffer in enumerate(outputs):
-            if buffer is not self._held_outputs[place]:
+            self._held_inputs[index] = None  # noted when done: an interrupt may come in between
+            self._io_binding.bind_ortvalue_input(self._layout.input_names[index], value)
+            self._held_inputs[index], self._shapes[index] = array, array.shape
+        for index, buffer in enumerate(outputs):
+            if buffer is not self._held_outputs[index]:
                 value = ort.OrtValue.ortvalue_from_numpy(buffer)
-                self._held_outputs[place] = None
-                self._io_binding.bind_ortvalue_output(self._layout.output_names[place], value)
-                self._held_outputs[place] = buffer
+                self._held_outputs[index] = None
+                self._io_binding.bind_ortvalue_output(self._layout.output_names[index], value)
+                self._held_outputs[index] = buffer
 
 
 def _bound_call(session: ort.InferenceSession, binding: ort.IOBinding) -> tuple[Any, Any]:
-    """What runs a binding, and what to pass it.
+    """Return the function that runs a binding, and the argument it takes for that binding.
 
     The session's own method adds 0.3 us of Python to each run (bench/overhead.py: an eighth of a
     tiny predict). The compiled objects behind it take the same call; where a version of ONNX
@@ -289,7 +342,7 @@ def _bound_call(session: ort.InferenceSession, binding: ort.IOBinding) -> tuple[
 
 
 def _translated(error: Exception) -> Exception:
-    """What the core expects for an error of a run."""
+    """Return the contract's exception for an exception of a run."""
     text = " ".join(str(error).split())
     if isinstance(error, EngineError):
         return error
@@ -300,25 +353,8 @@ def _translated(error: Exception) -> Exception:
     return ModelError(f"onnxruntime: {text}")
 
 
-@contextmanager
-def stopping(deadline_s: float) -> Iterator[Deadline]:
-    """Stop the run inside at its deadline, with the error that says so."""
-    deadline = Deadline(deadline_s)
-    try:
-        with deadline:
-            if deadline.passed:
-                raise DeadlineExceeded("the deadline had passed before the model could run")
-            yield deadline
-    except DeadlineExceeded:
-        raise
-    except Exception as error:
-        if deadline.stopped:
-            raise DeadlineExceeded("the model was stopped at its deadline") from error
-        raise
-
-
 def _overlap(inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Whether writing an output could change an input."""
+    """Return True where writing an output could change an input."""
     return any(np.may_share_memory(a, b) for a in inputs for b in outputs)
 
 
@@ -334,12 +370,12 @@ def _copied(spec: TensorSpec, result: Array, buffer: Array) -> Array:
 
 
 def _unfit_buffer(text: str) -> str:
-    """The error for a bound output of another shape than the result, from ONNX Runtime's words."""
-    found = re.search(r"for output '(.*?)' .*?has shape (\{.*?\}) but .*? is (\{.*?\})", text)
-    if found is None:
+    """Word the error for a bound output of another shape than the result."""
+    match = re.search(r"for output '(.*?)' .*?has shape (\{.*?\}) but .*? is (\{.*?\})", text)
+    if match is None:
         return f"a given output buffer does not fit the result: {' '.join(text.split())}"
-    given, result = (shape.strip("{}").replace(",", ", ") for shape in found.group(2, 3))
+    given, result = (shape.strip("{}").replace(",", ", ") for shape in match.group(2, 3))
     return (
-        f"output {found[1]!r}: the result has shape [{result}], but the buffer given for it "
+        f"output {match[1]!r}: the result has shape [{result}], but the buffer given for it "
         f"[{given}]"
     )

@@ -1,40 +1,45 @@
-"""Load and compile: from a validated model to an ONNX Runtime session.
+"""Load: from a validated model to an ONNX Runtime session.
 
 ONNX Runtime reads and compiles in one step, so engine_load makes the session and engine_compile
-hands it on. Only a model that ONNX Runtime refuses, or runs with kernels that are not to be
-trusted, is prepared for it (prepare/), and only that costs more than the session.
+(executable.py) hands it on. Only a model that ONNX Runtime refuses, or runs with kernels that
+known_issues.py names, is prepared for it (prepare/), and only that costs more than the session. A
+session that is to be kept in compiled form writes it and is opened anew from that (compiled.py).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from engine.errors import BackendUnavailable, ModelError
+from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.types import (
+    CancelToken,
     CompileOptions,
     GraphInfo,
-    MemoryReport,
     ModelSource,
-    Placement,
     TensorSpec,
     ValueKind,
 )
+from engine_cpu import thread_pool
+from engine_cpu.compiled import CompiledForm, check, discard, finish, trim, write_into
 from engine_cpu.errors import explained
 from engine_cpu.options import session_options
 from engine_cpu.prescreen import may_have_known_issues
-from engine_cpu.run import PLAIN, CpuContext, Layout
+from engine_cpu.run import PLAIN
 
 if TYPE_CHECKING:
     from engine_cpu.prepare import Prepared
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _GIVE_FILES = "add_external_initializers_from_files_in_memory"
-_PROVIDERS = ["CPUExecutionProvider"]
+CANCELS_LOAD = "set_load_cancellation_flag"
+PROVIDERS = ["CPUExecutionProvider"]
 _OUT_OF_MEMORY = "out of memory while compiling"
 
 if os.environ.get("ORT_DISABLE_TELEMETRY") != "0":
@@ -46,6 +51,7 @@ class CpuModel:
 
     unsupported: the nodes that it cannot run, and why; then there is no session.
     rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
+    form: the compiled form that the session was opened from.
     """
 
     def __init__(
@@ -54,20 +60,22 @@ class CpuModel:
         session: ort.InferenceSession | None,
         unsupported: Mapping[int, str] | None = None,
         rewritten: Mapping[int, str] | None = None,
+        form: CompiledForm | None = None,
     ) -> None:
         self.source = source
         self.session = session
+        self.form = form
         self.unsupported = unsupported or {}
         self.rewritten = rewritten or {}
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """As the file declares them."""
+        """Return them as the file declares them."""
         return graph_of(self.source).inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """As the file declares them."""
+        """Return them as the file declares them."""
         return graph_of(self.source).outputs
 
     def close(self) -> None:
@@ -75,63 +83,8 @@ class CpuModel:
         self.session = None
 
 
-class CpuExecutable:
-    """A session: weights and kernels, shared by the threads that run it."""
-
-    def __init__(self, loaded: CpuModel, options: CompileOptions) -> None:
-        self.inputs = loaded.inputs
-        self.outputs = loaded.outputs
-        self._graph_info = graph_of(loaded.source)
-        self._provider = "onnxruntime:CPUExecutionProvider"
-        self._reason = "onnxruntime runs every node of an ONNX model on the host"
-        if options.precision == "preferred_fp16":
-            self._reason += "; in fp32, because it has no faster fp16 kernels here"
-        self._rewritten = loaded.rewritten
-        self._session = loaded.session
-        self._layout = Layout(self.inputs, self.outputs)
-        self._context = CpuContext
-        if not self._layout.is_plain:
-            from engine_cpu.values import ValueContext
-
-            self._context = ValueContext
-
-    def open_context(self) -> CpuContext:
-        """A context of its own for one thread at a time; cheap."""
-        assert self._session is not None, "open_context after close"
-        return self._context(self._session, self._layout)
-
-    def placement(self) -> Sequence[Placement]:
-        """Every node on the host: ONNX Runtime has no other device here."""
-        return [
-            Placement(
-                node.index,
-                node.name,
-                node.op_type,
-                "cpu",
-                "cpu:0",
-                self._provider,
-                f"{self._rewritten[node.index]}; {self._reason}"
-                if node.index in self._rewritten
-                else self._reason,
-            )
-            for node in self._graph_info.nodes
-        ]
-
-    def memory(self) -> MemoryReport:
-        """The weights, as the file sizes them; ONNX Runtime does not say what packing adds."""
-        return MemoryReport(weights_bytes=sum(p.nbytes for p in self._graph_info.parameters))
-
-    def save(self, folder: object) -> str:
-        """Not announced, so the core does not ask for it."""
-        raise BackendUnavailable("backend 'cpu' has no compiled form to save", "cpu")
-
-    def close(self) -> None:
-        """Let the session go; contexts that still run keep it until they end."""
-        self._session = None
-
-
 def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
-    """A session for `source`, or the nodes that keep ONNX Runtime from making one.
+    """Make a session for `source`, or list the nodes that keep ONNX Runtime from making one.
 
     Raises ModelError with what ONNX Runtime refused where that is not a matter of nodes.
     """
@@ -142,21 +95,32 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
             f"device {str(options.device)!r} is not there: the host is the one device 'cpu:0'",
             "cpu",
         )
-    settings = session_options(options)
-    source = _give_files(source, settings)
     if options.progress is not None:
         options.progress("compile", 0, 1)
+    if source.compiled is not None:
+        form = check(source.compiled, graph_of(source))
+        return CpuModel(source, _reopened(source, form, options), form=form)
     carried, unpassable = _odd_values(graph_of(source))
     if unpassable:
         return CpuModel(source, None, unpassable)
+    is_suspect = bool(carried) or may_have_known_issues(source)
+    # What was made of a secret model, or of one that is written otherwise, is kept nowhere.
+    if options.save_to is not None and not source.is_secret and not is_suspect:
+        saved = _saved(source, options, options.save_to)
+        if saved is not None:
+            return saved
+    return _load_plain(source, options, carried, is_suspect)
+
+
+def _load_plain(
+    source: ModelSource, options: CompileOptions, carried: Sequence[str], is_suspect: bool
+) -> CpuModel:
+    settings = session_options(options)
+    source = _give_files(source, settings)
     session = refusal = None
     try:
-        if source.data is None:
-            session = _session(source, str(source.path), settings)
-        else:
-            _look_in(source.folder, settings)
-            session = _session(source, source.data, settings)
-        if not carried and not may_have_known_issues(source):
+        session = _session(source, *_model_of(source, settings), options.cancel)
+        if not is_suspect:
             return CpuModel(source, session)
     except ModelError as error:
         if _is_out_of_memory(error.__cause__):
@@ -169,37 +133,85 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
         return CpuModel(source, None, prepared.unsupported)
     if prepared.data:
         if source.data is None:
-            _look_in(prepared.folder, settings)
-        session = _session(source, prepared.data, settings)
+            look_in(prepared.folder, settings)
+        session = _session(source, prepared.data, settings, options.cancel)
     return CpuModel(source, session, rewritten=prepared.rewritten)
 
 
-def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
-    """The executable of a loaded model; ModelError for one with nodes that cannot run."""
-    source = loaded.source
-    if loaded.session is None:
-        index, reason = next(iter(loaded.unsupported.items()))
-        node = graph_of(source).nodes[index]
-        raise ModelError(f"{source.name}: {node.op_type} {node.name!r}: {reason}", source.name)
-    if options.progress is not None:
-        options.progress("compile", 1, 1)
-    return CpuExecutable(loaded, options)
+def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuModel | None:
+    """Make a session that writes its compiled form, and open that; None where it writes none.
+
+    That is for a model that ONNX Runtime refuses as it is or does not write whole, and a disk that
+    is full.
+    """
+    source_inputs = graph_of(source).inputs
+    settings = session_options(options)
+    write_into(settings, folder)
+    source = _give_files(source, settings)
+    try:
+        session = _session(source, *_model_of(source, settings), options.cancel)
+        del session  # its weights are in memory of its own; those of the form are mapped
+        trim()
+        form = finish(folder, graph_of(source))
+    except ModelError as error:
+        discard(folder)
+        if _is_out_of_memory(error.__cause__):
+            raise
+        return None
+    except (OSError, ValueError):
+        discard(folder)
+        return None
+    if options.cancel is not None:
+        options.cancel.check()
+    session = _reopened(source, form, options)
+    # A constant that the file lists among its inputs, and that is folded away, stays an input.
+    if {item.name for item in session.get_inputs()} != {spec.name for spec in source_inputs}:
+        discard(folder)
+        return None
+    return CpuModel(source, session, form=form)
+
+
+def _reopened(
+    source: ModelSource, form: CompiledForm, options: CompileOptions
+) -> ort.InferenceSession:
+    settings = session_options(options)
+    # It is optimised; and what ran once is what is to run again, bit by bit.
+    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        session = _session(source, str(form.graph), settings, options.cancel)
+    except ModelError as error:
+        if _is_out_of_memory(error.__cause__):
+            raise
+        text = f"compiled form {str(form.graph.parent)!r}: {error}"
+        raise CompiledFormError(text, str(form.graph.parent)) from error
+    trim()
+    return session
+
+
+def _model_of(
+    source: ModelSource, settings: ort.SessionOptions
+) -> tuple[bytes | str, ort.SessionOptions]:
+    """Return what ONNX Runtime is to read, and the settings that say where its weights lie."""
+    if source.data is None:
+        return str(source.path), settings
+    look_in(source.folder, settings)
+    return source.data, settings
 
 
 def graph_of(source: ModelSource) -> GraphInfo:
-    """What the core has read of a model."""
+    """Return what the core has read of a model."""
     assert source.graph is not None, "the core reads every ONNX file before a backend does"
     return source.graph
 
 
-def _look_in(folder: Path | None, settings: ort.SessionOptions) -> None:
-    """Say where the external data of a model that is given as bytes lies."""
+def look_in(folder: Path | None, settings: ort.SessionOptions) -> None:
+    """Set the folder of external data, for a model that is given as bytes."""
     if folder is not None:
         settings.add_session_config_entry(_FOLDER, str(folder))
 
 
 def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSource:
-    """Hand over external data that is in memory; the source as it is to be read then.
+    """Hand over external data that is in memory; return the source as it is to be read then.
 
     ONNX Runtime copies of it what a session needs, and remembers where it was: no session is to be
     made with these settings later.
@@ -207,7 +219,7 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
     if not source.files:
         return source
     # ONNX Runtime looks for all external data in memory where there is some.
-    is_mixed = any(each.location for each in graph_of(source).parameters)
+    is_mixed = any(parameter.location for parameter in graph_of(source).parameters)
     if is_mixed or not hasattr(settings, _GIVE_FILES):  # which came after 1.23
         from engine.model_bytes import inlined
 
@@ -218,17 +230,35 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
 
 
 def _session(
-    source: ModelSource, model: bytes | str, settings: ort.SessionOptions
+    source: ModelSource,
+    model: bytes | str,
+    settings: ort.SessionOptions,
+    cancel: CancelToken | None,
 ) -> ort.InferenceSession:
     try:
-        # Without its own fallback: that prints to stdout, and tries the same once more.
-        session = ort.InferenceSession(model, settings, _PROVIDERS, enable_fallback=0)
+        with _stopping(settings, cancel):
+            # Without its own fallback: that prints to stdout, and tries the same once more.
+            session = ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if cancel is not None:
+            cancel.check()
+        if settings.use_per_session_threads and thread_pool.is_refused(error):
+            thread_pool.join(settings)
+            return _session(source, model, settings, cancel)
         reason = _OUT_OF_MEMORY if _is_out_of_memory(error) else explained(str(error))
         raise ModelError(f"{source.name}: {reason}", source.name) from error
     # It keeps the file's bytes for that fallback, as long as it lives.
     session._model_bytes = None
     return session
+
+
+def _stopping(
+    settings: ort.SessionOptions, cancel: CancelToken | None
+) -> AbstractContextManager[None]:
+    """Have ONNX Runtime give up the session that it makes inside when the token is cancelled."""
+    if cancel is None or not hasattr(settings, CANCELS_LOAD):
+        return nullcontext()
+    return cancel.watch(partial(getattr(settings, CANCELS_LOAD), True))
 
 
 def _prepared(source: ModelSource, refusal: ModelError | None, carried: Sequence[str]) -> Prepared:
@@ -250,7 +280,7 @@ def _is_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _odd_values(graph: GraphInfo) -> tuple[list[str], dict[int, str]]:
-    """Outputs to be given in a carrier's type, and nodes whose values cannot be passed at all."""
+    """Return outputs to be given in a carrier's type, and nodes whose values cannot be passed."""
     specs = (*graph.inputs, *graph.outputs)
     odd = [spec for spec in specs if spec.dtype not in PLAIN]
     if not odd:

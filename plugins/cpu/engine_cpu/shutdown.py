@@ -41,7 +41,7 @@ def _wait_for_runs() -> None:
 
 
 def _is_running(frame: FrameType | None) -> bool:
-    """Whether a thread with this innermost frame is inside a run, and not held back from one."""
+    """Return True where a thread with this innermost frame is inside a run."""
     while frame is not None:
         module = frame.f_globals.get("__name__")
         if module in ("engine_cpu.run", __name__):

@@ -21,9 +21,10 @@ SHARED_US = 15
 
 
 def spin_us(threads: int) -> int:
-    """Microseconds to spin in a session of `threads` threads, by what else is running now.
+    """Return how many microseconds to spin in a session of `threads` threads.
 
-    Decided when a model is built. A neighbour that comes or goes later changes nothing for it.
+    Decided by what else is running when a model is built. A neighbour that comes or goes later
+    changes nothing for it.
     """
     if threads == 1:  # none of its threads is ever idle, so there is nothing to look for
         return ALONE_US
@@ -31,7 +32,7 @@ def spin_us(threads: int) -> int:
 
 
 def others_running(proc: str = "/proc") -> int:
-    """Threads of other processes that are running or could run now, the fewest of a few looks.
+    """Count other processes' threads that run or could run now, the fewest of a few looks.
 
     Where the kernel does not say, as many as there are CPUs.
     """
@@ -52,7 +53,7 @@ def others_running(proc: str = "/proc") -> int:
 
 
 def _own_running(proc: str) -> int:
-    """This process's threads in state R, the calling one among them."""
+    """Count this process's threads in state R, the calling one among them."""
     states = []
     for stat in Path(proc, "self", "task").glob("*/stat"):
         try:

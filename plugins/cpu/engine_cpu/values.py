@@ -14,7 +14,7 @@ import numpy as np
 import onnxruntime as ort
 
 from engine.types import DType, TensorSpec, ValueKind
-from engine_cpu.run import PLAIN, Array, CpuContext, Layout, stopping
+from engine_cpu.run import PLAIN, Array, CpuContext, Layout
 
 # Where a value must be of a type that ONNX Runtime gives arrays of: one that holds it exactly.
 CARRIERS = {
@@ -32,7 +32,7 @@ CARRIERS = {
 
 
 def carried(inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
-    """The outputs that a session must give in a carrier's type.
+    """Return the outputs that a session must give in a carrier's type.
 
     ONNX Runtime gives either all outputs as OrtValues, for which all inputs must be such too, and
     strings and lists cannot be; or all as arrays and lists.
@@ -55,7 +55,7 @@ class ValueContext(CpuContext):
             spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN for spec in layout.outputs
         )
 
-    def _run(self, inputs: Sequence[Any], options: ort.RunOptions | None) -> list[Any]:
+    def _run(self, inputs: Sequence[Any], options: ort.RunOptions) -> list[Any]:
         layout, session = self._layout, self._session
         given = {
             spec.name: _given(value, spec)
@@ -71,8 +71,8 @@ class ValueContext(CpuContext):
             name: value if isinstance(value, ort.OrtValue) else _over(value)
             for name, value in given.items()
         }
-        found = session.run_with_ort_values(layout.output_names, feeds, options)
-        arrays = (_array(value, spec) for value, spec in zip(found, layout.outputs, strict=True))
+        results = session.run_with_ort_values(layout.output_names, feeds, options)
+        arrays = (_array(value, spec) for value, spec in zip(results, layout.outputs, strict=True))
         # An output that is an input itself comes back as the caller's own memory.
         return [
             array.copy() if name in feeds else array
@@ -80,17 +80,15 @@ class ValueContext(CpuContext):
         ]
 
     def _feed(self, inputs: Sequence[Any], deadline_s: float | None) -> list[Any]:
-        if deadline_s is None:
-            return self._run(inputs, None)
-        with stopping(deadline_s) as deadline:
-            return self._run(inputs, deadline.options)
+        with self._stopping(deadline_s) as options:
+            return self._run(inputs, options)
 
 
 _over = ort.OrtValue.ortvalue_from_numpy
 
 
 def _given(value: Any, spec: TensorSpec) -> Any:
-    """One input as a session takes it."""
+    """Convert one input to what a session takes."""
     if spec.dtype in PLAIN or not isinstance(value, np.ndarray):
         return value
     words = value.view(f"u{value.dtype.itemsize}")
@@ -100,7 +98,7 @@ def _given(value: Any, spec: TensorSpec) -> Any:
 
 
 def _array(value: ort.OrtValue, spec: TensorSpec) -> Array:
-    """One output as an array; it keeps the OrtValue, whose memory it is, alive."""
+    """Return one output as an array over the OrtValue's memory, which it keeps alive."""
     dtype = spec.dtype
     if dtype in PLAIN:
         plain: Array = value.numpy()
@@ -117,7 +115,7 @@ def _array(value: ort.OrtValue, spec: TensorSpec) -> Array:
 
 
 class _Memory:
-    """What numpy needs to see the memory of an OrtValue."""
+    """The array interface of an OrtValue's memory."""
 
     def __init__(self, value: ort.OrtValue, count: int, code: str) -> None:
         self._value = value
@@ -130,17 +128,17 @@ class _Memory:
 
 
 def _packed(words: Array, bits: int) -> Array:
-    """Elements of `bits` bits, the first in the lowest, from bytes of which those are the lowest.
+    """Pack elements of `bits` bits, one in the low bits of each byte; the first comes lowest.
 
-    In an array of the same shape, as ONNX Runtime wants it; it reads as much as is needed.
+    Returns an array of the same shape, as ONNX Runtime wants it; it reads as much as is needed.
     """
     count = 8 // bits
     flat = words.reshape(-1) & ((1 << bits) - 1)
     packed = np.zeros(words.shape, np.uint8)
     into = packed.reshape(-1)
-    for place in range(count):
-        part = flat[place::count]
-        into[: len(part)] |= part << (place * bits)
+    for position in range(count):
+        part = flat[position::count]
+        into[: len(part)] |= part << (position * bits)
     return packed
 
 

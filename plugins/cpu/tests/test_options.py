@@ -16,7 +16,7 @@ from engine import Context, Model, ModelType
 from engine.testing import models
 from engine.types import CompileOptions, Device, Threads
 from engine_cpu import spin
-from engine_cpu.options import session_options
+from engine_cpu.options import OPTIONS, session_options
 
 
 def options(threads: Threads = Threads(), **settings: str) -> ort.SessionOptions:  # noqa: B008
@@ -48,6 +48,34 @@ def test_idle_threads_spin_shortly_by_default_and_as_told() -> None:
     assert entry(options(spin_us="0"), "session.intra_op.allow_spinning") == "0"
     with pytest.raises(RuntimeError):  # ONNX Runtime's own choice: no entry is made
         entry(options(spin_us="-1"), key)
+
+
+def test_the_threads_of_segments_do_not_spin_beside_the_next_one() -> None:
+    device, threads = Device("cpu"), Threads(intra_op=2)
+    segment = CompileOptions(device=device, threads=threads, plan="p")
+    assert entry(session_options(segment), "session.intra_op.allow_spinning") == "0"
+    told = CompileOptions(device=device, threads=threads, plan="p", options={"spin_us": "20"})
+    assert entry(session_options(told), "session.intra_op.spin_duration_us") == "20"
+
+
+def test_every_option_takes_its_own_default_choices_and_limits() -> None:
+    for name, option in OPTIONS.items():
+        values = [option.default, *option.choices]
+        values += [
+            str(int(limit)) for limit in (option.lowest, option.highest) if limit is not None
+        ]
+        if option.type is bool:
+            values += ["0", "1", "true", "false"]
+        for value in filter(None, values):
+            if (name, value) != ("thread_pool", "process"):  # which is for good
+                options(**{name: value})
+        if option.choices or option.type is not str:
+            with pytest.raises(ValueError, match=f"{name} must be"):
+                options(**{name: "wrong"})
+        for limit, step in ((option.lowest, -1), (option.highest, 1)):
+            if limit is not None:
+                with pytest.raises(ValueError, match=f"{name} must be"):
+                    options(**{name: str(int(limit) + step)})
 
 
 def test_threads_spin_less_where_other_processes_keep_the_cpus_busy() -> None:

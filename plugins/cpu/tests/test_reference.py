@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -124,3 +126,25 @@ def test_options_and_other_providers_are_refused_by_name(tmp_path: Path) -> None
         load(source, CompileOptions(device=Device("cpu"), options={"quick": "1"}))
     with pytest.raises(ValueError, match="provider must be 'reference' or '', but got 'fast'"):
         load(source, CompileOptions(device=Device("cpu"), provider="fast"))
+
+
+def test_a_predict_is_cancelled_between_nodes_for_good(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Neg", [f"t{i}" if i else "x"], [f"t{i + 1}"]) for i in range(20_000)]
+    nodes.append(helper.make_node("Identity", ["t20000"], ["y"]))
+    backend = open_backend("reference")
+    options = CompileOptions(device=Device("cpu"))
+    executable = backend.compile(backend.load(open_source(save(tmp_path, nodes)), options), options)
+    context = executable.open_context()
+    begin = time.monotonic()
+    [y] = backend.predict(context, [X], None, None)
+    needed_s = time.monotonic() - begin
+    np.testing.assert_array_equal(y, X)
+    timer = threading.Timer(needed_s / 10, context.cancel)
+    timer.start()
+    begin = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(engine.Cancelled, match="cancelled while the model ran"):
+            backend.predict(context, [X], None, None)
+    assert time.monotonic() - begin < needed_s * 0.8
+    timer.join()
+    np.testing.assert_array_equal(backend.predict(executable.open_context(), [X], None, None)[0], X)

@@ -7,6 +7,7 @@ import threading
 import time
 import tracemalloc
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from onnx import TensorProto, helper
 
 import engine
 from engine import Tensor
+from engine.backends import open_backend
+from engine.formats import open_source
 from engine.testing import models
+from engine.types import CompileOptions, Device
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -255,14 +259,14 @@ def test_nothing_is_printed_on_stderr_for_an_error(
 # ------------------------------------------------------------------------------------ deadlines
 
 
-def lasting(model: engine.Model) -> tuple[list[np.ndarray], float]:
+def lasting(predict: Callable[[list[np.ndarray]], Any]) -> tuple[list[np.ndarray], float]:
     """Inputs for the slow model that keep it busy for a good while, and how long, in seconds."""
     rows, needed_s = 32, 0.0
     while needed_s < 0.3:
         rows *= 2
-        inputs = [np.ones((rows, model.get_inputs()[0].shape[1]), np.float32)]
+        inputs = [np.ones((rows, models.SLOW_WIDTH), np.float32)]
         begin = time.monotonic()
-        model.predict(inputs)
+        predict(inputs)
         needed_s = time.monotonic() - begin
     return inputs, needed_s
 
@@ -272,7 +276,7 @@ def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
     load: Any, bound: bool
 ) -> None:
     model = load(models.slow)
-    inputs, needed_s = lasting(model)
+    inputs, needed_s = lasting(model.predict)
     [full] = model.predict(inputs)
     outputs = [Tensor(np.zeros(full.shape, np.float32))] if bound else None
     begin = time.monotonic()
@@ -287,7 +291,7 @@ def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
 
 def test_one_deadline_does_not_stop_another_threads_run(load: Any) -> None:
     model = load(models.slow)
-    inputs, needed_s = lasting(model)
+    inputs, needed_s = lasting(model.predict)
     [expected] = model.predict(inputs)
     results: list[Tensor] = []
     other = threading.Thread(target=lambda: results.extend(model.predict(inputs, timeout_s=1000)))
@@ -329,3 +333,97 @@ def test_threads_run_one_model_in_parallel_with_right_results(load: Any) -> None
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+# --------------------------------------------------------------------------------------- cancel
+
+
+def raw(path: Path) -> Any:
+    """The executable behind a model, with one thread."""
+    backend = open_backend("cpu")
+    options = CompileOptions(device=Device("cpu"))
+    return backend.compile(backend.load(open_source(path), options), options)
+
+
+def cancelled(context: Any, inputs: Any, outputs: Any, deadline_s: float | None) -> float:
+    """Predict, cancel soon after the start, and return how long that took to have effect."""
+    when: list[float] = []
+
+    def cancel() -> None:
+        when.append(time.monotonic())
+        context.cancel()
+
+    timer = threading.Timer(0.05, cancel)
+    timer.start()
+    with pytest.raises(engine.Cancelled, match="cancelled while the model ran"):
+        open_backend("cpu").predict(context, inputs, outputs, deadline_s)
+    timer.join()
+    return time.monotonic() - when[0]
+
+
+@pytest.mark.parametrize("way", ["fed", "bound", "deadline"])
+def test_a_running_predict_is_cancelled_from_another_thread(tmp_path: Path, way: str) -> None:
+    executable = raw(models.slow(tmp_path))
+    predict = open_backend("cpu").predict
+    inputs, needed_s = lasting(lambda x: predict(executable.open_context(), x, None, None))
+    [full] = predict(executable.open_context(), inputs, None, None)
+    outputs = [np.zeros_like(full)] if way == "bound" else None
+    deadline_s = time.monotonic() + 1000 if way == "deadline" else None
+    context, other = executable.open_context(), executable.open_context()
+    assert cancelled(context, inputs, outputs, deadline_s) < needed_s * 0.8
+    for given in (None, outputs):  # for good: the core closes the context
+        with pytest.raises(engine.Cancelled):
+            predict(context, inputs, given, deadline_s)
+    np.testing.assert_array_equal(predict(other, inputs, None, None)[0], full)
+
+
+def test_a_cancel_just_before_the_runtime_starts_holds(tmp_path: Path) -> None:
+    executable = raw(models.affine(tmp_path))
+    predict = open_backend("cpu").predict
+    for calls, deadline_s in ((0, None), (3, None), (0, time.monotonic() + 1000)):
+        context = executable.open_context()
+        for _ in range(calls):  # the third is staged
+            predict(context, [X], None, None)
+        assert (context._staged is not None) == (calls == 3)
+        context.cancel()
+        with pytest.raises(engine.Cancelled):
+            predict(context, [X], None, deadline_s)
+
+
+def test_a_deadline_that_was_kept_or_missed_cancels_nothing(tmp_path: Path) -> None:
+    executable = raw(models.affine(tmp_path))
+    predict = open_backend("cpu").predict
+    context = executable.open_context()
+    with pytest.raises(engine.DeadlineExceeded):
+        predict(context, [X], None, time.monotonic() - 1)
+    for deadline_s in (time.monotonic() + 1000, None):
+        np.testing.assert_array_equal(predict(context, [X], None, deadline_s)[0], 2 * X + 1)
+
+
+def test_values_that_are_no_plain_arrays_are_cancelled_too(tmp_path: Path) -> None:
+    half = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n"])
+    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
+    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
+    executable = raw(write(tmp_path, nodes, [half], [out]))
+    x = np.ones(2, executable.inputs[0].dtype.numpy)
+    context = executable.open_context()
+    assert open_backend("cpu").predict(context, [x], None, None)[0].tolist() == [1, 1]
+    context.cancel()
+    with pytest.raises(engine.Cancelled):
+        open_backend("cpu").predict(context, [x], None, None)
+
+
+def test_the_same_lists_again_are_bound_once_and_read_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executable = raw(models.affine(tmp_path))
+    predict = open_backend("cpu").predict
+    context = executable.open_context()
+    x, y = X.copy(), np.zeros_like(X)
+    inputs, outputs = [x], [y]
+    assert predict(context, inputs, outputs, None) is outputs
+    monkeypatch.setattr(context, "_bind", None)  # not asked again
+    for step in range(3):
+        x += step
+        assert predict(context, inputs, outputs, None) is outputs
+        np.testing.assert_array_equal(y, 2 * x + 1)

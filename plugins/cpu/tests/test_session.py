@@ -1,10 +1,13 @@
-"""Weights that are in memory, and who keeps them."""
+"""Weights that are in memory, who keeps them, and loads that are cancelled."""
 
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +15,20 @@ import onnx
 import onnxruntime
 import pytest
 
+import engine_cpu
 from engine.backends import open_backend
+from engine.errors import Cancelled
 from engine.formats import open_source
 from engine.formats.onnx import read_model
 from engine.testing import models
-from engine.types import CompileOptions, Device, Executable, ModelSource
+from engine.types import (
+    CancelToken,
+    Capability,
+    CompileOptions,
+    Device,
+    Executable,
+    ModelSource,
+)
 from engine_cpu import session
 
 X = np.ones((2, 256), np.float32)
@@ -90,3 +102,39 @@ def test_weights_may_be_in_memory_and_in_a_file(tmp_path: Path) -> None:
     graph = read_model(memoryview(data), path, "model", files).graph
     source = ModelSource(format="onnx", data=data, folder=tmp_path, graph=graph, files=files)
     np.testing.assert_array_equal(_predict(_compiled(source)), X + b + b)
+
+
+def test_a_load_is_given_up_soon_after_it_is_cancelled(tmp_path: Path) -> None:
+    # Thousands of nodes: ONNX Runtime looks at the flag while it builds and optimises the graph.
+    nodes = [
+        onnx.helper.make_node("Add", [f"t{i}" if i else "x", "one"], [f"t{i + 1}"])
+        for i in range(20_000)
+    ]
+    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
+    graph = onnx.helper.make_graph(
+        nodes, "g", [value("x", shape=[2])], [value("t20000", shape=[2])],
+        [onnx.numpy_helper.from_array(np.float32(1), "one")],
+    )  # fmt: skip
+    path = tmp_path / "deep.onnx"
+    onnx.save(onnx.helper.make_model(graph, ir_version=8), path)
+    source, backend = open_source(path), open_backend("cpu")
+    begin = time.monotonic()
+    backend.load(source, CompileOptions(device=Device("cpu"))).close()
+    needed_s = time.monotonic() - begin
+    token = CancelToken()
+    options = CompileOptions(device=Device("cpu"), cancel=token)
+    timer = threading.Timer(needed_s / 20, token.cancel)
+    begin = time.monotonic()
+    timer.start()
+    with pytest.raises(Cancelled):
+        backend.load(source, options)
+    assert time.monotonic() - begin < needed_s * 0.8
+    timer.join()
+
+
+def test_a_runtime_that_cannot_stop_is_said_to_lack_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert engine_cpu.engine_devices().found[0].lacks == {}
+    monkeypatch.delattr(onnxruntime.SessionOptions, session.CANCELS_LOAD)
+    [(name, reason)] = engine_cpu.engine_devices().found[0].lacks.items()
+    assert name == Capability.CANCEL_COMPILE
+    assert onnxruntime.__version__ in reason

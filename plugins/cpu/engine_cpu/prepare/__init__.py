@@ -1,9 +1,10 @@
-"""Models that ONNX Runtime refuses as they are: said otherwise, or the nodes that it cannot run.
+"""Rewrite models that ONNX Runtime refuses as they are, or find the nodes that it cannot run.
 
     opsets.py    which versions ONNX Runtime reads; whether a node means the same in another one
     kind.py      a node by itself: its operator, attributes and types
     trial.py     whether ONNX Runtime takes a model
-    rewrites.py  other ways to say what a node does
+    rewrites.py  equivalents of a node by other nodes
+    special.py   those that are written by hand
     rewriter.py  all of it, for the nodes of one model
 
 Needs onnx; imported only when ONNX Runtime has refused a model, or has a kernel in it that
@@ -53,23 +54,28 @@ class Prepared:
 
 
 def prepare(source: ModelSource, is_taken: bool = False, carried: Collection[str] = ()) -> Prepared:
-    """Say a model in terms that ONNX Runtime takes.
+    """Rewrite a model in terms that ONNX Runtime takes.
 
-    is_taken: ONNX Runtime takes it as it is, and only kernels that are not to be trusted matter.
+    is_taken: ONNX Runtime takes it as it is, and only kernels with known issues matter.
     carried: outputs to be given as a type of values.CARRIERS.
     """
     model = _read(source)
-    written = {_domain(each.domain): each.version for each in model.opset_import} or {"": 1}
+    written = {_domain(opset.domain): opset.version for opset in model.opset_import} or {"": 1}
     written.setdefault("", opsets.newest(""))  # what is added needs one
-    functions = {(each.domain, each.name, each.overload): each for each in model.functions}
+    functions = {
+        (function.domain, function.name, function.overload): function
+        for function in model.functions
+    }
     scope = scope_of(inferred(_light(model)).graph)
     versions = written if is_taken else _versions(written)
-    said, rewriter = _said(model, scope, Rewriter(functions, versions, is_taken), written)
-    unsupported = {i: str(each) for i, each in enumerate(said) if isinstance(each, Refused)}
+    results, rewriter = _rewrite(model, scope, Rewriter(functions, versions, is_taken), written)
+    unsupported = {
+        i: str(result) for i, result in enumerate(results) if isinstance(result, Refused)
+    }
     if unsupported:
         return Prepared(unsupported=unsupported)
-    nodes = [each for each in said if isinstance(each, NodeProto)]
-    called = {i: rewriter.used([each]) for i, each in enumerate(nodes)}
+    nodes = [result for result in results if isinstance(result, NodeProto)]
+    called = {i: rewriter.used([node]) for i, node in enumerate(nodes)}
     rewritten = {i: rewriter.notes[calls[0].name] for i, calls in called.items() if calls}
     if is_taken and not rewritten and not carried:
         return Prepared()
@@ -81,22 +87,24 @@ def prepare(source: ModelSource, is_taken: bool = False, carried: Collection[str
     return Prepared(model.SerializeToString(), folder, rewritten=rewritten)
 
 
-def _said(
+def _rewrite(
     model: ModelProto, scope: Scope, rewriter: Rewriter, written: Opsets
 ) -> tuple[list[NodeProto | Refused], Rewriter]:
-    """Every node as it is to be said, in the operator sets that leave the fewest refused."""
+    """Rewrite every node, in the operator sets that leave the fewest refused."""
     nodes = model.graph.node
-    said = list(rewriter.nodes(nodes, scope.inner(), written))
-    refused = [node for node, each in zip(nodes, said, strict=True) if isinstance(each, Refused)]
+    results = list(rewriter.nodes(nodes, scope.inner(), written))
+    refused = [
+        node for node, result in zip(nodes, results, strict=True) if isinstance(result, Refused)
+    ]
     if rewriter.is_taken or not refused:
-        return said, rewriter
-    best = len(refused), said, rewriter
+        return results, rewriter
+    best = len(refused), results, rewriter
     for version in sorted({_former(node, rewriter.versions) for node in refused} - {0}):
         other = Rewriter(rewriter.functions, {**rewriter.versions, "": version})
-        said = list(other.nodes(nodes, scope.inner(), written))
-        count = sum(isinstance(each, Refused) for each in said)
+        results = list(other.nodes(nodes, scope.inner(), written))
+        count = sum(isinstance(result, Refused) for result in results)
         if count < best[0]:
-            best = count, said, other
+            best = count, results, other
     return best[1:]
 
 
@@ -107,7 +115,7 @@ def _read(source: ModelSource) -> ModelProto:
 
 
 def _relocate(model: ModelProto, source: ModelSource) -> Path | None:
-    """The folder of the external data, which may lie where links lead: see ModelSource.folder."""
+    """Return the folder of external data, to which links may lead: see ModelSource.folder."""
     if source.folder is None or source.data is not None or source.path is None:
         return source.folder
     folder = Path(os.path.realpath(source.path)).parent
@@ -124,7 +132,7 @@ def _domain(name: str) -> str:
 
 
 def _versions(written: Opsets) -> dict[str, int]:
-    """The opset versions to write for: those of the model as far as ONNX Runtime reads them."""
+    """Return the opset versions to write for: the model's, as far as ONNX Runtime reads them."""
     versions = {
         domain: min(version, opsets.newest(domain))
         for domain, version in written.items()
@@ -134,7 +142,7 @@ def _versions(written: Opsets) -> dict[str, int]:
 
 
 def _former(node: NodeProto, versions: Opsets) -> int:
-    """The last operator set in which a node's operator has its former version; 0 for none."""
+    """Return the last opset in which a node's operator has its former version; 0 for none."""
     if _domain(node.domain):
         return 0
     try:
@@ -146,7 +154,7 @@ def _former(node: NodeProto, versions: Opsets) -> int:
 
 
 def _light(model: ModelProto) -> ModelProto:
-    """The model without its weights, for inference: their types are all that counts."""
+    """Return the model without its weights, for inference: their types are all that counts."""
     light = ModelProto(ir_version=max(model.ir_version, 4))
     light.opset_import.extend(model.opset_import)
     light.functions.extend(model.functions)
@@ -156,7 +164,7 @@ def _light(model: ModelProto) -> ModelProto:
     graph.input.extend(whole.input)
     graph.output.extend(whole.output)
     graph.value_info.extend(whole.value_info)
-    given = {each.name for each in whole.input}
+    given = {value.name for value in whole.input}
     for tensor in whole.initializer:
         if elements(tensor) <= SMALL and tensor.data_location != tensor.EXTERNAL:
             graph.initializer.append(tensor)
@@ -182,8 +190,8 @@ def _write(model: ModelProto, nodes: list[NodeProto], rewriter: Rewriter, versio
     if model.ir_version < 4:
         # Up to there an initializer was named among the inputs too, and was a constant all the
         # same; from then on it would be one that a caller may change.
-        constants = {each.name for each in graph.initializer}
-        inputs = [each for each in graph.input if each.name not in constants]
+        constants = {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in constants]
         del graph.input[:]
         graph.input.extend(inputs)
     model.ir_version = min(max(model.ir_version, 8), opsets.newest_ir())
@@ -192,7 +200,7 @@ def _write(model: ModelProto, nodes: list[NodeProto], rewriter: Rewriter, versio
     model.functions.extend(rewriter.used(nodes))
     del model.opset_import[:]
     model.opset_import.extend(
-        helper.make_opsetid(*each) for each in {**versions, DOMAIN: 1}.items()
+        helper.make_opsetid(*opset) for opset in {**versions, DOMAIN: 1}.items()
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine_cpu.known_issues import KnownIssue
 
 # Constants of so many elements are part of a kind: kernels look at axes, scales and the like
-# while they are made. A weight is told by its type alone.
+# while they are made. Of a weight the type is enough.
 SMALL = 16
 
 Opsets = Mapping[str, int]
@@ -36,7 +36,7 @@ class Scope:
     constants: dict[str, TensorProto] = field(default_factory=dict)
 
     def inner(self) -> Scope:
-        """The scope of a subgraph that begins here."""
+        """Return the scope of a subgraph that begins here."""
         return Scope(dict(self.types), dict(self.constants))
 
 
@@ -59,11 +59,11 @@ class Kind:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for equal kinds."""
+        """Return what is equal for equal kinds."""
         return (
             self.node.SerializeToString(deterministic=True),
-            tuple(each.SerializeToString(deterministic=True) for each in self.types.values()),
-            tuple((name, each.SerializeToString()) for name, each in self.constants.items()),
+            tuple(kind.SerializeToString(deterministic=True) for kind in self.types.values()),
+            tuple((name, tensor.SerializeToString()) for name, tensor in self.constants.items()),
             tuple(sorted(self.opsets.items())),
             self.guessed,
             self.known_issue.reason if self.known_issue else "",
@@ -71,16 +71,16 @@ class Kind:
 
     @property
     def domain(self) -> str:
-        """Of its operator; "" is ONNX's own."""
+        """Return its operator's; "" is ONNX's own."""
         return "" if self.node.domain == "ai.onnx" else self.node.domain
 
     @property
     def version(self) -> int:
-        """Of the operator set that it is written for; 0 where none is imported."""
+        """Return the version of its operator set; 0 where none is imported."""
         return self.opsets.get(self.domain, 0)
 
     def model(self, node: NodeProto | None = None, opsets: Opsets | None = None) -> ModelProto:
-        """A model of this node alone, or of `node` in its place; its outputs have no types."""
+        """Make a model of this node alone, or of `node` instead; its outputs have no types."""
         return model_of(
             [node or self.node], self.types, opsets or self.opsets, constants=self.constants
         )
@@ -89,7 +89,7 @@ class Kind:
 def kind_of(
     node: NodeProto, scope: Scope, opsets: Opsets, known_issue: KnownIssue | None = None
 ) -> Kind:
-    """The kind of a node. One with subgraphs keeps its names: they are used in there too."""
+    """Return the kind of a node. One with subgraphs keeps its names: they are used in there too."""
     copy = NodeProto()
     copy.CopyFrom(node)
     copy.name = copy.doc_string = ""
@@ -99,11 +99,11 @@ def kind_of(
         names = {name: f"x{i}" for i, name in enumerate(names)}
         copy.input[:] = [names.get(name, "") for name in node.input]
         copy.output[:] = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
-    attributes = sorted(copy.attribute, key=lambda each: each.name)
+    attributes = sorted(copy.attribute, key=lambda attribute: attribute.name)
     del copy.attribute[:]
     copy.attribute.extend(attributes)
-    for each in copy.attribute:
-        each.doc_string = ""
+    for item in copy.attribute:
+        item.doc_string = ""
     _lighten(copy)
     guess = helper.make_tensor_type_proto(TensorProto.FLOAT, None)
     return Kind(
@@ -128,9 +128,12 @@ def model_of(
     functions: list[FunctionProto] | None = None,
     outputs: Iterable[str] | None = None,
 ) -> ModelProto:
-    """A model of these nodes. Its outputs have no types; by default all that no node reads."""
+    """Make a model of these nodes; its outputs have no types.
+
+    outputs: by default all that no node reads.
+    """
     model = ModelProto(ir_version=onnx.IR_VERSION)
-    model.opset_import.extend(helper.make_opsetid(*each) for each in opsets.items())
+    model.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets.items())
     model.functions.extend(functions or ())
     graph = model.graph
     graph.name = "kind"
@@ -149,25 +152,25 @@ def model_of(
 
 
 def reads(node: NodeProto) -> dict[str, None]:
-    """The names that a node needs, in its subgraphs too, in order."""
+    """Return the names that a node needs, in its subgraphs too, in order."""
     names = dict.fromkeys(filter(None, node.input))
     for graph in subgraphs(node):
-        own = {each.name for each in (*graph.input, *graph.initializer)}
-        own |= {each.values.name for each in graph.sparse_initializer}
+        own = {value.name for value in (*graph.input, *graph.initializer)}
+        own |= {sparse.values.name for sparse in graph.sparse_initializer}
         own.update(name for inner in graph.node for name in inner.output)
         wanted = [name for inner in graph.node for name in reads(inner)]
-        wanted += [each.name for each in graph.output]
+        wanted += [value.name for value in graph.output]
         names.update(dict.fromkeys(name for name in wanted if name not in own))
     return names
 
 
 def has_subgraphs(node: NodeProto) -> bool:
-    """Whether there are graphs in a node's attributes."""
+    """Return True where there are graphs in a node's attributes."""
     return any(True for _ in subgraphs(node))
 
 
 def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
-    """The graphs in a node's attributes."""
+    """Return the graphs in a node's attributes."""
     for attribute in node.attribute:
         if attribute.type == AttributeProto.GRAPH:
             yield attribute.g
@@ -176,7 +179,7 @@ def subgraphs(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
-    """What a graph, after shape inference, says of its values."""
+    """Return the types and small constants of a graph, after shape inference."""
     scope = outer.inner() if outer else Scope()
     for name in names_in(graph):  # a name of its own hides one of the graph around it
         scope.types.pop(name, None)
@@ -196,21 +199,21 @@ def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
 
 
 def names_in(graph: GraphProto) -> Iterator[str]:
-    """The names that a graph itself defines."""
-    yield from (each.name for each in graph.input)
-    yield from (each.name for each in graph.initializer)
-    yield from (each.values.name for each in graph.sparse_initializer)
+    """Return the names that a graph itself defines."""
+    yield from (value.name for value in graph.input)
+    yield from (tensor.name for tensor in graph.initializer)
+    yield from (sparse.values.name for sparse in graph.sparse_initializer)
     yield from (name for node in graph.node for name in node.output if name)
 
 
 def attribute(node: NodeProto, name: str) -> Any:
-    """The value of an attribute; None where it is not given."""
-    found = (each for each in node.attribute if each.name == name)
-    return next((helper.get_attribute_value(each) for each in found), None)
+    """Return the value of an attribute; None where it is not given."""
+    given = (item for item in node.attribute if item.name == name)
+    return next((helper.get_attribute_value(item) for item in given), None)
 
 
 def is_known(kind: TypeProto) -> bool:
-    """Whether a type says of which elements it is."""
+    """Return True where a type says of which elements it is."""
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
         return bool(getattr(kind, which).elem_type)
@@ -220,7 +223,7 @@ def is_known(kind: TypeProto) -> bool:
 
 
 def element(kind: TypeProto) -> int:
-    """The element type of a tensor, or of the tensors inside; 0 where there are none."""
+    """Return the element type of a tensor, or of the tensors inside; 0 where there are none."""
     which = kind.WhichOneof("value")
     if which in ("tensor_type", "sparse_tensor_type"):
         return int(getattr(kind, which).elem_type)
@@ -230,7 +233,7 @@ def element(kind: TypeProto) -> int:
 
 
 def type_named(text: str) -> TypeProto | None:
-    """The type that ONNX Runtime calls so: "tensor(float)"; None for all but tensors."""
+    """Return the type that ONNX Runtime calls so: "tensor(float)"; None for all but tensors."""
     name = text.removeprefix("tensor(").removesuffix(")")
     number = _NUMBERS.get(name.upper(), 0) if text == f"tensor({name})" else 0
     return helper.make_tensor_type_proto(number, None) if number else None
@@ -240,7 +243,7 @@ _NUMBERS = dict(TensorProto.DataType.items())
 
 
 def inferred(model: ModelProto) -> ModelProto:
-    """The model with what onnx can tell of its types; as it is where onnx fails.
+    """Return the model with what onnx can tell of its types; as it is where onnx fails.
 
     Without data propagation: a shape of a billion axes would be written out.
     """
@@ -251,7 +254,7 @@ def inferred(model: ModelProto) -> ModelProto:
 
 
 def elements(tensor: TensorProto) -> int:
-    """How many elements a tensor has."""
+    """Return the number of a tensor's elements."""
     count = 1
     for dim in tensor.dims:
         count *= dim

@@ -19,25 +19,25 @@ OLDEST = 7
 
 @functools.cache
 def newest_ir() -> int:
-    """The newest IR version that ONNX Runtime reads."""
+    """Return the newest IR version that ONNX Runtime reads."""
     return _newest(onnx.IR_VERSION, lambda version: _tiny(version, OLDEST))
 
 
 @functools.cache
 def newest(domain: str) -> int:
-    """The newest operator set of a domain of ONNX's that ONNX Runtime reads."""
+    """Return the newest operator set of a domain of ONNX's that ONNX Runtime reads."""
     if domain == "":
         return _newest(_known(domain), lambda version: _tiny(4, version))
     return _newest(_known(domain), lambda version: _tiny(8, OLDEST, {domain: version}))
 
 
 def is_official(domain: str) -> bool:
-    """Whether the operators of a domain are defined by ONNX itself."""
+    """Return True where the operators of a domain are defined by ONNX itself."""
     return _known(domain) > 0
 
 
 def is_too_new(kind: Kind) -> bool:
-    """Whether a node is of an operator set of ONNX's that onnx does not know yet."""
+    """Return True where a node is of an operator set of ONNX's that onnx does not know yet."""
     return 0 < _known(kind.domain) < kind.version
 
 
@@ -68,7 +68,7 @@ class Changed(Exception):
 
 
 def dropped(kind: Kind, target: int) -> frozenset[str]:
-    """The attributes to leave out of a node so that it means in opset `target` what it does now.
+    """Return the attributes without which a node means in opset `target` what it does now.
 
     Nearly always none: those that came later and say what was always done before. Raises Changed.
     """
@@ -90,7 +90,7 @@ def dropped(kind: Kind, target: int) -> frozenset[str]:
         if not _is_same(kind, history[older], history[newer]):
             raise Changed(f"operator {node.op_type!r} became another in operator set {newer}")
     known = history[versions[0] if target < source else versions[-1]].attributes
-    return frozenset(each.name for each in node.attribute if each.name not in known)
+    return frozenset(item.name for item in node.attribute if item.name not in known)
 
 
 @functools.cache
@@ -103,17 +103,17 @@ def _history(domain: str, name: str) -> dict[int, defs.OpSchema]:
 
 
 def _is_same(kind: Kind, older: defs.OpSchema, newer: defs.OpSchema) -> bool:
-    """Whether two neighbouring versions differ, for this node, in the types they take only."""
+    """Return True where two versions differ, for this node, only in the types they take."""
     node = kind.node
     rule = _REWORDED.get((node.op_type, newer.since_version))
     if not (rule(kind) if rule else _text(older) == _text(newer)):
         return False
     for formal, given in (("inputs", node.input), ("outputs", node.output)):
-        one, other = ([p.option for p in getattr(each, formal)] for each in (older, newer))
+        one, other = ([p.option for p in getattr(schema, formal)] for schema in (older, newer))
         count = min(len(given), max(len(one), len(other)))
         if one[:count] != other[:count]:
             return False
-    given = {each.name: each for each in node.attribute}
+    given = {item.name: item for item in node.attribute}
     for name, late in newer.attributes.items():
         default = late.default_value
         early = older.attributes.get(name)

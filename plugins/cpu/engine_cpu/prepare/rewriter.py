@@ -1,7 +1,7 @@
-"""Says the nodes of a model in terms that ONNX Runtime takes, or says which it cannot be told.
+"""Rewrites the nodes of a model in terms that ONNX Runtime takes, or reports those it cannot run.
 
-A node that must be said otherwise becomes a call of a function that is added to the model, so
-that everything around it stays as it is; ONNX Runtime puts the function's body in its place.
+A node that must be rewritten becomes a call of a function that is added to the model, so that
+everything around it stays as it is; ONNX Runtime inlines the function's body.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """How nodes of one kind are said.
+    """How nodes of one kind are rewritten.
 
     drop: attributes to leave out. call: the name of the function to call instead, "" for none.
-    nested: the node itself with its subgraphs as they are to be said; None where it has none.
-    outputs: the types of the outputs as ONNX Runtime tells them.
+    nested: the node itself with its subgraphs rewritten; None where it has none.
+    outputs: the types of the outputs as ONNX Runtime infers them.
     """
 
     drop: frozenset[str] = frozenset()
@@ -60,8 +60,8 @@ class Answer:
     nested: NodeProto | None = None
     outputs: tuple[TypeProto | None, ...] = ()
 
-    def said(self, node: NodeProto) -> NodeProto:
-        """A node of this kind as it is to be said."""
+    def apply(self, node: NodeProto) -> NodeProto:
+        """Rewrite a node of this kind."""
         if self.call:
             outputs = [name for name in node.output if name]
             return helper.make_node(
@@ -72,7 +72,7 @@ class Answer:
         copy = NodeProto()
         copy.CopyFrom(node if self.nested is None else self.nested)
         copy.name = node.name
-        kept = [each for each in copy.attribute if each.name not in self.drop]
+        kept = [item for item in copy.attribute if item.name not in self.drop]
         del copy.attribute[:]
         copy.attribute.extend(kept)
         return copy
@@ -82,8 +82,8 @@ class Rewriter:
     """For one model and one choice of opset versions.
 
     functions: the model's own. versions: the opset versions to write for, by domain.
-    is_taken: ONNX Runtime takes the model as it is, so that only kernels that are not to be
-        trusted are looked at.
+    is_taken: ONNX Runtime takes the model as it is, so that only kernels with known issues
+        are looked at.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Rewriter:
     def nodes(
         self, nodes: Iterable[NodeProto], scope: Scope, opsets: Opsets
     ) -> Iterator[NodeProto | Refused]:
-        """Each node in turn as it is to be said, or why it cannot be.
+        """Yield each node in turn as rewritten, or why it cannot be.
 
         scope: what is known of values; what is learned on the way is added.
         """
@@ -114,23 +114,23 @@ class Rewriter:
                 yield refusal
 
     def used(self, nodes: Iterable[NodeProto]) -> list[FunctionProto]:
-        """The functions that these nodes call, and those that these call in turn."""
-        found: dict[str, FunctionProto] = {}
+        """Return the functions that these nodes call, and those that these call in turn."""
+        used: dict[str, FunctionProto] = {}
         pending = list(nodes)
         while pending:
             node = pending.pop()
-            if node.domain == DOMAIN and node.op_type not in found:
-                found[node.op_type] = self.calls[node.op_type]
-                pending += found[node.op_type].node
+            if node.domain == DOMAIN and node.op_type not in used:
+                used[node.op_type] = self.calls[node.op_type]
+                pending += used[node.op_type].node
             for graph in subgraphs(node):
                 pending += graph.node
-        return list(found.values())
+        return list(used.values())
 
     def _node(self, node: NodeProto, scope: Scope, opsets: Opsets) -> NodeProto:
-        found = known_issue(node, scope)
-        if self.is_taken and not self._depth and not found and not self._hides_known_issue(node):
+        issue = known_issue(node, scope)
+        if self.is_taken and not self._depth and not issue and not self._hides_known_issue(node):
             return node
-        kind = kind_of(node, scope, opsets, found)
+        kind = kind_of(node, scope, opsets, issue)
         key = kind.key
         if key not in self._answers:
             try:
@@ -140,17 +140,17 @@ class Rewriter:
         answer = self._answers[key]
         if isinstance(answer, str):
             raise Refused(answer)
-        for name, told in zip(filter(None, node.output), answer.outputs, strict=False):
-            if told is not None:
-                scope.types.setdefault(name, told)
-        return answer.said(node)
+        for name, output_type in zip(filter(None, node.output), answer.outputs, strict=False):
+            if output_type is not None:
+                scope.types.setdefault(name, output_type)
+        return answer.apply(node)
 
     def _hides_known_issue(self, node: NodeProto) -> bool:
-        """Whether an operator of the table may stand in a node's subgraphs, or in its function."""
-        inner = [each for graph in subgraphs(node) for each in graph.node]
+        """Return True where a node's subgraphs or function may hold an operator of the table."""
+        inner = [part for graph in subgraphs(node) for part in graph.node]
         if self._is_own(node):
             inner += self.functions[node.domain, node.op_type, node.overload].node
-        return any(each.op_type in OPERATORS or self._hides_known_issue(each) for each in inner)
+        return any(part.op_type in OPERATORS or self._hides_known_issue(part) for part in inner)
 
     def _answer(self, kind: Kind) -> Answer:
         try:
@@ -175,11 +175,11 @@ class Rewriter:
         raise Refused(reason)
 
     def _is_own(self, node: NodeProto) -> bool:
-        """Whether a node calls a function of the model's own."""
+        """Return True where a node calls a function of the model's own."""
         return (node.domain, node.op_type, node.overload) in self.functions
 
     def _as_it_is(self, kind: Kind) -> Answer:
-        """The node itself, perhaps with less attributes and other subgraphs."""
+        """Return the node itself, perhaps with less attributes and other subgraphs."""
         node = kind.node
         if self._is_own(node):
             raise Refused(f"it calls function {node.op_type!r}, which leads too deep")
@@ -193,10 +193,10 @@ class Rewriter:
         if self.is_taken and not self._depth:
             return Answer(drop, nested=nested)
         answer = Answer(drop, nested=nested)
-        said = kind.model(answer.said(node), {**kind.opsets, **self.versions, DOMAIN: 1})
-        said.functions.extend(self.used(said.graph.node))
-        said.ir_version = opsets.newest_ir()
-        trial = take(said.SerializeToString())
+        model = kind.model(answer.apply(node), {**kind.opsets, **self.versions, DOMAIN: 1})
+        model.functions.extend(self.used(model.graph.node))
+        model.ir_version = opsets.newest_ir()
+        trial = take(model.SerializeToString())
         if trial.is_taken:
             return replace(answer, outputs=tuple(map(type_named, trial.outputs)))
         if kind.guessed and not trial.is_unknown:
@@ -208,16 +208,16 @@ class Rewriter:
         copy.CopyFrom(kind.node)
         outer = Scope(dict(kind.types), dict(kind.constants))
         for graph in subgraphs(copy):
-            said = list(self.nodes(graph.node, scope_of(graph, outer), kind.opsets))
-            for node, each in zip(graph.node, said, strict=True):
-                if isinstance(each, Refused):
-                    raise Refused(f"{node.op_type!r} in its subgraph {graph.name!r}: {each}")
+            results = list(self.nodes(graph.node, scope_of(graph, outer), kind.opsets))
+            for node, result in zip(graph.node, results, strict=True):
+                if isinstance(result, Refused):
+                    raise Refused(f"{node.op_type!r} in its subgraph {graph.name!r}: {result}")
             del graph.node[:]
-            graph.node.extend(said)
+            graph.node.extend(results)
         return copy
 
     def _ways(self, kind: Kind) -> Iterator[tuple[_Way, str]]:
-        """Other ways to say a node of this kind, the quickest first, and what to call them."""
+        """Yield equivalents of a node of this kind, the quickest first, and what to call them."""
         by_function = partial(expanded, kind, self.functions), "computed by the operators it is of"
         if self._is_own(kind.node):
             yield by_function
@@ -232,10 +232,10 @@ class Rewriter:
         yield partial(converted, kind, self.versions[""]), "computed as in a newer operator set"
 
     def _call(self, kind: Kind, model: ModelProto, how: str) -> str:
-        """The name of a function with this model's nodes, to call for nodes of this kind."""
+        """Return the name of a function with this model's nodes, to call for nodes of this kind."""
         model.functions.extend(self.functions.values())
         graph = inferred(model).graph
-        opsets = {each.domain: each.version for each in model.opset_import}
+        opsets = {opset.domain: opset.version for opset in model.opset_import}
         body = []
         for node in self.nodes(graph.node, scope_of(graph), opsets):
             if isinstance(node, Refused):
@@ -246,9 +246,9 @@ class Rewriter:
             DOMAIN,
             name,
             list(reads(kind.node)),
-            [each for each in kind.node.output if each],
+            [output for output in kind.node.output if output],
             body,
-            [helper.make_opsetid(*each) for each in {**opsets, **self.versions, DOMAIN: 1}.items()],
+            [helper.make_opsetid(*o) for o in {**opsets, **self.versions, DOMAIN: 1}.items()],
         )
         self.notes[name] = how
         return name
@@ -258,7 +258,7 @@ _Way = Callable[[], ModelProto | None]
 
 
 def _tried(way: _Way) -> ModelProto | None:
-    """What a way gives; nothing where onnx, which may know the operator otherwise, fails."""
+    """Return an equivalent; None where onnx, which may know the operator otherwise, fails."""
     try:
         return way()
     except MemoryError:

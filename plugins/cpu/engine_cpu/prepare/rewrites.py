@@ -1,4 +1,4 @@
-"""Other ways to say what a node does, for nodes that ONNX Runtime has no kernel for.
+"""Equivalents by other nodes, for nodes that ONNX Runtime has no kernel for.
 
 Each takes a kind and gives a model with the same inputs x0, x1, ... and outputs y0, y1, ... that
 computes the same, or None.
@@ -29,7 +29,7 @@ FunctionId = tuple[str, str, str]
 
 
 def expanded(kind: Kind, functions: Mapping[FunctionId, FunctionProto]) -> ModelProto | None:
-    """The body of an operator that is a function of others, ONNX's own or the model's."""
+    """Return the body of an operator that is a function of others, ONNX's own or the model's."""
     node = NodeProto()
     node.CopyFrom(kind.node)
     body = functions.get((kind.node.domain, kind.node.op_type, kind.node.overload))
@@ -41,25 +41,25 @@ def expanded(kind: Kind, functions: Mapping[FunctionId, FunctionProto]) -> Model
     function.CopyFrom(body)
     function.domain, function.name, function.overload = _CALL, "body", ""
     node.domain, node.op_type, node.overload = _CALL, "body", ""
-    opsets = {**kind.opsets, **{each.domain: each.version for each in function.opset_import}}
+    opsets = {**kind.opsets, **{opset.domain: opset.version for opset in function.opset_import}}
     del function.opset_import[:]
-    function.opset_import.extend(helper.make_opsetid(*each) for each in opsets.items())
+    function.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets.items())
     call = model_of([node], kind.types, {**opsets, _CALL: 1}, kind.constants, [function])
     whole = inliner.inline_local_functions(call)
     return model_of(list(whole.graph.node), kind.types, opsets, kind.constants, outputs=node.output)
 
 
 def _defined(kind: Kind, node: NodeProto) -> FunctionProto | None:
-    """The function that ONNX defines an operator by; its defaults are written out in `node`."""
+    """Return the function that defines an operator; its defaults are written out in `node`."""
     try:
         # onnx's annotations leave out half of its methods.
         schema: Any = defs.get_schema(node.op_type, kind.version or 1, kind.domain)
     except defs.SchemaError:
         return None
-    given = {each.name for each in node.attribute}
-    for each in schema.attributes.values():
-        if each.name not in given and each.default_value.name:
-            node.attribute.append(each.default_value)
+    given = {item.name for item in node.attribute}
+    for formal in schema.attributes.values():
+        if formal.name not in given and formal.default_value.name:
+            node.attribute.append(formal.default_value)
     if schema.has_context_dependent_function:
         versions = schema.context_dependent_function_opset_versions
         usable = [version for version in versions if version <= kind.version]
@@ -74,11 +74,11 @@ def _defined(kind: Kind, node: NodeProto) -> FunctionProto | None:
 
 
 def widened(kind: Kind, wider: Mapping[int, int]) -> ModelProto | None:
-    """The operator in wider types, between casts."""
-    types = {name: _in(each, wider) for name, each in kind.types.items()}
+    """Return the operator in wider types, between casts."""
+    types = {name: _in(narrow, wider) for name, narrow in kind.types.items()}
     if types == dict(kind.types):
         return None
-    before, after = (_outputs(kind, each) for each in (kind.types, types))
+    before, after = (_outputs(kind, inputs) for inputs in (kind.types, types))
     nodes, casts = [], []
     node = NodeProto()
     node.CopyFrom(kind.node)
@@ -118,23 +118,23 @@ def _in(kind: TypeProto, wider: Mapping[int, int]) -> TypeProto:
 
 
 def _outputs(kind: Kind, types: Mapping[str, TypeProto]) -> dict[str, int]:
-    """The element types of the outputs that are tensors, for inputs of these types."""
+    """Return the element types of the outputs that are tensors, for inputs of these types."""
     known = model_of([kind.node], types, kind.opsets)
     return {
-        each.name: element(each.type)
-        for each in inferred(known).graph.output
-        if is_known(each.type) and each.type.WhichOneof("value") == "tensor_type"
+        output.name: element(output.type)
+        for output in inferred(known).graph.output
+        if is_known(output.type) and output.type.WhichOneof("value") == "tensor_type"
     }
 
 
 def converted(kind: Kind, version: int) -> ModelProto | None:
-    """What onnx's converter makes of a node that is written for an older operator set."""
+    """Convert a node that is written for an older operator set, with onnx's converter."""
     if kind.domain or kind.version >= version:
         return None
     result = onnx.version_converter.convert_version(kind.model(), version)
     opsets = {**kind.opsets, "": version}
-    made = [each for each in result.graph.initializer if each.name not in kind.constants]
-    nodes = [helper.make_node("Constant", [], [each.name], value=each) for each in made]
+    made = [tensor for tensor in result.graph.initializer if tensor.name not in kind.constants]
+    nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in made]
     nodes += result.graph.node
     return model_of(nodes, kind.types, opsets, kind.constants, outputs=kind.node.output)
 
@@ -172,12 +172,12 @@ _STORED: Mapping[int, int] = {
 
 
 def wider_types(kind: Kind) -> Iterator[Mapping[int, int]]:
-    """Types in which the operator computes the same, to be tried in this order."""
+    """Yield types in which the operator computes the same, to be tried in this order."""
     name = kind.node.op_type
     if kind.domain or name in _TYPED or has_subgraphs(kind.node):
         return
-    precise = (each.i for each in kind.node.attribute if each.name in _PRECISIONS)
-    if all(each in (0, _T.FLOAT) for each in precise):
+    precise = (item.i for item in kind.node.attribute if item.name in _PRECISIONS)
+    if all(precision in (0, _T.FLOAT) for precision in precise):
         yield _FLOATS
     if name in _INTEGRAL:
         yield _INTEGERS
@@ -190,7 +190,7 @@ def wider_types(kind: Kind) -> Iterator[Mapping[int, int]]:
 
 
 def special(kind: Kind, versions: Opsets) -> ModelProto | None:
-    """What special.py says of the operator, written in the operator sets `versions`."""
+    """Return special.py's equivalent of the operator, in the operator sets `versions`."""
     nodes = SPECIAL[kind.node.op_type](kind) if _is_special(kind) else None
     if nodes is None:
         return None

@@ -1,7 +1,7 @@
-"""Operators in cases that ONNX Runtime has no kernel for, said by hand in other operators.
+"""Operators in cases that ONNX Runtime has no kernel for, written by hand in others.
 
 Each function takes a kind and gives nodes from its inputs x0, x1, ... to its outputs y0, ..., or
-None where it has nothing to say. What they say must be exact.
+None where it has no equivalent. The nodes must compute exactly the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine_cpu.prepare.kind import Kind, attribute, element
 
 
 def _nodes(text: str, kind: Kind) -> list[NodeProto]:
-    """The nodes of ONNX's textual form, on x0, x1, ... and y0, y1, ..."""
+    """Return the nodes of ONNX's textual form, on x0, x1, ... and y0, y1, ..."""
     head = '<domain: "engine_cpu", opset_import: ["" : 1]> F'
     function: FunctionProto = parser.parse_function(
         f"{head} ({', '.join(kind.types)}) => (y0) {{ {text} }}"
@@ -23,7 +23,7 @@ def _nodes(text: str, kind: Kind) -> list[NodeProto]:
 
 
 def _mod(kind: Kind) -> list[NodeProto] | None:
-    """The remainder of floats with the sign of the divisor, from that with the dividend's.
+    """Return the remainder of floats with the sign of the divisor, from that with the dividend's.
 
     Zeros have that sign too; ONNX Runtime's Where does not keep it, hence the last two lines.
     """
@@ -51,7 +51,7 @@ def _mod(kind: Kind) -> list[NodeProto] | None:
 
 
 def _bit_shift(kind: Kind) -> list[NodeProto] | None:
-    """Any integers by any distance, with ONNX Runtime's shift of uint64 by 0 to 63 bits.
+    """Shift any integers by any distance, with ONNX Runtime's shift of uint64 by 0 to 63 bits.
 
     A distance that is negative or as large as the type leaves the sign: 0 or -1.
     """
@@ -103,32 +103,32 @@ _BITS: dict[int, int] = {
 
 
 def _batchwise(kind: Kind) -> list[NodeProto] | None:
-    """GRU, LSTM and RNN with the batch as first axis: that axis is moved and moved back."""
+    """Move the batch of GRU, LSTM and RNN from the first axis, and back in the results."""
     if attribute(kind.node, "layout") != 1:
         return None
     node = NodeProto()
     node.CopyFrom(kind.node)
-    kept = [each for each in node.attribute if each.name != "layout"]
+    kept = [item for item in node.attribute if item.name != "layout"]
     del node.attribute[:]
     node.attribute.extend(kept)
     before, after = [], []
-    for place in (0, 5, 6):  # X; initial_h and initial_c: [batch, ...]
-        if len(node.input) > place and node.input[place]:
-            moved = f"moved_{place}"
+    for index in (0, 5, 6):  # X; initial_h and initial_c: [batch, ...]
+        if len(node.input) > index and node.input[index]:
+            moved = f"moved_{index}"
             before.append(
-                helper.make_node("Transpose", [node.input[place]], [moved], perm=[1, 0, 2])
+                helper.make_node("Transpose", [node.input[index]], [moved], perm=[1, 0, 2])
             )
-            node.input[place] = moved
-    for place, perm in enumerate(([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])):  # Y, Y_h, Y_c
-        if len(node.output) > place and node.output[place]:
-            moved = f"moved_y{place}"
-            after.append(helper.make_node("Transpose", [moved], [node.output[place]], perm=perm))
-            node.output[place] = moved
+            node.input[index] = moved
+    for index, perm in enumerate(([2, 0, 1, 3], [1, 0, 2], [1, 0, 2])):  # Y, Y_h, Y_c
+        if len(node.output) > index and node.output[index]:
+            moved = f"moved_y{index}"
+            after.append(helper.make_node("Transpose", [moved], [node.output[index]], perm=perm))
+            node.output[index] = moved
     return [*before, node, *after]
 
 
 def _prelu(kind: Kind) -> list[NodeProto] | None:
-    """One slope a channel, as before version 7: broadcasting began at the front."""
+    """Align one slope a channel, as before version 7: broadcasting began at the front."""
     x, slope = kind.types["x0"].tensor_type, kind.types["x1"].tensor_type
     if kind.version >= 7 or len(slope.shape.dim) != 1 or not x.HasField("shape"):
         return None
@@ -140,7 +140,7 @@ def _prelu(kind: Kind) -> list[NodeProto] | None:
 
 
 def _resize(kind: Kind) -> list[NodeProto] | None:
-    """align_corners with scales of which the sizes are not whole: by cropping.
+    """Crop instead of align_corners with scales of which the sizes are not whole.
 
     ONNX stretches the corners over size * scale, ONNX Runtime over the whole part of that.
     tf_crop_and_resize lets the last corner be put where ONNX has it.
@@ -152,11 +152,10 @@ def _resize(kind: Kind) -> list[NodeProto] | None:
     node = NodeProto()
     node.CopyFrom(kind.node)
     scales = node.input[2]
-    for each in node.attribute:
-        if each.name == "coordinate_transformation_mode":
-            each.s = b"tf_crop_and_resize"
+    for item in node.attribute:
+        if item.name == "coordinate_transformation_mode":
+            item.s = b"tf_crop_and_resize"
     node.input[1] = "roi"
-    axes = attribute(node, "axes")
     axes = attribute(node, "axes")
     chosen = "sizes = Identity (all_sizes)"
     if axes is not None:
@@ -183,7 +182,7 @@ def _resize(kind: Kind) -> list[NodeProto] | None:
 
 
 def _any_locale(kind: Kind) -> list[NodeProto] | None:
-    """Upper and lower case in the locale that every machine has.
+    """Use the locale that every machine has, for upper and lower case.
 
     Where the model names none, ONNX Runtime wants en_US, which is the same and often not there.
     """

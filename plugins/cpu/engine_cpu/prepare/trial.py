@@ -1,4 +1,4 @@
-"""Whether ONNX Runtime takes a model, by creating a session for it."""
+"""Try whether ONNX Runtime takes a model, by creating a session for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import onnxruntime as ort
 
+from engine_cpu import thread_pool
 from engine_cpu.errors import unknown_operator
 
 
@@ -18,12 +19,12 @@ class Trial(NamedTuple):
 
     @property
     def is_taken(self) -> bool:
-        """Whether there is a session."""
+        """Return True where there is a session."""
         return not self.refusal
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it is refused because of an operator that ONNX Runtime does not know."""
+        """Return True where ONNX Runtime does not know some operator."""
         return bool(unknown_operator(self.refusal))
 
 
@@ -49,6 +50,8 @@ def _take(model: bytes) -> Trial:
     options.intra_op_num_threads = 1
     options.enable_cpu_mem_arena = False
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    if thread_pool.is_shared:
+        thread_pool.join(options)
     try:
         session = ort.InferenceSession(
             model, options, providers=["CPUExecutionProvider"], enable_fallback=0

@@ -46,6 +46,7 @@ def engine_backend() -> BackendInfo:
                 Capability.DYNAMIC_SHAPES,
                 Capability.DEADLINES,
                 Capability.CANCEL_COMPILE,
+                Capability.CANCEL_PREDICT,
                 Capability.MIXED_PLACEMENT,
                 Capability.FILES_IN_MEMORY,
             }

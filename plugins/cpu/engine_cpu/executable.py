@@ -1,0 +1,181 @@
+"""Compile: a session as an executable, and what it tells of itself."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+
+import onnxruntime as ort
+
+from engine.errors import ModelError
+from engine.types import (
+    CompileOptions,
+    MemoryReport,
+    ModelSource,
+    NodeInfo,
+    NodeState,
+    Placement,
+)
+from engine_cpu.node_states import NodeStates, observe
+from engine_cpu.options import session_options
+from engine_cpu.run import CpuContext, Layout
+from engine_cpu.session import PROVIDERS, CpuModel, graph_of, look_in
+
+
+def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
+    """Make the executable of a loaded model; ModelError for one with nodes that cannot run."""
+    source = loaded.source
+    if loaded.session is None:
+        index, reason = next(iter(loaded.unsupported.items()))
+        node = graph_of(source).nodes[index]
+        raise ModelError(f"{source.name}: {node.op_type} {node.name!r}: {reason}", source.name)
+    if options.progress is not None:
+        options.progress("compile", 1, 1)
+    return CpuExecutable(loaded, options)
+
+
+class CpuExecutable:
+    """A session: weights and kernels, shared by the threads that run it."""
+
+    concurrency = 0  # any number of threads may run a session at once
+
+    def __init__(self, loaded: CpuModel, options: CompileOptions) -> None:
+        self.inputs = loaded.inputs
+        self.outputs = loaded.outputs
+        self._graph_info = graph_of(loaded.source)
+        self._reason = "onnxruntime runs every node of an ONNX model on the host"
+        if options.precision == "preferred_fp16":
+            self._reason += "; in fp32, because it has no faster fp16 kernels here"
+        self._rewritten = loaded.rewritten
+        self._session = loaded.session
+        self._form = loaded.form
+        self._observed: Observed | None = None
+        if loaded.form is None and not loaded.rewritten:
+            self._observed = Observed.of(loaded.source, options)
+        self._layout = Layout(self.inputs, self.outputs)
+        self._context = CpuContext
+        if not self._layout.is_plain:
+            from engine_cpu.values import ValueContext
+
+            self._context = ValueContext
+
+    def open_context(self) -> CpuContext:
+        """Open a context of its own for one thread at a time; cheap."""
+        assert self._session is not None, "open_context after close"
+        return self._context(self._session, self._layout)
+
+    def placement(self) -> Sequence[Placement]:
+        """Place every node on the host: ONNX Runtime has no other device here.
+
+        Of a model without a compiled form, the first call has ONNX Runtime read the model once
+        more, to see what its optimised graph leaves of each node.
+        """
+        states: NodeStates | None = None
+        if self._form is not None:
+            states = self._form.states
+        elif self._observed is not None:
+            states = self._observed.states()
+        return [
+            self._placed(node, *(states[node.index] if states else (NodeState.RUNS, None)))
+            for node in self._graph_info.nodes
+        ]
+
+    def _placed(self, node: NodeInfo, state: NodeState, fused_into: int | None) -> Placement:
+        reasons = [self._rewritten[node.index]] if node.index in self._rewritten else []
+        if state is not NodeState.RUNS:
+            text = _STATE_REASONS[state]
+            if fused_into is not None:
+                other = self._graph_info.nodes[fused_into]
+                text += f" into {other.op_type} {other.name!r}"
+            reasons.append(text)
+        return Placement(
+            index=node.index,
+            node=node.name,
+            op_type=node.op_type,
+            backend="cpu",
+            device="cpu:0",
+            provider="onnxruntime:CPUExecutionProvider",
+            reason="; ".join([*reasons, self._reason]),
+            state=state,
+            fused_into=fused_into,
+        )
+
+    def memory(self) -> MemoryReport:
+        """Report the weights as the file sizes them; ONNX Runtime does not say what packing adds.
+
+        Those of a compiled form are mapped, raw and packed.
+        """
+        if self._form is not None:
+            return MemoryReport(mapped_bytes=self._form.weights_bytes)
+        return MemoryReport(weights_bytes=sum(p.nbytes for p in self._graph_info.parameters))
+
+    def close(self) -> None:
+        """Let the session go; contexts that still run keep it until they end."""
+        self._session = None
+        self._observed = None
+
+
+_STATE_REASONS = {
+    NodeState.FUSED: "fused, by onnxruntime's optimised graph",
+    NodeState.FOLDED: "folded to a constant, by onnxruntime's optimised graph",
+    NodeState.UNUSED: "no output depends on it",
+}
+
+
+class Observed:
+    """The states of a model's nodes, found out when somebody asks.
+
+    model: its file, or its bytes where these are few enough to be kept.
+    """
+
+    KEPT_BYTES = 1 << 20
+
+    def __init__(self, source: ModelSource, options: CompileOptions) -> None:
+        self._graph = graph_of(source)
+        self._model: bytes | str = str(source.path) if source.data is None else source.data
+        self._folder = source.folder if source.data is not None else None
+        self._identity = self._identify()
+        self._is_secret = source.is_secret
+        self._options = options
+        self._lock = threading.Lock()
+        self._states: NodeStates | None = None
+        self._is_known = False
+
+    @classmethod
+    def of(cls, source: ModelSource, options: CompileOptions) -> Observed | None:
+        """Prepare for the question; None for a model that is no longer there when it is asked."""
+        if source.files or (source.data is not None and len(source.data) > cls.KEPT_BYTES):
+            return None
+        if source.is_secret and source.data is None:
+            return None
+        kept = CompileOptions(device=options.device, options=options.options)
+        return cls(source, kept)
+
+    def states(self) -> NodeStates | None:
+        """Return the states, from a session made for the purpose; None where there is none."""
+        with self._lock:
+            if not self._is_known:
+                self._is_known = True
+                if self._identity == self._identify():  # else the file is another model's now
+                    self._states = observe(self._graph, self._write, self._is_secret)
+            return self._states
+
+    def _identify(self) -> tuple[int, ...] | None:
+        if not isinstance(self._model, str):
+            return None
+        status = os.stat(self._model)
+        return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+    def _write(self, path: str, weights: str) -> None:
+        settings = session_options(self._options)
+        look_in(self._folder, settings)
+        settings.intra_op_num_threads = 1
+        settings.optimized_model_filepath = path
+        for key, value in {
+            "session.optimized_model_external_initializers_file_name": weights,
+            "session.optimized_model_external_initializers_min_size_in_bytes": "0",
+            "session.disable_prepacking": "1",
+        }.items():
+            settings.add_session_config_entry(key, value)
+        ort.InferenceSession(self._model, settings, PROVIDERS, enable_fallback=0)

@@ -1,0 +1,240 @@
+"""How each node takes part in a run: read off the graph that ONNX Runtime has optimised.
+
+ONNX Runtime does not say what becomes of a node. It can write the graph that it runs, though: a
+node whose result, or whose name, is there runs; one that is not was folded to a constant, fused
+into the kernel of a neighbour, or left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from engine.model_bytes import Budget, fields, schema
+from engine.types import GraphInfo, NodeInfo, NodeState
+
+# The state of each node of the main graph, in order, and the index of the one it is fused into.
+NodeStates: TypeAlias = "list[tuple[NodeState, int | None]]"
+
+_FIELDS = 10_000_000
+MEMORY_FOLDER = "/dev/shm"
+
+# Kernels that only move data: fusions leave them behind under the name of what they replaced.
+_MOVES = frozenset({"Reshape", "Transpose", "ReorderInput", "ReorderOutput"})
+_NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A node of the optimised graph."""
+
+    op_type: str
+    name: str
+    outputs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OptimisedGraph:
+    """What ONNX Runtime runs. constants: names of its initializers."""
+
+    kernels: tuple[Kernel, ...]
+    constants: frozenset[str]
+
+
+def read_optimised(path: Path) -> OptimisedGraph:
+    """Read the nodes and the names of the initializers; raises ValueError for what is no model."""
+    budget = Budget(_FIELDS)
+    kernels: list[Kernel] = []
+    constants: set[str] = set()
+    model = memoryview(path.read_bytes())
+    for _, graph in fields(model, budget, {schema.MODEL_GRAPH}):
+        for tag, part in fields(graph, budget, {schema.GRAPH_NODE, schema.GRAPH_INITIALIZER}):
+            if tag == schema.GRAPH_NODE:
+                kernels.append(_kernel(part, budget))
+            else:
+                names = fields(part, budget, {schema.TENSOR_NAME})
+                constants.update(str(name, "utf-8") for _, name in names)
+    return OptimisedGraph(tuple(kernels), frozenset(constants))
+
+
+def _kernel(node: memoryview, budget: Budget) -> Kernel:
+    name = op_type = ""
+    outputs = []
+    wanted = {schema.NODE_NAME, schema.NODE_OP_TYPE, schema.NODE_OUTPUT}
+    for tag, payload in fields(node, budget, wanted):
+        text = str(payload, "utf-8")
+        if tag == schema.NODE_OUTPUT:
+            outputs.append(text)
+        elif tag == schema.NODE_NAME:
+            name = text
+        else:
+            op_type = text
+    return Kernel(op_type, name, tuple(outputs))
+
+
+def observe(
+    graph: GraphInfo, write: Callable[[str, str], None], is_secret: bool
+) -> NodeStates | None:
+    """Have the optimised graph written, without its weights, and compare; None where that fails.
+
+    write: makes a session that writes its graph to the path given first, and all initializers
+        into a file beside it that is named by the second.
+    is_secret: nothing may come to a disk, so without a folder in memory nothing is written.
+    """
+    folder = None
+    try:
+        parent = MEMORY_FOLDER if os.path.isdir(MEMORY_FOLDER) else None
+        if is_secret and parent is None:
+            return None
+        folder = tempfile.mkdtemp(prefix="engine-", dir=parent)
+        os.symlink(os.devnull, os.path.join(folder, "weights"))
+        write(os.path.join(folder, "graph"), "weights")
+        return node_states(graph, read_optimised(Path(folder, "graph")))
+    except Exception:  # ONNX Runtime's own have no common base; it is only a diagnosis that fails
+        return None
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def node_states(graph: GraphInfo, optimised: OptimisedGraph) -> NodeStates:
+    """Return the state of every node of `graph`, judged by the optimised form of it."""
+    return _Comparison(graph, optimised).states()
+
+
+class _Comparison:
+    """A graph beside its optimised form.
+
+    kernels: of nodes that run, by index. folded: nodes that are constants. absorbed: nodes that
+    a kernel of another type than its node must hold, by index, and that node's.
+    """
+
+    def __init__(self, graph: GraphInfo, optimised: OptimisedGraph) -> None:
+        self.graph = graph
+        self.nodes: Sequence[NodeInfo] = graph.nodes
+        self.tensors = {name for kernel in optimised.kernels for name in kernel.outputs}
+        self.producers = {name: n.index for n in self.nodes for name in n.outputs if name}
+        self.readers: dict[str, list[int]] = {}
+        for node in self.nodes:
+            for name in node.inputs:
+                self.readers.setdefault(name, []).append(node.index)
+        self.kernels = self._kernels(optimised)
+        self.folded = self._folded(optimised)
+        self.absorbed = self._absorbed()
+
+    def states(self) -> NodeStates:
+        """Return the state of every node, in order."""
+        needed = self._needed()
+        states: NodeStates = []
+        for node in self.nodes:
+            if node.index in self.kernels:
+                states.append((NodeState.RUNS, None))
+            elif node.index not in needed:
+                states.append((NodeState.UNUSED, None))
+            elif node.index in self.folded:
+                states.append((NodeState.FOLDED, None))
+            else:
+                states.append((NodeState.FUSED, self._fused_into(node)))
+        return states
+
+    def _kernels(self, optimised: OptimisedGraph) -> dict[int, Kernel]:
+        """Find the kernel that stands for a node: it gives its result, or bears its name."""
+        counts = Counter(node.name for node in self.nodes)
+        unique = {node.name: node.index for node in self.nodes if counts[node.name] == 1}
+        kernels: dict[int, Kernel] = {}
+        for kernel in optimised.kernels:
+            owners = [self.producers[name] for name in kernel.outputs if name in self.producers]
+            if not owners:
+                owners = _named(kernel.name, unique)
+            for index in owners:
+                is_moved = kernel.op_type in _MOVES and self.nodes[index].op_type not in _MOVES
+                if not is_moved:
+                    kernels.setdefault(index, kernel)
+        return kernels
+
+    def _folded(self, optimised: OptimisedGraph) -> set[int]:
+        """Find the nodes that are constants: by what they read, or because ONNX Runtime says so."""
+        constants = {parameter.name for parameter in self.graph.parameters} | {""}
+        folded = set()
+        for node in self.nodes:
+            if node.index in self.kernels:
+                continue
+            if constants.issuperset(node.inputs) or optimised.constants & set(node.outputs):
+                folded.add(node.index)
+                constants.update(node.outputs)
+        return folded
+
+    def _absorbed(self) -> dict[int, int]:
+        """Assign nodes to kernels of another type than the node that these stand for.
+
+        Conv for a Clip holds the Conv before it; FusedMatMul for a Mul the MatMul.
+        """
+        absorbed: dict[int, int] = {}
+        for owner, kernel in self.kernels.items():
+            if kernel.op_type == self.nodes[owner].op_type:
+                continue
+            pending = [owner]
+            while pending:
+                for name in self.nodes[pending.pop()].inputs:
+                    index = self.producers.get(name)
+                    if index is None or name in self.tensors:
+                        continue
+                    if index in absorbed or index in self.kernels or index in self.folded:
+                        continue
+                    absorbed[index] = owner
+                    if self.nodes[index].op_type not in kernel.op_type:
+                        pending.append(index)
+        return absorbed
+
+    def _fused_into(self, node: NodeInfo) -> int | None:
+        """Return the node whose kernel computes `node`; None where that cannot be told."""
+        if node.index in self.absorbed:
+            return self.absorbed[node.index]
+        # Where the result of the node before is not to be had either, its kernel goes on to here.
+        before = {self.producers[name] for name in node.inputs if name in self.producers}
+        hidden = [
+            index for index in before & self.kernels.keys()
+            if self.tensors.isdisjoint(self.nodes[index].outputs)
+        ]  # fmt: skip
+        if hidden:
+            return max(hidden)
+        pending, seen = [node.index], {node.index}
+        while pending:
+            for name in self.nodes[pending.pop(0)].outputs:
+                for index in self.readers.get(name, ()):
+                    if index in self.kernels:
+                        return index
+                    if index in self.absorbed:
+                        return self.absorbed[index]
+                    if index not in seen:
+                        seen.add(index)
+                        pending.append(index)
+        return None
+
+    def _needed(self) -> set[int]:
+        """Return the nodes that some output depends on; all where subgraphs may read a tensor."""
+        if any(node.op_type in _NESTS for node in self.nodes):
+            return {node.index for node in self.nodes}
+        needed: set[int] = set()
+        pending = [spec.name for spec in self.graph.outputs]
+        while pending:
+            index = self.producers.get(pending.pop())
+            if index is not None and index not in needed:
+                needed.add(index)
+                pending.extend(self.nodes[index].inputs)
+        return needed
+
+
+def _named(name: str, indices: dict[str, int]) -> list[int]:
+    """Return the node whose name ONNX Runtime has made `name` of, by adding "_nchwc", "/..."."""
+    while name:
+        if name in indices:
+            return [indices[name]]
+        name = name[: max(name.rfind("_"), name.rfind("/"), 0)]
+    return []

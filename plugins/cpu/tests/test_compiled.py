@@ -1,0 +1,411 @@
+"""The compiled form: what is written, and what a warm load makes of it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine.backends import open_backend
+from engine.errors import CompiledFormError
+from engine.formats import open_source
+from engine.options import CONSUMED
+from engine.testing import models
+from engine.types import (
+    CompileOptions,
+    Device,
+    DType,
+    Executable,
+    GraphInfo,
+    ModelSource,
+    NodeInfo,
+    NodeState,
+    TensorSpec,
+    Threads,
+)
+from engine_cpu import node_states as node_states_module
+from engine_cpu import session
+from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
+
+OPTIONS = CompileOptions(device=Device("cpu"))
+X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """y = relu(x @ w + b) * (2 + 1), with two nodes that no output needs; w has 64 KB."""
+    random = np.random.default_rng(1)
+    constants = {
+        "w": random.standard_normal((64, 256)).astype(np.float32),
+        "b": random.standard_normal(256).astype(np.float32),
+        "two": np.float32(2),
+        "one": np.float32(1),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
+        helper.make_node("Add", ["product", "b"], ["sum"], "sum"),
+        helper.make_node("Relu", ["sum"], ["positive"], "positive"),
+        helper.make_node("Add", ["two", "one"], ["three"], "three"),
+        helper.make_node("Neg", ["sum"], ["unread"], "unread"),
+        helper.make_node("Neg", ["two"], ["unused"], "unused"),
+        helper.make_node("Mul", ["positive", "three"], ["y"], "y"),
+    ]
+    floats = TensorProto.FLOAT
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", floats, ["n", 64])],
+        [helper.make_tensor_value_info("y", floats, ["n", 256])],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "form"
+    folder.mkdir()
+    return folder
+
+
+def compiled(source: ModelSource, options: CompileOptions = OPTIONS) -> Executable:
+    backend = open_backend("cpu")
+    loaded = backend.load(source, options)
+    try:
+        executable: Executable = backend.compile(loaded, options)
+    finally:
+        loaded.close()
+    return executable
+
+
+def predict(executable: Executable, *arrays: np.ndarray) -> list[np.ndarray]:
+    context = executable.open_context()
+    return [np.asarray(y) for y in open_backend("cpu").predict(context, arrays, None, None)]
+
+
+def written(path: Path, folder: Path) -> ModelSource:
+    """The model with the compiled form that its cold compile wrote."""
+    source = open_source(path)
+    compiled(source, replace(OPTIONS, save_to=folder)).close()
+    return replace(source, compiled=folder)
+
+
+def test_cold_and_warm_give_plain_s_bits_specs_and_placement(path: Path, folder: Path) -> None:
+    source = open_source(path)
+    plain = compiled(source)
+    cold = compiled(source, replace(OPTIONS, save_to=folder))
+    warm = compiled(replace(source, compiled=folder))
+    assert (cold.inputs, cold.outputs) == (plain.inputs, plain.outputs)
+    assert (warm.inputs, warm.outputs) == (plain.inputs, plain.outputs)
+    assert plain.placement() == cold.placement() == warm.placement()
+    for executable in (cold, warm):
+        for rows in (4, 1):
+            [expected], [y] = predict(plain, X[:rows]), predict(executable, X[:rows])
+            np.testing.assert_array_equal(y, expected)
+
+
+def test_a_warm_load_reads_nothing_of_the_original(path: Path, folder: Path) -> None:
+    source = written(path, folder)
+    [expected] = predict(compiled(replace(source, compiled=None)), X)
+    path.unlink()
+    gone = replace(source, data=None, path=path)
+    np.testing.assert_array_equal(predict(compiled(gone), X)[0], expected)
+
+
+def test_the_cold_executable_uses_what_it_wrote(path: Path, folder: Path) -> None:
+    cold = compiled(open_source(path), replace(OPTIONS, save_to=folder))
+    weights = folder / "weights.bin"
+    assert cold.memory().mapped_bytes == weights.stat().st_size >= 64 * 256 * 4
+    maps = Path("/proc/self/maps")
+    if maps.exists():
+        assert str(weights) in maps.read_text()
+
+
+def test_nothing_but_the_form_is_written(path: Path, folder: Path) -> None:
+    before = set(os.listdir(path.parent))
+    written(path, folder)
+    assert set(os.listdir(folder)) == {"model.onnx", "weights.bin", "record.json"}
+    assert set(os.listdir(path.parent)) == before
+
+
+def flip_graph(folder: Path) -> None:
+    data = bytearray((folder / "model.onnx").read_bytes())
+    data[len(data) // 2] ^= 0x10
+    (folder / "model.onnx").write_bytes(data)
+
+
+def truncate_weights(folder: Path) -> None:
+    os.truncate(folder / "weights.bin", (folder / "weights.bin").stat().st_size - 1)
+
+
+def write_record(text: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "record.json").write_text(text) and None
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (flip_graph, "model.onnx is not what was written"),
+        (truncate_weights, "weights.bin has .* bytes instead of"),
+        (lambda folder: (folder / "weights.bin").unlink(), "weights.bin has 0 bytes"),
+        (lambda folder: (folder / "model.onnx").unlink(), "cannot be read"),
+        (lambda folder: (folder / "record.json").unlink(), "cannot be read"),
+        (write_record("{"), "cannot be read"),
+        (write_record("[]"), "record.json is damaged"),
+        (write_record('{"layout": "1", "sha256": "", "weights_bytes": 0, "states": [["", 9]]}'),
+         "record.json is damaged"),
+        (write_record('{"layout": "0", "sha256": "", "weights_bytes": 0, "states": []}'),
+         "its layout is '0', but this version reads '1'"),
+    ],
+)  # fmt: skip
+def test_a_damaged_form_is_refused_before_it_is_read(
+    path: Path, folder: Path, damage: Callable[[Path], None], text: str
+) -> None:
+    source = written(path, folder)
+    damage(folder)
+    with pytest.raises(CompiledFormError, match=text) as caught:
+        compiled(source)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_form_of_another_model_is_refused(path: Path, folder: Path, tmp_path: Path) -> None:
+    source = replace(open_source(models.affine(tmp_path)), compiled=folder)
+    written(path, folder)
+    with pytest.raises(CompiledFormError, match="it records 7 nodes, but the model has"):
+        compiled(source)
+
+
+def test_a_secret_model_leaves_nothing(path: Path, folder: Path) -> None:
+    source = replace(open_source(path), data=path.read_bytes(), is_secret=True)
+    executable = compiled(source, replace(OPTIONS, save_to=folder))
+    assert os.listdir(folder) == []
+    assert predict(executable, X)[0].shape == (4, 256)
+    assert NodeState.FOLDED in {placed.state for placed in executable.placement()}
+    assert os.listdir(folder) == []
+
+
+def test_a_secret_graph_is_not_written_where_there_is_no_memory_folder(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_states_module, "MEMORY_FOLDER", str(tmp_path / "absent"))
+    made = []
+    monkeypatch.setattr(node_states_module.tempfile, "mkdtemp", lambda **_: made.append(1))
+    source = replace(open_source(path), data=path.read_bytes(), is_secret=True)
+    assert set(states(compiled(source)).values()) == {RUNS}
+    assert made == []
+
+
+def test_a_model_that_is_rewritten_is_not_kept(tmp_path: Path, folder: Path) -> None:
+    path = models.affine(tmp_path)
+    model = onnx.load(path)
+    model.opset_import[0].version, model.ir_version = 28, 14  # newer than onnxruntime reads
+    onnx.save(model, path)
+    executable = compiled(open_source(path), replace(OPTIONS, save_to=folder))
+    assert os.listdir(folder) == []
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(predict(executable, x)[0], 2 * x + 1)
+
+
+def test_a_constant_that_is_an_input_too_is_no_input_afterwards(path: Path, folder: Path) -> None:
+    # As files before IR version 4 have it; onnxruntime would write the folded "two" as an input.
+    model = onnx.load(path)
+    model.ir_version = 3
+    for tensor in model.graph.initializer:
+        model.graph.input.append(
+            helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+        )
+    onnx.save(model, path)
+    source = open_source(path)
+    cold = compiled(source, replace(OPTIONS, save_to=folder))
+    np.testing.assert_array_equal(predict(cold, X)[0], predict(compiled(source), X)[0])
+    if os.listdir(folder):
+        warm = compiled(replace(source, compiled=folder))
+        np.testing.assert_array_equal(predict(warm, X)[0], predict(cold, X)[0])
+
+
+def test_a_disk_that_cannot_be_written_costs_only_the_form(path: Path, tmp_path: Path) -> None:
+    executable = compiled(open_source(path), replace(OPTIONS, save_to=tmp_path / "absent" / "form"))
+    assert predict(executable, X)[0].shape == (4, 256)
+    assert executable.memory().mapped_bytes == 0
+
+
+def test_external_weights_and_weights_in_memory_are_kept_too(tmp_path: Path, folder: Path) -> None:
+    source = open_source(models.external(tmp_path))  # y = x + ramp
+    x = np.ones((2, 256), np.float32)
+    expected = x + np.arange(256)
+    warm = compiled(written(source.path or tmp_path, folder))
+    np.testing.assert_array_equal(predict(warm, x)[0], expected)
+    other = tmp_path / "other"
+    other.mkdir()
+    ramp = memoryview(np.arange(256, dtype=np.float32)).cast("B")
+    data = (tmp_path / source.path.name).read_bytes() if source.path else b""
+    held = replace(source, path=None, folder=None, data=data, files={"external.bin": ramp})
+    cold = compiled(held, replace(OPTIONS, save_to=other))
+    np.testing.assert_array_equal(predict(cold, x)[0], expected)
+    assert "record.json" in os.listdir(other)
+
+
+# ------------------------------------------------------------------------------------------ key
+
+
+def key(**changes: object) -> dict[str, str]:
+    backend = open_backend("cpu")
+    return dict(backend.bind("engine_compiled_key")(replace(OPTIONS, **changes)))  # type: ignore[arg-type]
+
+
+def test_the_key_names_what_the_graph_and_the_packing_depend_on() -> None:
+    assert set(key()) == {"engine_cpu", "layout", "onnxruntime", "processor", "options"}
+    assert key(options={"graph_optimization": "basic"})["options"] != key()["options"]
+    assert key(options={"session.disable_prepacking": "1"})["options"] != key()["options"]
+    assert all(isinstance(text, str) for text in key().values())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"options": {"spin_us": "5"}}, {"options": {"graph_optimization": "all"}},
+     {"threads": Threads(2)}, {"plan": "p"}],
+)  # fmt: skip
+def test_the_key_leaves_out_what_only_a_run_depends_on(change: dict[str, object]) -> None:
+    assert key(**change) == key()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_form_written_with_other_threads_gives_the_same_bits(
+    path: Path, folder: Path, threads: int
+) -> None:
+    source = written(path, folder)
+    options = replace(OPTIONS, threads=Threads(threads))
+    [expected] = predict(compiled(replace(source, compiled=None), options), X)
+    np.testing.assert_array_equal(predict(compiled(source, options), X)[0], expected)
+
+
+def test_no_option_that_the_core_reads_is_declared() -> None:
+    assert not set(open_backend("cpu").info.options) & set(CONSUMED)
+
+
+# --------------------------------------------------------------------------------------- states
+
+
+def states(executable: Executable) -> dict[str, tuple[NodeState, int | None]]:
+    return {placed.node: (placed.state, placed.fused_into) for placed in executable.placement()}
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_placement_says_what_became_of_each_node(path: Path, is_file: bool) -> None:
+    source = replace(open_source(path), data=None if is_file else path.read_bytes())
+    found = states(compiled(source))
+    assert found["y"] == found["positive"] == (NodeState.RUNS, None)
+    assert found["three"] == (NodeState.FOLDED, None)
+    assert found["unused"] == (NodeState.UNUSED, None)
+    assert found["unread"] == (NodeState.RUNS, None)  # onnxruntime does not leave it out
+    # MatMul and Add are one Gemm or FusedMatMul, whichever of both gives it its name.
+    assert Counter(found[name][0] for name in ("product", "sum")) == {
+        NodeState.RUNS: 1,
+        NodeState.FUSED: 1,
+    }
+    assert {found[name][1] for name in ("product", "sum")} <= {None, 0, 1}
+
+
+def test_unoptimised_nodes_run_as_they_are(path: Path) -> None:
+    options = replace(OPTIONS, options={"graph_optimization": "none"})
+    found = states(compiled(open_source(path), options))
+    needed = {name: state for name, (state, _) in found.items() if name != "unused"}
+    assert set(needed.values()) == {NodeState.RUNS}
+
+
+def test_a_load_asks_nothing_of_placement(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    make = session.ort.InferenceSession
+    monkeypatch.setattr(
+        session.ort, "InferenceSession", lambda *a, **k: made.append(a[0]) or make(*a, **k)
+    )
+    executable = compiled(open_source(path))
+    assert len(made) == 1
+    executable.placement()
+    executable.placement()
+    assert len(made) == 2
+
+
+def test_a_file_that_has_changed_is_not_asked(path: Path) -> None:
+    executable = compiled(replace(open_source(path), data=None))
+    onnx.save(onnx.load(models.affine(path.parent / "..")), path)
+    assert set(states(executable).values()) == {(NodeState.RUNS, None)}
+
+
+def test_what_placement_looks_at_is_gone_afterwards(path: Path) -> None:
+    memory = Path("/dev/shm")
+    before = set(memory.glob("engine-*"))
+    compiled(open_source(path)).placement()
+    assert set(memory.glob("engine-*")) == before
+
+
+def graph_of(*nodes: tuple[str, str, list[str]]) -> GraphInfo:
+    """A graph of (operator, name, inputs); a node's output is named as the node is."""
+    return GraphInfo(
+        name="g",
+        inputs=(),
+        outputs=(TensorSpec(nodes[-1][1], DType.FLOAT32, (1,)),),
+        nodes=tuple(
+            NodeInfo(index, name, op_type, "", tuple(inputs), (name,))
+            for index, (op_type, name, inputs) in enumerate(nodes)
+        ),
+        parameters=(),
+        opsets={"": 17},
+        ir_version=8,
+    )
+
+
+RUNS = (NodeState.RUNS, None)
+
+
+def fused(index: int | None) -> tuple[NodeState, int | None]:
+    return NodeState.FUSED, index
+
+
+def test_kernels_that_rename_everything_are_known_by_their_names() -> None:
+    # As NCHWc writes two convolutions with activation, the second with a sum fused in.
+    graph = graph_of(
+        ("Conv", "c1", ["x"]), ("Clip", "a1", ["c1"]), ("Conv", "c2", ["a1"]),
+        ("Add", "s2", ["c2", "a1"]), ("Conv", "c3", ["s2"]), ("Relu", "a3", ["c3"]),
+    )  # fmt: skip
+    kernels = (
+        Kernel("Conv", "a1_nchwc", ("t0",)),
+        Kernel("Conv", "c2_nchwc", ("t1",)),
+        Kernel("Conv", "a3_nchwc", ("t2",)),
+        Kernel("ReorderOutput", "ReorderOutput", ("a3",)),
+    )
+    found = node_states(graph, OptimisedGraph(kernels, frozenset()))
+    assert found == [fused(1), RUNS, RUNS, fused(2), fused(5), RUNS]
+
+
+def test_a_chain_in_one_kernel_belongs_to_its_last_node() -> None:
+    graph = graph_of(
+        ("MatMul", "m", ["x"]), ("Div", "d", ["m"]), ("Erf", "e", ["d"]), ("Mul", "g", ["e", "m"]),
+    )  # fmt: skip
+    kernels = (Kernel("MatMul", "m", ("m",)), Kernel("Gelu", "", ("g",)))
+    found = node_states(graph, OptimisedGraph(kernels, frozenset()))
+    assert found == [RUNS, fused(3), fused(3), RUNS]
+
+
+def test_nodes_of_one_name_or_none_are_known_by_their_results_alone() -> None:
+    graph = graph_of(("Relu", "a", ["x"]), ("Neg", "b", ["a"]), ("Abs", "c", ["b"]))
+    nodes = tuple(replace(node, name="") for node in graph.nodes)
+    kernels = (Kernel("Relu", "", ("a",)), Kernel("Abs", "other", ("c",)))
+    found = node_states(replace(graph, nodes=nodes), OptimisedGraph(kernels, frozenset({"b"})))
+    assert found == [RUNS, (NodeState.FOLDED, None), RUNS]
+
+
+def test_nodes_are_not_called_unused_where_a_subgraph_may_read_them() -> None:
+    graph = graph_of(("Neg", "a", ["x"]), ("If", "b", ["c"]))
+    found = node_states(graph, OptimisedGraph((Kernel("If", "b", ("b",)),), frozenset()))
+    assert found == [fused(None), RUNS]
