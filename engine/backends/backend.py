@@ -19,6 +19,7 @@ from engine.types import (
     Executable,
     LoadedModel,
     ModelSource,
+    Option,
 )
 
 if TYPE_CHECKING:
@@ -100,7 +101,8 @@ def _check_info(info: BackendInfo) -> None:
     for field in ("suffixes", "options"):
         values = getattr(info, field)
         if not isinstance(values, Mapping) or not all(
-            isinstance(text, str) for item in values.items() for text in item
+            isinstance(name, str) and isinstance(text, str | Option)
+            for name, text in values.items()
         ):
             raise TypeError(f"BackendInfo.{field} is {values!r}, expected a dict of str to str")
     if not info.device_types:

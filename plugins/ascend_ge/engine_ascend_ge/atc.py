@@ -129,6 +129,13 @@ def compiled(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def kernel_cache(folder: Path | None) -> dict[str, str]:
+    """Return ATC's flags for keeping compiled kernels in `folder`, if it takes such a path."""
+    if folder is None or not _PATH.fullmatch(str(folder.resolve())):
+        return {}
+    return {"op_compiler_cache_mode": "enable", "op_compiler_cache_dir": str(folder.resolve())}
+
+
 def _place(source: ModelSource) -> str | None:
     """Where the temporary folder goes: in memory for a model that must not reach the disk."""
     if not source.is_secret:

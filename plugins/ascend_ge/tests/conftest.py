@@ -39,7 +39,7 @@ def _is_ours(marker: pytest.Mark | None) -> bool:
 
 
 def forget_modules() -> None:
-    """The next import of acl finds what is on the path then, in its first state."""
+    """Have the next import of acl find what is on the path then, in its first state."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("acl", "emulated_ascend"):
             del sys.modules[name]
@@ -58,10 +58,18 @@ def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("EMULATED_PYTHON", sys.executable),
         ("ASCEND_HOME_PATH", str(tmp_path / "cann")),
         ("ASCEND_OPP_PATH", str(opp)),
+        ("EMULATED_ATC_RUNS", str(tmp_path / "cann" / "atc_runs")),
     ):
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("EMULATED_ATC", raising=False)
     monkeypatch.delenv("EMULATED_ASCEND", raising=False)
+
+
+@pytest.fixture
+def atc_runs(emulated_path: None) -> Callable[[], int]:
+    """How often the emulated atc has been started until now."""
+    runs = Path(os.environ["EMULATED_ATC_RUNS"])
+    return lambda: len(runs.read_text().splitlines()) if runs.exists() else 0
 
 
 @pytest.fixture

@@ -34,6 +34,7 @@ def finalize() -> int:
     if not machine.is_initialized:
         return REPEAT_FINALIZE if machine.is_finalized else UNINITIALIZED
     left = machine.live()
+    left.pop("HostMemory", None)  # the process's end frees it, and until then it can be read
     if left:
         raise machine.fault(f"acl.finalize while things are alive: {left}")
     machine.is_initialized = False

@@ -3,7 +3,7 @@
 The environment variable EMULATED_ATC makes it misbehave: a JSON object with
 `fail` (a message to fail with), `crash` (true: SIGSEGV), `no_output` (true: success without a
 file), `sleep_s` (works so long, printing dots), `worker` (a file for the pid of a child process
-that it starts and leaves), `drop_unused` (true: inputs that nothing reads are not in the .om).
+that it starts and leaves), `drop_unused` (true: inputs that nothing reads are not in the .om). EMULATED_ATC_RUNS names a file that gets a line at every run.
 """
 
 from __future__ import annotations
@@ -65,6 +65,9 @@ class Refused(Exception):
 def main(arguments: list[str]) -> int:
     """Compile; returns the exit status, 255 for any failure."""
     print("ATC start working now, please wait for a moment.", flush=True)
+    if "EMULATED_ATC_RUNS" in os.environ:
+        with open(os.environ["EMULATED_ATC_RUNS"], "a") as runs:
+            runs.write("1\n")
     behaviour = json.loads(os.environ.get("EMULATED_ATC", "{}"))
     try:
         _misbehave(behaviour)

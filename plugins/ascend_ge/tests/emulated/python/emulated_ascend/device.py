@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,6 +19,7 @@ from emulated_ascend.machine import (
     INVALID_PARAM,
     MODEL_EXECUTE,
     OK,
+    STREAM_ABORT,
     SYNC_TIMEOUT,
     machine,
 )
@@ -62,12 +64,30 @@ class ModelDesc:
     model: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
-    """Work on a stream. finish: makes its results visible, once; returns a code."""
+    """Work on a stream.
+
+    finish: makes its results visible, once, and returns a code; of None, for work that was
+    discarded, it only lets go of what the work used.
+    """
 
     future: Future[Any]
     finish: Callable[[Any], int]
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A place in a stream, and how many others still have to wait for it."""
+
+    stream: Stream | None = None
+    task: Task | None = None
+    waiters: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream has come to it."""
+        return self.task is not None and self.task.future.done()
 
 
 class Stream:
@@ -76,23 +96,45 @@ class Stream:
     def __init__(self, context: int) -> None:
         self.context = context
         self.tasks: list[Task] = []
+        self.stop = threading.Event()  # set: what runs now is discarded
+        self._code = OK
         self._worker: ThreadPoolExecutor | None = None
 
     def put(self, work: Callable[[], Any], finish: Callable[[Any], int]) -> Task:
-        """Queue work."""
+        """Queue work, which begins when all before it is done and visible."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="emulated-npu")
-        task = Task(self._worker.submit(work), finish)
+        before = self.tasks[-1] if self.tasks else None
+
+        def begin() -> Any:
+            if before is not None:
+                self.finish_until(before)
+            return work()
+
+        task = Task(self._worker.submit(begin), finish)
         self.tasks.append(task)
         return task
+
+    def finish_until(self, last: Task) -> None:
+        """Make visible what was queued until `last`, once it is done."""
+        while True:
+            with machine.lock:
+                if last not in self.tasks:
+                    return
+                task = self.tasks[0]
+            result = task.future.result()
+            with machine.lock:
+                if self.tasks and self.tasks[0] is task:
+                    del self.tasks[0]
+                    self._code = task.finish(result) or self._code
 
     def wait(self, timeout_s: float | None) -> int:
         """Wait for what is queued and make it visible. Called without the machine's lock."""
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-        code = OK
         while True:
             with machine.lock:
                 if not self.tasks:
+                    code, self._code = self._code, OK
                     return code
                 task = self.tasks[0]
             left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
@@ -104,7 +146,17 @@ class Stream:
             with machine.lock:
                 if self.tasks and self.tasks[0] is task:
                     del self.tasks[0]
-                    code = task.finish(result) or code
+                    self._code = task.finish(result) or self._code
+
+    def abort(self) -> None:
+        """Discard what is queued and stop what runs; the next wait says so."""
+        discarded, self.tasks = self.tasks, []
+        for task in discarded:
+            task.finish(None)
+        if discarded:
+            self._code = STREAM_ABORT
+        self.stop.set()
+        self.stop = threading.Event()
 
     def close(self) -> None:
         """End the thread."""
@@ -136,13 +188,13 @@ class Model:
                 f"one model runs on stream {stream:#x} while it is on {self.busy_on:#x}"
             )
         for other in machine.models.values():
-            if other is not self and self.work and other.work == self.work and other.busy_on:
+            is_shared = other is not self and self.work and other.work == self.work
+            if is_shared and other.busy_on not in (None, stream):  # on one stream they take turns
                 raise machine.fault("two models run at once in the same working memory")
         shapes = self._shapes(inputs)
         if isinstance(shapes, int):
             return shapes
-        feeds: dict[str, Array] = {}
-        views: list[tuple[Array, Array]] = []
+        reads: list[tuple[str, Array, list[int]]] = []
         used: list[Allocation] = []
         for place, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
             buffer = machine.get(inputs.buffers[place], DataBuffer)
@@ -157,9 +209,7 @@ class Model:
             view = machine.memory.at(buffer.pointer, size) if size else np.empty(0, np.uint8)
             if size:
                 used.append(machine.memory.find(buffer.pointer))
-            copy = view.copy()
-            views.append((view, copy))
-            feeds[value.name] = copy.view(host_dtype(self.program.types[value.name])).reshape(dims)
+            reads.append((value.name, view, dims))
         for place, value in enumerate(self.om.outputs):
             buffer = machine.get(outputs.buffers[place], DataBuffer)
             size = self._static_output(place, value)
@@ -171,12 +221,11 @@ class Model:
             if size is not None and buffer.pointer and buffer.nbytes + SLACK < size:
                 machine.say(f"E13025: output {value.name} needs {size} bytes")
                 return GE_PARAM_INVALID
-        return self._queue(feeds, views, used, outputs, stream, waits)
+        return self._queue(reads, used, outputs, stream, waits)
 
     def _queue(
         self,
-        feeds: dict[str, Array],
-        views: list[tuple[Array, Array]],
+        reads: list[tuple[str, Array, list[int]]],
         used: list[Allocation],
         outputs: Dataset,
         stream: int,
@@ -184,25 +233,39 @@ class Model:
     ) -> int:
         constants = self._constants()
         delay_s = machine.delay_s
-        queue = machine.get(stream, Stream)
+        queue: Stream = machine.get(stream, Stream)
         self.busy_on = stream
         for allocation in used:
             allocation.pins += 1
+        # Read now where nothing is queued before, so that a change from here on is noticed.
+        copies = [] if queue.tasks else [view.copy() for _, view, _ in reads]
+        stop = queue.stop
 
         def work() -> list[Array] | str:
             started = time.monotonic()
+            if not copies:
+                copies.extend(view.copy() for _, view, _ in reads)
+            feeds = {
+                name: copy.view(host_dtype(self.program.types[name])).reshape(dims)
+                for copy, (name, _, dims) in zip(copies, reads, strict=True)
+            }
             try:
                 results = self.program.run(feeds, constants)
             except Exception as error:  # whatever onnxruntime raises is a failed run here
                 return f"E39999: {' '.join(str(error).split())}"
-            time.sleep(max(0.0, delay_s - (time.monotonic() - started)))
+            stop.wait(max(0.0, delay_s - (time.monotonic() - started)))
             return results
 
-        def finish(results: list[Array] | str) -> int:
+        def finish(results: list[Array] | str | None) -> int:
             self.busy_on = None
             for allocation in used:
                 allocation.pins -= 1
-            if any(not np.array_equal(view, copy) for view, copy in views):
+            if results is None:
+                return OK
+            if any(
+                not np.array_equal(view, copy)
+                for copy, (_, view, _) in zip(copies, reads, strict=True)
+            ):
                 raise machine.fault("an input changed in device memory while a queued run read it")
             if isinstance(results, str):
                 machine.say(results)

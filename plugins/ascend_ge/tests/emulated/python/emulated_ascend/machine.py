@@ -24,6 +24,7 @@ INVALID_DEVICE = 107001
 CONTEXT_NULL = 107002
 STREAM_CONTEXT = 107003
 MODEL_CONTEXT = 107004
+STREAM_ABORT = 107023
 GE_PARAM_INVALID = 145000
 MODEL_ID_INVALID = 145003
 MODEL_DATA_SIZE_INVALID = 145006
@@ -77,6 +78,8 @@ class Machine:
         self.models: dict[int, Any] = {}
         self.faults: list[str] = []
         self.calls: Counter[str] = Counter()
+        self.copied: Counter[str] = Counter()  # bytes, by "to device", "to host", "on device"
+        self.host_memory: dict[int, Any] = {}  # page-locked, by address
         self.delay_s = 0.0
         self.is_initialized = False
         self.is_finalized = False
@@ -112,6 +115,7 @@ class Machine:
             )
             kinds["Model"] = len(self.models)
             kinds["Memory"] = len(self.memory.live())
+            kinds["HostMemory"] = len(self.host_memory)
         return {kind: count for kind, count in kinds.items() if count}
 
     # ------------------------------------------------------------------- for the modules
