@@ -57,6 +57,7 @@ CALLS: Final = {
         "init",
         "finalize",
         "get_soc_name",
+        "get_version",
         "get_recent_err_msg",
         "create_data_buffer",
         "destroy_data_buffer",

@@ -58,9 +58,12 @@ class Buffer:
     def take_result(self, nbytes: int) -> DeviceMemory | None:
         """Take over what CANN allocated for a result; None if that was nothing."""
         pointer = self._acl.get_data_buffer_addr(self.handle)
+        if not pointer:
+            return None
+        memory = DeviceMemory(self._acl, self._context, pointer, nbytes)
         self._bound = (-1, -1)  # ACL knows an address that we did not give
         self.bind(0, 0)
-        return DeviceMemory(self._acl, self._context, pointer, nbytes) if pointer else None
+        return memory
 
     def release(self) -> None:
         """Let go of its own memory, and free it unless it is lent."""

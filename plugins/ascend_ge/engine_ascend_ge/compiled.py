@@ -29,7 +29,8 @@ def key(wish: CompileOptions) -> Mapping[str, str]:
     """
     settings = options.read(wish)
     folder = devices.home()
-    version = runtime.start().get_version()
+    acl = runtime.start()
+    version = acl.get_version()
     fusion = settings.flags.get("fusion_switch_file", "")
     # Where ATC keeps its kernels changes nothing but the time it takes.
     flags = {
@@ -42,7 +43,7 @@ def key(wish: CompileOptions) -> Mapping[str, str]:
         "CANN": devices.toolkit_version(folder) if folder is not None else "",
         "ACL": ".".join(map(str, version[:3])),
         "atc": settings.atc,
-        "SoC": settings.soc_version or soc_name(),
+        "SoC": settings.soc_version or soc_name(acl),
         "flags": " ".join(f"--{name}={value}" for name, value in flags.items()),
         "fusion switches": _digest(Path(fusion)) if fusion else "",
         "shapes": _text(wish.shapes),
@@ -50,9 +51,9 @@ def key(wish: CompileOptions) -> Mapping[str, str]:
     }
 
 
-def soc_name() -> str:
+def soc_name(acl: Any) -> str:
     """Return the SoC of this machine's devices, "" where CANN does not say it."""
-    return runtime.start().get_soc_name() or ""
+    return acl.get_soc_name() or ""
 
 
 def write(made: Path, folder: Path, graph: GraphInfo, shapes: Shapes) -> Path:

@@ -27,7 +27,7 @@ class DeviceMemory:
         self._context = context
         self.pointer = pointer
         self.nbytes = nbytes
-        runtime.keep(self)
+        runtime.keep(self, is_memory=True)
 
     @classmethod
     def allocate(cls, acl: Any, context: int, nbytes: int, what: str, path: str) -> DeviceMemory:

@@ -72,8 +72,8 @@ class OnnxModel:
         settings = options.read(wish)
         name = self.source.name
         resolved = shapes.resolve(self.inputs, wish.shapes, wish.profiles, name)
-        runtime.use_device(wish.device.id)
-        soc = settings.soc_version or compiled.soc_name()
+        acl, _ = runtime.use_device(wish.device.id)
+        soc = settings.soc_version or compiled.soc_name(acl)
         if not soc:
             raise BackendUnavailable(
                 "CANN does not say which SoC the device has; set option soc_version, for example "
@@ -186,6 +186,7 @@ class AscendExecutable:
         self.device_id = wish.device.id
         self.concurrency = options.read(wish).concurrency
         self.resident = wish.resident
+        self.is_part = wish.plan != ""
         self._graph = graph
         self._lock = threading.Lock()
         self._contexts: set[AscendContext] = set()

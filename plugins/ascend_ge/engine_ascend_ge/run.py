@@ -84,7 +84,11 @@ class AscendContext:
             self._closing: ExitStack | None = stack.pop_all()
 
     def prepare(self, layout: Layout) -> None:
-        """Name the inputs and outputs to ACL. Their memory comes with the first host values."""
+        """Name the inputs and outputs to ACL, and allocate their memory where it will be needed.
+
+        A part of a plan mostly gets and gives memory on the device: what it needs itself comes
+        with the first predict that needs it, as for open shapes.
+        """
         closing = self._closing
         assert closing is not None, "prepare after close"
         self._layout = layout
@@ -99,6 +103,13 @@ class AscendContext:
         names = [f"output {port.name!r}" for port in self.description.outputs]
         self._outputs = Dataset(self._acl, self._home, self._name, names)
         closing.callback(self._outputs.close)
+        if not self._executable.is_part:
+            for port, buffer in (
+                *zip(ports, self._inputs.buffers, strict=True),
+                *zip(self.description.outputs, self._outputs.buffers, strict=True),
+            ):
+                if not (layout.is_ranged and port.is_open):
+                    buffer.fit(port.nbytes)
         self._gears: GearChoice | None = None
         if chooser is not None:
             self._inputs.buffers[chooser.index].fit(chooser.nbytes)

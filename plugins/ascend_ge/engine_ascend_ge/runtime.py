@@ -36,7 +36,8 @@ class _Process:
         self.pid = 0  # of the process that started it
         self.is_owner = False  # whether we initialised ACL, and so finalise it
         self.contexts: dict[int, int] = {}  # each open device's default ACL context
-        self.open: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.models: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.memory: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 _process = _Process()
@@ -124,9 +125,12 @@ def borrowed(acl: Any, context: int) -> Iterator[None]:
             acl.rt.set_context(before)
 
 
-def keep(thing: Closable) -> None:
-    """Have `thing` closed before ACL is finalised, unless it is gone by then."""
-    _process.open.add(thing)
+def keep(thing: Closable, is_memory: bool = False) -> None:
+    """Have `thing` closed before ACL is finalised, unless it is gone by then.
+
+    is_memory: models may use it, so it is closed after them.
+    """
+    (_process.memory if is_memory else _process.models).add(thing)
 
 
 def stop() -> None:
@@ -137,7 +141,7 @@ def stop() -> None:
     if not is_started():
         return
     acl = _process.acl
-    for thing in list(_process.open):
+    for thing in (*_process.models, *_process.memory):
         with contextlib.suppress(EngineError):
             thing.close()
     with _process.lock:

@@ -112,15 +112,14 @@ def test_the_command_says_what_the_user_did_not(
 
 
 def test_options_reach_the_command(
-    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path
+    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path, geared: Any
 ) -> None:
+    gears = geared(*({"x": (size, 3)} for size in (1, 2, 4)))
     given = {
         "atc": spy.command,
-        "input_shape": "x:[-1,3]",
-        "dynamic_dims": "[1],[2],[4]",
         "op_select_impl_mode": "high_precision",
     }
-    build(models.affine(tmp_path), set=given, precision="enforce_fp16")
+    build(models.affine(tmp_path), set=given, precision="enforce_fp16", **gears)
     said = spy()
     assert said["input_shape"] == "x:-1,3"
     assert said["dynamic_dims"] == "1;2;4"

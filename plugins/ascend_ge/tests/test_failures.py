@@ -19,13 +19,13 @@ from engine_ascend_ge import runtime
 # A call that gives something back cannot have done so if it failed: what it was to give back
 # stays, on the emulated machine as on a real one.
 RELEASES = {
-    "destroy_data_buffer", "rt.free", "rt.destroy_context", "rt.destroy_stream", "mdl.unload",
+    "destroy_data_buffer", "rt.free", "rt.destroy_stream", "mdl.unload",
     "mdl.destroy_desc", "mdl.destroy_dataset", "destroy_tensor_desc",
 }  # fmt: skip
 # Without the context nothing can be given back; without the model, not what it uses.
 BLOCKING = {"rt.set_context", "mdl.unload", "rt.destroy_stream", "rt.synchronize_stream"}
 # Calls whose failure the plugin may overlook, and what it then does without.
-OPTIONAL = {"mdl.get_input_dims_range"}
+OPTIONAL = {"mdl.get_input_dims_range", "rt.get_context"}
 
 
 def live(build: Callable[..., Any], predict: Callable[..., Any], om: Path) -> None:

@@ -17,7 +17,7 @@ from engine_ascend_ge.acl_call import CALLS
 TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "emulated" / "surface.json").read_text()
 )
-OPTIONAL = {("mdl", "get_input_dims_range")}  # called where it is there
+OPTIONAL = {("mdl", "get_input_dims_range"), ("rt", "stream_abort")}  # called where it is there
 
 
 def emulated(machine: Any) -> dict[tuple[str, str], Any]:

@@ -3,7 +3,8 @@
 The environment variable EMULATED_ATC makes it misbehave: a JSON object with
 `fail` (a message to fail with), `crash` (true: SIGSEGV), `no_output` (true: success without a
 file), `sleep_s` (works so long, printing dots), `worker` (a file for the pid of a child process
-that it starts and leaves), `drop_unused` (true: inputs that nothing reads are not in the .om). EMULATED_ATC_RUNS names a file that gets a line at every run.
+that it starts and leaves), `drop_unused` (true: inputs that nothing reads are not in the .om).
+EMULATED_ATC_RUNS names a file that gets a line at every run.
 """
 
 from __future__ import annotations
