@@ -11,7 +11,7 @@ from engine_ascend_ge.memory import SMALLEST, DeviceMemory
 
 
 class Buffer:
-    """What a model reads one input from, or writes one output to.
+    """One input or output of a loaded model: the memory that it is read from or written to.
 
     Memory of its own, which grows and is kept, or somebody else's for one predict. The device's
     ACL context is the calling thread's current one in every method.

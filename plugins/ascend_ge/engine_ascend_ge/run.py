@@ -54,7 +54,7 @@ class AscendContext:
         self._is_cancelled = False
         self.is_stuck = False  # the model could not be unloaded
         self._bound_shapes: dict[int, Shape] = {}  # of open inputs, by index
-        self._resident: dict[int, DeviceBuffer] = {}  # by the output's place
+        self._resident: dict[int, DeviceBuffer] = {}  # by the output's index
         self._is_sharing = beside is not None
         with ExitStack() as stack:
             self.workspace: Workspace = (
@@ -251,7 +251,7 @@ class AscendContext:
     ) -> dict[int, DeviceMemory]:
         """Bind where the model writes each output to: given memory, new memory, or its own.
 
-        Returns the new memory, by the output's place; it is the caller's in the end.
+        Returns the new memory, by the output's index; it is the caller's in the end.
         """
         fresh: dict[int, DeviceMemory] = {}
         read = [

@@ -67,7 +67,7 @@ def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def atc_runs(emulated_path: None) -> Callable[[], int]:
-    """How often the emulated atc has been started until now."""
+    """Counts the runs of the emulated atc until now."""
     runs = Path(os.environ["EMULATED_ATC_RUNS"])
     return lambda: len(runs.read_text().splitlines()) if runs.exists() else 0
 

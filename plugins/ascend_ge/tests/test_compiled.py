@@ -14,7 +14,7 @@ import pytest
 from engine.errors import BackendUnavailable, CompiledFormError
 from engine.formats import encryption, open_source
 from engine.testing import models
-from engine.types import CompileOptions, ModelSource
+from engine.types import ModelSource
 from engine_ascend_ge import engine_compiled_key
 
 KEY = b"sixteen-byte-key"

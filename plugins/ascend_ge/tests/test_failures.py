@@ -53,7 +53,7 @@ def om(request: pytest.FixtureRequest, make_om: Any, tmp_path: Path) -> Path:
 
 
 def codes(machine: Any) -> dict[str, int]:
-    """How often each call that can fail was made until now."""
+    """Count the calls that can fail until now, by name."""
     import acl
 
     def returns(name: str) -> str:
@@ -114,8 +114,8 @@ def test_starting_fails_cleanly_and_can_be_tried_again(
 
 def _forget(machine: Any) -> None:
     for model in machine.models.values():
-        for each in model.pinned:
-            each.pins = 0
+        for allocation in model.pinned:
+            allocation.pins = 0
     machine.models.clear()
     for allocation in machine.memory.live():
         machine.memory.free(allocation.base)

@@ -258,7 +258,11 @@ def test_weights_are_on_the_device_once(
     x = np.arange(1024, dtype=np.float32)[None]
     for context in contexts:
         np.testing.assert_array_equal(predict(context, x)[0], x)
-    big = [each for each in machine.memory.live() if each.data.nbytes >= 4 * 1024 * 1024]
+    big = [
+        allocation
+        for allocation in machine.memory.live()
+        if allocation.data.nbytes >= 4 * 1024 * 1024
+    ]
     assert len(big) == 1
     memory = executable.memory()
     assert memory.weights_bytes == 4 * 1024 * 1024

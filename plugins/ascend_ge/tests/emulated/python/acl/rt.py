@@ -25,7 +25,7 @@ _HOST_TO_HOST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = range(4)
 
 
 def _context() -> Context | None:
-    """The calling thread's context."""
+    """Return the calling thread's context."""
     handle = machine.current
     return machine.get(handle, Context) if handle else None
 
@@ -65,9 +65,9 @@ def reset_device(device: int) -> int:
     machine.open_devices[device] -= 1
     if machine.open_devices[device] == 0:
         left = [
-            each
-            for each in machine.objects.values()
-            if isinstance(each, Context) and each.device == device and not each.is_default
+            thing
+            for thing in machine.objects.values()
+            if isinstance(thing, Context) and thing.device == device and not thing.is_default
         ]
         memory = machine.memory.used_bytes(device)
         if left or memory:
@@ -117,12 +117,12 @@ def get_context() -> tuple[int, int]:
 def destroy_context(context: int) -> int:
     if context == 0:
         return INVALID_PARAM
-    found = machine.get(context, Context)
-    if found.is_default:
+    thing = machine.get(context, Context)
+    if thing.is_default:
         return RT_PARAM_INVALID
-    if found.streams or found.models:
+    if thing.streams or thing.models:
         raise machine.fault(
-            f"context destroyed with {len(found.streams)} streams and {len(found.models)} models"
+            f"context destroyed with {len(thing.streams)} streams and {len(thing.models)} models"
         )
     machine.drop(context, Context)
     return OK
@@ -146,12 +146,12 @@ def destroy_stream(stream: int) -> int:
     code = _check_stream(stream)
     if code != OK:
         return code
-    found = machine.get(stream, Stream)
-    if found.tasks:
+    queue = machine.get(stream, Stream)
+    if queue.tasks:
         raise machine.fault("a stream is destroyed with work that nobody waited for")
     machine.drop(stream, Stream)
-    machine.get(found.context, Context).streams.discard(stream)
-    found.close()
+    machine.get(queue.context, Context).streams.discard(stream)
+    queue.close()
     return OK
 
 
@@ -178,15 +178,15 @@ def _synchronize(stream: int, timeout_s: float | None) -> int:
         code = _check_stream(stream)
         if code != OK:
             return code
-        found: Stream = machine.get(stream, Stream)
-    return found.wait(timeout_s)
+        queue: Stream = machine.get(stream, Stream)
+    return queue.wait(timeout_s)
 
 
 def _check_stream(stream: int) -> int:
-    found = machine.get(stream, Stream)
+    queue = machine.get(stream, Stream)
     if not machine.current:
         return _no_context()
-    if found.context != machine.current:
+    if queue.context != machine.current:
         machine.say("EE1001: the stream is not in the current context")
         return STREAM_CONTEXT
     return OK

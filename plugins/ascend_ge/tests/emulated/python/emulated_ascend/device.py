@@ -58,7 +58,7 @@ class Dataset:
 
 @dataclass(slots=True)
 class ModelDesc:
-    """What get_desc fills."""
+    """A model's description, empty until get_desc fills it."""
 
     om: Om | None = None
     model: int = 0
@@ -178,8 +178,8 @@ class Model:
         self.program = Program(om)
         self.program.session(self._constants())
         self.pinned = [machine.memory.find(address) for address in (work, weights) if address]
-        for each in self.pinned:
-            each.pins += 1
+        for allocation in self.pinned:
+            allocation.pins += 1
 
     def execute(self, inputs: Dataset, outputs: Dataset, stream: int, waits: bool) -> int:
         """Check a run as GE does and queue it. waits: results may be allocated, for `execute`."""
@@ -196,8 +196,8 @@ class Model:
             return shapes
         reads: list[tuple[str, Array, list[int]]] = []
         used: list[Allocation] = []
-        for place, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
-            buffer = machine.get(inputs.buffers[place], DataBuffer)
+        for index, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
+            buffer = machine.get(inputs.buffers[index], DataBuffer)
             size = nbytes(value.dtype, dims)
             short = SLACK if not self.om.is_ranged and not self.om.gears else 0
             if buffer.nbytes + short < size:
@@ -210,9 +210,9 @@ class Model:
             if size:
                 used.append(machine.memory.find(buffer.pointer))
             reads.append((value.name, view, dims))
-        for place, value in enumerate(self.om.outputs):
-            buffer = machine.get(outputs.buffers[place], DataBuffer)
-            size = self._static_output(place, value)
+        for index, value in enumerate(self.om.outputs):
+            buffer = machine.get(outputs.buffers[index], DataBuffer)
+            size = self._static_output(index, value)
             if buffer.pointer:
                 used.append(machine.memory.find(buffer.pointer, buffer.nbytes))
             elif size and not waits:
@@ -276,8 +276,8 @@ class Model:
         return OK
 
     def _write(self, results: list[Array], outputs: Dataset, waits: bool) -> int:
-        for place, result in enumerate(results):
-            buffer = machine.get(outputs.buffers[place], DataBuffer)
+        for index, result in enumerate(results):
+            buffer = machine.get(outputs.buffers[index], DataBuffer)
             raw = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
             if not buffer.pointer and waits:
                 device = machine.objects[self.context].device
@@ -285,15 +285,15 @@ class Model:
                 buffer.pointer = machine.memory.allocate(device, buffer.nbytes)
             if buffer.pointer and raw.nbytes > buffer.nbytes + (0 if self.om.is_ranged else SLACK):
                 # GE says so before it queues; here the run has to show how large the result is.
-                machine.say(f"E13025: output {place} needs {raw.nbytes} bytes")
+                machine.say(f"E13025: output {index} needs {raw.nbytes} bytes")
                 return GE_PARAM_INVALID
             if buffer.pointer and raw.nbytes:
                 machine.memory.at(buffer.pointer, raw.nbytes)[:] = raw
             if self.om.is_ranged:
-                old = outputs.descs.pop(place, 0)
+                old = outputs.descs.pop(index, 0)
                 machine.objects.pop(old, None)
-                outputs.descs[place] = machine.new(
-                    TensorDesc(FROM_ONNX[self._type(place)], list(result.shape))
+                outputs.descs[index] = machine.new(
+                    TensorDesc(FROM_ONNX[self._type(index)], list(result.shape))
                 )
         return OK
 
@@ -302,11 +302,11 @@ class Model:
             return np.empty(0, np.uint8)
         return machine.memory.at(self.weights, self.om.weight_size)
 
-    def _type(self, place: int) -> int:
-        return list(self.program.types.values())[len(self.om.inputs) + place]
+    def _type(self, index: int) -> int:
+        return list(self.program.types.values())[len(self.om.inputs) + index]
 
     def _shapes(self, inputs: Dataset) -> list[list[int]] | int:
-        """The dims of each input of this run, or the code of what is wrong with them."""
+        """Return the dims of each input of this run, or the code of what is wrong with them."""
         wanted = len(self.om.inputs) + bool(self.om.gears)
         if len(inputs.buffers) < wanted:
             machine.say(f"E10001: {len(inputs.buffers)} inputs, the model has {wanted}")
@@ -318,23 +318,23 @@ class Model:
             sizes = iter(inputs.gear)
             return [[dim if dim >= 0 else next(sizes) for dim in v.dims] for v in self.om.inputs]
         shapes = []
-        for place, value in enumerate(self.om.inputs):
+        for index, value in enumerate(self.om.inputs):
             dims = value.dims
             if -1 in dims:
-                handle = inputs.descs.get(place)
+                handle = inputs.descs.get(index)
                 dims = machine.get(handle, TensorDesc).dims if handle else dims
                 if len(dims) != len(value.dims) or not all(
                     low <= dim and (high < 0 or dim <= high)
                     for dim, (low, high) in zip(dims, value.ranges, strict=True)
                 ):
-                    machine.say(f"E10001: input {place} shape {dims} out of shape range")
+                    machine.say(f"E10001: input {index} shape {dims} out of shape range")
                     return INVALID_PARAM
             shapes.append(dims)
         return shapes
 
-    def _static_output(self, place: int, value: Value) -> int | None:
-        """How many bytes an output will have, None where the run decides."""
+    def _static_output(self, index: int, value: Value) -> int | None:
+        """Return how many bytes an output will have, None where the run decides."""
         if self.om.gears:
             gear = self.om.gears.index(self.gear or [])
-            return nbytes(value.dtype, self.om.gear_outputs[gear][place])
+            return nbytes(value.dtype, self.om.gear_outputs[gear][index])
         return None if -1 in value.dims else nbytes(value.dtype, value.dims)
