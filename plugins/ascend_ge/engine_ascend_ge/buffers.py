@@ -10,21 +10,49 @@ from engine_ascend_ge.acl_call import done, made
 from engine_ascend_ge.memory import SMALLEST, DeviceMemory
 
 
+class Stage:
+    """Device memory for one value, which grows and is kept."""
+
+    def __init__(self, acl: Any, context: int) -> None:
+        self._acl = acl
+        self._context = context
+        self.memory: DeviceMemory | None = None
+        self.is_lent = False  # a DeviceBuffer refers to the memory and frees it with its end
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it holds."""
+        return self.memory.nbytes if self.memory is not None else 0
+
+    def fit(self, nbytes: int, what: str, path: str) -> DeviceMemory:
+        """Return memory for at least `nbytes`."""
+        if self.memory is None or self.memory.nbytes < nbytes:
+            self.release()
+            self.memory = DeviceMemory.allocate(self._acl, self._context, nbytes, what, path)
+        return self.memory
+
+    def release(self) -> None:
+        """Let go of the memory, and free it unless it is lent."""
+        memory, self.memory = self.memory, None
+        is_lent, self.is_lent = self.is_lent, False
+        if memory is not None and not is_lent:
+            memory.close()
+
+
 class Buffer:
     """One input or output of a loaded model: the memory that it is read from or written to.
 
-    Memory of its own, which grows and is kept, or somebody else's for one predict. The device's
-    ACL context is the calling thread's current one in every method.
+    stage: where its value goes that is nowhere else on the device; somebody else closes it. The
+    device's ACL context is the calling thread's current one in every method.
     """
 
-    def __init__(self, acl: Any, context: int, path: str, what: str) -> None:
+    def __init__(self, acl: Any, context: int, path: str, what: str, stage: Stage) -> None:
         self._acl = acl
         self._context = context
         self._path = path
         self._what = what
         self._bound = (0, 0)  # the address and size that ACL knows
-        self.own: DeviceMemory | None = None
-        self.is_lent = False  # a DeviceBuffer refers to the memory and frees it with its end
+        self.stage = stage
         self.handle = made(acl.create_data_buffer(0, 0), f"create a data buffer for {what}", path)
 
     @property
@@ -38,15 +66,11 @@ class Buffer:
         return self._bound[1]
 
     def fit(self, nbytes: int) -> DeviceMemory:
-        """Bind memory of its own, with room for `nbytes`."""
+        """Bind the stage's memory, with room for `nbytes`."""
         nbytes = max(nbytes, SMALLEST)
-        if self.own is None or self.own.nbytes < nbytes:
-            self.release()
-            self.own = DeviceMemory.allocate(
-                self._acl, self._context, nbytes, self._what, self._path
-            )
-        self.bind(self.own.pointer, nbytes)
-        return self.own
+        memory = self.stage.fit(nbytes, self._what, self._path)
+        self.bind(memory.pointer, nbytes)
+        return memory
 
     def bind(self, pointer: int, nbytes: int) -> None:
         """Bind memory that somebody else keeps alive; (0, 0): CANN allocates the result."""
@@ -65,31 +89,27 @@ class Buffer:
         self.bind(0, 0)
         return memory
 
-    def release(self) -> None:
-        """Let go of its own memory, and free it unless it is lent."""
-        own, self.own = self.own, None
-        is_lent, self.is_lent = self.is_lent, False
-        if own is not None and not is_lent:
-            own.close()
-
     def close(self) -> None:
-        """Give the memory and the data buffer back; the dataset that names it is gone by then."""
+        """Give the data buffer back; the dataset that names it is gone by then."""
         handle, self.handle = self.handle, 0
         if handle:
-            doing = f"destroy the data buffer of {self._what}"
-            with ExitStack() as stack:
-                stack.callback(lambda: done(self._acl.destroy_data_buffer(handle), doing))
-                self.release()
+            code = self._acl.destroy_data_buffer(handle)
+            done(code, f"destroy the data buffer of {self._what}")
 
 
 class Dataset:
-    """The inputs or the outputs of one loaded model, in its order."""
+    """The inputs or the outputs of one loaded model, in its order.
 
-    def __init__(self, acl: Any, context: int, path: str, whats: Sequence[str]) -> None:
+    stages: for each, by its name in messages, where its value goes.
+    """
+
+    def __init__(
+        self, acl: Any, context: int, path: str, stages: Sequence[tuple[str, Stage]]
+    ) -> None:
         self.buffers: list[Buffer] = []
         with ExitStack() as stack:
-            for what in whats:
-                buffer = Buffer(acl, context, path, what)
+            for what, stage in stages:
+                buffer = Buffer(acl, context, path, what, stage)
                 stack.callback(buffer.close)
                 self.buffers.append(buffer)
             self.handle = made(acl.mdl.create_dataset(), "create a dataset", path)
@@ -98,11 +118,6 @@ class Dataset:
                 _, code = acl.mdl.add_dataset_buffer(self.handle, buffer.handle)
                 done(code, "add a buffer to a dataset", path)
             self._closing = stack.pop_all()
-
-    @property
-    def nbytes(self) -> int:
-        """Device memory of the buffers' own."""
-        return sum(buffer.own.nbytes for buffer in self.buffers if buffer.own is not None)
 
     def close(self) -> None:
         """Give everything back; twice does nothing."""

@@ -57,6 +57,7 @@ _NOT_YET = (
 )  # fmt: skip
 
 DEFAULT_TIMEOUT_S = 3600.0
+SHORTEST_TIMEOUT_S = 1.0
 DEFAULT_CONCURRENCY = 4
 
 OPTIONS: Mapping[str, Option] = {
@@ -88,7 +89,7 @@ OPTIONS: Mapping[str, Option] = {
     "compile_timeout_s": Option(
         text="seconds after which ATC is ended",
         type=float,
-        lowest=0,
+        lowest=SHORTEST_TIMEOUT_S,
         default=f"{DEFAULT_TIMEOUT_S:g}",
     ),
     "concurrency": Option(
@@ -183,8 +184,11 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"option 'compile_timeout_s': expected seconds above 0, got {text!r}")
+    if not SHORTEST_TIMEOUT_S <= value < math.inf:
+        raise ValueError(
+            f"option 'compile_timeout_s': expected at least {SHORTEST_TIMEOUT_S:g} seconds, "
+            f"got {text!r}"
+        )
     return value
 
 

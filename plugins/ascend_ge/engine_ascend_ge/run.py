@@ -25,7 +25,7 @@ from engine_ascend_ge.acl_call import (
     got,
     made,
 )
-from engine_ascend_ge.buffers import Buffer, Dataset
+from engine_ascend_ge.buffers import Buffer, Dataset, Stage
 from engine_ascend_ge.gears import GearChoice
 from engine_ascend_ge.layout import Input, Layout, Output, resolved, settled
 from engine_ascend_ge.memory import DeviceMemory
@@ -50,11 +50,11 @@ class AscendContext:
         self._name = executable.name
         self._device = Device("ascend", executable.device_id)
         self._acl, self._home = acl, home = runtime.use_device(executable.device_id)
-        self._pending: tuple[object, ...] | None = None  # what a run uses that may not have ended
         self._is_cancelled = False
         self.is_stuck = False  # the model could not be unloaded
         self._bound_shapes: dict[int, Shape] = {}  # of open inputs, by index
         self._resident: dict[int, DeviceBuffer] = {}  # by the output's index
+        self._own_stages: list[Stage] = []
         self._is_sharing = beside is not None
         with ExitStack() as stack:
             self.workspace: Workspace = (
@@ -87,7 +87,8 @@ class AscendContext:
         """Name the inputs and outputs to ACL, and allocate their memory where it will be needed.
 
         A part of a plan mostly gets and gives memory on the device: what it needs itself comes
-        with the first predict that needs it, as for open shapes.
+        with the first predict that needs it, as for open shapes. So it does beside another
+        context, which may be running in the memory that they share.
         """
         closing = self._closing
         assert closing is not None, "prepare after close"
@@ -97,13 +98,30 @@ class AscendContext:
         if chooser is not None:
             ports.append(chooser)
             ports.sort(key=lambda port: port.index)
-        names = [f"input {port.name!r}" for port in ports]
-        self._inputs = Dataset(self._acl, self._home, self._name, names)
+        self._inputs = Dataset(
+            self._acl,
+            self._home,
+            self._name,
+            [
+                (f"input {port.name!r}", self._stage("input", port.index, port is chooser))
+                for port in ports
+            ],
+        )
         closing.callback(self._inputs.close)
-        names = [f"output {port.name!r}" for port in self.description.outputs]
-        self._outputs = Dataset(self._acl, self._home, self._name, names)
+        resident = {
+            out.port.index for out in layout.outs if out.spec.name in self._executable.resident
+        }
+        self._outputs = Dataset(
+            self._acl,
+            self._home,
+            self._name,
+            [
+                (f"output {port.name!r}", self._stage("output", port.index, port.index in resident))
+                for port in self.description.outputs
+            ],
+        )
         closing.callback(self._outputs.close)
-        if not self._executable.is_part:
+        if not self._executable.is_part and not self._is_sharing:
             for port, buffer in (
                 *zip(ports, self._inputs.buffers, strict=True),
                 *zip(self.description.outputs, self._outputs.buffers, strict=True),
@@ -121,13 +139,26 @@ class AscendContext:
             for out in layout.outs
         ]
 
+    def _stage(self, kind: str, index: int, is_own: bool) -> Stage:
+        """Return the memory for an input or output.
+
+        is_own: its contents last from one predict to the next, so no other context may share it.
+        """
+        if not is_own:
+            return self.workspace.stage(kind, index)
+        assert self._closing is not None, "prepare after close"
+        stage = Stage(self._acl, self._home)
+        self._closing.callback(stage.release)
+        self._own_stages.append(stage)
+        return stage
+
     @property
     def workspace_bytes(self) -> int:
-        """Device memory of this context: inputs, outputs, and scratch unless it is another's."""
+        """Device memory of this context: its own, and its workspace unless it is another's."""
         if self._closing is None:
             return 0
-        scratch = 0 if self._is_sharing else self.workspace.nbytes
-        return scratch + self._inputs.nbytes + self._outputs.nbytes
+        workspace = 0 if self._is_sharing else self.workspace.nbytes
+        return workspace + sum(stage.nbytes for stage in self._own_stages)
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
         """Run the model once; engine_predict says how."""
@@ -137,7 +168,7 @@ class AscendContext:
         if self._is_cancelled:
             raise Cancelled("the predict was cancelled before the model was started")
         done(self._acl.rt.set_context(self._home), "use the context", self._name)
-        if self._pending is not None:
+        if self.workspace.pending is not None:
             self._wait(deadline_s)
         if self._gears is not None:
             self._gears.choose(inputs, self._inputs.handle)
@@ -174,9 +205,9 @@ class AscendContext:
                 if code != 0:
                     self._give_up()
                 done(code, "use the context", self._name)
-                if self._pending is not None:
+                if self.workspace.pending is not None:
                     self._acl.rt.synchronize_stream(self.workspace.stream)
-                    self._pending = None
+                    self.workspace.pending = None
         finally:
             self._executable.forget(self)
 
@@ -290,7 +321,7 @@ class AscendContext:
                 own = buffer.fit(nbytes if is_exact else out.port.nbytes)
                 if _overlaps(own.pointer, own.nbytes, read):
                     # What this context gave as resident is its input now: it stays whole.
-                    buffer.release()
+                    buffer.stage.release()
                     buffer.fit(buffer.nbytes)
         return fresh
 
@@ -308,10 +339,10 @@ class AscendContext:
             done(mdl.execute(self._model, *datasets), "run the model", self._name)
         else:
             # Queued and waited for, because waiting lets the GIL go and `execute` does not.
-            self._pending = used
+            self.workspace.pending = used
             code = mdl.execute_async(self._model, *datasets, stream)
             if code != 0:
-                self._pending = None
+                self.workspace.pending = None
             done(code, "run the model", self._name)
             if self._is_cancelled:
                 self._abort()  # `cancel` may have come before there was anything to abort
@@ -339,7 +370,8 @@ class AscendContext:
             if code == SYNC_TIMEOUT:
                 raise DeadlineExceeded("the model did not finish by its deadline")
         if code in (0, STREAM_ABORT):
-            self._pending = None  # after another error the next use waits again, to be sure
+            # After any other error it stands, and the next use waits once more.
+            self.workspace.pending = None
         if code == STREAM_ABORT:
             raise Cancelled("the predict was cancelled")
         done(code, "run the model", self._name)
@@ -404,12 +436,13 @@ class AscendContext:
     def _as_resident(self, index: int, out: Output, shape: Shape) -> DeviceBuffer:
         """Return a result where it is, in this context's own memory: the same object if it can."""
         buffer = self._outputs.buffers[out.port.index]
-        if not buffer.pointer or buffer.own is None:
+        memory = buffer.stage.memory
+        if not buffer.pointer or memory is None:
             return self._on_device(out, shape, None)
         before = self._resident.get(index)
-        if before is None or before.owner is not buffer.own or before.shape != shape:
-            before = self._resident[index] = self._buffer(buffer.own, out, shape)
-            buffer.is_lent = True
+        if before is None or before.owner is not memory or before.shape != shape:
+            before = self._resident[index] = self._buffer(memory, out, shape)
+            buffer.stage.is_lent = True
         return before
 
     def _buffer(self, memory: DeviceMemory, out: Output, shape: Shape) -> DeviceBuffer:

@@ -1,4 +1,4 @@
-"""A stream and its scratch memory, which contexts that never run at once may share."""
+"""A stream and the memory around it, which contexts that never run at once may share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,15 @@ from typing import Any
 
 from engine.errors import BackendUnavailable
 from engine_ascend_ge.acl_call import done, got
+from engine_ascend_ge.buffers import Stage
 from engine_ascend_ge.memory import DeviceMemory
 
 
 class Workspace:
     """A stream, and the memory in which the models on it work. Closed with its last user.
+
+    pending: what a run uses that may not have ended; None when all have. Whoever comes next on
+    the stream waits for its end, since they share the memory for inputs and outputs too.
 
     The device's ACL context is the calling thread's current one in every method.
     """
@@ -23,6 +27,8 @@ class Workspace:
         self._lock = threading.Lock()
         self._users = 0
         self._blocks: list[DeviceMemory] = []
+        self._stages: dict[tuple[str, int], Stage] = {}
+        self.pending: tuple[object, ...] | None = None
         self.stream: int = got(
             acl.rt.create_stream(),
             f"create a stream on {self._device}",
@@ -31,8 +37,9 @@ class Workspace:
 
     @property
     def nbytes(self) -> int:
-        """Scratch memory on the device."""
-        return sum(block.nbytes for block in self._blocks)
+        """Device memory: scratch, and stages of inputs and outputs."""
+        blocks = sum(block.nbytes for block in self._blocks)
+        return blocks + sum(stage.nbytes for stage in self._stages.values())
 
     def join(self) -> None:
         """Count one more user, who calls `leave` in the end."""
@@ -54,6 +61,10 @@ class Workspace:
                 self._blocks.append(block)
             return block.pointer
 
+    def stage(self, kind: str, index: int) -> Stage:
+        """Return where the index-th "input" or "output" of every model here goes."""
+        return self._stages.setdefault((kind, index), Stage(self._acl, self._context))
+
     def abandon(self) -> None:
         """Keep the memory for good: a model in it could not be unloaded."""
         for block in self._blocks:
@@ -69,6 +80,9 @@ class Workspace:
             if code != 0:
                 self.abandon()
             blocks, self._blocks = self._blocks, []
+            stages = list(self._stages.values())
         done(code, "destroy the stream", otherwise=BackendUnavailable)
+        for stage in stages:
+            stage.release()
         for block in blocks:
             block.close()

@@ -61,10 +61,13 @@ def test_a_larger_model_gets_more_scratch(
     second = build(path).open_context(beside=first)
     third = affine().open_context(beside=second)
     assert first.workspace is third.workspace
-    assert first.workspace.nbytes == 4096 + 8192, "a loaded model holds its address"
+    stages = 64 + 64  # an input and an output of 24 bytes
+    assert first.workspace.nbytes == 4096 + 8192 + stages, "a loaded model holds its address"
     x = np.arange(1024, dtype=np.float32)[None]
     np.testing.assert_array_equal(predict(second, x)[0], x)
     np.testing.assert_array_equal(predict(third, X)[0], 2 * X + 1)
+    stages = 4096 + 4096  # of the largest model, for all
+    assert first.workspace.nbytes == 4096 + 8192 + stages
 
 
 def test_a_run_that_was_given_up_ends_before_the_next_one_beside_it(

@@ -432,7 +432,7 @@ def execute(model_id: int, inputs: int, outputs: int) -> int:
     if not machine.current:
         return _no_context()
     # On a stream of its own that ends with the call; nobody else gets the GIL meanwhile.
-    own = machine.new(Stream(machine.current))
+    own = machine.new(Stream(machine.current, has_thread=False))
     try:
         code = _execute(model_id, inputs, outputs, own, waits=True)
         return code or machine.get(own, Stream).wait(None)

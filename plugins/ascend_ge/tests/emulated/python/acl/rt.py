@@ -131,13 +131,14 @@ def destroy_context(context: int) -> int:
 # ------------------------------------------------------------------------------------- streams
 
 
-@api("rt.create_stream", "value, ret")
+@api("rt.create_stream", "value, ret", waits=True)
 def create_stream() -> tuple[int, int]:
-    context = _context()
-    if context is None:
+    if not machine.current:
         return 0, _no_context()
-    handle = machine.new(Stream(machine.current))
-    context.streams.add(handle)
+    stream = Stream(machine.current)
+    with machine.lock:
+        handle = machine.new(stream)
+        machine.get(machine.current, Context).streams.add(handle)
     return handle, OK
 
 

@@ -35,7 +35,7 @@ class Program:
         self._session: ort.InferenceSession | None = None
         self.types = _types(om)
 
-    def run(self, inputs: dict[str, Array], weights: Array) -> list[Array]:
+    def run(self, inputs: dict[str, Array], weights: Array, options: ort.RunOptions) -> list[Array]:
         """Return the outputs for these inputs: raw arrays, dtypes as ONNX has them."""
         session = self.session(weights)
         if self._om.is_half:
@@ -49,7 +49,7 @@ class Program:
             for name, value in inputs.items()
         }
         names = [value.name for value in session.get_outputs()]
-        results = session.run_with_ort_values(names, feeds)
+        results = session.run_with_ort_values(names, feeds, options)
         values = [
             _numpy(value, self.types[name]) for name, value in zip(names, results, strict=True)
         ]

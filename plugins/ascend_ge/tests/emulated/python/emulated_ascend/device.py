@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
 from emulated_ascend.compute import Program, host_dtype
 from emulated_ascend.machine import (
@@ -69,11 +71,12 @@ class Task:
     """Work on a stream.
 
     finish: makes its results visible, once, and returns a code; of None, for work that was
-    discarded, it only lets go of what the work used.
+    discarded, it only lets go of what the work used. stop: ends the work soon.
     """
 
     future: Future[Any]
     finish: Callable[[Any], int]
+    stop: Callable[[], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -91,19 +94,29 @@ class Event:
 
 
 class Stream:
-    """A queue of work, done one after another by a thread of its own."""
+    """A queue of work, done one after another by a thread of its own, or at once without one.
 
-    def __init__(self, context: int) -> None:
+    Made without the machine's lock: a thread that starts may run finalizers, which want the lock.
+    """
+
+    def __init__(self, context: int, has_thread: bool = True) -> None:
         self.context = context
         self.tasks: list[Task] = []
-        self.stop = threading.Event()  # set: what runs now is discarded
+        self._aborted: Future[None] = Future()  # of the next abort
+        self._was_aborted = False
         self._code = OK
         self._worker: ThreadPoolExecutor | None = None
-
-    def put(self, work: Callable[[], Any], finish: Callable[[Any], int]) -> Task:
-        """Queue work, which begins when all before it is done and visible."""
-        if self._worker is None:
+        if has_thread:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="emulated-npu")
+            self._worker.submit(int).result()
+
+    def put(
+        self,
+        work: Callable[[], Any],
+        finish: Callable[[Any], int],
+        stop: Callable[[], None] = lambda: None,
+    ) -> Task:
+        """Queue work, which begins when all before it is done and visible."""
         before = self.tasks[-1] if self.tasks else None
 
         def begin() -> Any:
@@ -111,7 +124,12 @@ class Stream:
                 self.finish_until(before)
             return work()
 
-        task = Task(self._worker.submit(begin), finish)
+        if self._worker is not None:
+            future = self._worker.submit(begin)
+        else:
+            future = Future()
+            future.set_result(begin())
+        task = Task(future, finish, stop)
         self.tasks.append(task)
         return task
 
@@ -136,13 +154,15 @@ class Stream:
                 if not self.tasks:
                     code, self._code = self._code, OK
                     return code
-                task = self.tasks[0]
+                task, aborted = self.tasks[0], self._aborted
             left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
-            try:
-                result = task.future.result(left)
-            except TimeoutError:
+            done, _ = futures.wait((task.future, aborted), left, futures.FIRST_COMPLETED)
+            if aborted in done:
+                continue
+            if not done:
                 machine.say("E4019: synchronizing the stream timed out")
                 return SYNC_TIMEOUT
+            result = task.future.result()
             with machine.lock:
                 if self.tasks and self.tasks[0] is task:
                     del self.tasks[0]
@@ -152,16 +172,18 @@ class Stream:
         """Discard what is queued and stop what runs; the next wait says so."""
         discarded, self.tasks = self.tasks, []
         for task in discarded:
+            task.stop()
             task.finish(None)
         if discarded:
             self._code = STREAM_ABORT
-        self.stop.set()
-        self.stop = threading.Event()
+            self._was_aborted = True
+        aborted, self._aborted = self._aborted, Future()
+        aborted.set_result(None)
 
     def close(self) -> None:
         """End the thread."""
         if self._worker is not None:
-            self._worker.shutdown()
+            self._worker.shutdown(wait=not self._was_aborted)
 
 
 class Model:
@@ -239,7 +261,8 @@ class Model:
             allocation.pins += 1
         # Read now where nothing is queued before, so that a change from here on is noticed.
         copies = [] if queue.tasks else [view.copy() for _, view, _ in reads]
-        stop = queue.stop
+        interrupted = threading.Event()
+        options = ort.RunOptions()
 
         def work() -> list[Array] | str:
             started = time.monotonic()
@@ -250,10 +273,10 @@ class Model:
                 for copy, (name, _, dims) in zip(copies, reads, strict=True)
             }
             try:
-                results = self.program.run(feeds, constants)
+                results = self.program.run(feeds, constants, options)
             except Exception as error:  # whatever onnxruntime raises is a failed run here
                 return f"E39999: {' '.join(str(error).split())}"
-            stop.wait(max(0.0, delay_s - (time.monotonic() - started)))
+            interrupted.wait(max(0.0, delay_s - (time.monotonic() - started)))
             return results
 
         def finish(results: list[Array] | str | None) -> int:
@@ -272,7 +295,11 @@ class Model:
                 return MODEL_EXECUTE
             return self._write(results, outputs, waits)
 
-        queue.put(work, finish)
+        def stop() -> None:
+            interrupted.set()
+            options.terminate = True
+
+        queue.put(work, finish, stop)
         return OK
 
     def _write(self, results: list[Array], outputs: Dataset, waits: bool) -> int:
