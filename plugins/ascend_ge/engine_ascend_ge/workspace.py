@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from typing import Any
 
 from engine.errors import BackendUnavailable
@@ -81,8 +82,9 @@ class Workspace:
                 self.abandon()
             blocks, self._blocks = self._blocks, []
             stages = list(self._stages.values())
-        done(code, "destroy the stream", otherwise=BackendUnavailable)
-        for stage in stages:
-            stage.release()
-        for block in blocks:
-            block.close()
+        with ExitStack() as closing:  # all of it, even where one fails
+            for block in blocks:
+                closing.callback(block.close)
+            for stage in stages:
+                closing.callback(stage.release)
+            done(code, "destroy the stream", otherwise=BackendUnavailable)
