@@ -14,12 +14,16 @@ from typing import Any, Final
 from engine.errors import BackendUnavailable, DeadlineExceeded, EngineError, ModelError
 from engine.types import DType
 
-# aclrtMemcpyKind, aclrtMemMallocPolicy, aclFormat, aclError
+# aclrtMemcpyKind, aclrtMemMallocPolicy, aclFormat, aclrtEvent*Status, aclError
 HOST_TO_DEVICE: Final = 1
 DEVICE_TO_HOST: Final = 2
+DEVICE_TO_DEVICE: Final = 3
 HUGE_FIRST: Final = 0
 FORMAT_ND: Final = 2
+RECORD_COMPLETE: Final = 1
+WAIT_COMPLETE: Final = 0
 ALREADY_INITIALIZED: Final = 100002
+STREAM_ABORT: Final = 107023
 SYNC_TIMEOUT: Final = 507046
 
 DTYPES: Final = {
@@ -53,6 +57,7 @@ CALLS: Final = {
         "init",
         "finalize",
         "get_soc_name",
+        "get_version",
         "get_recent_err_msg",
         "create_data_buffer",
         "destroy_data_buffer",
@@ -67,16 +72,24 @@ CALLS: Final = {
         "get_device_count",
         "set_device",
         "reset_device",
-        "create_context",
+        "get_context",
         "set_context",
-        "destroy_context",
         "create_stream",
         "destroy_stream",
         "synchronize_stream",
         "synchronize_stream_with_timeout",
         "malloc",
         "free",
+        "malloc_host",
+        "free_host",
         "memcpy",
+        "memcpy_async",
+        "create_event",
+        "destroy_event",
+        "record_event",
+        "stream_wait_event",
+        "query_event_status",
+        "query_event_wait_status",
     ),
     "mdl": (
         "query_size_from_mem",
@@ -122,6 +135,7 @@ _NAMES = {
     107002: "ACL_ERROR_RT_CONTEXT_NULL",
     107003: "ACL_ERROR_RT_STREAM_CONTEXT",
     107017: "ACL_ERROR_RT_INVALID_HANDLE",
+    107023: "ACL_ERROR_RT_STREAM_ABORT",
     145000: "ACL_ERROR_GE_PARAM_INVALID",
     145003: "ACL_ERROR_GE_EXEC_MODEL_ID_INVALID",
     145006: "ACL_ERROR_GE_EXEC_MODEL_DATA_SIZE_INVALID",
@@ -172,7 +186,7 @@ _GONE = {
 def error(
     code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError
 ) -> EngineError:
-    """What a return code means: an error that says what was being done.
+    """Return the error that a return code means; it says what was being done.
 
     doing: the step that failed, "load the model". path: the model's name.
     otherwise: the class for codes that are not about the machine.
@@ -190,7 +204,7 @@ def error(
 
 
 def done(code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError) -> None:
-    """Check the code of a call that gives nothing back."""
+    """Raise unless the code of a call that gives nothing back is success."""
     if code != 0:
         raise error(code, doing, path, otherwise)
 
@@ -198,7 +212,7 @@ def done(code: int, doing: str, path: str = "", otherwise: type[EngineError] = M
 def got(
     answer: tuple[Any, int], doing: str, path: str = "", otherwise: type[EngineError] = ModelError
 ) -> Any:
-    """The value of a call that gives (value, code)."""
+    """Return the value of a call that gives (value, code), or raise."""
     value, code = answer
     if code != 0:
         raise error(code, doing, path, otherwise)
@@ -208,15 +222,15 @@ def got(
 def made(
     handle: int, doing: str, path: str = "", otherwise: type[EngineError] = BackendUnavailable
 ) -> int:
-    """The handle of a call that gives only a handle, which is 0 where it failed."""
+    """Return the handle of a call that gives only that, or raise where it is 0: it failed."""
     if handle == 0:
         raise _as(otherwise, _text(f"could not {doing}: CANN gave nothing back", path), path)
     return handle
 
 
 def _text(what: str, path: str) -> str:
-    said = _last_words()
-    return f"{f'{path}: ' if path else ''}{what}{f'; CANN says: {said}' if said else ''}"
+    message = _recent_message()
+    return f"{f'{path}: ' if path else ''}{what}{f'; CANN says: {message}' if message else ''}"
 
 
 def _as(kind: type[EngineError], text: str, path: str) -> EngineError:
@@ -225,8 +239,8 @@ def _as(kind: type[EngineError], text: str, path: str) -> EngineError:
     return BackendUnavailable(text, "ascend_ge") if kind is BackendUnavailable else kind(text)
 
 
-def _last_words() -> str:
-    """What CANN last reported in this thread, on one line; reading it clears it."""
+def _recent_message() -> str:
+    """Return what CANN last reported in this thread, on one line; reading it clears it."""
     acl = sys.modules.get("acl")
-    said = acl.get_recent_err_msg() if acl is not None else None
-    return " ".join(said.split()) if isinstance(said, str) else ""
+    message = acl.get_recent_err_msg() if acl is not None else None
+    return " ".join(message.split()) if isinstance(message, str) else ""

@@ -36,7 +36,7 @@ _PATH = re.compile(r"[A-Za-z0-9._/\u4e00-\u9fa5-]+")
 
 
 def find_compiler(chosen: str) -> list[str]:
-    """The command that starts ATC: `chosen` (the option), `atc`, or `python -m ge.pyatc`.
+    """Return the command that starts ATC: `chosen` (the option), `atc`, or `python -m ge.pyatc`.
 
     Raises BackendUnavailable where there is none.
     """
@@ -57,8 +57,8 @@ def find_compiler(chosen: str) -> list[str]:
     if found is not None:
         return [found]
     package = importlib.util.find_spec("ge")  # found, not imported: it loads CANN's libraries
-    for place in (package.submodule_search_locations or ()) if package is not None else ():
-        if (Path(place) / "pyatc").is_dir():
+    for root in (package.submodule_search_locations or ()) if package is not None else ():
+        if (Path(root) / "pyatc").is_dir():
             return [sys.executable, "-m", "ge.pyatc"]
     raise BackendUnavailable(
         "ATC is not there: neither 'atc' on PATH or in ASCEND_HOME_PATH nor the module ge.pyatc; "
@@ -85,7 +85,7 @@ def compiled(
     """
     if cancel is not None:
         cancel.check()
-    folder = Path(tempfile.mkdtemp(prefix="engine-ascend-", dir=_place(source)))
+    folder = Path(tempfile.mkdtemp(prefix="engine-ascend-", dir=_parent(source)))
     try:
         if not _PATH.fullmatch(str(folder.resolve())):
             raise BackendUnavailable(
@@ -129,8 +129,15 @@ def compiled(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _place(source: ModelSource) -> str | None:
-    """Where the temporary folder goes: in memory for a model that must not reach the disk."""
+def kernel_cache(folder: Path | None) -> dict[str, str]:
+    """Return ATC's flags for keeping compiled kernels in `folder`, if it takes such a path."""
+    if folder is None or not _PATH.fullmatch(str(folder.resolve())):
+        return {}
+    return {"op_compiler_cache_mode": "enable", "op_compiler_cache_dir": str(folder.resolve())}
+
+
+def _parent(source: ModelSource) -> str | None:
+    """Return where the temporary folder goes: in memory for what must not reach the disk."""
     if not source.is_secret:
         return None
     if os.path.isdir(_MEMORY) and os.access(_MEMORY, os.W_OK):
@@ -143,7 +150,7 @@ def _place(source: ModelSource) -> str | None:
 
 
 def place_model(source: ModelSource, folder: Path) -> Path:
-    """The model as a file that ATC takes, with its external data where the file says."""
+    """Return the model as a file that ATC takes, with its external data where the file says."""
     if source.data is None:
         assert source.path is not None  # the contract: one of the two is there
         real = source.path.resolve()
@@ -155,7 +162,7 @@ def place_model(source: ModelSource, folder: Path) -> Path:
         model = folder / "model.onnx"
         model.write_bytes(source.data)
     parameters = source.graph.parameters if source.graph is not None else ()
-    for location in sorted({each.location for each in parameters if each.location}):
+    for location in sorted({parameter.location for parameter in parameters if parameter.location}):
         assert source.folder is not None  # external data has a folder; the core has checked it
         there = folder / location
         there.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +189,7 @@ def run(
     progress: Progress | None,
     cancel: CancelToken | None,
 ) -> tuple[int, str]:
-    """Run ATC in `folder`; its exit status and its last lines, as an error shows them.
+    """Run ATC in `folder`; return its exit status and last lines, as an error shows them.
 
     ATC is a shell script over a program that starts Python workers, so it runs as a process group
     and all of that group is ended, whatever way this call is left.
@@ -248,7 +255,7 @@ def run(
 
 
 class _Output:
-    """The last lines of a stream that arrives in pieces, and what they say of progress."""
+    """Last lines of a stream that arrives in pieces, and the phase that they show."""
 
     def __init__(self) -> None:
         self.phase = "start ATC"
@@ -268,16 +275,16 @@ class _Output:
         self._lines.extend(line for line in map(str.strip, lines) if line)
 
     def tail(self) -> str:
-        """What ATC said in the end, on one line, without the dots that it prints while it waits.
+        """Return ATC's last words on one line, without the dots that it prints while it waits.
 
-        That is its verdict and what follows it, whose first lines say most, else its last lines.
+        They are its verdict and what follows it, whose first lines say most, else its last lines.
         """
         lines = [
             line[:CHARACTERS_SHOWN]
             for line in (*self._lines, self._rest.strip())
             if line.strip(".")
         ]
-        verdicts = [place for place, line in enumerate(lines) if "ATC run failed" in line]
+        verdicts = [index for index, line in enumerate(lines) if "ATC run failed" in line]
         first = verdicts[-1] if verdicts else max(0, len(lines) - LINES_SHOWN)
         return " | ".join(lines[first : first + LINES_SHOWN]) or "(it printed nothing)"
 

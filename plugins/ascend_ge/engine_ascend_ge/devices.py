@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
+from typing import Any
 
 from engine.errors import EngineError
-from engine.types import Device, DeviceInfo, Devices
+from engine.types import Capability, Device, DeviceInfo, Devices
 from engine_ascend_ge import runtime
 from engine_ascend_ge.acl_call import error
 
@@ -19,7 +21,7 @@ CHECK_DRIVER = "run: npu-smi info; if it fails, install or repair the Ascend dri
 
 
 def find() -> Devices:
-    """The devices that can be used now, with the SoC's name.
+    """Return the devices that can be used now, with the SoC's name.
 
     Looks without opening any device, which takes seconds and memory; total memory is therefore
     not known.
@@ -47,18 +49,32 @@ def find() -> Devices:
         hidden = f" (ASCEND_RT_VISIBLE_DEVICES={visible!r})" if visible is not None else ""
         return Devices(reason=f"CANN finds no Ascend device{hidden}", fix=CHECK_DRIVER)
     name = acl.get_soc_name() or "Ascend"
+    lacks = missing_capabilities(acl, name)
     return Devices(
-        found=tuple(DeviceInfo(Device("ascend", number), name) for number in range(count))
+        found=tuple(
+            DeviceInfo(Device("ascend", number), name, lacks=lacks) for number in range(count)
+        )
     )
 
 
+def missing_capabilities(acl: Any, soc: str) -> dict[str, str]:
+    """Return the announced capabilities that this CANN or SoC does not have, and why."""
+    if not hasattr(acl.rt, "stream_abort"):
+        return {Capability.CANCEL_PREDICT: "pyACL has no acl.rt.stream_abort: CANN is too old"}
+    # CANN 8.x and 9.0 document aclrtStreamAbort for the A2 and A3 series only: Ascend910B,
+    # Ascend910_93 and what came later.
+    if re.match(r"Ascend(310|910(A|ProA|$))", soc):
+        return {Capability.CANCEL_PREDICT: f"{soc} does not have CANN's aclrtStreamAbort"}
+    return {}
+
+
 def is_environment_set() -> bool:
-    """Whether CANN's set_env.sh was sourced in the shell that started this process."""
+    """Return whether CANN's set_env.sh was sourced in the shell that started this process."""
     return bool(os.environ.get("ASCEND_HOME_PATH") or os.environ.get("ASCEND_TOOLKIT_HOME"))
 
 
 def home() -> Path | None:
-    """CANN's folder, as set_env.sh names it."""
+    """Return CANN's folder, as set_env.sh names it."""
     for name in ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME"):
         text = os.environ.get(name)
         if text:
@@ -67,10 +83,35 @@ def home() -> Path | None:
 
 
 def set_env_script() -> Path | None:
-    """Where an installed CANN keeps its set_env.sh, in the places that its installer uses."""
+    """Return an installed CANN's set_env.sh, from the places that its installer uses."""
     for root in (Path("/usr/local/Ascend"), Path.home() / "Ascend"):
         for folder in ("cann", "ascend-toolkit", "nnae", "nnrt"):
             script = root / folder / "set_env.sh"
             if script.is_file():
                 return script
     return None
+
+
+def toolkit_version(folder: Path) -> str:
+    """Return the toolkit's version, from the file of its installer, whose place has moved."""
+    patterns = ("*-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
+    for pattern in patterns:
+        for path in sorted(folder.glob(pattern)):
+            for key in ("version", "Version", "toolkit_running_version"):
+                version = read_value(path, key)
+                if version:
+                    return version
+    return ""
+
+
+def read_value(path: Path, key: str) -> str:
+    """Return the value of `key=value` in a small text file, "" where there is none."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        name, equals, value = line.partition("=")
+        if equals and name.strip() == key:
+            return value.strip().strip('[]"')
+    return ""

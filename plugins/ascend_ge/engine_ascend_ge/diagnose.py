@@ -1,4 +1,4 @@
-"""What the diagnosis looks at, in the order in which one would mend it."""
+"""The checks of the diagnosis, in the order in which one would mend them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DEVICE_NODES = Path("/dev")
 
 
 def checks() -> Sequence[Check]:
-    """One line for the driver, CANN, its environment, pyACL, the devices, the SoC, atc, kernels."""
+    """Check the driver, CANN, its environment, pyACL, the devices, the SoC, atc, kernels."""
     found = devices.find()
     soc = _soc_name()
     return [
@@ -28,7 +28,7 @@ def checks() -> Sequence[Check]:
         Check(
             "Ascend devices",
             bool(found.found),
-            ", ".join(f"{each.device} ({each.name})" for each in found.found) or found.reason,
+            ", ".join(f"{info.device} ({info.name})" for info in found.found) or found.reason,
             found.fix,
         ),
         Check(
@@ -44,7 +44,7 @@ def checks() -> Sequence[Check]:
 
 def _driver() -> Check:
     nodes = sorted(path.name for path in DEVICE_NODES.glob("davinci[0-9]*"))
-    version = _value(DRIVER, "Version")
+    version = devices.read_value(DRIVER, "Version")
     if not nodes:
         detail = f"driver {version}, but no {DEVICE_NODES}/davinci*" if version else "not installed"
         return Check("Ascend driver", False, detail, devices.CHECK_DRIVER)
@@ -59,7 +59,9 @@ def _toolkit() -> Check:
     if folder is None or not folder.is_dir():
         detail = f"{folder} is not a folder" if folder else "not found"
         return Check("CANN toolkit", False, detail, devices.INSTALL_CANN)
-    return Check("CANN toolkit", True, f"version {_cann_version(folder) or 'unknown'} in {folder}")
+    return Check(
+        "CANN toolkit", True, f"version {devices.toolkit_version(folder) or 'unknown'} in {folder}"
+    )
 
 
 def _environment() -> Check:
@@ -98,10 +100,10 @@ def _kernels(soc: str) -> Check:
         return Check(name, False, "ASCEND_OPP_PATH not set", "run: source <CANN>/set_env.sh")
     folder = Path(root) / "built-in/op_impl/ai_core/tbe/kernel"
     there = (
-        sorted(each.name for each in folder.iterdir() if each.is_dir()) if folder.is_dir() else []
+        sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     )
     # The folders are families, "ascend910b"; the SoC is a member, "Ascend910B3".
-    fitting = [each for each in there if each != "config" and soc.lower().startswith(each)]
+    fitting = [family for family in there if family != "config" and soc.lower().startswith(family)]
     if soc and fitting:
         return Check(name, True, str(folder / fitting[-1]))
     if not soc and there:
@@ -118,28 +120,3 @@ def _soc_name() -> str:
     if not runtime.is_started():
         return ""
     return runtime.start().get_soc_name() or ""
-
-
-def _cann_version(folder: Path) -> str:
-    """The toolkit's version, from the file that its installer leaves; its place has moved."""
-    patterns = ("*-linux/ascend_toolkit_install.info", "version.cfg", "compiler/version.info")
-    for pattern in patterns:
-        for path in sorted(folder.glob(pattern)):
-            for key in ("version", "Version", "toolkit_running_version"):
-                version = _value(path, key)
-                if version:
-                    return version
-    return ""
-
-
-def _value(path: Path, key: str) -> str:
-    """The value of `key=value` in a small text file, "" where there is none."""
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    for line in lines:
-        name, equals, value = line.partition("=")
-        if equals and name.strip() == key:
-            return value.strip().strip('[]"')
-    return ""

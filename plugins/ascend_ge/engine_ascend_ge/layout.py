@@ -43,58 +43,64 @@ class Layout:
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What callers give."""
-        return tuple(each.spec for each in self.ins)
+        """Specs of what callers give."""
+        return tuple(item.spec for item in self.ins)
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What callers get."""
-        return tuple(each.spec for each in self.outs)
+        """Specs of what callers get."""
+        return tuple(item.spec for item in self.outs)
 
 
-def of_om(found: om.Description) -> Layout:
-    """The layout of an .om file, which is all that is known of the model."""
-    columns = list(zip(*found.gears, strict=True))
+def of_om(description: om.Description) -> Layout:
+    """Return the layout of an .om file, which is all that is known of the model."""
+    columns = list(zip(*description.gears, strict=True))
     ins, first = [], 0
-    for port in found.inputs:
+    for port in description.inputs:
         bounds: list[tuple[int, int] | None] = []
-        for place, dim in enumerate(port.dims):
+        for axis, dim in enumerate(port.dims):
             if dim >= 0:
                 bounds.append(None)
             elif columns:
-                column = columns[first + place]
+                column = columns[first + axis]
                 bounds.append((min(column), max(column)))
             else:
-                low, high = port.bounds[place] if port.bounds else (0, None)
+                low, high = port.bounds[axis] if port.bounds else (0, None)
                 bounds.append((low, high) if high is not None else None)
         first += len(port.dims)
         ins.append(Input(_spec(port.name, port.dtype, _shape(port), bounds), port))
-    outs = [Output(TensorSpec(port.name, port.dtype, _shape(port)), port) for port in found.outputs]
-    return Layout(tuple(ins), tuple(outs), frozenset(found.gears), found.is_ranged)
+    outs = [
+        Output(TensorSpec(port.name, port.dtype, _shape(port)), port)
+        for port in description.outputs
+    ]
+    return Layout(tuple(ins), tuple(outs), frozenset(description.gears), description.is_ranged)
 
 
-def of_graph(found: om.Description, graph: GraphInfo, plan: Shapes, name: str) -> Layout:
-    """The layout of a compiled ONNX model.
+def of_graph(
+    description: om.Description, graph: GraphInfo, compiled_for: Shapes, name: str
+) -> Layout:
+    """Return the layout of a compiled ONNX model.
 
     The file's order, names and symbols are what users know; element types are CANN's, because
     options may change them. Raises ModelError where the two do not fit.
     """
-    ports = {port.name: port for port in found.inputs}
+    ports = {port.name: port for port in description.inputs}
     strangers = sorted(set(ports) - {spec.name for spec in graph.inputs})
     if strangers:
         raise ModelError(
             f"{name}: ATC's model wants inputs {strangers}, which the file does not have", name
         )
-    if len(found.outputs) != len(graph.outputs):
+    if len(description.outputs) != len(graph.outputs):
         raise ModelError(
-            f"{name}: ATC's model has {len(found.outputs)} outputs, the file {len(graph.outputs)}",
+            f"{name}: ATC's model has {len(description.outputs)} outputs, "
+            f"the file {len(graph.outputs)}",
             name,
         )
     fixed: dict[str, int] = {}
     ins = []
     for spec in graph.inputs:
         port = ports.get(spec.name)  # None: ATC saw that nothing reads it
-        axes = plan.axes[spec.name]
+        axes = compiled_for.axes[spec.name]
         declared = spec.shape if spec.shape is not None else (None,) * len(axes)
         shape: list[Dim] = []
         for axis, dim in zip(axes, declared, strict=True):
@@ -107,17 +113,17 @@ def of_graph(found: om.Description, graph: GraphInfo, plan: Shapes, name: str) -
         ]
         dtype = port.dtype if port is not None else spec.dtype
         ins.append(Input(_spec(spec.name, dtype, tuple(shape), bounds), port))
-    outs = _outputs(found, graph.outputs, fixed)
-    return Layout(tuple(ins), tuple(outs), frozenset(found.gears), found.is_ranged)
+    outs = _outputs(description, graph.outputs, fixed)
+    return Layout(tuple(ins), tuple(outs), frozenset(description.gears), description.is_ranged)
 
 
 def _outputs(
-    found: om.Description, declared: Sequence[TensorSpec], fixed: Mapping[str, int]
+    description: om.Description, declared: Sequence[TensorSpec], fixed: Mapping[str, int]
 ) -> list[Output]:
-    by_name = {port.name: port for port in found.outputs}
+    by_name = {port.name: port for port in description.outputs}
     is_named = len(by_name) == len(declared) and all(spec.name in by_name for spec in declared)
     outs = []
-    for spec, in_order in zip(declared, found.outputs, strict=True):
+    for spec, in_order in zip(declared, description.outputs, strict=True):
         port = by_name[spec.name] if is_named else in_order
         shape: tuple[Dim, ...] | None = spec.shape
         if shape is not None:
@@ -129,7 +135,7 @@ def _outputs(
 
 
 def settled(declared: Sequence[Dim] | None, actual: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a result: as declared where that is complete and as large, else as CANN says.
+    """Return the shape of a result: as declared where complete and as large, else as CANN has it.
 
     CANN gives some scalars one dim.
     """
@@ -139,7 +145,7 @@ def settled(declared: Sequence[Dim] | None, actual: tuple[int, ...]) -> tuple[in
 
 
 def resolved(declared: Sequence[Dim] | None, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-    """A shape with the sizes of its symbols; None where a size stays unknown."""
+    """Return a shape with the sizes of its symbols; None where a size stays unknown."""
     if declared is None:
         return None
     shape = tuple(sizes.get(dim) if isinstance(dim, str) else dim for dim in declared)

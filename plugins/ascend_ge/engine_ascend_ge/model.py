@@ -5,33 +5,58 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
+from typing import Protocol
 
-from engine.errors import BackendUnavailable, ModelError, ModelStateError
+from engine.errors import (
+    BackendUnavailable,
+    CompiledFormError,
+    ModelError,
+    ModelStateError,
+)
 from engine.types import (
     CompileOptions,
+    ExecutionContext,
     GraphInfo,
+    LoadedModel,
     MemoryReport,
     ModelSource,
     Placement,
+    TensorSpec,
     ValueKind,
 )
-from engine_ascend_ge import atc, layout, options, runtime, shapes
-from engine_ascend_ge.acl_call import HUGE_FIRST, NUMBERS, done, got
+from engine_ascend_ge import atc, compiled, layout, options, runtime, shapes
+from engine_ascend_ge.acl_call import NUMBERS, done
+from engine_ascend_ge.memory import DeviceMemory
 from engine_ascend_ge.om import Om
 from engine_ascend_ge.run import AscendContext
+
+
+class AscendModel(LoadedModel, Protocol):
+    """A model that engine_load has read."""
+
+    def compile(self, wish: CompileOptions) -> AscendExecutable:
+        """Compile it for the device, once."""
+
+
+def load(source: ModelSource, wish: CompileOptions) -> AscendModel:
+    """Read a model; engine_load says how."""
+    if source.format == "om":
+        return OmModel(source, wish)
+    assert source.graph is not None  # the core reads every ONNX file before a backend does
+    options.read(wish)
+    if source.compiled is not None:
+        return WarmModel(source, source.graph)
+    return OnnxModel(source, source.graph)
 
 
 class OnnxModel:
     """An ONNX model on its way to ATC, checked for what no Ascend device can take."""
 
-    def __init__(self, source: ModelSource, wish: CompileOptions) -> None:
-        assert source.graph is not None  # the core reads every ONNX file before a backend does
-        options.read(wish)
+    def __init__(self, source: ModelSource, graph: GraphInfo) -> None:
         self.source = source
-        self.graph = source.graph
-        self.inputs = source.graph.inputs
-        self.outputs = source.graph.outputs
+        self.graph = graph
+        self.inputs = graph.inputs
+        self.outputs = graph.outputs
         self.unsupported: Mapping[int, str] = {}  # ATC finds them, and names them, as it compiles
         for kind, specs in (("input", self.inputs), ("output", self.outputs)):
             for spec in specs:
@@ -46,11 +71,9 @@ class OnnxModel:
         """Compile with ATC for the device and load the result."""
         settings = options.read(wish)
         name = self.source.name
-        plan = shapes.resolve(
-            self.inputs, wish.shapes, settings.input_shape, settings.dynamic_dims, name
-        )
-        acl = runtime.use_device(wish.device.id)
-        soc = settings.soc_version or acl.get_soc_name()
+        resolved = shapes.resolve(self.inputs, wish.shapes, wish.profiles, name)
+        acl, _ = runtime.use_device(wish.device.id)
+        soc = settings.soc_version or compiled.soc_name(acl)
         if not soc:
             raise BackendUnavailable(
                 "CANN does not say which SoC the device has; set option soc_version, for example "
@@ -61,22 +84,60 @@ class OnnxModel:
             self.source,
             atc.find_compiler(settings.atc),
             soc,
-            plan,
-            settings.flags,
+            resolved,
+            {**atc.kernel_cache(wish.cache_folder), **settings.flags},
             settings.timeout_s,
             wish.progress,
             wish.cancel,
-        ) as path:
-            compiled = Om(path, name)  # mapped, so it stays when the folder goes
+        ) as made:
+            # A secret model stays in memory only: nothing made from it may reach the disk.
+            is_kept = wish.save_to is not None and not self.source.is_secret
+            path = made
+            if wish.save_to is not None and is_kept:
+                path = compiled.write(made, wish.save_to, self.graph, resolved)
+            om = Om(path, name)  # mapped, so it stays when the temporary folder goes
         if wish.progress is not None:
             wish.progress("load", 0, 1)
-        executable = AscendExecutable(compiled, wish.device.id, self.graph, plan)
+        executable = AscendExecutable(om, wish, self.graph, resolved)
         if wish.progress is not None:
             wish.progress("load", 1, 1)
         return executable
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: nothing was opened."""
+
+
+class WarmModel:
+    """A compiled form of an ONNX model: ATC has been here before."""
+
+    def __init__(self, source: ModelSource, graph: GraphInfo) -> None:
+        assert source.compiled is not None  # `load` looks
+        self.graph = graph
+        self.inputs = graph.inputs
+        self.outputs = graph.outputs
+        self.unsupported: Mapping[int, str] = {}
+        self._name = source.name
+        self._folder = source.compiled
+        om, self._shapes = compiled.read(source.compiled, graph, source.name)
+        self._om: Om | None = om
+
+    def compile(self, wish: CompileOptions) -> AscendExecutable:
+        """Load it on the device."""
+        om, self._om = self._om, None
+        assert om is not None, "compile after compile or close"
+        try:
+            return AscendExecutable(om, wish, self.graph, self._shapes)
+        except ModelError as error:  # a full or lost device is another error, and no fault of it
+            raise CompiledFormError(
+                f"{self._name}: the compiled form in {self._folder} cannot be loaded: {error}",
+                self._name,
+            ) from error
+
+    def close(self) -> None:
+        """Close the file, unless compile handed it over."""
+        om, self._om = self._om, None
+        if om is not None:
+            om.close()
 
 
 class OmModel:
@@ -86,7 +147,7 @@ class OmModel:
         data = source.data if source.data is not None else source.path
         assert data is not None  # the contract: one of the two is there
         options.read(wish)
-        executable = AscendExecutable(Om(data, source.name), wish.device.id)
+        executable = AscendExecutable(Om(data, source.name), wish)
         self._executable: AscendExecutable | None = executable
         self.inputs = executable.inputs
         self.outputs = executable.outputs
@@ -108,70 +169,74 @@ class OmModel:
 class AscendExecutable:
     """A compiled model on one device: its weights, once, and as many contexts as are opened.
 
-    compiled: the .om, owned from here on. graph, plan: of the ONNX model that it was made from.
+    om: owned from here on. graph, resolved: of the ONNX model that it was made from.
     The weights lie in memory of our own that every context's load of the model shares; CANN only
-    reads it while models run. It belongs to an ACL context that lives as long as it does.
+    reads it while models run.
     """
 
     def __init__(
         self,
-        compiled: Om,
-        device_id: int,
+        om: Om,
+        wish: CompileOptions,
         graph: GraphInfo | None = None,
-        plan: shapes.Shapes | None = None,
+        resolved: shapes.Shapes | None = None,
     ) -> None:
-        self.om = compiled
-        self.name = compiled.name
-        self.device_id = device_id
-        self.weight_pointer = 0
+        self.om = om
+        self.name = om.name
+        self.device_id = wish.device.id
+        self.concurrency = options.read(wish).concurrency
+        self.resident = wish.resident
+        self.is_part = wish.plan != ""
         self._graph = graph
         self._lock = threading.Lock()
         self._contexts: set[AscendContext] = set()
-        self._is_stuck = False
+        self._weights: DeviceMemory | None = None
         with ExitStack() as stack:
-            stack.callback(compiled.close)
-            self.acl = acl = runtime.use_device(device_id)
-            self._home = got(
-                acl.rt.create_context(device_id),
-                f"create a context on ascend:{device_id}",
-                otherwise=BackendUnavailable,
-            )
-            stack.callback(self._destroy_home)
-            work, weights, code = acl.mdl.query_size_from_mem(compiled.pointer, compiled.nbytes)
+            stack.callback(om.close)
+            acl, home = runtime.use_device(self.device_id)
+            work, weights, code = acl.mdl.query_size_from_mem(om.pointer, om.nbytes)
             done(code, "read the sizes of the compiled model", self.name)
             self.work_bytes: int = work
             self.weight_bytes: int = weights
             if weights:
-                self.weight_pointer = got(
-                    acl.rt.malloc(weights, HUGE_FIRST),
-                    f"allocate {weights} bytes for weights on ascend:{device_id}",
-                    self.name,
-                )
-                stack.callback(self._free_weights)
+                what = f"weights on {wish.device}"
+                self._weights = DeviceMemory.allocate(acl, home, weights, what, self.name)
+                stack.callback(self._weights.close)
             # The first load says what goes in and out. It is the first context that is lent.
             first = AscendContext(self)
             stack.callback(first.close)
-            if graph is not None and plan is not None:
-                self.layout = layout.of_graph(first.description, graph, plan, self.name)
+            if graph is not None and resolved is not None:
+                self.layout = layout.of_graph(first.description, graph, resolved, self.name)
             else:
                 self.layout = layout.of_om(first.description)
             first.prepare(self.layout)
             self._contexts.add(first)
             self._spare: AscendContext | None = first
             self._closing: ExitStack | None = stack.pop_all()
-        self.inputs = self.layout.inputs
-        self.outputs = self.layout.outputs
+        self.inputs: tuple[TensorSpec, ...] = self.layout.inputs
+        self.outputs: tuple[TensorSpec, ...] = self.layout.outputs
         runtime.keep(self)
 
-    def open_context(self) -> AscendContext:
-        """Load the model once more, with the weights that are there; thread-safe."""
+    @property
+    def weight_pointer(self) -> int:
+        """The address of the weights on the device, 0 where there are none."""
+        return self._weights.pointer if self._weights is not None else 0
+
+    def open_context(self, beside: ExecutionContext | None = None) -> AscendContext:
+        """Load the model once more, with the weights that are there; thread-safe.
+
+        beside: the context of this backend and device whose stream and scratch memory it shares.
+        """
         with self._lock:
             if self._closing is None:
                 raise ModelStateError(f"{self.name}: a closed executable opens no context")
             spare, self._spare = self._spare, None
         if spare is not None:
-            return spare
-        context = AscendContext(self)
+            if beside is None:
+                return spare
+            spare.close()  # it has a stream and scratch memory of its own
+        assert beside is None or isinstance(beside, AscendContext)
+        context = AscendContext(self, beside)
         try:
             context.prepare(self.layout)
         except BaseException:
@@ -182,10 +247,11 @@ class AscendExecutable:
         return context
 
     def forget(self, context: AscendContext) -> None:
-        """A context of this executable is closed, or as far as that goes."""
+        """Drop a context that is closed, or as far closed as it could be."""
         with self._lock:
             self._contexts.discard(context)
-            self._is_stuck = self._is_stuck or context.is_stuck
+        if context.is_stuck and self._weights is not None:
+            self._weights.abandon()  # a model that could not be unloaded may still read them
 
     def placement(self) -> Sequence[Placement]:
         """Every node is in the one .om; which unit of the NPU runs it is CANN's business."""
@@ -198,17 +264,11 @@ class AscendExecutable:
         ]
 
     def memory(self) -> MemoryReport:
-        """The one copy of the weights, and what the open contexts hold."""
+        """Count the one copy of the weights, and what the open contexts hold."""
         with self._lock:
             workspace = sum(context.workspace_bytes for context in self._contexts)
             weights = self.weight_bytes if self._closing is not None else 0
         return MemoryReport(weights_bytes=weights, workspace_bytes=workspace)
-
-    def save(self, folder: Path) -> str:
-        """Not announced, so the core does not ask for it."""
-        raise BackendUnavailable(
-            "backend 'ascend_ge' does not save compiled models yet", "ascend_ge"
-        )
 
     def close(self) -> None:
         """Unload everything; twice does nothing. In a forked process only the file is let go."""
@@ -224,12 +284,3 @@ class AscendExecutable:
         with closing:
             for context in contexts:
                 closing.callback(context.close)
-
-    def _free_weights(self) -> None:
-        if self._is_stuck:
-            return  # a model that could not be unloaded may still read them
-        done(self.acl.rt.set_context(self._home), "use the weights' context", self.name)
-        done(self.acl.rt.free(self.weight_pointer), "free the weights", self.name)
-
-    def _destroy_home(self) -> None:
-        done(self.acl.rt.destroy_context(self._home), "destroy the weights' context", self.name)

@@ -45,13 +45,13 @@ class Om:
 
     @property
     def pointer(self) -> int:
-        """Where the bytes are on the host."""
+        """Address of the bytes on the host."""
         assert self._bytes is not None, "use after close"
         return int(self._bytes.ctypes.data)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """Number of bytes."""
         assert self._bytes is not None, "use after close"
         return self._bytes.nbytes
 
@@ -77,7 +77,7 @@ class Port:
 
     @property
     def is_open(self) -> bool:
-        """Whether a size is not fixed."""
+        """Return whether a size is not fixed."""
         return any(dim < 0 for dim in self.dims)
 
 
@@ -96,7 +96,7 @@ class Description:
 
     @property
     def is_ranged(self) -> bool:
-        """Whether shapes are open and not chosen from gears: CANN's "dynamic shape" model."""
+        """Return whether shapes are open and no gears: CANN's "dynamic shape" model."""
         return not self.gears and any(port.is_open for port in (*self.inputs, *self.outputs))
 
 
@@ -149,14 +149,14 @@ def _port(mdl: Any, desc: int, kind: str, index: int, name: str) -> Port:
     bounds: tuple[tuple[int, int | None], ...] = ()
     # In pyACL since CANN 8; without it the device itself refuses what is out of range.
     if kind == "input" and hasattr(mdl, "get_input_dims_range"):
-        found, code = mdl.get_input_dims_range(desc, index)
-        if code == 0 and len(found["range"]) == len(dims["dims"]):
-            bounds = tuple((low, high if high >= 0 else None) for low, high in found["range"])
+        ranges, code = mdl.get_input_dims_range(desc, index)
+        if code == 0 and len(ranges["range"]) == len(dims["dims"]):
+            bounds = tuple((low, high if high >= 0 else None) for low, high in ranges["range"])
     return Port(index, called, DTYPES[number], tuple(dims["dims"]), nbytes, bounds)
 
 
 def tensor_name(called: str) -> str:
-    """The ONNX name in "node:index:name", as CANN calls outputs; all of a name of another form."""
+    """Return the ONNX name in "node:index:name", as CANN calls outputs; else the name itself."""
     node, _, rest = called.partition(":")
     index, colon, tensor = rest.partition(":")
     return tensor if node and colon and index.isdecimal() and tensor else called

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from engine.options import refuse_unknown
-from engine.types import CompileOptions
+from engine.types import CompileOptions, Option
 
 # The API's precision_mode -> ATC's flag. Without a wish the model keeps its own types: ATC's own
 # default, and MindSpore Lite's, is to compute in float16 and not to say so.
@@ -37,50 +37,70 @@ _PRECISIONS = {
     },
 }  # fmt: skip
 
-# Options that go to ATC as they are: our name -> ATC's, and the values, () for any.
-_PASSED: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "input_format": ("input_format", ("NCHW", "NHWC", "ND", "NCDHW")),
-    "output_type": ("output_type", ()),
-    "op_select_impl_mode": (
-        "op_select_implmode",
-        (
+# Options that go to ATC as they are, and its names for them.
+_PASSED: Mapping[str, str] = {
+    "input_format": "input_format",
+    "output_type": "output_type",
+    "op_select_impl_mode": "op_select_implmode",
+    "fusion_switch_config_file_path": "fusion_switch_file",
+    "deterministic": "deterministic",
+    "op_compiler_cache_mode": "op_compiler_cache_mode",
+    "op_compiler_cache_dir": "op_compiler_cache_dir",
+}
+
+# MindSpore Lite's names for things that change what happens, and that this version does not do:
+# refused, because a run without them would not be what was asked for.
+_NOT_YET = (
+    "profiling_config_file", "dump_config_file", "dump_model_name", "mixprecision_list_path",
+    "parameter_as_refdata", "max_weight_batch", "custom_fusion_pattern", "op_attrs", "aoe_mode",
+    "stream_label_file", "bundle_model", "insert_op_config_file_path",
+)  # fmt: skip
+
+DEFAULT_TIMEOUT_S = 3600.0
+SHORTEST_TIMEOUT_S = 1.0
+DEFAULT_CONCURRENCY = 4
+
+OPTIONS: Mapping[str, Option] = {
+    "precision_mode": Option(
+        text="as context.ascend.precision_mode, or ATC's own name for a mode",
+        choices=tuple(name for name in _PRECISIONS if name),
+    ),
+    "output_type": Option(text="element type of all outputs: FP32, FP16, ..."),
+    "op_select_impl_mode": Option(
+        text="exact or fast kernels, for the operators in ATC's lists or for all",
+        choices=(
             "high_precision",
             "high_performance",
             "high_precision_for_all",
             "high_performance_for_all",
         ),
     ),
-    "fusion_switch_config_file_path": ("fusion_switch_file", ()),
-    "deterministic": ("deterministic", ("0", "1")),
-    "op_compiler_cache_mode": ("op_compiler_cache_mode", ("enable", "disable", "force")),
-    "op_compiler_cache_dir": ("op_compiler_cache_dir", ()),
-}
-
-# MindSpore Lite's names for things that change what happens, and that this version does not do:
-# refused, because a run without them would not be what was asked for.
-_NOT_YET = (
-    "rank_table_file", "profiling_config_file", "dump_config_file", "dump_model_name",
-    "mixprecision_list_path", "parameter_as_refdata", "variable_weights_file",
-    "variable_weights_list", "max_weight_batch", "shareable_weight_pid_list",
-    "shareable_weight_mem_handle", "custom_fusion_pattern", "op_attrs", "aoe_mode",
-    "stream_label_file", "bundle_model", "insert_op_config_file_path",
-)  # fmt: skip
-
-OPTIONS: Mapping[str, str] = {
-    "input_shape": "'x:[-1,64];y:[1~8,3]': a size, -1 (open), or a range",
-    "dynamic_dims": "'[1~4],[8],[16]': gears for the sizes that are -1, in input_shape's order",
-    "precision_mode": "as context.ascend.precision_mode, or ATC's own name for a mode",
-    "output_type": "FP32, FP16, ...: element type of all outputs",
-    "op_select_impl_mode": "high_precision, high_performance, or either with _for_all",
-    "deterministic": "0, 1",
-    "input_format": "ND (default), NCHW, NHWC, NCDHW",
-    "fusion_switch_config_file_path": "a file for ATC's fusion_switch_file",
-    "op_compiler_cache_mode": "enable, disable, force: ATC's cache of compiled kernels",
-    "op_compiler_cache_dir": "the folder of that cache",
-    "soc_version": "for example Ascend910B3; default: the device's own",
-    "atc": "the command that starts ATC; default: atc, else python -m ge.pyatc",
-    "compile_timeout_s": "3600 (default): seconds after which ATC is ended",
-    **dict.fromkeys(_NOT_YET, "MindSpore Lite's; refused: this version does not do it"),
+    "deterministic": Option(text="equal inputs give equal bits", type=bool, choices=("0", "1")),
+    "input_format": Option(
+        text="ATC's input_format", choices=("NCHW", "NHWC", "ND", "NCDHW"), default="ND"
+    ),
+    "fusion_switch_config_file_path": Option(text="a file for ATC's fusion_switch_file"),
+    "op_compiler_cache_mode": Option(
+        text="ATC's cache of compiled kernels", choices=("enable", "disable", "force")
+    ),
+    "op_compiler_cache_dir": Option(text="the folder of that cache"),
+    "soc_version": Option(text="for example Ascend910B3; default: the device's own"),
+    "atc": Option(text="the command that starts ATC; default: atc, else python -m ge.pyatc"),
+    "compile_timeout_s": Option(
+        text="seconds after which ATC is ended",
+        type=float,
+        lowest=SHORTEST_TIMEOUT_S,
+        default=f"{DEFAULT_TIMEOUT_S:g}",
+    ),
+    "concurrency": Option(
+        text="predicts of one model at once, each with activations of its own; 0: any number",
+        type=int,
+        lowest=0,
+        default=str(DEFAULT_CONCURRENCY),
+    ),
+    **dict.fromkeys(
+        _NOT_YET, Option(text="MindSpore Lite's; refused: this version does not do it")
+    ),
 }
 
 _SECTIONS_NOT_YET = (
@@ -92,20 +112,18 @@ _SECTIONS_NOT_YET = (
     "ge_graph_options",
 )
 
-DEFAULT_TIMEOUT_S = 3600.0
-
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The options, read.
+    """The options of one compile.
 
     soc_version: "" for the device's own. flags: ATC's, by name. timeout_s: how long ATC may take.
+    concurrency: see Executable.
     """
 
     soc_version: str = ""
-    input_shape: str = ""
-    dynamic_dims: str = ""
     atc: str = ""
+    concurrency: int = DEFAULT_CONCURRENCY
     timeout_s: float = DEFAULT_TIMEOUT_S
     flags: Mapping[str, str] = field(default_factory=dict)
 
@@ -135,20 +153,28 @@ def read(options: CompileOptions) -> Settings:
         )
     flag, value = _PRECISIONS[precision]
     flags = {flag: value, "input_format": "ND"}
-    for key, (name, values) in _PASSED.items():
+    for key, name in _PASSED.items():
         text = given.get(key, "")
-        if text and values and text not in values:
-            raise ValueError(f"option {key!r}: expected one of {_listed(values)}, got {text!r}")
+        choices = OPTIONS[key].choices
+        if text and choices and text not in choices:
+            raise ValueError(f"option {key!r}: expected one of {_listed(choices)}, got {text!r}")
         if text:
             flags[name] = text
     return Settings(
         soc_version=given.get("soc_version", ""),
-        input_shape=given.get("input_shape", ""),
-        dynamic_dims=given.get("dynamic_dims", ""),
         atc=given.get("atc", ""),
+        concurrency=_count(given.get("concurrency", "")),
         timeout_s=_seconds(given.get("compile_timeout_s", "")),
         flags=flags,
     )
+
+
+def _count(text: str) -> int:
+    if not text:
+        return DEFAULT_CONCURRENCY
+    if not text.isdecimal():
+        raise ValueError(f"option 'concurrency': expected a whole number from 0, got {text!r}")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -158,8 +184,11 @@ def _seconds(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        raise ValueError(f"option 'compile_timeout_s': expected seconds above 0, got {text!r}")
+    if not SHORTEST_TIMEOUT_S <= value < math.inf:
+        raise ValueError(
+            f"option 'compile_timeout_s': expected at least {SHORTEST_TIMEOUT_S:g} seconds, "
+            f"got {text!r}"
+        )
     return value
 
 

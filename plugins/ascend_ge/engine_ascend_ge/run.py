@@ -1,76 +1,70 @@
-"""An execution context: one ACL context, one stream, one load of the model, and its buffers."""
+"""An execution context: one load of the model, its inputs and outputs, and predict."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.errors import BackendUnavailable, DeadlineExceeded, InputError, ModelError
-from engine.types import Value, Values
-from engine_ascend_ge import runtime
+from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
+from engine.types import Device, DeviceBuffer, Value, Values
+from engine_ascend_ge import runtime, streams
 from engine_ascend_ge.acl_call import (
+    DEVICE_TO_DEVICE,
     DEVICE_TO_HOST,
     FORMAT_ND,
     HOST_TO_DEVICE,
-    HUGE_FIRST,
     NUMBERS,
+    STREAM_ABORT,
     SYNC_TIMEOUT,
     done,
     got,
     made,
 )
-from engine_ascend_ge.buffers import Buffer, Dataset
+from engine_ascend_ge.buffers import Buffer, Dataset, Stage
+from engine_ascend_ge.gears import GearChoice
 from engine_ascend_ge.layout import Input, Layout, Output, resolved, settled
+from engine_ascend_ge.memory import DeviceMemory
 from engine_ascend_ge.om import describe
+from engine_ascend_ge.workspace import Workspace
 
 if TYPE_CHECKING:
     from engine_ascend_ge.model import AscendExecutable
 
-_GEARS_SHOWN = 20
+Shape = tuple[int, ...]
 
 
 class AscendContext:
     """Runs one predict at a time, in whichever thread calls.
 
-    ACL's current context belongs to a thread, so every use begins by making this one's current.
+    beside: a context of the same device whose stream and scratch memory this one shares.
+    ACL's current context belongs to a thread, so every use begins by making the device's current.
     """
 
-    def __init__(self, executable: AscendExecutable) -> None:
+    def __init__(self, executable: AscendExecutable, beside: AscendContext | None = None) -> None:
         self._executable = executable
         self._name = executable.name
-        self._acl = acl = executable.acl
-        self._is_running = False  # a predict passed its deadline and may not have ended
-        self.is_stuck = False  # a model or stream could not be given back
-        self._gear: tuple[int, ...] = ()  # the one that the model was last told
-        self._gear_shapes: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
-        self._told: dict[int, tuple[int, ...]] = {}  # shapes of open inputs, by index
-        device = f"ascend:{executable.device_id}"
+        self._device = Device("ascend", executable.device_id)
+        self._acl, self._home = acl, home = runtime.use_device(executable.device_id)
+        self._is_cancelled = False
+        self.is_stuck = False  # the model could not be unloaded
+        self._bound_shapes: dict[int, Shape] = {}  # of open inputs, by index
+        self._resident: dict[int, DeviceBuffer] = {}  # by the output's index
+        self._own_stages: list[Stage] = []
+        self._is_sharing = beside is not None
         with ExitStack() as stack:
-            self._context = got(
-                acl.rt.create_context(executable.device_id),
-                f"create a context on {device}",
-                otherwise=BackendUnavailable,
+            self.workspace: Workspace = (
+                beside.workspace
+                if beside is not None
+                else Workspace(acl, home, executable.device_id)
             )
-            self._undo(stack, acl.rt.destroy_context, self._context, "destroy the context")
-            self._stream = got(
-                acl.rt.create_stream(), f"create a stream on {device}", otherwise=BackendUnavailable
-            )
-            self._undo(
-                stack, acl.rt.destroy_stream, self._stream, "destroy the stream", is_user=True
-            )
-            work = 0
-            if executable.work_bytes:
-                work = got(
-                    acl.rt.malloc(executable.work_bytes, HUGE_FIRST),
-                    f"allocate {executable.work_bytes} bytes of working memory on {device}",
-                    self._name,
-                )
-                self._undo(stack, acl.rt.free, work, "free the working memory")
+            self.workspace.join()
+            stack.callback(self.workspace.leave)
+            work = self.workspace.scratch(executable.work_bytes, self._name)
             self._model = got(
                 acl.mdl.load_from_mem_with_mem(
                     executable.om.pointer,
@@ -80,69 +74,122 @@ class AscendContext:
                     executable.weight_pointer,
                     executable.weight_bytes,
                 ),
-                f"load the compiled model on {device}",
+                f"load the compiled model on {self._device}",
                 self._name,
             )
-            self._undo(stack, acl.mdl.unload, self._model, "unload the model", is_user=True)
+            stack.callback(self._unload)
             self._desc = made(acl.mdl.create_desc(), "create a description", self._name)
-            self._undo(stack, acl.mdl.destroy_desc, self._desc, "destroy the description")
+            stack.callback(self._release, acl.mdl.destroy_desc, "destroy the description")
             self.description = describe(acl, self._model, self._desc, self._name)
             self._closing: ExitStack | None = stack.pop_all()
 
     def prepare(self, layout: Layout) -> None:
-        """Allocate memory for inputs and outputs, as far as its size is known beforehand.
+        """Name the inputs and outputs to ACL, and allocate their memory where it will be needed.
 
-        The ACL context is this one's still: the thread that made it calls.
+        A part of a plan mostly gets and gives memory on the device: what it needs itself comes
+        with the first predict that needs it, as for open shapes. So it does beside another
+        context, which may be running in the memory that they share.
         """
         closing = self._closing
         assert closing is not None, "prepare after close"
         self._layout = layout
-        found = self.description
-        ports = [*found.inputs]
-        if found.gear_input is not None:
-            ports.append(found.gear_input)
+        ports = [*self.description.inputs]
+        chooser = self.description.gear_input
+        if chooser is not None:
+            ports.append(chooser)
             ports.sort(key=lambda port: port.index)
         self._inputs = Dataset(
             self._acl,
+            self._home,
             self._name,
-            [f"input {port.name!r}" for port in ports],
-            [None if layout.is_ranged and port.is_open else port.nbytes for port in ports],
+            [
+                (f"input {port.name!r}", self._stage("input", port.index, port is chooser))
+                for port in ports
+            ],
         )
         closing.callback(self._inputs.close)
+        resident = {
+            out.port.index for out in layout.outs if out.spec.name in self._executable.resident
+        }
         self._outputs = Dataset(
             self._acl,
+            self._home,
             self._name,
-            [f"output {port.name!r}" for port in found.outputs],
-            [None if layout.is_ranged and port.is_open else port.nbytes for port in found.outputs],
+            [
+                (f"output {port.name!r}", self._stage("output", port.index, port.index in resident))
+                for port in self.description.outputs
+            ],
         )
         closing.callback(self._outputs.close)
+        if not self._executable.is_part and not self._is_sharing:
+            for port, buffer in (
+                *zip(ports, self._inputs.buffers, strict=True),
+                *zip(self.description.outputs, self._outputs.buffers, strict=True),
+            ):
+                if not (layout.is_ranged and port.is_open):
+                    buffer.fit(port.nbytes)
+        self._gears: GearChoice | None = None
+        if chooser is not None:
+            self._inputs.buffers[chooser.index].fit(chooser.nbytes)
+            self._gears = GearChoice(
+                self._acl, self._name, self._model, self._desc, layout, self.description
+            )
+        self._fixed_shapes = [
+            None if out.port.is_open else settled(out.spec.shape, out.port.dims)
+            for out in layout.outs
+        ]
+
+    def _stage(self, kind: str, index: int, is_own: bool) -> Stage:
+        """Return the memory for an input or output.
+
+        is_own: its contents last from one predict to the next, so no other context may share it.
+        """
+        if not is_own:
+            return self.workspace.stage(kind, index)
+        assert self._closing is not None, "prepare after close"
+        stage = Stage(self._acl, self._home)
+        self._closing.callback(stage.release)
+        self._own_stages.append(stage)
+        return stage
 
     @property
     def workspace_bytes(self) -> int:
-        """Device memory that this context holds, in bytes: working memory, inputs, outputs."""
+        """Device memory of this context: its own, and its workspace unless it is another's."""
         if self._closing is None:
             return 0
-        return self._executable.work_bytes + self._inputs.nbytes + self._outputs.nbytes
+        workspace = 0 if self._is_sharing else self.workspace.nbytes
+        return workspace + sum(stage.nbytes for stage in self._own_stages)
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
         """Run the model once; engine_predict says how."""
         assert self._closing is not None, "predict after close"
         if deadline_s is not None and time.monotonic() >= deadline_s:
             raise DeadlineExceeded("the deadline passed before the model was started")
-        done(self._acl.rt.set_context(self._context), "use the context", self._name)
-        if self._is_running:
+        if self._is_cancelled:
+            raise Cancelled("the predict was cancelled before the model was started")
+        done(self._acl.rt.set_context(self._home), "use the context", self._name)
+        if self.workspace.pending is not None:
             self._wait(deadline_s)
-        layout = self._layout
-        if layout.gears:
-            self._choose_gear(inputs)
+        if self._gears is not None:
+            self._gears.choose(inputs, self._inputs.handle)
+        given = outputs if outputs is not None else [None] * len(self._layout.outs)
         self._send(inputs)
-        unknown = self._make_room(inputs) if layout.is_ranged else []
+        shapes = self._expected_shapes(inputs)
+        fresh = self._bind_outputs(inputs, given, shapes)
         try:
-            self._execute(bool(unknown), deadline_s)
-            return self._fetch(outputs)
+            self._execute((*inputs, *given, *fresh.values()), deadline_s)
+            results = self._collect(given, shapes, fresh)
         finally:
-            for buffer in unknown:
-                buffer.drop_result()
+            for out in self._layout.outs:
+                self._drop_result(self._outputs.buffers[out.port.index])
+        is_all_given = all(isinstance(entry, np.ndarray | DeviceBuffer) for entry in given)
+        return outputs if outputs is not None and is_all_given else results
+
+    def cancel(self) -> None:
+        """Stop the predict that runs; any thread may call. The device must have stream_abort."""
+        self._is_cancelled = True
+        with runtime.borrowed(self._acl, self._home):
+            self._abort()
 
     def close(self) -> None:
         """Give everything back; twice does nothing, and so does the first in a forked process."""
@@ -154,105 +201,55 @@ class AscendContext:
             return
         try:
             with closing:
-                code = self._acl.rt.set_context(self._context)
-                self.is_stuck = code != 0  # nothing can be given back then
+                code = self._acl.rt.set_context(self._home)
+                if code != 0:
+                    self._give_up()
                 done(code, "use the context", self._name)
-                if self._is_running:
-                    self._wait(None)
+                if self.workspace.pending is not None:
+                    self._acl.rt.synchronize_stream(self.workspace.stream)
+                    self.workspace.pending = None
         finally:
             self._executable.forget(self)
 
     # ---------------------------------------------------------------------- before the run
 
-    def _choose_gear(self, inputs: Values) -> None:
-        """Tell the model the shapes of this predict, which must be those of one of its gears."""
-        gear: tuple[int, ...] = ()
-        for each, value in zip(self._layout.ins, inputs, strict=True):
-            if each.port is not None:
-                gear += _array(value).shape
-        if gear == self._gear:
-            return
-        if gear not in self._layout.gears:
-            raise self._no_such_gear(gear)
-        chooser = self.description.gear_input
-        assert chooser is not None  # gears come with it
-        mdl = self._acl.mdl
-        self._gear = ()
-        done(
-            mdl.set_input_dynamic_dims(
-                self._model,
-                self._inputs.handle,
-                chooser.index,
-                {"name": "", "dimCount": len(gear), "dims": list(gear)},
-            ),
-            f"choose the gear {list(gear)}",
-            self._name,
-        )
-        if gear not in self._gear_shapes:
-            self._gear_shapes[gear] = [self._gear_shape(out) for out in self._layout.outs]
-        self._gear = gear
-
-    def _gear_shape(self, out: Output) -> tuple[int, ...]:
-        dims = got(
-            self._acl.mdl.get_cur_output_dims(self._desc, out.port.index),
-            f"read the shape of output {out.spec.name!r}",
-            self._name,
-        )
-        return tuple(dims["dims"])
-
-    def _no_such_gear(self, gear: tuple[int, ...]) -> InputError:
-        open_axes = [
-            (each.spec.name, axis, dim < 0)
-            for each in self._layout.ins
-            if each.port is not None
-            for axis, dim in enumerate(each.port.dims)
-        ]
-
-        def sizes(row: tuple[int, ...]) -> list[int]:
-            return [size for size, (_, _, is_open) in zip(row, open_axes, strict=True) if is_open]
-
-        axes = [(name, axis) for name, axis, is_open in open_axes if is_open]
-        gears = [sizes(row) for row in self.description.gears]
-        more = f" and {len(gears) - _GEARS_SHOWN} more" if len(gears) > _GEARS_SHOWN else ""
-        return InputError(
-            f"{', '.join(f'dim {axis} of input {name!r}' for name, axis in axes)}: got "
-            f"{sizes(gear)}, but the model was compiled for the gears "
-            f"{', '.join(map(str, gears[:_GEARS_SHOWN]))}{more}; pad the inputs to one of them, or "
-            "add it to option 'dynamic_dims'",
-            axes[0][0],
-        )
-
     def _send(self, inputs: Values) -> None:
-        """Copy the inputs to the device, and say how large the open ones are."""
-        for each, value in zip(self._layout.ins, inputs, strict=True):
-            port = each.port
+        """Copy host inputs to the device, bind those that are there, and set the open shapes."""
+        for item, value in zip(self._layout.ins, inputs, strict=True):
+            port = item.port
             if port is None:
                 continue
-            array = _array(value)
             buffer = self._inputs.buffers[port.index]
-            if self._layout.is_ranged and port.is_open:
-                self._tell_shape(each, array.shape)
-                buffer.fit(array.nbytes)
-            if array.nbytes:
+            is_ranged = self._layout.is_ranged and port.is_open
+            if is_ranged:
+                self._set_shape(item, _shape(value))
+            if isinstance(value, np.ndarray):
+                address, kind = int(value.ctypes.data), HOST_TO_DEVICE
+            else:
+                assert isinstance(value, DeviceBuffer)
+                address, kind = value.pointer, DEVICE_TO_DEVICE
+                is_bound = value.nbytes and address % streams.ALIGNMENT == 0
+                if value.stream is not None:
+                    later = self.workspace.stream if is_bound else None
+                    streams.order(self._device.id, value.stream, later)
+                if is_bound:
+                    buffer.bind(address, value.nbytes)
+                    continue
+            buffer.fit(value.nbytes if is_ranged else port.nbytes)
+            if value.nbytes:
                 done(
-                    self._acl.rt.memcpy(
-                        buffer.pointer,
-                        buffer.nbytes,
-                        array.ctypes.data,
-                        array.nbytes,
-                        HOST_TO_DEVICE,
-                    ),
-                    f"copy input {each.spec.name!r} to the device",
+                    self._acl.rt.memcpy(buffer.pointer, buffer.nbytes, address, value.nbytes, kind),
+                    f"copy input {item.spec.name!r} to the device",
                     self._name,
                 )
 
-    def _tell_shape(self, each: Input, shape: tuple[int, ...]) -> None:
-        port = each.port
+    def _set_shape(self, item: Input, shape: Shape) -> None:
+        port = item.port
         assert port is not None
-        if self._told.get(port.index) == shape:
+        if self._bound_shapes.get(port.index) == shape:
             return
         acl = self._acl
-        doing = f"set the shape of input {each.spec.name!r} to {list(shape)}"
+        doing = f"set the shape of input {item.spec.name!r} to {list(shape)}"
         desc = made(
             acl.create_tensor_desc(NUMBERS[port.dtype], list(shape), FORMAT_ND), doing, self._name
         )
@@ -261,47 +258,103 @@ class AscendContext:
         finally:
             acl.destroy_tensor_desc(desc)
         done(code, doing, self._name)
-        self._told[port.index] = shape
+        self._bound_shapes[port.index] = shape
 
-    def _make_room(self, inputs: Values) -> list[Buffer]:
-        """Make the open outputs' memory as large as this predict needs.
-
-        Returns the buffers whose size only the run will show; CANN allocates memory for those.
-        """
+    def _expected_shapes(self, inputs: Values) -> Sequence[Shape | None]:
+        """Return the outputs' shapes as far as they are known before the run."""
+        if self._gears is not None:
+            return self._gears.output_shapes
+        if not self._layout.is_ranged:
+            return self._fixed_shapes
         sizes = {
             dim: size
-            for each, value in zip(self._layout.ins, inputs, strict=True)
-            for dim, size in zip(each.spec.shape or (), _array(value).shape, strict=True)
+            for item, value in zip(self._layout.ins, inputs, strict=True)
+            for dim, size in zip(item.spec.shape or (), _shape(value), strict=True)
             if isinstance(dim, str)
         }
-        unknown = []
-        for out in self._layout.outs:
-            if not out.port.is_open:
-                continue
+        return [
+            fixed if fixed is not None else resolved(out.spec.shape, sizes)
+            for out, fixed in zip(self._layout.outs, self._fixed_shapes, strict=True)
+        ]
+
+    def _bind_outputs(
+        self, inputs: Values, given: Values, shapes: Sequence[Shape | None]
+    ) -> dict[int, DeviceMemory]:
+        """Bind where the model writes each output to: given memory, new memory, or its own.
+
+        Returns the new memory, by the output's index; it is the caller's in the end.
+        """
+        fresh: dict[int, DeviceMemory] = {}
+        read = [
+            (value.pointer, value.pointer + value.nbytes)
+            for value in inputs
+            if isinstance(value, DeviceBuffer)
+        ]
+        for index, (out, entry, shape) in enumerate(
+            zip(self._layout.outs, given, shapes, strict=True)
+        ):
             buffer = self._outputs.buffers[out.port.index]
-            shape = resolved(out.spec.shape, sizes)
-            if shape is not None:
-                buffer.fit(math.prod(shape) * out.spec.dtype.bits // 8)
-            elif out.port.nbytes:
-                buffer.fit(out.port.nbytes)  # CANN knows an upper bound
+            nbytes = math.prod(shape) * out.spec.dtype.bits // 8 if shape is not None else 0
+            if isinstance(entry, DeviceBuffer):
+                is_direct = (
+                    entry.shape == shape
+                    and nbytes > 0
+                    and entry.pointer % streams.ALIGNMENT == 0
+                    and not _overlaps(entry.pointer, nbytes, read)
+                )
+                if entry.stream is not None:
+                    later = self.workspace.stream if is_direct else None
+                    streams.order(self._device.id, entry.stream, later)
+                if is_direct:
+                    buffer.bind(entry.pointer, nbytes)
+                    continue
+            if isinstance(entry, Device) and shape is not None:
+                what = f"output {out.spec.name!r}"
+                memory = DeviceMemory.allocate(self._acl, self._home, nbytes, what, self._name)
+                fresh[index] = memory
+                buffer.bind(memory.pointer, memory.nbytes)
+            elif shape is None and not out.port.nbytes:
+                buffer.bind(0, 0)  # CANN allocates memory for the result
             else:
-                buffer.leave_to_cann()
-                unknown.append(buffer)
-        return unknown
+                # Of open shapes CANN may know no more than an upper bound.
+                is_exact = shape is not None and self._layout.is_ranged and out.port.is_open
+                own = buffer.fit(nbytes if is_exact else out.port.nbytes)
+                if _overlaps(own.pointer, own.nbytes, read):
+                    # What this context gave as resident is its input now: it stays whole.
+                    buffer.stage.release()
+                    buffer.fit(buffer.nbytes)
+        return fresh
 
     # ---------------------------------------------------------------------- the run and after
 
-    def _execute(self, has_unknown: bool, deadline_s: float | None) -> None:
-        mdl = self._acl.mdl
+    def _execute(self, used: tuple[object, ...], deadline_s: float | None) -> None:
+        """Run the model on what is bound. used: what must live until the run has ended."""
+        mdl, stream = self._acl.mdl, self.workspace.stream
         datasets = (self._inputs.handle, self._outputs.handle)
-        if has_unknown:
+        if any(not buffer.pointer for buffer in self._outputs.buffers):
             # Only the synchronous call hands over memory that CANN allocated for a result. It
-            # holds the GIL, so it is for outputs whose size nobody can know beforehand.
+            # holds the GIL, so it is for outputs whose size nobody can know beforehand. It does
+            # not run on the stream: what that was to wait for is waited for here.
+            self._wait(deadline_s)
             done(mdl.execute(self._model, *datasets), "run the model", self._name)
-            return
-        # Queued and waited for, because waiting lets the GIL go and `execute` does not.
-        done(mdl.execute_async(self._model, *datasets, self._stream), "run the model", self._name)
-        self._wait(deadline_s)
+        else:
+            # Queued and waited for, because waiting lets the GIL go and `execute` does not.
+            self.workspace.pending = used
+            code = mdl.execute_async(self._model, *datasets, stream)
+            if code != 0:
+                self.workspace.pending = None
+            done(code, "run the model", self._name)
+            if self._is_cancelled:
+                self._abort()  # `cancel` may have come before there was anything to abort
+            self._wait(deadline_s)
+        if self._is_cancelled:
+            raise Cancelled("the predict was cancelled")
+
+    def _abort(self) -> None:
+        """Discard what is on the stream; the wait for it then ends with STREAM_ABORT."""
+        abort = getattr(self._acl.rt, "stream_abort", None)
+        if abort is not None:
+            abort(self.workspace.stream)  # where it fails the run ends by itself
 
     def _wait(self, deadline_s: float | None) -> None:
         """Wait for the stream. At a deadline the run is left to end on the device.
@@ -309,54 +362,109 @@ class AscendContext:
         Nothing of it is fetched then, and the next use of the context waits for its end first.
         """
         rt = self._acl.rt
-        self._is_running = True
         if deadline_s is None:
-            code = rt.synchronize_stream(self._stream)
+            code = rt.synchronize_stream(self.workspace.stream)
         else:
             left_ms = max(1, math.ceil((deadline_s - time.monotonic()) * 1000))
-            code = rt.synchronize_stream_with_timeout(self._stream, left_ms)
+            code = rt.synchronize_stream_with_timeout(self.workspace.stream, left_ms)
             if code == SYNC_TIMEOUT:
                 raise DeadlineExceeded("the model did not finish by its deadline")
-        self._is_running = code != 0  # then the next use waits again, to be sure
+        if code in (0, STREAM_ABORT):
+            # After any other error it stands, and the next use waits once more.
+            self.workspace.pending = None
+        if code == STREAM_ABORT:
+            raise Cancelled("the predict was cancelled")
         done(code, "run the model", self._name)
 
-    def _fetch(self, outputs: Values | None) -> Values:
-        """Copy the results to the host, into the buffers that were given or into new ones."""
+    def _collect(
+        self, given: Values, expected: Sequence[Shape | None], fresh: dict[int, DeviceMemory]
+    ) -> Values:
+        """Return the results where they were wanted: on the host, or on the device."""
         layout = self._layout
-        shapes = [self._shape(place, out) for place, out in enumerate(layout.outs)]
-        given = outputs if outputs is not None else [None] * len(shapes)
-        for out, shape, buffer in zip(layout.outs, shapes, given, strict=True):
-            if buffer is not None and _array(buffer).shape != shape:
+        shapes = [
+            self._actual_shape(out, shape) for out, shape in zip(layout.outs, expected, strict=True)
+        ]
+        for out, shape, entry in zip(layout.outs, shapes, given, strict=True):
+            if isinstance(entry, np.ndarray | DeviceBuffer) and entry.shape != shape:
                 raise InputError(
                     f"output {out.spec.name!r}: expected a buffer of shape {list(shape)}, "
-                    f"got {list(_array(buffer).shape)}",
+                    f"got {list(entry.shape)}",
                     out.spec.name,
                 )
         results: list[Value] = []
-        for out, shape, buffer in zip(layout.outs, shapes, given, strict=True):
-            array = np.empty(shape, out.spec.dtype.numpy) if buffer is None else _array(buffer)
-            if array.nbytes:
-                done(
-                    self._acl.rt.memcpy(
-                        array.ctypes.data,
-                        array.nbytes,
-                        self._outputs.buffers[out.port.index].collect(),
-                        array.nbytes,
-                        DEVICE_TO_HOST,
-                    ),
-                    f"copy output {out.spec.name!r} from the device",
-                    self._name,
-                )
-            results.append(array)
-        is_all_given = outputs is not None and all(buffer is not None for buffer in given)
-        return outputs if outputs is not None and is_all_given else results
+        for index, (out, shape, entry) in enumerate(zip(layout.outs, shapes, given, strict=True)):
+            if isinstance(entry, Device):
+                results.append(self._on_device(out, shape, fresh.get(index)))
+            elif entry is None and out.spec.name in self._executable.resident:
+                results.append(self._as_resident(index, out, shape))
+            else:
+                target = np.empty(shape, out.spec.dtype.numpy) if entry is None else entry
+                assert isinstance(target, np.ndarray | DeviceBuffer)
+                self._fetch(out, target)
+                results.append(target)
+        return results
 
-    def _shape(self, place: int, out: Output) -> tuple[int, ...]:
-        """The shape of a result of the run that just ended."""
-        if not out.port.is_open:
-            return settled(out.spec.shape, out.port.dims)
-        if self._gear:
-            return settled(out.spec.shape, self._gear_shapes[self._gear][place])
+    def _fetch(self, out: Output, target: np.ndarray[Any, Any] | DeviceBuffer) -> None:
+        """Copy a result into `target`, unless the model has written it there."""
+        buffer = self._outputs.buffers[out.port.index]
+        is_host = isinstance(target, np.ndarray)
+        address = int(target.ctypes.data) if isinstance(target, np.ndarray) else target.pointer
+        source = self._result_pointer(buffer)
+        if not target.nbytes or source == address:
+            return
+        kind = DEVICE_TO_HOST if is_host else DEVICE_TO_DEVICE
+        done(
+            self._acl.rt.memcpy(address, target.nbytes, source, target.nbytes, kind),
+            f"copy output {out.spec.name!r} from the device",
+            self._name,
+        )
+
+    def _on_device(self, out: Output, shape: Shape, memory: DeviceMemory | None) -> DeviceBuffer:
+        """Return a result in memory of its own on the device: new, or what CANN allocated."""
+        buffer = self._outputs.buffers[out.port.index]
+        nbytes = math.prod(shape) * out.spec.dtype.bits // 8
+        if memory is None and not buffer.pointer:
+            memory = buffer.take_result(nbytes)
+        if memory is None:
+            what = f"output {out.spec.name!r}"
+            memory = DeviceMemory.allocate(self._acl, self._home, nbytes, what, self._name)
+            result = self._buffer(memory, out, shape)
+            self._fetch(out, result)
+            return result
+        return self._buffer(memory, out, shape)
+
+    def _as_resident(self, index: int, out: Output, shape: Shape) -> DeviceBuffer:
+        """Return a result where it is, in this context's own memory: the same object if it can."""
+        buffer = self._outputs.buffers[out.port.index]
+        memory = buffer.stage.memory
+        if not buffer.pointer or memory is None:
+            return self._on_device(out, shape, None)
+        before = self._resident.get(index)
+        if before is None or before.owner is not memory or before.shape != shape:
+            before = self._resident[index] = self._buffer(memory, out, shape)
+            buffer.stage.is_lent = True
+        return before
+
+    def _buffer(self, memory: DeviceMemory, out: Output, shape: Shape) -> DeviceBuffer:
+        return DeviceBuffer(memory.pointer, shape, out.spec.dtype, self._device, owner=memory)
+
+    def _result_pointer(self, buffer: Buffer) -> int:
+        """Return where a result is, also one that CANN allocated; 0 if it allocated nothing."""
+        pointer: int = buffer.pointer or self._acl.get_data_buffer_addr(buffer.handle)
+        return pointer
+
+    def _drop_result(self, buffer: Buffer) -> None:
+        """Free what CANN allocated for a result, unless it is somebody's by now."""
+        if not buffer.pointer:
+            memory = buffer.take_result(0)
+            if memory is not None:
+                memory.close()
+
+    def _actual_shape(self, out: Output, expected: Shape | None) -> Shape:
+        """Return the shape of a result of the run that just ended."""
+        if not out.port.is_open or self._gears is not None:
+            assert expected is not None
+            return expected
         acl = self._acl
         doing = f"read the shape of output {out.spec.name!r}"
         desc = made(  # the dataset's own: not ours to destroy
@@ -369,30 +477,31 @@ class AscendContext:
         dims = [got(acl.get_tensor_desc_dim_v2(desc, axis), doing, self._name) for axis in axes]
         return settled(out.spec.shape, tuple(dims))
 
-    def _undo(
-        self,
-        stack: ExitStack,
-        release: Callable[[int], int],
-        handle: int,
-        doing: str,
-        is_user: bool = False,
-    ) -> None:
-        """Have `handle` given back when the stack unwinds.
+    # ------------------------------------------------------------------------------- the end
 
-        is_user: it uses what was made before it, which must stay if this cannot be given back.
-        """
+    def _unload(self) -> None:
+        if self.is_stuck:
+            return
+        code = self._acl.mdl.unload(self._model)
+        if code != 0:
+            self._give_up()
+        done(code, "unload the model", self._name)
 
-        def give_back() -> None:
-            if self.is_stuck:
-                return
-            code = release(handle)
-            self.is_stuck = is_user and code != 0
-            done(code, doing, self._name)
+    def _give_up(self) -> None:
+        """Leave the model loaded, and with it the memory that it uses."""
+        self.is_stuck = True
+        self.workspace.abandon()
 
-        stack.callback(give_back)
+    def _release(self, release: Callable[[int], int], doing: str) -> None:
+        if not self.is_stuck:
+            done(release(self._desc), doing, self._name)
 
 
-def _array(value: Value) -> np.ndarray[Any, Any]:
-    """A host value; the backend announces no device buffers, so it is given nothing else."""
-    assert isinstance(value, np.ndarray)
-    return value
+def _shape(value: Value) -> Shape:
+    """Return the shape of a tensor; Ascend devices have no other values."""
+    assert isinstance(value, np.ndarray | DeviceBuffer)
+    return value.shape
+
+
+def _overlaps(pointer: int, nbytes: int, ranges: Sequence[tuple[int, int]]) -> bool:
+    return any(pointer < end and start < pointer + nbytes for start, end in ranges)

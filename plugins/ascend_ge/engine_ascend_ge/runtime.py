@@ -13,6 +13,7 @@ import importlib
 import os
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from engine.errors import BackendUnavailable, EngineError, ModelStateError
@@ -20,22 +21,23 @@ from engine_ascend_ge.acl_call import ALREADY_INITIALIZED, CALLS, done, error, g
 
 
 class Closable(Protocol):
-    """What is closed before ACL is finalised."""
+    """A holder of ACL's handles, closed before ACL is finalised."""
 
     def close(self) -> None:
         """Free everything on the device; twice does nothing."""
 
 
 class _Process:
-    """What this process has started; one instance."""
+    """State of ACL in this process; one instance."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.acl: Any = None  # the module, once ACL is started
         self.pid = 0  # of the process that started it
         self.is_owner = False  # whether we initialised ACL, and so finalise it
-        self.devices: set[int] = set()
-        self.open: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.contexts: dict[int, int] = {}  # each open device's default ACL context
+        self.models: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.memory: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
 _process = _Process()
@@ -66,39 +68,69 @@ def start() -> Any:
 
 
 def is_started() -> bool:
-    """Whether this very process may touch ACL's handles: started, and not forked since."""
+    """Return whether this process may touch ACL's handles: started, and not forked since."""
     return _process.acl is not None and _process.pid == os.getpid()
 
 
-def use_device(device_id: int) -> Any:
-    """Start ACL, open a device and return the module `acl`.
+def use_device(device_id: int) -> tuple[Any, int]:
+    """Open a device and make its ACL context the calling thread's current one.
 
-    A device stays open until the process ends: resetting it would take the memory of every other
-    library in the process that uses it, torch_npu for one.
+    It is the device's default context, which every library in the process uses that makes none of
+    its own (torch_npu for one): streams and events of one context do not work in another. A
+    device stays open until the process ends: resetting it would take those libraries' memory.
+    Returns the module `acl` and the context.
     """
     acl = start()
-    with _process.lock:
-        if device_id not in _process.devices:
-            count = got(acl.rt.get_device_count(), "count devices", otherwise=BackendUnavailable)
-            if device_id >= count:
-                there = ", ".join(f"ascend:{each}" for each in range(count)) or "none"
-                raise BackendUnavailable(
-                    f"device ascend:{device_id} is not there; found: {there}; "
-                    "run: npu-smi info, and look at ASCEND_RT_VISIBLE_DEVICES",
-                    "ascend_ge",
-                )
-            done(
-                acl.rt.set_device(device_id),
-                f"open device ascend:{device_id}",
-                otherwise=BackendUnavailable,
-            )
-            _process.devices.add(device_id)
-    return acl
+    context = _process.contexts.get(device_id)
+    if context is None:
+        with _process.lock:
+            context = _process.contexts.get(device_id) or _open(acl, device_id)
+            _process.contexts[device_id] = context
+    done(acl.rt.set_context(context), "use the context", otherwise=BackendUnavailable)
+    return acl, context
 
 
-def keep(thing: Closable) -> None:
-    """Have `thing` closed before ACL is finalised, unless it is gone by then."""
-    _process.open.add(thing)
+def _open(acl: Any, device_id: int) -> int:
+    """Return the default ACL context of a device, opened."""
+    count = got(acl.rt.get_device_count(), "count devices", otherwise=BackendUnavailable)
+    if device_id >= count:
+        there = ", ".join(f"ascend:{number}" for number in range(count)) or "none"
+        raise BackendUnavailable(
+            f"device ascend:{device_id} is not there; found: {there}; "
+            "run: npu-smi info, and look at ASCEND_RT_VISIBLE_DEVICES",
+            "ascend_ge",
+        )
+    doing = f"open device ascend:{device_id}"
+    done(acl.rt.set_device(device_id), doing, otherwise=BackendUnavailable)
+    try:
+        context: int = got(acl.rt.get_context(), doing, otherwise=BackendUnavailable)
+    except EngineError:
+        acl.rt.reset_device(device_id)
+        raise
+    return context
+
+
+@contextlib.contextmanager
+def borrowed(acl: Any, context: int) -> Iterator[None]:
+    """Make `context` the calling thread's current one inside the block only.
+
+    For what may run at any moment in anybody's thread, as finalizers do.
+    """
+    before, code = acl.rt.get_context()  # fails where the thread has none
+    done(acl.rt.set_context(context), "use the context", otherwise=BackendUnavailable)
+    try:
+        yield
+    finally:
+        if code == 0 and before != context:
+            acl.rt.set_context(before)
+
+
+def keep(thing: Closable, is_memory: bool = False) -> None:
+    """Have `thing` closed before ACL is finalised, unless it is gone by then.
+
+    is_memory: models may use it, so it is closed after them.
+    """
+    (_process.memory if is_memory else _process.models).add(thing)
 
 
 def stop() -> None:
@@ -109,15 +141,15 @@ def stop() -> None:
     if not is_started():
         return
     acl = _process.acl
-    for thing in list(_process.open):
+    for thing in (*_process.models, *_process.memory):
         with contextlib.suppress(EngineError):
             thing.close()
     with _process.lock:
         if _process.is_owner:
-            for device_id in sorted(_process.devices):
+            for device_id in sorted(_process.contexts):
                 acl.rt.reset_device(device_id)
             acl.finalize()
-        _process.devices.clear()
+        _process.contexts.clear()
         _process.acl = None
     atexit.unregister(stop)
 

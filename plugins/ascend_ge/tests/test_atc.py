@@ -61,7 +61,7 @@ def spy(tmp_path: Path) -> Callable[[], dict[str, str]]:
 
     def read() -> dict[str, str]:
         arguments, folder, level = json.loads(note.read_text())
-        named = dict(each.removeprefix("--").split("=", 1) for each in arguments)
+        named = dict(argument.removeprefix("--").split("=", 1) for argument in arguments)
         return {**named, "(cwd)": folder, "(level)": level}
 
     read.command = str(script)  # type: ignore[attr-defined]
@@ -69,12 +69,12 @@ def spy(tmp_path: Path) -> Callable[[], dict[str, str]]:
 
 
 def left(temporary: Path) -> list[str]:
-    """What a compile left there; other libraries may have files of theirs."""
+    """Return what a compile left there; other libraries may have files of theirs."""
     return [path.name for path in temporary.iterdir() if path.name.startswith("engine")]
 
 
 def has_ended(pid: int) -> bool:
-    """Whether a process ends soon: it takes a moment from its signal to its end."""
+    """Return whether a process ends soon: it takes a moment from its signal to its end."""
     for _ in range(100):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
@@ -94,12 +94,12 @@ def test_the_command_says_what_the_user_did_not(
 ) -> None:
     path = models.affine(tmp_path)
     build(path, set={"atc": spy.command})
-    said = spy()
-    folder = said.pop("(cwd)")
+    arguments = spy()
+    folder = arguments.pop("(cwd)")
     assert Path(folder).parent == temporary, "ATC leaves files where it runs"
     assert not Path(folder).exists()
-    assert said.pop("model") in (str(path), f"{folder}/model.onnx")
-    assert said == {
+    assert arguments.pop("model") in (str(path), f"{folder}/model.onnx")
+    assert arguments == {
         "framework": "5",
         "output": f"{folder}/compiled",
         "soc_version": "Ascend910B3",
@@ -112,21 +112,20 @@ def test_the_command_says_what_the_user_did_not(
 
 
 def test_options_reach_the_command(
-    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path
+    machine: Any, build: Build, spy: Any, tmp_path: Path, temporary: Path, geared: Any
 ) -> None:
+    gears = geared(*({"x": (size, 3)} for size in (1, 2, 4)))
     given = {
         "atc": spy.command,
-        "input_shape": "x:[-1,3]",
-        "dynamic_dims": "[1],[2],[4]",
         "op_select_impl_mode": "high_precision",
     }
-    build(models.affine(tmp_path), set=given, precision="enforce_fp16")
-    said = spy()
-    assert said["input_shape"] == "x:-1,3"
-    assert said["dynamic_dims"] == "1;2;4"
-    assert said["precision_mode"] == "force_fp16"
-    assert "precision_mode_v2" not in said
-    assert said["op_select_implmode"] == "high_precision"
+    build(models.affine(tmp_path), set=given, precision="enforce_fp16", **gears)
+    arguments = spy()
+    assert arguments["input_shape"] == "x:-1,3"
+    assert arguments["dynamic_dims"] == "1;2;4"
+    assert arguments["precision_mode"] == "force_fp16"
+    assert "precision_mode_v2" not in arguments
+    assert arguments["op_select_implmode"] == "high_precision"
 
 
 def test_a_chosen_soc_is_compiled_for_and_refused_by_another_device(

@@ -35,8 +35,8 @@ def module_acl(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, without_cann: No
 
 def test_every_device_is_named_with_its_soc(machine: Any) -> None:
     found = engine_devices().found
-    assert [each.device for each in found] == [Device("ascend", 0), Device("ascend", 1)]
-    assert {each.name for each in found} == {"Ascend910B3"}
+    assert [info.device for info in found] == [Device("ascend", 0), Device("ascend", 1)]
+    assert {info.name for info in found} == {"Ascend910B3"}
 
 
 def test_looking_for_devices_opens_none(machine: Any) -> None:

@@ -19,21 +19,23 @@ pytestmark = pytest.mark.device("ascend_ge")
 
 
 @pytest.mark.parametrize(
-    ("settings", "counts"),
-    [
-        ({"input_shape": "x:[4,3]"}, [4]),
-        ({"dynamic_dims": "[1],[4],[16]"}, [4, 1, 16, 4]),
-        ({}, [2, 7, 1]),
-    ],
+    ("kind", "counts"), [("fixed", [4]), ("gears", [4, 1, 16, 4]), ("open", [2, 7, 1])]
 )
 def test_an_affine_model_is_exact_in_every_kind_of_shape(
     tmp_path: Path,
     options: Callable[..., CompileOptions],
-    settings: dict[str, str],
+    sized: Callable[..., dict[str, Any]],
+    geared: Callable[..., dict[str, Any]],
+    kind: str,
     counts: list[int],
 ) -> None:
+    fields = {
+        "fixed": sized(x=(4, 3)),
+        "gears": geared(*({"x": (size, 3)} for size in (1, 4, 16))),
+        "open": {},
+    }[kind]
     backend = open_backend("ascend_ge")
-    wish = options(set=settings)
+    wish = options(**fields)
     loaded = backend.load(open_source(str(models.affine(tmp_path))), wish)
     executable = backend.compile(loaded, wish)
     try:

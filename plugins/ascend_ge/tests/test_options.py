@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.options import CONSUMED
 from engine.types import CompileOptions
 from engine_ascend_ge import options as module
 from engine_ascend_ge.options import read
@@ -61,9 +62,10 @@ def test_options_of_atc_are_passed_under_its_names(options: Make) -> None:
         ({"soc_verison": "x"}, r"unknown option 'soc_verison'; did you mean 'soc_version'\?"),
         ({"precision_mode": "fp8"}, "option 'precision_mode': expected one of 'enforce_fp32'"),
         ({"deterministic": "yes"}, "option 'deterministic': expected one of '0', '1', got 'yes'"),
-        ({"compile_timeout_s": "soon"}, "option 'compile_timeout_s': expected seconds above 0"),
-        ({"compile_timeout_s": "0"}, "option 'compile_timeout_s': expected seconds above 0"),
-        ({"rank_table_file": "r.json"}, "option 'rank_table_file' is not supported by backend"),
+        ({"compile_timeout_s": "soon"}, "option 'compile_timeout_s': expected at least 1 seconds"),
+        ({"compile_timeout_s": "0"}, "option 'compile_timeout_s': expected at least 1 seconds"),
+        ({"concurrency": "-1"}, "option 'concurrency': expected a whole number from 0, got '-1'"),
+        ({"aoe_mode": "1"}, "option 'aoe_mode' is not supported by backend"),
     ],
 )
 def test_what_does_not_fit_is_a_value_error(
@@ -82,6 +84,17 @@ def test_another_provider_is_refused(options: Make) -> None:
 def test_a_section_that_would_be_ignored_is_refused(options: Make) -> None:
     with pytest.raises(ValueError, match=r"section \[acl_build_options\] is not supported"):
         read(options(config={"acl_build_options": {"ge.externalWeight": "1"}}))
+
+
+def test_the_core_may_try_every_value_of_an_option(options: Make) -> None:
+    for name, option in module.OPTIONS.items():
+        if name not in module._NOT_YET:
+            for value in (*option.choices, option.default):
+                read(options(set={name: value}))
+
+
+def test_no_option_is_one_that_the_core_reads() -> None:
+    assert set(module.OPTIONS) & set(CONSUMED) == set()
 
 
 def test_every_option_is_in_the_readme(request: pytest.FixtureRequest) -> None:

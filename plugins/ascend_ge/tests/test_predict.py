@@ -75,8 +75,10 @@ def test_ranges_are_compiled_and_bound_the_inputs(
     np.testing.assert_array_equal(y, 2 * rows(2) + 1)
 
 
-def test_a_fixed_size_is_the_executables(build: Build, predict: Run, tmp_path: Path) -> None:
-    executable = build(models.affine(tmp_path), set={"input_shape": "x:[5,3]"})
+def test_a_fixed_size_is_the_executables(
+    build: Build, predict: Run, tmp_path: Path, sized: Any
+) -> None:
+    executable = build(models.affine(tmp_path), **sized(x=(5, 3)))
     assert executable.inputs[0].shape == (5, 3)
     assert executable.outputs[0].shape == (5, 3)
     [y] = predict(executable.open_context(), rows(5))
@@ -84,9 +86,10 @@ def test_a_fixed_size_is_the_executables(build: Build, predict: Run, tmp_path: P
 
 
 def test_gears_run_each_at_its_size(
-    machine: Any, build: Build, predict: Run, tmp_path: Path
+    machine: Any, build: Build, predict: Run, tmp_path: Path, geared: Any
 ) -> None:
-    executable = build(models.affine(tmp_path), set={"dynamic_dims": "[1],[4],[16]"})
+    gears = geared({"x": (1, 3)}, {"x": (4, 3)}, {"x": (16, 3)})
+    executable = build(models.affine(tmp_path), **gears)
     assert executable.inputs[0].bounds == ((1, 16), None)
     context = executable.open_context()
     for count in (4, 1, 16, 4, 4):
@@ -95,10 +98,12 @@ def test_gears_run_each_at_its_size(
     assert machine.calls["mdl.set_input_dynamic_dims"] == 4, "once for each change"
 
 
-def test_gears_of_two_inputs_go_together(build: Build, predict: Run, tmp_path: Path) -> None:
+def test_gears_of_two_inputs_go_together(
+    build: Build, predict: Run, tmp_path: Path, geared: Any
+) -> None:
     executable = build(
         models.shared_dims(tmp_path),
-        set={"input_shape": "right:[-1,2];left:[-1,-1]", "dynamic_dims": "[3,1,3],[5,4,5]"},
+        **geared({"right": (3, 2), "left": (1, 3)}, {"right": (5, 2), "left": (4, 5)}),
     )
     context = executable.open_context()
     for n, common in ((1, 3), (4, 5)):
@@ -110,9 +115,9 @@ def test_gears_of_two_inputs_go_together(build: Build, predict: Run, tmp_path: P
 
 
 def test_a_size_that_is_no_gear_is_named_with_the_gears(
-    build: Build, predict: Run, tmp_path: Path
+    build: Build, predict: Run, tmp_path: Path, geared: Any
 ) -> None:
-    context = build(models.affine(tmp_path), set={"dynamic_dims": "[1],[4]"}).open_context()
+    context = build(models.affine(tmp_path), **geared({"x": (1, 3)}, {"x": (4, 3)})).open_context()
     message = r"dim 0 of input 'x': got \[3\], but the model was compiled for the gears \[1\], \[4"
     with pytest.raises(InputError, match=message) as caught:
         predict(context, rows(3))
@@ -253,7 +258,11 @@ def test_weights_are_on_the_device_once(
     x = np.arange(1024, dtype=np.float32)[None]
     for context in contexts:
         np.testing.assert_array_equal(predict(context, x)[0], x)
-    big = [each for each in machine.memory.live() if each.data.nbytes >= 4 * 1024 * 1024]
+    big = [
+        allocation
+        for allocation in machine.memory.live()
+        if allocation.data.nbytes >= 4 * 1024 * 1024
+    ]
     assert len(big) == 1
     memory = executable.memory()
     assert memory.weights_bytes == 4 * 1024 * 1024

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from engine.errors import ModelError
 from engine.types import DType, ShapeRange, TensorSpec
-from engine_ascend_ge.shapes import Shapes, parse_gears, parse_input_shape, resolve
+from engine_ascend_ge.shapes import Shapes, resolve
 
 X = TensorSpec("x", DType.FLOAT32, ("batch", 3))
 Y = TensorSpec("y", DType.FLOAT32, (4, "batch", None))
@@ -16,35 +18,20 @@ SCALAR = TensorSpec("s", DType.FLOAT32, ())
 
 def settle(
     *inputs: TensorSpec,
-    shape: str = "",
-    gears: str = "",
-    ranges: dict[str, ShapeRange] | None = None,
+    shapes: dict[str, ShapeRange] | None = None,
+    profiles: tuple[dict[str, ShapeRange], ...] = (),
 ) -> Shapes:
-    return resolve(inputs, ranges or {}, shape, gears, "m.onnx")
+    return resolve(inputs, shapes or {}, profiles, "m.onnx")
 
 
-@pytest.mark.parametrize(
-    "text", ["x:[1,3];y:[-1,1~8]", "x:1,3;y:-1,1~8", " x : [1, 3] ; y:[-1, 1 ~ 8];"]
-)
-def test_input_shape_is_read_in_both_spellings(text: str) -> None:
-    assert parse_input_shape(text) == {"x": (1, 3), "y": ((0, None), (1, 8))}
+def fixed(*sizes: int) -> ShapeRange:
+    return ShapeRange(sizes, sizes, sizes)
 
 
-def test_an_input_name_may_hold_colons() -> None:
-    assert parse_input_shape("a:0:[2]") == {"a:0": (2,)}
-
-
-@pytest.mark.parametrize(
-    ("text", "gears"),
-    [
-        ("[1~4],[8],[16]", [(1,), (2,), (3,), (4,), (8,), (16,)]),
-        ("1;2;4", [(1,), (2,), (4,)]),
-        ("1,64;2,128;", [(1, 64), (2, 128)]),
-        ("[1~2,64],[4,32]", [(1, 64), (2, 64), (4, 32)]),
-    ],
-)
-def test_gears_are_read_in_both_spellings(text: str, gears: list[tuple[int, ...]]) -> None:
-    assert parse_gears(text) == gears
+def gears(*sizes: int) -> dict[str, Any]:
+    """Return the arguments for X with gears of these sizes."""
+    ends = ShapeRange((min(sizes), 3), (sizes[0], 3), (max(sizes), 3))
+    return {"shapes": {"x": ends}, "profiles": tuple({"x": fixed(size, 3)} for size in sizes)}
 
 
 def test_a_fixed_model_needs_nothing_said() -> None:
@@ -57,65 +44,77 @@ def test_symbolic_sizes_are_left_open() -> None:
     assert shapes.input_shape() == "x:-1,3;y:4,-1,-1;s:"
 
 
-def test_a_size_fixed_for_one_input_is_fixed_for_its_symbol() -> None:
-    assert settle(X, Y, shape="x:[8,3]").input_shape() == "x:8,3;y:4,8,-1"
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (fixed(8, 3), "x:8,3"),
+        (ShapeRange((1, 3), (4, 3), (16, 3)), "x:1~16,3"),
+        (ShapeRange((0, 3), (-1, 3), (-1, 3)), "x:-1,3"),
+        (ShapeRange((4, 3), (-1, 3), (-1, 3)), "x:-1,3"),
+    ],
+)
+def test_the_cores_ranges_are_compiled_for(given: ShapeRange, text: str) -> None:
+    assert settle(X, shapes={"x": given}).input_shape() == text
 
 
-def test_ranges_of_the_core_are_compiled_for() -> None:
-    ranges = {"x": ShapeRange((1, 3), (4, 3), (16, 3))}
-    assert settle(X, ranges=ranges).input_shape() == "x:1~16,3"
-
-
-def test_one_size_given_by_the_core_is_fixed() -> None:
-    ranges = {"x": ShapeRange((5, 3), (5, 3), (5, 3))}
-    assert settle(X, ranges=ranges).axes == {"x": (5, 3)}
+def test_an_input_without_a_range_keeps_its_dims() -> None:
+    assert settle(X, Y, shapes={"x": fixed(8, 3)}).input_shape() == "x:8,3;y:4,-1,-1"
 
 
 def test_gears_keep_their_sizes_open_for_atc() -> None:
-    shapes = settle(X, gears="[1],[4]")
+    shapes = settle(X, **gears(1, 4))
     assert (shapes.input_shape(), shapes.dynamic_dims()) == ("x:-1,3", "1;4")
 
 
 def test_gears_bound_the_sizes() -> None:
-    assert settle(X, gears="[2],[8],[4]").axes == {"x": ((2, 8), 3)}
+    assert settle(X, **gears(2, 8, 4)).axes == {"x": ((2, 8), 3)}
 
 
-def test_gears_follow_the_order_of_input_shape_and_become_the_models() -> None:
+def test_gears_follow_the_models_order_of_inputs() -> None:
     two = (TensorSpec("a", DType.FLOAT32, ("n",)), TensorSpec("b", DType.FLOAT32, ("m", "k")))
-    shapes = settle(*two, shape="b:[-1,-1];a:[-1]", gears="[1,2,3],[4,5,6]")
-    assert shapes.gears == ((3, 1, 2), (6, 4, 5))
+    profiles = ({"b": fixed(1, 2), "a": fixed(3)}, {"b": fixed(4, 5), "a": fixed(6)})
+    ends = {"b": ShapeRange((1, 2), (1, 2), (4, 5)), "a": ShapeRange((3,), (3,), (6,))}
+    assert settle(*two, shapes=ends, profiles=profiles).gears == ((3, 1, 2), (6, 4, 5))
+
+
+def test_a_size_that_is_the_same_in_every_gear_is_fixed() -> None:
+    two = TensorSpec("a", DType.FLOAT32, ("n", "m"))
+    ends = {"a": ShapeRange((1, 5), (1, 5), (2, 5))}
+    shapes = settle(two, shapes=ends, profiles=({"a": fixed(1, 5)}, {"a": fixed(2, 5)}))
+    assert (shapes.input_shape(), shapes.dynamic_dims()) == ("a:-1,5", "1;2")
+
+
+def test_profiles_of_ranges_are_one_range() -> None:
+    low, high = ShapeRange((1, 3), (2, 3), (4, 3)), ShapeRange((5, 3), (5, 3), (8, 3))
+    ends = ShapeRange((1, 3), (2, 3), (8, 3))
+    shapes = settle(X, shapes={"x": ends}, profiles=({"x": low}, {"x": high}))
+    assert (shapes.input_shape(), shapes.gears) == ("x:1~8,3", ())
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"shape": "z:[1]"}, "the model has no input 'z'; it has: 'x'"),
-        ({"shape": "x:[1]"}, "input 'x' has 2 dims"),
-        ({"shape": "x:[1,4]"}, "a dim must stay 3, got 4"),
-        ({"shape": "x"}, "expected 'name:"),
-        ({"shape": "x:[0,3]"}, "expected a size above 0"),
-        ({"shape": "x:[8~1,3]"}, "expected a size above 0"),
-        ({"gears": "[1]"}, "expected 2 to 100 gears, got 1"),
-        ({"gears": "[1~101]"}, "expected 2 to 100 gears, got more than 100"),
-        ({"gears": "[1~999999999,1~999999999]"}, "gears, got more than 100"),
-        ({"gears": "[1,2],[3,4]"}, r"expected 1 sizes in each gear, one for each -1 \(x\[0\]\)"),
-        ({"gears": "[1],[2],[1]"}, "a gear comes twice"),
-        ({"gears": "[0],[2]"}, "expected sizes above 0"),
-        ({"gears": "[a],[2]"}, "expected sizes above 0"),
-        ({"shape": "x:[1~8,3]", "gears": "[1],[2]"}, "excludes ranges"),
-        ({"shape": "x:[8,3]", "gears": "[1],[2]"}, "no size is open"),
+        (gears(1), "expected 2 to 100 gears, all different, got 1"),
+        (gears(*range(1, 102)), "expected 2 to 100 gears, all different, got 101"),
+        (gears(1, 2, 1), "all different, got 3, of which 2 differ"),
     ],
 )
-def test_what_does_not_fit_is_a_value_error(arguments: dict[str, str], message: str) -> None:
+def test_gears_that_atc_refuses_are_a_value_error(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         settle(X, **arguments)
+
+
+def test_gears_must_size_every_open_axis() -> None:
+    with pytest.raises(ValueError, match="dim 0 of input 'n' is open and no gear gives its size"):
+        settle(X, TensorSpec("n", DType.FLOAT32, ("m",)), **gears(1, 2))
 
 
 def test_an_input_without_a_rank_must_be_given_one() -> None:
     unknown = TensorSpec("u", DType.FLOAT32, None)
     with pytest.raises(ModelError, match=r"m\.onnx: input 'u' does not say how many dims"):
         settle(unknown)
-    assert settle(unknown, shape="u:[2,-1]").input_shape() == "u:2,-1"
+    given = ShapeRange((2, 0), (2, -1), (2, -1))
+    assert settle(unknown, shapes={"u": given}).input_shape() == "u:2,-1"
 
 
 def test_a_name_that_atc_cannot_be_told_is_an_error_only_where_it_must_be() -> None:

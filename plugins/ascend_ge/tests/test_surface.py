@@ -17,11 +17,11 @@ from engine_ascend_ge.acl_call import CALLS
 TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "emulated" / "surface.json").read_text()
 )
-OPTIONAL = {("mdl", "get_input_dims_range")}  # called where it is there
+OPTIONAL = {("mdl", "get_input_dims_range"), ("rt", "stream_abort")}  # called where it is there
 
 
 def emulated(machine: Any) -> dict[tuple[str, str], Any]:
-    """The emulator's functions, by group and name."""
+    """Return the emulator's functions, by group and name."""
     found = {}
     for group in TABLE:
         module = importlib.import_module(f"acl.{group}" if group else "acl")
@@ -32,7 +32,7 @@ def emulated(machine: Any) -> dict[tuple[str, str], Any]:
 
 
 def called() -> dict[tuple[str, str], int]:
-    """What the plugin's source calls on `acl`, with how many arguments; found by its syntax."""
+    """Return the plugin's calls on `acl` and their numbers of arguments, read from its source."""
     calls: dict[tuple[str, str], int] = {}
     for path in Path(engine_ascend_ge.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
@@ -42,7 +42,7 @@ def called() -> dict[tuple[str, str], int]:
             last = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
             group = {"acl": "", "_acl": "", "rt": "rt", "mdl": "mdl"}.get(last)
             if group is not None:
-                stars = any(isinstance(each, ast.Starred) for each in node.args)
+                stars = any(isinstance(parameter, ast.Starred) for parameter in node.args)
                 calls[group, node.func.attr] = -1 if stars else len(node.args)
     return calls
 
@@ -55,8 +55,8 @@ def test_the_emulator_has_the_arity_and_returns_of_the_table(machine: Any) -> No
         row = TABLE[group][name]
         parameters = inspect.signature(function).parameters.values()
         kinds = [
-            f"{each.annotation}{'?' if each.default is not each.empty else ''}"
-            for each in parameters
+            f"{parameter.annotation}{'?' if parameter.default is not parameter.empty else ''}"
+            for parameter in parameters
         ]
         assert kinds == row["arguments"], f"acl.{group}.{name}"
         assert function.emulated_returns == row["returns"], f"acl.{group}.{name}"
@@ -79,7 +79,7 @@ def test_the_plugin_says_beforehand_what_it_calls() -> None:
 def test_the_plugin_calls_with_the_tables_number_of_arguments() -> None:
     for (group, name), count in called().items():
         wanted = TABLE[group][name]["arguments"]
-        least = len([each for each in wanted if not each.endswith("?")])
+        least = len([parameter for parameter in wanted if not parameter.endswith("?")])
         assert count == -1 or least <= count <= len(wanted), f"acl.{group}.{name}"
 
 

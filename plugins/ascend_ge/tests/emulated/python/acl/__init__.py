@@ -34,6 +34,7 @@ def finalize() -> int:
     if not machine.is_initialized:
         return REPEAT_FINALIZE if machine.is_finalized else UNINITIALIZED
     left = machine.live()
+    left.pop("HostMemory", None)  # the process's end frees it, and until then it can be read
     if left:
         raise machine.fault(f"acl.finalize while things are alive: {left}")
     machine.is_initialized = False
@@ -53,7 +54,7 @@ def get_version() -> tuple[int, int, int, int]:
 
 @api("get_recent_err_msg", "value")
 def get_recent_err_msg() -> str | None:
-    return machine.take_said()
+    return machine.take_message()
 
 
 @api("data_type_size", "value")
@@ -74,8 +75,8 @@ def destroy_data_buffer(data_buffer: int) -> int:
 
 @api("update_data_buffer", "ret")
 def update_data_buffer(data_buffer: int, pointer: int, size: int) -> int:
-    found = machine.get(data_buffer, DataBuffer)
-    found.pointer, found.nbytes = pointer, size
+    buffer = machine.get(data_buffer, DataBuffer)
+    buffer.pointer, buffer.nbytes = pointer, size
     return OK
 
 
@@ -116,8 +117,8 @@ def get_tensor_desc_dim_v2(desc: int, index: int) -> tuple[int, int]:
 
 @api("get_tensor_desc_size", "value")
 def get_tensor_desc_size(desc: int) -> int:
-    found = machine.get(desc, TensorDesc)
-    size = SIZES.get(found.dtype, 0)
-    for dim in found.dims:
+    shape = machine.get(desc, TensorDesc)
+    size = SIZES.get(shape.dtype, 0)
+    for dim in shape.dims:
         size *= dim
     return size

@@ -173,11 +173,11 @@ def destroy_desc(desc: int) -> int:
 
 @api("mdl.get_desc", "ret")
 def get_desc(desc: int, model_id: int) -> int:
-    found = machine.get(desc, ModelDesc)
+    description = machine.get(desc, ModelDesc)
     model = machine.models.get(model_id)
     if model is None:
         return MODEL_ID_INVALID
-    found.om, found.model = model.om, model_id
+    description.om, description.model = model.om, model_id
     return OK
 
 
@@ -186,8 +186,8 @@ def get_desc_from_file(desc: int, path: str) -> int:
     om = _read_file(path)
     if isinstance(om, int):
         return om
-    found = machine.get(desc, ModelDesc)
-    found.om, found.model = om, 0
+    description = machine.get(desc, ModelDesc)
+    description.om, description.model = om, 0
     return OK
 
 
@@ -305,7 +305,7 @@ def get_input_dynamic_dims(
     rows = []
     for gear in om.gears:
         sizes = iter(gear)
-        dims = [dim if dim >= 0 else next(sizes) for each in om.inputs for dim in each.dims]
+        dims = [dim if dim >= 0 else next(sizes) for value in om.inputs for dim in value.dims]
         rows.append({"name": "", "dimCount": len(dims), "dims": dims})
     return rows, OK
 
@@ -317,19 +317,19 @@ def set_input_dynamic_dims(model_id: int, dataset: int, index: int, dims: dict) 
         return MODEL_ID_INVALID
     if not machine.current:
         return CONTEXT_NULL
-    found = machine.get(dataset, Dataset)
+    values = machine.get(dataset, Dataset)
     sizes = dims["dims"]
-    if not isinstance(sizes, list) or not all(isinstance(each, int) for each in sizes):
+    if not isinstance(sizes, list) or not all(isinstance(value, int) for value in sizes):
         raise TypeError("the dims of fourth parameter is not list of int")
-    if not 0 <= index < len(found.buffers):
+    if not 0 <= index < len(values.buffers):
         return INVALID_PARAM
-    buffer = machine.get(found.buffers[index], DataBuffer)
+    buffer = machine.get(values.buffers[index], DataBuffer)
     if not buffer.pointer:
         return INVALID_PARAM
     om = model.om
     if not om.gears or index != len(om.inputs):
         return DYNAMIC_ADDR_INVALID
-    declared = [dim for each in om.inputs for dim in each.dims]
+    declared = [dim for value in om.inputs for dim in value.dims]
     if dims["dimCount"] != len(declared) or len(sizes) != len(declared):
         machine.say(f"E19999: {len(sizes)} dims, the inputs have {len(declared)}")
         return DYNAMIC_LENGTH_INVALID
@@ -343,16 +343,16 @@ def set_input_dynamic_dims(model_id: int, dataset: int, index: int, dims: dict) 
     if buffer.nbytes < 8 * len(gear):
         return DYNAMIC_LENGTH_INVALID
     view = machine.memory.at(buffer.pointer, 8 * len(gear))
-    view[:] = memoryview(b"".join(each.to_bytes(8, "little") for each in gear))
-    found.gear = gear
+    view[:] = memoryview(b"".join(value.to_bytes(8, "little") for value in gear))
+    values.gear = gear
     model.gear = gear
     return OK
 
 
 @api("mdl.get_cur_output_dims", "value, ret")
 def get_cur_output_dims(desc: int, index: int) -> tuple[dict[str, Any], int]:
-    found = machine.get(desc, ModelDesc)
-    model = machine.models.get(found.model)
+    description = machine.get(desc, ModelDesc)
+    model = machine.models.get(description.model)
     if model is None:
         return {}, MODEL_ID_INVALID
     value = _pick(_outputs(desc), index)
@@ -374,19 +374,19 @@ def create_dataset() -> int:
 
 @api("mdl.destroy_dataset", "ret")
 def destroy_dataset(dataset: int) -> int:
-    found = machine.drop(dataset, Dataset)
-    for desc in found.descs.values():
+    thing = machine.drop(dataset, Dataset)
+    for desc in thing.descs.values():
         machine.drop(desc, TensorDesc)
     return OK
 
 
 @api("mdl.add_dataset_buffer", "value, ret")
 def add_dataset_buffer(dataset: int, data_buffer: int) -> tuple[int, int]:
-    found = machine.get(dataset, Dataset)
+    values = machine.get(dataset, Dataset)
     if data_buffer == 0:
         return dataset, INVALID_PARAM
     machine.get(data_buffer, DataBuffer)
-    found.buffers.append(data_buffer)
+    values.buffers.append(data_buffer)
     return dataset, OK
 
 
@@ -403,14 +403,14 @@ def get_dataset_buffer(dataset: int, index: int) -> int:
 
 @api("mdl.set_dataset_tensor_desc", "value, ret")
 def set_dataset_tensor_desc(dataset: int, desc: int, index: int) -> tuple[int, int]:
-    found = machine.get(dataset, Dataset)
-    if not 0 <= index < len(found.buffers):
+    values = machine.get(dataset, Dataset)
+    if not 0 <= index < len(values.buffers):
         return dataset, INVALID_PARAM
     given = machine.get(desc, TensorDesc)
-    old = found.descs.pop(index, 0)
+    old = values.descs.pop(index, 0)
     if old:
         machine.drop(old, TensorDesc)
-    found.descs[index] = machine.new(TensorDesc(given.dtype, list(given.dims)))
+    values.descs[index] = machine.new(TensorDesc(given.dtype, list(given.dims)))
     return dataset, OK
 
 
@@ -432,7 +432,7 @@ def execute(model_id: int, inputs: int, outputs: int) -> int:
     if not machine.current:
         return _no_context()
     # On a stream of its own that ends with the call; nobody else gets the GIL meanwhile.
-    own = machine.new(Stream(machine.current))
+    own = machine.new(Stream(machine.current, has_thread=False))
     try:
         code = _execute(model_id, inputs, outputs, own, waits=True)
         return code or machine.get(own, Stream).wait(None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from emulated_ascend.device import Stream
+from emulated_ascend.device import Event, Stream
 from emulated_ascend.machine import (
     CONTEXT_NULL,
     DEVICE_OOM,
@@ -19,11 +19,13 @@ from emulated_ascend.machine import (
     machine,
 )
 
+_PAGE = 4096
+_ALIGNMENT = 64  # of addresses in asynchronous copies, which older versions ask for
 _HOST_TO_HOST, _HOST_TO_DEVICE, _DEVICE_TO_HOST, _DEVICE_TO_DEVICE = range(4)
 
 
 def _context() -> Context | None:
-    """The calling thread's context."""
+    """Return the calling thread's context."""
     handle = machine.current
     return machine.get(handle, Context) if handle else None
 
@@ -63,9 +65,9 @@ def reset_device(device: int) -> int:
     machine.open_devices[device] -= 1
     if machine.open_devices[device] == 0:
         left = [
-            each
-            for each in machine.objects.values()
-            if isinstance(each, Context) and each.device == device and not each.is_default
+            thing
+            for thing in machine.objects.values()
+            if isinstance(thing, Context) and thing.device == device and not thing.is_default
         ]
         memory = machine.memory.used_bytes(device)
         if left or memory:
@@ -115,12 +117,12 @@ def get_context() -> tuple[int, int]:
 def destroy_context(context: int) -> int:
     if context == 0:
         return INVALID_PARAM
-    found = machine.get(context, Context)
-    if found.is_default:
+    thing = machine.get(context, Context)
+    if thing.is_default:
         return RT_PARAM_INVALID
-    if found.streams or found.models:
+    if thing.streams or thing.models:
         raise machine.fault(
-            f"context destroyed with {len(found.streams)} streams and {len(found.models)} models"
+            f"context destroyed with {len(thing.streams)} streams and {len(thing.models)} models"
         )
     machine.drop(context, Context)
     return OK
@@ -129,13 +131,14 @@ def destroy_context(context: int) -> int:
 # ------------------------------------------------------------------------------------- streams
 
 
-@api("rt.create_stream", "value, ret")
+@api("rt.create_stream", "value, ret", waits=True)
 def create_stream() -> tuple[int, int]:
-    context = _context()
-    if context is None:
+    if not machine.current:
         return 0, _no_context()
-    handle = machine.new(Stream(machine.current))
-    context.streams.add(handle)
+    stream = Stream(machine.current)
+    with machine.lock:
+        handle = machine.new(stream)
+        machine.get(machine.current, Context).streams.add(handle)
     return handle, OK
 
 
@@ -144,12 +147,12 @@ def destroy_stream(stream: int) -> int:
     code = _check_stream(stream)
     if code != OK:
         return code
-    found = machine.get(stream, Stream)
-    if found.tasks:
+    queue = machine.get(stream, Stream)
+    if queue.tasks:
         raise machine.fault("a stream is destroyed with work that nobody waited for")
     machine.drop(stream, Stream)
-    machine.get(found.context, Context).streams.discard(stream)
-    found.close()
+    machine.get(queue.context, Context).streams.discard(stream)
+    queue.close()
     return OK
 
 
@@ -163,20 +166,28 @@ def synchronize_stream_with_timeout(stream: int, timeout_ms: int) -> int:
     return _synchronize(stream, None if timeout_ms == -1 else timeout_ms / 1000)
 
 
+@api("rt.stream_abort", "ret")
+def stream_abort(stream: int) -> int:
+    code = _check_stream(stream)
+    if code == OK:
+        machine.get(stream, Stream).abort()
+    return code
+
+
 def _synchronize(stream: int, timeout_s: float | None) -> int:
     with machine.lock:
         code = _check_stream(stream)
         if code != OK:
             return code
-        found: Stream = machine.get(stream, Stream)
-    return found.wait(timeout_s)
+        queue: Stream = machine.get(stream, Stream)
+    return queue.wait(timeout_s)
 
 
 def _check_stream(stream: int) -> int:
-    found = machine.get(stream, Stream)
+    queue = machine.get(stream, Stream)
     if not machine.current:
         return _no_context()
-    if found.context != machine.current:
+    if queue.context != machine.current:
         machine.say("EE1001: the stream is not in the current context")
         return STREAM_CONTEXT
     return OK
@@ -217,8 +228,71 @@ def get_mem_info(attribute: int) -> tuple[int, int, int]:
     return free_bytes, machine.memory_bytes, OK
 
 
+@api("rt.malloc_host", "value, ret")
+def malloc_host(size: int) -> tuple[int, int]:
+    if _context() is None:
+        return 0, _no_context()
+    if size <= 0:
+        return 0, INVALID_PARAM
+    memory = ctypes.create_string_buffer(size + _PAGE)
+    pointer = (ctypes.addressof(memory) + _PAGE - 1) // _PAGE * _PAGE
+    machine.host_memory[pointer] = (memory, size)
+    return pointer, OK
+
+
+@api("rt.free_host", "ret")
+def free_host(pointer: int) -> int:
+    if _context() is None:
+        return _no_context()
+    if pointer not in machine.host_memory:
+        raise machine.fault(f"free_host of {pointer:#x}, which is not allocated now")
+    del machine.host_memory[pointer]
+    return OK
+
+
 @api("rt.memcpy", "ret")
 def memcpy(target: int, target_size: int, source: int, size: int, kind: int) -> int:
+    code = _check_copy(target, target_size, source, size, kind)
+    if code == OK and size:
+        _copy(target, source, size, kind)
+    return code
+
+
+@api("rt.memcpy_async", "ret")
+def memcpy_async(
+    target: int, target_size: int, source: int, size: int, kind: int, stream: int
+) -> int:
+    code = _check_stream(stream) or _check_copy(target, target_size, source, size, kind)
+    if code != OK or not size:
+        return code
+    if target % _ALIGNMENT or source % _ALIGNMENT:
+        raise machine.fault(f"memcpy_async of addresses that are not {_ALIGNMENT}-byte aligned")
+    for address in (target, source):
+        if not machine.memory.is_device(address) and not _is_page_locked(address, size):
+            raise machine.fault(f"memcpy_async with host memory at {address:#x}, not page-locked")
+    used = [machine.memory.find(a) for a in (target, source) if machine.memory.is_device(a)]
+    for allocation in used:
+        allocation.pins += 1
+
+    def finish(result: object) -> int:
+        for allocation in used:
+            allocation.pins -= 1
+        if result is not None:
+            _copy(target, source, size, kind)
+        return OK
+
+    machine.get(stream, Stream).put(lambda: True, finish)
+    return OK
+
+
+def _is_page_locked(address: int, size: int) -> bool:
+    return any(
+        pointer <= address and address + size <= pointer + nbytes
+        for pointer, (_, nbytes) in machine.host_memory.items()
+    )
+
+
+def _check_copy(target: int, target_size: int, source: int, size: int, kind: int) -> int:
     if _context() is None:
         return _no_context()
     if size == 0:
@@ -228,25 +302,84 @@ def memcpy(target: int, target_size: int, source: int, size: int, kind: int) -> 
     if size > target_size:
         machine.say(f"EE1001: {size} bytes do not fit into {target_size}")
         return RT_PARAM_INVALID
-    to_device = kind in (_HOST_TO_DEVICE, _DEVICE_TO_DEVICE)
-    from_device = kind in (_DEVICE_TO_HOST, _DEVICE_TO_DEVICE)
-    for what, address, is_device in (
-        ("target", target, to_device),
-        ("source", source, from_device),
+    for what, address, is_device, room in (
+        ("target", target, kind in (_HOST_TO_DEVICE, _DEVICE_TO_DEVICE), target_size),
+        ("source", source, kind in (_DEVICE_TO_HOST, _DEVICE_TO_DEVICE), size),
     ):
         if machine.memory.is_device(address) != is_device:
             raise machine.fault(
                 f"memcpy of kind {kind}: its {what} {address:#x} is "
                 f"{'host' if is_device else 'device'} memory"
             )
-    if from_device:
+        if is_device:
+            machine.memory.at(address, room)
+    return OK
+
+
+def _copy(target: int, source: int, size: int, kind: int) -> None:
+    if kind in (_DEVICE_TO_HOST, _DEVICE_TO_DEVICE):
         data = machine.memory.at(source, size).tobytes()
     else:
         data = ctypes.string_at(source, size)
-    if to_device:
-        machine.memory.at(target, target_size)
-        view = machine.memory.at(target, size)
-        ctypes.memmove(view.ctypes.data, data, size)
+    if kind in (_HOST_TO_DEVICE, _DEVICE_TO_DEVICE):
+        ctypes.memmove(machine.memory.at(target, size).ctypes.data, data, size)
     else:
         ctypes.memmove(target, data, size)
+    machine.copied[("on host", "to device", "to host", "on device")[kind]] += size
+
+
+# -------------------------------------------------------------------------------------- events
+
+
+@api("rt.create_event", "value, ret")
+def create_event() -> tuple[int, int]:
+    return (machine.new(Event()), OK) if _context() is not None else (0, _no_context())
+
+
+@api("rt.destroy_event", "ret")
+def destroy_event(event: int) -> int:
+    recorded = machine.get(event, Event)
+    if recorded.waiters or (recorded.task is not None and not recorded.is_complete):
+        raise machine.fault("an event is destroyed while a stream still has to come to it")
+    machine.drop(event, Event)
     return OK
+
+
+@api("rt.record_event", "ret")
+def record_event(event: int, stream: int) -> int:
+    recorded = machine.get(event, Event)
+    code = _check_stream(stream)
+    if code == OK:
+        recorded.stream = machine.get(stream, Stream)
+        recorded.task = recorded.stream.put(lambda: True, lambda _: OK)
+    return code
+
+
+@api("rt.stream_wait_event", "ret")
+def stream_wait_event(stream: int, event: int) -> int:
+    recorded = machine.get(event, Event)
+    code = _check_stream(stream)
+    if code != OK or recorded.task is None:
+        return code  # of an event that was never recorded there is nothing to wait for
+    recorded.waiters += 1
+
+    def work() -> bool:
+        recorded.stream.finish_until(recorded.task)
+        return True
+
+    def finish(_: object) -> int:
+        recorded.waiters -= 1
+        return OK
+
+    machine.get(stream, Stream).put(work, finish)
+    return OK
+
+
+@api("rt.query_event_status", "value, ret")
+def query_event_status(event: int) -> tuple[int, int]:
+    return int(machine.get(event, Event).is_complete), OK  # 0: not ready, 1: complete
+
+
+@api("rt.query_event_wait_status", "value, ret")
+def query_event_wait_status(event: int) -> tuple[int, int]:
+    return int(machine.get(event, Event).waiters > 0), OK  # 0: complete, 1: not ready

@@ -1,8 +1,8 @@
 """An emulated Ascend machine: what the modules `acl.*` and the command `atc` beside it stand on.
 
 It runs no NPU code. Models are executed with onnxruntime on the CPU, in float32 or rounded to
-float16 as ATC was told; what it is for is the contract around that. It is strict where the vendor's
-code is, and stricter where that would crash or give a wrong result in silence:
+float16 as atc's command line says; what it is for is the contract around that. It is strict where
+the vendor's code is, and stricter where that would crash or give a wrong result in silence:
 
 * a return code where the vendor checks (`surface.json` beside this folder has the conventions);
 * an `EmulatedFault`, kept in `machine.faults` as well, where the real one has undefined behaviour:

@@ -4,6 +4,7 @@ The environment variable EMULATED_ATC makes it misbehave: a JSON object with
 `fail` (a message to fail with), `crash` (true: SIGSEGV), `no_output` (true: success without a
 file), `sleep_s` (works so long, printing dots), `worker` (a file for the pid of a child process
 that it starts and leaves), `drop_unused` (true: inputs that nothing reads are not in the .om).
+EMULATED_ATC_RUNS names a file that gets a line at every run.
 """
 
 from __future__ import annotations
@@ -59,12 +60,15 @@ OPEN = (0, -1)  # -1, which GE reads as 0 or more
 
 
 class Refused(Exception):
-    """What ATC prints and ends with."""
+    """An error that ATC prints and ends with."""
 
 
 def main(arguments: list[str]) -> int:
     """Compile; returns the exit status, 255 for any failure."""
     print("ATC start working now, please wait for a moment.", flush=True)
+    if "EMULATED_ATC_RUNS" in os.environ:
+        with open(os.environ["EMULATED_ATC_RUNS"], "a") as runs:
+            runs.write("1\n")
     behaviour = json.loads(os.environ.get("EMULATED_ATC", "{}"))
     try:
         _misbehave(behaviour)
@@ -103,7 +107,7 @@ def _invalid(name: str, value: str, reason: str) -> NoReturn:
 
 
 def parse(arguments: list[str]) -> dict[str, str]:
-    """--name=value, as gflags reads it."""
+    """Read --name=value, as gflags does."""
     flags: dict[str, str] = {}
     for argument in arguments:
         name, equals, value = argument.removeprefix("--").partition("=")
@@ -116,7 +120,7 @@ def parse(arguments: list[str]) -> dict[str, str]:
 
 
 def check(flags: dict[str, str]) -> None:
-    """What can be refused without reading the model."""
+    """Refuse what needs no look at the model."""
     if flags.get("framework") != "5":
         raise Refused("E10007: [--framework] must be 5(Onnx) for an ONNX model")
     for name in ("soc_version", "output", "model"):
@@ -156,7 +160,7 @@ def check(flags: dict[str, str]) -> None:
 
 
 def parse_shape(text: str) -> dict[str, list[tuple[int, int]]]:
-    """--input_shape: for each input its axes as (lowest, highest), -1 without a highest."""
+    """Read --input_shape: for each input its axes as (lowest, highest), -1 without a highest."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     for part in filter(None, text.split(";")):
         name, colon, dims = part.rpartition(":")
@@ -174,7 +178,7 @@ def parse_shape(text: str) -> dict[str, list[tuple[int, int]]]:
 
 
 def parse_gears(text: str, count: int) -> list[list[int]]:
-    """--dynamic_dims: 2 to 100 rows of `count` sizes, none twice."""
+    """Read --dynamic_dims: 2 to 100 rows of `count` sizes, none twice."""
     gears = []
     for row in text.rstrip(";").split(";"):
         sizes = row.split(",")
@@ -203,24 +207,24 @@ def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
         raise Refused(
             f"E16001: Failed to parse the ONNX model: {' '.join(str(error).split())[:300]}"
         ) from error
-    constants = {each.name for each in model.graph.initializer}
-    for place in reversed(range(len(model.graph.input))):
-        if model.graph.input[place].name in constants:
-            del model.graph.input[place]
+    constants = {value.name for value in model.graph.initializer}
+    for index in reversed(range(len(model.graph.input))):
+        if model.graph.input[index].name in constants:
+            del model.graph.input[index]
     axes = _axes(model, flags)
     if drop_unused:
         _drop_unused(model)
     gears: list[list[int]] = []
     if flags.get("dynamic_dims"):
-        count = sum(axis == OPEN for each in axes.values() for axis in each)
+        count = sum(axis == OPEN for value in axes.values() for axis in value)
         if not count:
             _invalid("input_shape", "0", "At least one dim should be -1 when dynamic_dims is set.")
         gears = parse_gears(flags["dynamic_dims"], count)
     if "output_type" in flags:
         _cast_outputs(model, OUTPUT_TYPES[flags["output_type"]])
-    for each in model.graph.input:
-        _set_dims(each, [low if low == high else None for low, high in axes[each.name]])
-    inputs = [_value(each, axes[each.name]) for each in model.graph.input]
+    for value in model.graph.input:
+        _set_dims(value, [low if low == high else None for low, high in axes[value.name]])
+    inputs = [_value(value, axes[value.name]) for value in model.graph.input]
     for gear in gears:
         sizes = iter(gear)
         for value in inputs:
@@ -229,15 +233,15 @@ def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
     gear_outputs = [_gear_outputs(model, axes, gear) for gear in gears]
     inferred = _infer(model)
     outputs = []
-    for place, each in enumerate(inferred.graph.output):
+    for index, value in enumerate(inferred.graph.output):
         dims = [dim.dim_value if dim.HasField("dim_value") else -1
-                for dim in each.type.tensor_type.shape.dim]  # fmt: skip
-        dtype = FROM_ONNX[each.type.tensor_type.elem_type]
+                for dim in value.type.tensor_type.shape.dim]  # fmt: skip
+        dtype = FROM_ONNX[value.type.tensor_type.elem_type]
         size = 0 if -1 in dims else nbytes(dtype, dims)
         if gears:
-            size = max(nbytes(dtype, row[place]) for row in gear_outputs)
+            size = max(nbytes(dtype, row[index]) for row in gear_outputs)
         # ATC calls an output by its node, the node's output, and the tensor.
-        outputs.append(Value(f"node_{place}:0:{each.name}", dtype, dims, size))
+        outputs.append(Value(f"node_{index}:0:{value.name}", dtype, dims, size))
     is_open = any(-1 in value.dims for value in (*inputs, *outputs))
     om = Om(
         soc=flags["soc_version"],
@@ -264,9 +268,9 @@ def _read_external(model: ModelProto, folder: Path) -> None:
     for constant in model.graph.initializer:
         if constant.data_location != TensorProto.EXTERNAL:
             continue
-        place = {entry.key: entry.value for entry in constant.external_data}
-        data = (folder / place["location"]).read_bytes()[int(place.get("offset", 0)) :]
-        constant.raw_data = data[: int(place.get("length", len(data)))]
+        index = {entry.key: entry.value for entry in constant.external_data}
+        data = (folder / index["location"]).read_bytes()[int(index.get("offset", 0)) :]
+        constant.raw_data = data[: int(index.get("length", len(data)))]
         constant.ClearField("external_data")
         constant.data_location = TensorProto.DEFAULT
 
@@ -279,33 +283,33 @@ def _is_half(flags: dict[str, str]) -> bool:
 
 def _axes(model: ModelProto, flags: dict[str, str]) -> dict[str, list[tuple[int, int]]]:
     given = parse_shape(flags.get("input_shape", ""))
-    names = {each.name for each in model.graph.input}
+    names = {value.name for value in model.graph.input}
     for name in given:
-        if name not in names and not any(name == each.name for each in model.graph.initializer):
+        if name not in names and not any(name == value.name for value in model.graph.initializer):
             raise Refused(f"E10016: Opname [{name}] specified in [--input_shape] is not found.")
     axes = {}
-    for each in model.graph.input:
-        tensor = each.type.tensor_type
+    for value in model.graph.input:
+        tensor = value.type.tensor_type
         if tensor.elem_type not in FROM_ONNX:
-            raise Refused(f"E19014: input {each.name} has an unsupported data type.")
+            raise Refused(f"E19014: input {value.name} has an unsupported data type.")
         declared = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor.shape.dim]
-        if each.name not in given:
+        if value.name not in given:
             if not tensor.HasField("shape") or -1 in declared:
                 raise Refused(
-                    f"E10052: input {each.name} has dynamic dims {declared}: set --input_shape."
+                    f"E10052: input {value.name} has dynamic dims {declared}: set --input_shape."
                 )
-            axes[each.name] = [(dim, dim) for dim in declared]
+            axes[value.name] = [(dim, dim) for dim in declared]
             continue
-        axes[each.name] = given[each.name]
+        axes[value.name] = given[value.name]
         if tensor.HasField("shape") and (
-            len(declared) != len(given[each.name])
+            len(declared) != len(given[value.name])
             or any(
                 dim >= 0 and axis != (dim, dim)
-                for dim, axis in zip(declared, given[each.name], strict=True)
+                for dim, axis in zip(declared, given[value.name], strict=True)
             )
         ):
-            raise Refused(f"E10020: --input_shape of {each.name} does not fit {declared}.")
-    is_ranged = any(low != high for each in axes.values() for low, high in each)
+            raise Refused(f"E10020: --input_shape of {value.name} does not fit {declared}.")
+    is_ranged = any(low != high for value in axes.values() for low, high in value)
     if (
         is_ranged
         and not flags.get("dynamic_dims")
@@ -315,12 +319,12 @@ def _axes(model: ModelProto, flags: dict[str, str]) -> dict[str, list[tuple[int,
     return axes
 
 
-def _value(each: onnx.ValueInfoProto, axes: list[tuple[int, int]]) -> Value:
-    dtype = FROM_ONNX[each.type.tensor_type.elem_type]
+def _value(value: onnx.ValueInfoProto, axes: list[tuple[int, int]]) -> Value:
+    dtype = FROM_ONNX[value.type.tensor_type.elem_type]
     dims = [low if low == high else -1 for low, high in axes]
     highest = [high for _, high in axes]
     size = 0 if -1 in highest else nbytes(dtype, highest)
-    return Value(each.name, dtype, dims, size, [list(axis) for axis in axes])
+    return Value(value.name, dtype, dims, size, [list(axis) for axis in axes])
 
 
 def _gear_outputs(
@@ -329,65 +333,65 @@ def _gear_outputs(
     fixed = ModelProto()
     fixed.CopyFrom(model)
     sizes = iter(gear)
-    for each in fixed.graph.input:
-        _set_dims(each, [next(sizes) if axis == OPEN else axis[0] for axis in axes[each.name]])
+    for value in fixed.graph.input:
+        _set_dims(value, [next(sizes) if axis == OPEN else axis[0] for axis in axes[value.name]])
     rows = []
-    for each in _infer(fixed).graph.output:
-        dims = [dim.dim_value for dim in each.type.tensor_type.shape.dim]
-        if not all(dim.HasField("dim_value") for dim in each.type.tensor_type.shape.dim):
-            raise Refused(f"E10042: output {each.name} has no fixed shape for gear {gear}.")
+    for value in _infer(fixed).graph.output:
+        dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
+        if not all(dim.HasField("dim_value") for dim in value.type.tensor_type.shape.dim):
+            raise Refused(f"E10042: output {value.name} has no fixed shape for gear {gear}.")
         rows.append(dims)
     return rows
 
 
 def _infer(model: ModelProto) -> ModelProto:
-    """The model with its outputs' dims worked out from its inputs', not as they are declared."""
+    """Return the model with its outputs' dims inferred from its inputs', not as declared."""
     bare = ModelProto()
     bare.CopyFrom(model)
-    declared = {each.name: each for each in model.graph.output}
-    for each in bare.graph.output:
-        each.type.tensor_type.ClearField("shape")
+    declared = {value.name: value for value in model.graph.output}
+    for value in bare.graph.output:
+        value.type.tensor_type.ClearField("shape")
     try:
         inferred = shape_inference.infer_shapes(bare, strict_mode=True, data_prop=True)
     except shape_inference.InferenceError as error:
         raise Refused(f"E89999: InferShape failed: {' '.join(str(error).split())[:300]}") from error
-    for each in inferred.graph.output:
-        if not each.type.tensor_type.HasField("shape"):  # the rank, at least, is declared
-            each.type.tensor_type.shape.CopyFrom(declared[each.name].type.tensor_type.shape)
-            for dim in each.type.tensor_type.shape.dim:
+    for value in inferred.graph.output:
+        if not value.type.tensor_type.HasField("shape"):  # the rank, at least, is declared
+            value.type.tensor_type.shape.CopyFrom(declared[value.name].type.tensor_type.shape)
+            for dim in value.type.tensor_type.shape.dim:
                 dim.Clear()
     return inferred
 
 
-def _set_dims(each: onnx.ValueInfoProto, dims: list[int | None]) -> None:
-    shape = each.type.tensor_type.shape
+def _set_dims(value: onnx.ValueInfoProto, dims: list[int | None]) -> None:
+    shape = value.type.tensor_type.shape
     old = [dim.dim_param for dim in shape.dim]
     shape.ClearField("dim")
-    each.type.tensor_type.shape.SetInParent()
-    for place, dim in enumerate(dims):
+    value.type.tensor_type.shape.SetInParent()
+    for index, dim in enumerate(dims):
         new = shape.dim.add()
         if dim is not None:
             new.dim_value = dim
-        elif place < len(old) and old[place]:
-            new.dim_param = old[place]
+        elif index < len(old) and old[index]:
+            new.dim_param = old[index]
 
 
 def _drop_unused(model: ModelProto) -> None:
     read = {name for node in model.graph.node for name in node.input}
-    read |= {each.name for each in model.graph.output}
-    for place in reversed(range(len(model.graph.input))):
-        if model.graph.input[place].name not in read:
-            del model.graph.input[place]
+    read |= {value.name for value in model.graph.output}
+    for index in reversed(range(len(model.graph.input))):
+        if model.graph.input[index].name not in read:
+            del model.graph.input[index]
 
 
 def _cast_outputs(model: ModelProto, to: int) -> None:
-    for each in model.graph.output:
-        inner = f"{each.name}_before_cast"
+    for value in model.graph.output:
+        inner = f"{value.name}_before_cast"
         for node in model.graph.node:
-            node.output[:] = [inner if name == each.name else name for name in node.output]
-            node.input[:] = [inner if name == each.name else name for name in node.input]
-        model.graph.node.append(helper.make_node("Cast", [inner], [each.name], to=to))
-        each.type.tensor_type.elem_type = to
+            node.output[:] = [inner if name == value.name else name for name in node.output]
+            node.input[:] = [inner if name == value.name else name for name in node.input]
+        model.graph.node.append(helper.make_node("Cast", [inner], [value.name], to=to))
+        value.type.tensor_type.elem_type = to
 
 
 def _split(model: ModelProto, om: Om) -> None:

@@ -35,8 +35,8 @@ class Program:
         self._session: ort.InferenceSession | None = None
         self.types = _types(om)
 
-    def run(self, inputs: dict[str, Array], weights: Array) -> list[Array]:
-        """The outputs for these inputs: raw arrays, dtypes as ONNX has them."""
+    def run(self, inputs: dict[str, Array], weights: Array, options: ort.RunOptions) -> list[Array]:
+        """Return the outputs for these inputs: raw arrays, dtypes as ONNX has them."""
         session = self.session(weights)
         if self._om.is_half:
             inputs = {name: _rounded(value) for name, value in inputs.items()}
@@ -48,13 +48,15 @@ class Program:
             else ort.OrtValue.ortvalue_from_numpy(value)
             for name, value in inputs.items()
         }
-        names = [each.name for each in session.get_outputs()]
-        results = session.run_with_ort_values(names, feeds)
-        values = [_numpy(each, self.types[name]) for name, each in zip(names, results, strict=True)]
+        names = [value.name for value in session.get_outputs()]
+        results = session.run_with_ort_values(names, feeds, options)
+        values = [
+            _numpy(value, self.types[name]) for name, value in zip(names, results, strict=True)
+        ]
         return [_rounded(value) for value in values] if self._om.is_half else values
 
     def session(self, weights: Array) -> ort.InferenceSession:
-        """The session for these weights, made anew where they have changed."""
+        """Return the session for these weights, made anew where they have changed."""
         digest = hashlib.blake2b(weights.tobytes(), digest_size=16).digest()
         with self._lock:
             if self._session is None or digest != self._made_of:
@@ -64,7 +66,7 @@ class Program:
 
 
 def open_session(om: Om, weights: bytes) -> ort.InferenceSession:
-    """A session of the model with these weights; onnxruntime's errors pass through."""
+    """Open a session of the model with these weights; onnxruntime's errors pass through."""
     model = onnx.load_model_from_string(om.graph)
     for weight in om.weights:
         raw = weights[weight.offset : weight.offset + weight.nbytes]
@@ -81,7 +83,7 @@ def open_session(om: Om, weights: bytes) -> ort.InferenceSession:
 
 
 def host_dtype(onnx_type: int) -> np.dtype[Any]:
-    """The numpy dtype that holds a type's elements, or their bits."""
+    """Return the numpy dtype that holds a type's elements, or their bits."""
     if onnx_type in _BITS:
         return np.dtype(_BITS[onnx_type])
     return np.dtype(helper.tensor_dtype_to_np_dtype(onnx_type))
@@ -89,7 +91,7 @@ def host_dtype(onnx_type: int) -> np.dtype[Any]:
 
 def _types(om: Om) -> dict[str, int]:
     graph = onnx.load_model_from_string(om.graph).graph
-    return {each.name: each.type.tensor_type.elem_type for each in (*graph.input, *graph.output)}
+    return {value.name: value.type.tensor_type.elem_type for value in (*graph.input, *graph.output)}
 
 
 def _numpy(value: ort.OrtValue, onnx_type: int) -> Array:

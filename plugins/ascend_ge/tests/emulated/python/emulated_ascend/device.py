@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnxruntime as ort
 
 from emulated_ascend.compute import Program, host_dtype
 from emulated_ascend.machine import (
@@ -18,6 +21,7 @@ from emulated_ascend.machine import (
     INVALID_PARAM,
     MODEL_EXECUTE,
     OK,
+    STREAM_ABORT,
     SYNC_TIMEOUT,
     machine,
 )
@@ -56,60 +60,130 @@ class Dataset:
 
 @dataclass(slots=True)
 class ModelDesc:
-    """What get_desc fills."""
+    """A model's description, empty until get_desc fills it."""
 
     om: Om | None = None
     model: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Task:
-    """Work on a stream. finish: makes its results visible, once; returns a code."""
+    """Work on a stream.
+
+    finish: makes its results visible, once, and returns a code; of None, for work that was
+    discarded, it only lets go of what the work used. stop: ends the work soon.
+    """
 
     future: Future[Any]
     finish: Callable[[Any], int]
+    stop: Callable[[], None]
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """A place in a stream, and how many others still have to wait for it."""
+
+    stream: Stream | None = None
+    task: Task | None = None
+    waiters: int = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the stream has come to it."""
+        return self.task is not None and self.task.future.done()
 
 
 class Stream:
-    """A queue of work, done one after another by a thread of its own."""
+    """A queue of work, done one after another by a thread of its own, or at once without one.
 
-    def __init__(self, context: int) -> None:
+    Made without the machine's lock: a thread that starts may run finalizers, which want the lock.
+    """
+
+    def __init__(self, context: int, has_thread: bool = True) -> None:
         self.context = context
         self.tasks: list[Task] = []
+        self._aborted: Future[None] = Future()  # of the next abort
+        self._was_aborted = False
+        self._code = OK
         self._worker: ThreadPoolExecutor | None = None
-
-    def put(self, work: Callable[[], Any], finish: Callable[[Any], int]) -> Task:
-        """Queue work."""
-        if self._worker is None:
+        if has_thread:
             self._worker = ThreadPoolExecutor(1, thread_name_prefix="emulated-npu")
-        task = Task(self._worker.submit(work), finish)
+            self._worker.submit(int).result()
+
+    def put(
+        self,
+        work: Callable[[], Any],
+        finish: Callable[[Any], int],
+        stop: Callable[[], None] = lambda: None,
+    ) -> Task:
+        """Queue work, which begins when all before it is done and visible."""
+        before = self.tasks[-1] if self.tasks else None
+
+        def begin() -> Any:
+            if before is not None:
+                self.finish_until(before)
+            return work()
+
+        if self._worker is not None:
+            future = self._worker.submit(begin)
+        else:
+            future = Future()
+            future.set_result(begin())
+        task = Task(future, finish, stop)
         self.tasks.append(task)
         return task
+
+    def finish_until(self, last: Task) -> None:
+        """Make visible what was queued until `last`, once it is done."""
+        while True:
+            with machine.lock:
+                if last not in self.tasks:
+                    return
+                task = self.tasks[0]
+            result = task.future.result()
+            with machine.lock:
+                if self.tasks and self.tasks[0] is task:
+                    del self.tasks[0]
+                    self._code = task.finish(result) or self._code
 
     def wait(self, timeout_s: float | None) -> int:
         """Wait for what is queued and make it visible. Called without the machine's lock."""
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
-        code = OK
         while True:
             with machine.lock:
                 if not self.tasks:
+                    code, self._code = self._code, OK
                     return code
-                task = self.tasks[0]
+                task, aborted = self.tasks[0], self._aborted
             left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
-            try:
-                result = task.future.result(left)
-            except TimeoutError:
+            done, _ = futures.wait((task.future, aborted), left, futures.FIRST_COMPLETED)
+            if aborted in done:
+                continue
+            if not done:
                 machine.say("E4019: synchronizing the stream timed out")
                 return SYNC_TIMEOUT
+            result = task.future.result()
             with machine.lock:
                 if self.tasks and self.tasks[0] is task:
                     del self.tasks[0]
-                    code = task.finish(result) or code
+                    self._code = task.finish(result) or self._code
+
+    def abort(self) -> None:
+        """Discard what is queued and stop what runs; the next wait says so."""
+        discarded, self.tasks = self.tasks, []
+        for task in discarded:
+            task.stop()
+            task.finish(None)
+        if discarded:
+            self._code = STREAM_ABORT
+            self._was_aborted = True
+        aborted, self._aborted = self._aborted, Future()
+        aborted.set_result(None)
 
     def close(self) -> None:
         """End the thread."""
         if self._worker is not None:
-            self._worker.shutdown()
+            self._worker.shutdown(wait=not self._was_aborted)
 
 
 class Model:
@@ -126,8 +200,8 @@ class Model:
         self.program = Program(om)
         self.program.session(self._constants())
         self.pinned = [machine.memory.find(address) for address in (work, weights) if address]
-        for each in self.pinned:
-            each.pins += 1
+        for allocation in self.pinned:
+            allocation.pins += 1
 
     def execute(self, inputs: Dataset, outputs: Dataset, stream: int, waits: bool) -> int:
         """Check a run as GE does and queue it. waits: results may be allocated, for `execute`."""
@@ -136,16 +210,16 @@ class Model:
                 f"one model runs on stream {stream:#x} while it is on {self.busy_on:#x}"
             )
         for other in machine.models.values():
-            if other is not self and self.work and other.work == self.work and other.busy_on:
+            is_shared = other is not self and self.work and other.work == self.work
+            if is_shared and other.busy_on not in (None, stream):  # on one stream they take turns
                 raise machine.fault("two models run at once in the same working memory")
         shapes = self._shapes(inputs)
         if isinstance(shapes, int):
             return shapes
-        feeds: dict[str, Array] = {}
-        views: list[tuple[Array, Array]] = []
+        reads: list[tuple[str, Array, list[int]]] = []
         used: list[Allocation] = []
-        for place, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
-            buffer = machine.get(inputs.buffers[place], DataBuffer)
+        for index, (value, dims) in enumerate(zip(self.om.inputs, shapes, strict=True)):
+            buffer = machine.get(inputs.buffers[index], DataBuffer)
             size = nbytes(value.dtype, dims)
             short = SLACK if not self.om.is_ranged and not self.om.gears else 0
             if buffer.nbytes + short < size:
@@ -157,12 +231,10 @@ class Model:
             view = machine.memory.at(buffer.pointer, size) if size else np.empty(0, np.uint8)
             if size:
                 used.append(machine.memory.find(buffer.pointer))
-            copy = view.copy()
-            views.append((view, copy))
-            feeds[value.name] = copy.view(host_dtype(self.program.types[value.name])).reshape(dims)
-        for place, value in enumerate(self.om.outputs):
-            buffer = machine.get(outputs.buffers[place], DataBuffer)
-            size = self._static_output(place, value)
+            reads.append((value.name, view, dims))
+        for index, value in enumerate(self.om.outputs):
+            buffer = machine.get(outputs.buffers[index], DataBuffer)
+            size = self._static_output(index, value)
             if buffer.pointer:
                 used.append(machine.memory.find(buffer.pointer, buffer.nbytes))
             elif size and not waits:
@@ -171,12 +243,11 @@ class Model:
             if size is not None and buffer.pointer and buffer.nbytes + SLACK < size:
                 machine.say(f"E13025: output {value.name} needs {size} bytes")
                 return GE_PARAM_INVALID
-        return self._queue(feeds, views, used, outputs, stream, waits)
+        return self._queue(reads, used, outputs, stream, waits)
 
     def _queue(
         self,
-        feeds: dict[str, Array],
-        views: list[tuple[Array, Array]],
+        reads: list[tuple[str, Array, list[int]]],
         used: list[Allocation],
         outputs: Dataset,
         stream: int,
@@ -184,37 +255,56 @@ class Model:
     ) -> int:
         constants = self._constants()
         delay_s = machine.delay_s
-        queue = machine.get(stream, Stream)
+        queue: Stream = machine.get(stream, Stream)
         self.busy_on = stream
         for allocation in used:
             allocation.pins += 1
+        # Read now where nothing is queued before, so that a change from here on is noticed.
+        copies = [] if queue.tasks else [view.copy() for _, view, _ in reads]
+        interrupted = threading.Event()
+        options = ort.RunOptions()
 
         def work() -> list[Array] | str:
             started = time.monotonic()
+            if not copies:
+                copies.extend(view.copy() for _, view, _ in reads)
+            feeds = {
+                name: copy.view(host_dtype(self.program.types[name])).reshape(dims)
+                for copy, (name, _, dims) in zip(copies, reads, strict=True)
+            }
             try:
-                results = self.program.run(feeds, constants)
+                results = self.program.run(feeds, constants, options)
             except Exception as error:  # whatever onnxruntime raises is a failed run here
                 return f"E39999: {' '.join(str(error).split())}"
-            time.sleep(max(0.0, delay_s - (time.monotonic() - started)))
+            interrupted.wait(max(0.0, delay_s - (time.monotonic() - started)))
             return results
 
-        def finish(results: list[Array] | str) -> int:
+        def finish(results: list[Array] | str | None) -> int:
             self.busy_on = None
             for allocation in used:
                 allocation.pins -= 1
-            if any(not np.array_equal(view, copy) for view, copy in views):
+            if results is None:
+                return OK
+            if any(
+                not np.array_equal(view, copy)
+                for copy, (_, view, _) in zip(copies, reads, strict=True)
+            ):
                 raise machine.fault("an input changed in device memory while a queued run read it")
             if isinstance(results, str):
                 machine.say(results)
                 return MODEL_EXECUTE
             return self._write(results, outputs, waits)
 
-        queue.put(work, finish)
+        def stop() -> None:
+            interrupted.set()
+            options.terminate = True
+
+        queue.put(work, finish, stop)
         return OK
 
     def _write(self, results: list[Array], outputs: Dataset, waits: bool) -> int:
-        for place, result in enumerate(results):
-            buffer = machine.get(outputs.buffers[place], DataBuffer)
+        for index, result in enumerate(results):
+            buffer = machine.get(outputs.buffers[index], DataBuffer)
             raw = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
             if not buffer.pointer and waits:
                 device = machine.objects[self.context].device
@@ -222,15 +312,15 @@ class Model:
                 buffer.pointer = machine.memory.allocate(device, buffer.nbytes)
             if buffer.pointer and raw.nbytes > buffer.nbytes + (0 if self.om.is_ranged else SLACK):
                 # GE says so before it queues; here the run has to show how large the result is.
-                machine.say(f"E13025: output {place} needs {raw.nbytes} bytes")
+                machine.say(f"E13025: output {index} needs {raw.nbytes} bytes")
                 return GE_PARAM_INVALID
             if buffer.pointer and raw.nbytes:
                 machine.memory.at(buffer.pointer, raw.nbytes)[:] = raw
             if self.om.is_ranged:
-                old = outputs.descs.pop(place, 0)
+                old = outputs.descs.pop(index, 0)
                 machine.objects.pop(old, None)
-                outputs.descs[place] = machine.new(
-                    TensorDesc(FROM_ONNX[self._type(place)], list(result.shape))
+                outputs.descs[index] = machine.new(
+                    TensorDesc(FROM_ONNX[self._type(index)], list(result.shape))
                 )
         return OK
 
@@ -239,11 +329,11 @@ class Model:
             return np.empty(0, np.uint8)
         return machine.memory.at(self.weights, self.om.weight_size)
 
-    def _type(self, place: int) -> int:
-        return list(self.program.types.values())[len(self.om.inputs) + place]
+    def _type(self, index: int) -> int:
+        return list(self.program.types.values())[len(self.om.inputs) + index]
 
     def _shapes(self, inputs: Dataset) -> list[list[int]] | int:
-        """The dims of each input of this run, or the code of what is wrong with them."""
+        """Return the dims of each input of this run, or the code of what is wrong with them."""
         wanted = len(self.om.inputs) + bool(self.om.gears)
         if len(inputs.buffers) < wanted:
             machine.say(f"E10001: {len(inputs.buffers)} inputs, the model has {wanted}")
@@ -255,23 +345,23 @@ class Model:
             sizes = iter(inputs.gear)
             return [[dim if dim >= 0 else next(sizes) for dim in v.dims] for v in self.om.inputs]
         shapes = []
-        for place, value in enumerate(self.om.inputs):
+        for index, value in enumerate(self.om.inputs):
             dims = value.dims
             if -1 in dims:
-                handle = inputs.descs.get(place)
+                handle = inputs.descs.get(index)
                 dims = machine.get(handle, TensorDesc).dims if handle else dims
                 if len(dims) != len(value.dims) or not all(
                     low <= dim and (high < 0 or dim <= high)
                     for dim, (low, high) in zip(dims, value.ranges, strict=True)
                 ):
-                    machine.say(f"E10001: input {place} shape {dims} out of shape range")
+                    machine.say(f"E10001: input {index} shape {dims} out of shape range")
                     return INVALID_PARAM
             shapes.append(dims)
         return shapes
 
-    def _static_output(self, place: int, value: Value) -> int | None:
-        """How many bytes an output will have, None where the run decides."""
+    def _static_output(self, index: int, value: Value) -> int | None:
+        """Return how many bytes an output will have, None where the run decides."""
         if self.om.gears:
             gear = self.om.gears.index(self.gear or [])
-            return nbytes(value.dtype, self.om.gear_outputs[gear][place])
+            return nbytes(value.dtype, self.om.gear_outputs[gear][index])
         return None if -1 in value.dims else nbytes(value.dtype, value.dims)

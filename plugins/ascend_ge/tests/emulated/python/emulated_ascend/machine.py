@@ -24,6 +24,7 @@ INVALID_DEVICE = 107001
 CONTEXT_NULL = 107002
 STREAM_CONTEXT = 107003
 MODEL_CONTEXT = 107004
+STREAM_ABORT = 107023
 GE_PARAM_INVALID = 145000
 MODEL_ID_INVALID = 145003
 MODEL_DATA_SIZE_INVALID = 145006
@@ -40,7 +41,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class EmulatedFault(RuntimeError):
-    """What would crash, hang or be silently wrong on a real machine."""
+    """An error that would be a crash, a hang or a wrong result on a real machine."""
 
 
 @dataclass(slots=True)
@@ -77,6 +78,8 @@ class Machine:
         self.models: dict[int, Any] = {}
         self.faults: list[str] = []
         self.calls: Counter[str] = Counter()
+        self.copied: Counter[str] = Counter()  # bytes, by "to device", "to host", "on device"
+        self.host_memory: dict[int, Any] = {}  # page-locked, by address
         self.delay_s = 0.0
         self.is_initialized = False
         self.is_finalized = False
@@ -103,15 +106,16 @@ class Machine:
         self.delay_s = delay_s
 
     def live(self) -> dict[str, int]:
-        """How many things are alive, by kind; {} after a clean end."""
+        """Count what is alive, by kind; {} after a clean end."""
         with self.lock:
             kinds = Counter(
-                type(each).__name__
-                for each in self.objects.values()
-                if not (isinstance(each, Context) and each.is_default)
+                type(item).__name__
+                for item in self.objects.values()
+                if not (isinstance(item, Context) and item.is_default)
             )
             kinds["Model"] = len(self.models)
             kinds["Memory"] = len(self.memory.live())
+            kinds["HostMemory"] = len(self.host_memory)
         return {kind: count for kind, count in kinds.items() if count}
 
     # ------------------------------------------------------------------- for the modules
@@ -122,28 +126,28 @@ class Machine:
         return EmulatedFault(text)
 
     def say(self, text: str) -> None:
-        """What get_recent_err_msg will tell this thread."""
-        self._local.said = text
+        """Have get_recent_err_msg give this text to this thread."""
+        self._local.message = text
 
-    def take_said(self) -> str | None:
-        """Tell it, once."""
-        said = getattr(self._local, "said", None)
-        self._local.said = None
-        return said
+    def take_message(self) -> str | None:
+        """Return it, once."""
+        message = getattr(self._local, "message", None)
+        self._local.message = None
+        return message
 
     def new(self, thing: Any) -> int:
-        """A handle for a new object."""
+        """Return a handle for a new object."""
         self._next_handle += 0x40
         self.objects[self._next_handle] = thing
         return self._next_handle
 
     def get(self, handle: int, kind: type[Any]) -> Any:
-        """The object behind a handle of this kind; a fault for any other number."""
-        found = self.objects.get(handle)
-        if isinstance(found, kind):
-            return found
-        if found is not None:
-            was = f"a handle of a {type(found).__name__}"
+        """Return the object behind a handle of this kind; a fault for any other number."""
+        thing = self.objects.get(handle)
+        if isinstance(thing, kind):
+            return thing
+        if thing is not None:
+            was = f"a handle of a {type(thing).__name__}"
         elif handle in self._dead:
             was = f"a {self._dead[handle]} that was destroyed"
         else:
@@ -152,13 +156,13 @@ class Machine:
 
     def drop(self, handle: int, kind: type[Any]) -> Any:
         """Destroy the object behind a handle."""
-        found = self.get(handle, kind)
+        thing = self.get(handle, kind)
         del self.objects[handle]
         self._dead[handle] = kind.__name__
-        return found
+        return thing
 
     def add_model(self, model: Any) -> int:
-        """A model id for a loaded model."""
+        """Return a model id for a loaded model."""
         number = self._next_model
         self._next_model += 1
         self.models[number] = model
@@ -175,7 +179,7 @@ class Machine:
         self._local.context = handle
 
     def default_context(self, device: int) -> int:
-        """The context that set_device makes for a device."""
+        """Return the context that set_device makes for a device."""
         if device not in self._defaults:
             self._defaults[device] = self.new(Context(device, is_default=True))
         return self._defaults[device]
@@ -186,7 +190,7 @@ class Machine:
         self.objects.pop(handle, None)
 
     def planned(self, name: str) -> int:
-        """The code with which this call is to fail, 0 if it is not."""
+        """Return the code with which this call is to fail, 0 if it is not."""
         for failure in self._failures.get(name, []):
             if failure.after > 0:
                 failure.after -= 1
@@ -212,15 +216,15 @@ def api(name: str, returns: str, waits: bool = False) -> Callable[[F], F]:
 
     def wrap(function: F) -> F:
         parameters = inspect.signature(function).parameters
-        kinds = [_KINDS[str(each.annotation)] for each in parameters.values()]
+        kinds = [_KINDS[str(parameter.annotation)] for parameter in parameters.values()]
 
         @functools.wraps(function)
         def call(*arguments: Any) -> Any:
-            for place, (argument, kind) in enumerate(zip(arguments, kinds, strict=False)):
+            for index, (argument, kind) in enumerate(zip(arguments, kinds, strict=False)):
                 # PyArg_ParseTuple takes ints and str only: no numpy scalar, no None.
                 if not isinstance(argument, kind):
                     raise TypeError(
-                        f"acl.{name}: argument {place + 1} must be {kind.__name__}, "
+                        f"acl.{name}: argument {index + 1} must be {kind.__name__}, "
                         f"not {type(argument).__name__}"
                     )
             with machine.lock:

@@ -37,12 +37,16 @@ class Memory:
         self._next: dict[int, int] = {}
 
     def live(self) -> list[Allocation]:
-        """What is allocated."""
+        """Return all that is allocated."""
         return list(self._live.values())
 
     def used_bytes(self, device: int) -> int:
-        """How much of a device is allocated."""
-        return sum(each.data.nbytes for each in self._live.values() if each.device == device)
+        """Return how much of a device is allocated."""
+        return sum(
+            allocation.data.nbytes
+            for allocation in self._live.values()
+            if allocation.device == device
+        )
 
     def allocate(self, device: int, nbytes: int) -> int:
         """Allocate; the contents are a pattern, as garbage is."""
@@ -55,33 +59,33 @@ class Memory:
 
     def free(self, address: int) -> None:
         """Free what was allocated at exactly this address."""
-        found = self._live.get(address)
-        if found is None:
+        allocation = self._live.get(address)
+        if allocation is None:
             raise self._fault(f"free of {address:#x}, which is not allocated now")
-        if found.pins:
+        if allocation.pins:
             raise self._fault(f"free of {address:#x}, which a model or a queued run still uses")
         del self._live[address]
         self._bases.remove(address)
 
     def is_device(self, address: int) -> bool:
-        """Whether an address is one of a device."""
+        """Return whether an address is one of a device."""
         return _FIRST <= address < _FIRST + 256 * _DEVICE
 
     def at(self, address: int, nbytes: int) -> Bytes:
-        """A view of so many bytes; a fault unless they lie in one allocation."""
-        found = self.find(address, nbytes)
-        return found.data[address - found.base :][:nbytes]
+        """Return a view of so many bytes; a fault unless they lie in one allocation."""
+        allocation = self.find(address, nbytes)
+        return allocation.data[address - allocation.base :][:nbytes]
 
     def find(self, address: int, nbytes: int = 1) -> Allocation:
-        """The allocation that holds so many bytes at an address."""
-        place = bisect.bisect_right(self._bases, address) - 1
-        if place >= 0:
-            found = self._live[self._bases[place]]
-            if address + nbytes <= found.base + found.data.nbytes:
-                return found
-            if address < found.base + found.data.nbytes:
+        """Return the allocation that holds so many bytes at an address."""
+        index = bisect.bisect_right(self._bases, address) - 1
+        if index >= 0:
+            allocation = self._live[self._bases[index]]
+            if address + nbytes <= allocation.base + allocation.data.nbytes:
+                return allocation
+            if address < allocation.base + allocation.data.nbytes:
                 raise self._fault(
                     f"{nbytes} bytes at {address:#x} run over the end of an allocation of "
-                    f"{found.data.nbytes} bytes at {found.base:#x}"
+                    f"{allocation.data.nbytes} bytes at {allocation.base:#x}"
                 )
         raise self._fault(f"device address {address:#x} is not allocated (freed, or never was)")

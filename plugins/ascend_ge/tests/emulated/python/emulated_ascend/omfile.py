@@ -64,14 +64,14 @@ class Om:
     blob: bytes = b""
 
     def write(self) -> bytes:
-        """As a file."""
+        """Return the file's bytes."""
         header = {key: value for key, value in asdict(self).items() if key not in ("graph", "blob")}
         text = json.dumps({**header, "graph_size": len(self.graph)}).encode()
         return MAGIC + MARK + len(text).to_bytes(8, "little") + text + self.graph + self.blob
 
     @classmethod
     def read(cls, data: bytes) -> Om:
-        """From a file; ValueError for any other one."""
+        """Read a file's bytes; ValueError for any other one."""
         start = MAGIC + MARK
         if data[: len(start)] != start:
             raise ValueError("not an emulated .om file")
@@ -82,9 +82,9 @@ class Om:
         except ValueError as error:
             raise ValueError("the header is cut off") from error
         graph_end = first + size + header.pop("graph_size")
-        header["inputs"] = [Value(**each) for each in header["inputs"]]
-        header["outputs"] = [Value(**each) for each in header["outputs"]]
-        header["weights"] = [Weight(**each) for each in header["weights"]]
+        header["inputs"] = [Value(**fields) for fields in header["inputs"]]
+        header["outputs"] = [Value(**fields) for fields in header["outputs"]]
+        header["weights"] = [Weight(**fields) for fields in header["weights"]]
         om = cls(**header, graph=data[first + size : graph_end], blob=data[graph_end:])
         if len(om.blob) != om.weight_size:
             raise ValueError(f"{len(om.blob)} bytes of weights, expected {om.weight_size}")
@@ -92,5 +92,5 @@ class Om:
 
 
 def nbytes(dtype: int, dims: list[int]) -> int:
-    """Bytes of a value without open dims."""
+    """Return the bytes of a value without open dims."""
     return int(np.prod(dims, dtype=np.int64)) * SIZES[dtype]
