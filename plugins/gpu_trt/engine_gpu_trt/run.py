@@ -150,13 +150,13 @@ class Run:
                 if isinstance(error, gpu.Error):
                     raise gpu.unavailable(error, "a predict") from error
                 raise
-        for place, (slot, entry) in enumerate(zip(self.outputs, wanted, strict=True)):
-            if results[place] is None:  # on the host, in page-locked memory
+        for index, (slot, entry) in enumerate(zip(self.outputs, wanted, strict=True)):
+            if results[index] is None:  # on the host, in page-locked memory
                 if entry is None:
-                    results[place] = slot.view.copy()  # the caller owns the result
+                    results[index] = slot.view.copy()  # the caller owns the result
                 else:
                     np.copyto(entry, slot.view)
-                    results[place] = entry
+                    results[index] = entry
         if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
             return outputs
         return results
@@ -191,7 +191,7 @@ class Run:
 
     def _send(self, slot: Slot, array: Array) -> None:
         """Queue the copy of a host array into the slot's memory."""
-        pointer = slot.place()
+        pointer = slot.ensure_memory()
         if not slot.nbytes:
             pass
         elif is_pinned(array):
@@ -214,7 +214,7 @@ class Run:
             self.gpu.order(buffer.stream, self._stream)
         pointer = buffer.pointer
         if pointer % ALIGNMENT or not pointer:
-            pointer = slot.place()
+            pointer = slot.ensure_memory()
             if slot.nbytes:
                 self.gpu.copy_within(pointer, buffer.pointer, slot.nbytes, self._stream.raw)
         self._bind(slot, pointer)
@@ -246,7 +246,7 @@ class Run:
             self._bind(slot, memory.pointer)
             return self._own(slot, memory)
         if slot.growing is None:
-            self._bind(slot, slot.place())
+            self._bind(slot, slot.ensure_memory())
             if entry is None and is_resident:
                 return slot.lend(self._device, self._stream.handle)
         return None
@@ -271,18 +271,20 @@ class Run:
                 buffer = entry
             _check_shape(slot, buffer.shape)
             if slot.nbytes:
-                self.gpu.copy_within(buffer.pointer, slot.place(), slot.nbytes, self._stream.raw)
+                self.gpu.copy_within(
+                    buffer.pointer, slot.ensure_memory(), slot.nbytes, self._stream.raw
+                )
             return buffer
         self._must_wait = True
         if entry is not None:
             _check_shape(slot, entry.shape)
             if slot.nbytes and is_pinned(entry):
-                self.gpu.copy_out(as_bytes(entry), slot.place(), self._stream.raw)
+                self.gpu.copy_out(as_bytes(entry), slot.ensure_memory(), self._stream.raw)
                 return cast("Array", entry)
         if not slot.staged:
             slot.stage()
         if slot.nbytes:
-            self.gpu.copy_out(slot.bytes, slot.place(), self._stream.raw)
+            self.gpu.copy_out(slot.bytes, slot.ensure_memory(), self._stream.raw)
         return None
 
     def _is_resident(self, slot: Slot) -> bool:

@@ -1,4 +1,4 @@
-"""Where one input or output of a context lies, on the host and on the device."""
+"""Memory for one input or output of a context, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Slot:
         self.staged = False
         self.buffer = None
 
-    def place(self) -> int:
+    def ensure_memory(self) -> int:
         """Return the address of device memory for the current shape, inside `with gpu`.
 
         Raises BackendUnavailable where memory is short; then there is none, until the next call.
@@ -92,7 +92,7 @@ class Slot:
 
     def lend(self, device: Device, stream: int) -> DeviceBuffer:
         """Return the device memory as a value: the very same one until the shape changes."""
-        pointer = self.place()
+        pointer = self.ensure_memory()
         if self.buffer is None or self.buffer.pointer != pointer:
             owner = self.memory if self.growing is None else self.growing.lend()
             self.buffer = DeviceBuffer(pointer, self.shape, self.spec.dtype, device, stream, owner)
