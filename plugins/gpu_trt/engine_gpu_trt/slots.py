@@ -28,7 +28,8 @@ class Slot:
 
     name: the engine's name. shape, nbytes: of the tensor in the current predict.
     bytes: the page-locked bytes in use; view: these as an array; only after `stage`.
-    address: what TensorRT was told last. growing: gives the memory of an output whose shape
+    address: what TensorRT was told last. is_settled: that is this memory, and it is staged, so
+    that a host array needs only its copies. growing: gives the memory of an output whose shape
     depends on the data; None for any other.
     """
 
@@ -44,6 +45,7 @@ class Slot:
         self.memory: DeviceMemory | None = None
         self.buffer: DeviceBuffer | None = None
         self.staged = False
+        self.is_settled = False
         self.bytes: Bytes = np.empty(0, np.uint8)
         self.view: Array = np.empty(0, self.dtype)
         self._capacity = -1
@@ -60,7 +62,7 @@ class Slot:
         """Take another shape; memory follows when it is needed."""
         self.shape = shape
         self.nbytes = self.dtype.itemsize * math.prod(shape)
-        self.staged = False
+        self.staged = self.is_settled = False
         self.buffer = None
 
     def ensure_memory(self) -> int:
@@ -102,7 +104,7 @@ class Slot:
     def _drop(self) -> None:
         """Let go of the device memory; it is freed now unless somebody was lent it."""
         memory, self.memory, self.buffer = self.memory, None, None
-        self._capacity, self.address = -1, 0
+        self._capacity, self.address, self.is_settled = -1, 0, False
         if memory is not None and not self._is_lent:
             memory.close()
         self._is_lent = False

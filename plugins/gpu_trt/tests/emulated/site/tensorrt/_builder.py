@@ -256,7 +256,7 @@ class Builder(Null):
 def _check_profiles(
     builder: Builder, network: INetworkDefinition, config: IBuilderConfig
 ) -> list[dict[str, Any]] | None:
-    """Return the shapes of every profile by input; None, and an error logged, if they do not fit."""
+    """Return the shapes of every profile by input; None, with an error logged if unfit."""
     graph = network._graph
     assert graph is not None
 
