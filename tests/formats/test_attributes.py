@@ -73,6 +73,13 @@ def test_what_is_not_written_is_the_types_default(kind: int, expected: Attribute
     assert nodes_of(node)[0].attributes == {"value": expected}
 
 
+def test_a_value_of_another_type_than_the_attributes_is_not_taken() -> None:
+    node = odd(number=3, numbers=[1, 2])
+    node.attribute[0].type = AttributeProto.FLOAT
+    node.attribute[1].type = AttributeProto.FLOATS
+    assert nodes_of(node)[0].attributes == {"number": 0.0, "numbers": ()}
+
+
 def test_packed_numbers_are_read_as_single_ones() -> None:
     packed = encode.field(8, b"\x01\x02\xac\x02") + encode.field(7, b"\0\0\0\x3f")
     for numbers, kind, expected in (
@@ -86,11 +93,11 @@ def test_packed_numbers_are_read_as_single_ones() -> None:
         assert graph.nodes[0].attributes == {"value": expected}
 
 
-def test_a_value_without_a_type_is_what_is_there() -> None:
+def test_a_value_without_a_type_is_not_guessed() -> None:
     node = odd(number=3, numbers=[1, 2])
     for attribute in node.attribute:
         attribute.ClearField("type")
-    assert nodes_of(node)[0].attributes == {"number": 3, "numbers": (1, 2)}
+    assert nodes_of(node)[0].attributes == {"number": None, "numbers": None}
 
 
 def test_large_values_are_named_and_left_in_the_file() -> None:
