@@ -21,7 +21,7 @@ _UNREADABLE = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, N
 
 
 def read_npy(path: Path) -> Array:
-    """The array in a .npy file; InputError where the file is not one."""
+    """Read the array in a .npy file; InputError where the file is not one."""
     with path.open("rb") as file:  # np.load given a path leaves a broken archive open
         try:
             array = np.load(file, allow_pickle=False)
@@ -34,7 +34,7 @@ def read_npy(path: Path) -> Array:
 
 
 def read_npz(path: Path) -> dict[str, Array]:
-    """The arrays in a .npz file by name; InputError where the file is not one."""
+    """Read the arrays in a .npz file by name; InputError where the file is not one."""
     with path.open("rb") as file:
         try:
             archive = np.load(file, allow_pickle=False)
@@ -47,10 +47,10 @@ def read_npz(path: Path) -> dict[str, Array]:
 
 
 def read_raw(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, advice: str) -> Array:
-    """Elements in the machine's byte order and nothing else, as `spec` declares them; read-only.
+    """Read a file of elements in the machine's byte order, as `spec` declares them; read-only.
 
     shape: as the user gave it, or None to go by the declared one, in which one axis may be open.
-    advice: what to do where the shape cannot be told.
+    advice: what to do where the shape is open.
     Raises InputError for a file that does not fit.
     """
     if spec.dtype is DType.STRING or spec.dtype.bits < 8:

@@ -1,4 +1,4 @@
-"""What the ranks of a sliced model do together, as nodes of an ONNX model."""
+"""Collective operators: nodes by which the ranks of a sliced model exchange values."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ COLLECTIVES = frozenset(
 
 
 def is_collective(op_type: str, domain: str) -> bool:
-    """Whether such a node waits for other ranks."""
+    """Return whether such a node waits for other ranks."""
     return domain == DOMAIN and op_type in COLLECTIVES

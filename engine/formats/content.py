@@ -1,4 +1,4 @@
-"""What a model file holds: its bytes, decrypted where they are encrypted, and their kind."""
+"""The content of a model file: its bytes, decrypted where they are encrypted, and their kind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS = 4
 
 
 class Content(NamedTuple):
-    """What is in a file.
+    """The content of a file.
 
     kind: of `data`, as `kinds.kind_of` names it. data: in memory, or mapped where a plain file is
     large; of an encrypted file the plaintext, which is nowhere else. encryption: how the file is

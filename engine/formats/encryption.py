@@ -25,7 +25,7 @@ _INSTALL = 'run: pip install "inference-engine[encryption]"'
 
 
 class DecryptionError(ModelError):
-    """What cannot be decrypted or encrypted. The message says why: no key, wrong key, damage."""
+    """Decrypting or encrypting failed. The message says why: no key, wrong key, damage."""
 
 
 class Block(NamedTuple):
@@ -56,7 +56,7 @@ def encrypt(data: bytes | memoryview, key: bytes, mode: str = "AES-GCM") -> byte
 
 
 def decrypt(view: memoryview, key: bytes | None, mode: str) -> bytes:
-    """The whole plaintext of an encrypted file. Raises DecryptionError."""
+    """Decrypt a whole file; return the plaintext. Raises DecryptionError."""
     seen = encryption_of(view)
     if not seen:
         raise DecryptionError("it is not encrypted, though the model that it belongs to is")
@@ -92,7 +92,7 @@ def _check(key: bytes, mode: str) -> None:
 
 
 def _seal(part: memoryview, key: bytes, iv: bytes, magic: bytes) -> tuple[bytes, bytes]:
-    """The tag, b"" but for GCM, and the ciphertext of one block."""
+    """Encrypt one block; return the tag, b"" but for GCM, and the ciphertext."""
     from cryptography.hazmat.primitives.padding import PKCS7
 
     if magic == _GCM:
@@ -128,8 +128,8 @@ def _blocks(view: memoryview, magic: bytes) -> Iterator[Block]:
         return view[at - count : at]
 
     def number(what: str) -> int:
-        found: int = struct.unpack("<i", take(4, what))[0]
-        return found
+        [value] = struct.unpack("<i", take(4, what))
+        return int(value)
 
     while at < total:
         start = at

@@ -1,4 +1,4 @@
-"""Tells what a file is from its content.
+"""Recognises what a file is by its content.
 
 Most formats start with a magic number. ONNX has none: it is a bare protobuf message, so it is
 known by its structure, field by field, before magic numbers are looked for (four bytes of an
@@ -60,7 +60,7 @@ FOREIGN = {
 ENCRYPTIONS = {
     b"\xd8\x5e\x3a\x7f": "AES-GCM", b"\xd9\x5e\x3a\x7f": "AES-CBC", b"\xda\x5e\x3a\x7f": "SM4-CBC",
 }  # fmt: skip
-"""How an encrypted file begins, and what that says of it."""
+"""The mode of an encrypted file, by its first bytes."""
 
 _STARTS = (
     *((start, ENCRYPTED_MINDIR) for start in ENCRYPTIONS),
@@ -93,7 +93,7 @@ def kind_of(view: memoryview) -> str:
 
 
 def encryption_of(head: bytes | memoryview) -> str:
-    """How a file that begins so is encrypted, "" for not at all."""
+    """Return the mode in which a file that begins so is encrypted, "" for not at all."""
     return ENCRYPTIONS.get(bytes(head[:4]), "")
 
 
@@ -142,7 +142,7 @@ def _text_kind(head: bytes) -> str:
 
 
 def _protobuf_kind(view: memoryview) -> tuple[str, bool]:
-    """What kind of protobuf message this is ("" for none), and whether it is whole."""
+    """Return the kind of protobuf message ("" for none), and whether it is whole."""
     seen: dict[int, memoryview | int] = {}
     complete = True
     try:

@@ -24,8 +24,8 @@ NO_SUFFIXES: Mapping[str, str] = {}
 class ModelFile:
     """A model file, or a model in memory, that is opened when it is first asked for.
 
-    Calling it gives the model for a backend; what was found out before is not found out again: not
-    for a second target, nor for a command that shows the model and then builds it.
+    Calling it gives the model for a backend. Nothing is read or checked twice: not for a second
+    target, nor for a command that shows the model and then builds it.
     For one thread at a time. It holds the file's content, or a mapping of it, as long as it lives
     or until the model in it is ready for backends.
     """
@@ -76,18 +76,18 @@ class ModelFile:
 
     @property
     def name(self) -> str:
-        """What messages call it: the path as given, or "model bytes"."""
+        """The name in messages: the path as given, or "model bytes"."""
         return str(self.path) if self.path is not None else "model bytes"
 
     @property
     def kind(self) -> str:
-        """What is stored, by its content: see `recognise`. Raises ModelError."""
+        """The kind of what is stored, by its content: see `recognise`. Raises ModelError."""
         self._open()
         return self._kind
 
     @property
     def encryption(self) -> str:
-        """How the file is encrypted, "" for not at all. Raises ModelError."""
+        """The mode in which the file is encrypted, "" for not at all. Raises ModelError."""
         self._open()
         return self._encryption
 

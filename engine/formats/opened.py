@@ -17,7 +17,7 @@ Array: TypeAlias = "npt.NDArray[Any]"
 
 
 class FileVersion(NamedTuple):
-    """What tells a file's contents from those it has after a change."""
+    """The state of a file: two are equal as long as nobody writes to it or replaces it."""
 
     device: int
     inode: int

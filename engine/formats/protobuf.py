@@ -5,6 +5,10 @@ yields them as they come, payloads of known length as slices of the view it was 
 2 GB file costs no more memory than its keys; `spans` yields where they are. Unknown fields are the
 caller's to ignore; bytes that no protobuf writer produces are a `WireError` that knows where in
 the file they are.
+
+By hand, because protobuf's own library copies every weight before anything can be checked, does not
+say where a file is damaged, merges or drops what stands twice without a word, and has no limits on
+names and counts. It is also a dependency that the core does without.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ class WireError(ValueError):
         self.position = position
 
     def offset(self, whole: memoryview) -> int:
-        """The place in `whole`, of which `self.view` is a part."""
+        """Return the position in `whole`, of which `self.view` is a part."""
         return self.position + address(self.view) - address(whole)
 
 
@@ -50,7 +54,7 @@ class TooManyFields(WireError):
 
 
 class Budget:
-    """How many more fields may be looked at one by one: no file takes minutes to read."""
+    """A limit on the fields that are looked at one by one: no file takes minutes to read."""
 
     __slots__ = ("fields",)
 
@@ -59,7 +63,7 @@ class Budget:
 
 
 def key(number: int, wire: int) -> int:
-    """The key that stands before field `number` where its payload has wire type `wire`."""
+    """Return the key that stands before field `number` where its payload has wire type `wire`."""
     return number << 3 | wire
 
 
@@ -162,7 +166,7 @@ def spans(
 
 
 def count_varints(packed: memoryview) -> int:
-    """How many varints a packed field holds. Raises WireError where the last one is cut off."""
+    """Count the varints of a packed field. Raises WireError where the last one is cut off."""
     if len(packed) and packed[-1] > 127:
         raise WireError("the end comes within a varint", packed, len(packed) - 1)
     step = 1 << 20  # bounds the temporary arrays
@@ -190,12 +194,12 @@ def varints(packed: memoryview, budget: Budget) -> Iterator[int]:
 
 
 def signed(value: int) -> int:
-    """The int64 that a varint encodes."""
+    """Return the int64 that a varint encodes."""
     return value - (1 << 64) if value >> 63 else value
 
 
 def _varint(data: Data, start: int, stop: int) -> tuple[int, int]:
-    """The varint at `start`, and where it ends. Raises IndexError where that is past `stop`."""
+    """Decode the varint at `start`; return it and its end. Raises IndexError beyond `stop`."""
     value = shift = 0
     for position in range(start, min(start + 10, stop)):
         byte = data[position]
@@ -212,6 +216,6 @@ def _varint(data: Data, start: int, stop: int) -> tuple[int, int]:
 
 
 def address(view: memoryview) -> int:
-    """Where the view's bytes are in memory."""
-    found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return found
+    """Return where the view's bytes are in memory."""
+    pointer: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return pointer

@@ -115,7 +115,7 @@ MESSAGES = {
     "tensor_in_segments": "a tensor cut into segments",
     "sparse_index_outside": r"sparse tensor 'w' has an index outside its dims \[4\]",
     "sparse_index_negative": r"sparse tensor 'w' has an index outside its dims \[4\]",
-    "sparse_unfolds_to_terabytes": "unfolds to 4,398,046,511,104 bytes",
+    "sparse_unfolds_to_terabytes": "expands to 4,398,046,511,104 bytes",
     "external_absolute": "an absolute path; expected one relative to the model's folder",
     "external_parent": r"'\.\.' is not allowed",
     "external_parent_inside": r"'\.\.' is not allowed",

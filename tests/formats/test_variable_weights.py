@@ -201,3 +201,59 @@ def test_a_sparse_weight_cannot_vary(tmp_path: Path) -> None:
     path.write_bytes(model.SerializeToString())
     with pytest.raises(ModelError, match="'b' is a sparse tensor"):
         opened(path, "b")
+
+
+# ------------------------------------------------------------------------------- weights set apart
+
+
+def test_a_model_taken_apart_refers_to_weights_where_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "APART_BYTES", 64)
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(build(stored(w1=W1, w2=W2, b=B)).SerializeToString())
+    source = ModelFile(path)()
+    apart = weights.with_weights_apart(source)
+    assert source.data is None
+    assert apart.data is not None
+    assert {bytes(held) for held in apart.files.values()} == {W1.tobytes(), W2.tobytes()}
+    assert len(apart.data) < path.stat().st_size - 2 * 64 + 200
+    proto = onnx.load_model_from_string(inlined(apart).data or b"")
+    assert proto == onnx.load(path)
+    assert weights.with_weights_apart(apart) is apart
+
+
+def test_a_part_of_a_mapped_model_that_changed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights, "APART_BYTES", 64)
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(build(stored(w1=W1, w2=W2, b=B)).SerializeToString())
+    source = ModelFile(path)()
+    path.write_bytes(build(stored(w1=W1, w2=W2, b=2 * B, more=B)).SerializeToString())
+    with pytest.raises(ModelError, match="changed while it was loaded"):
+        weights.with_weights_apart(source)
+
+
+def test_cutting_a_model_copies_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from engine.formats.onnx.infer import types_of
+    from engine.plan.extract import Whole
+    from engine.plan.partition import Segment
+
+    monkeypatch.setattr(files, "READ_BYTES", 100)
+    wide = np.ones((4, 1 << 16), np.float32)
+    narrow = np.ones((1 << 16, 4), np.float32)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(build(stored(w1=wide, w2=narrow, b=B)).SerializeToString())
+    whole = Whole(ModelFile(path)())
+    types = types_of(whole.proto, ["x", "h", "y"], guess=False)
+    segments = [Segment(0, (0,), ("x",), ("h",)), Segment(0, (1, 2), ("h",), ("y",))]
+    parts = [whole.part(segment, types) for segment in segments]
+    for part, weight in zip(parts, (wide, narrow), strict=True):
+        assert part.data is not None
+        assert len(part.data) < 1000
+        proto = onnx.load_model_from_string(inlined(part).data or b"")
+        [large, *_] = sorted(proto.graph.initializer, key=lambda tensor: -tensor.ByteSize())
+        np.testing.assert_array_equal(numpy_helper.to_array(large), weight)

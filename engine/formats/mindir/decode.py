@@ -3,6 +3,10 @@
 Field numbers stand beside the code that reads them. Unknown fields are passed over, because each
 version of MindSpore adds some. Nothing of a weight is copied: a tensor keeps slices of the file.
 Attributes stay encoded, as places in the file, until somebody asks: most are never asked for.
+
+By hand, because classes that protobuf compiles copy every weight, take longer for the same file
+(7.8 ms against 4.8 ms) and 26 ms to import, and would need MindSpore's schema, which differs from
+version to version.
 """
 
 from __future__ import annotations

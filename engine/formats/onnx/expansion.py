@@ -1,4 +1,4 @@
-"""What a few bytes of a model would expand into when a runtime loads it.
+"""Bounds on what a few bytes of a model expand into when a runtime loads it.
 
 Two ways that can be seen in the file alone: constants computed from a constant shape, and
 functions that call functions. What takes shape inference to see (a tensor joined with itself
@@ -26,15 +26,15 @@ SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Tile": 1}
 
 
 def expanded_bytes(node: NodeInfo, value: Tensor | None, scope: Scope, budget: Budget) -> int:
-    """Bytes of a constant that `node` computes from a constant shape; 0 where it computes none.
+    """Return the bytes of a constant that `node` computes from a constant shape; 0 for none.
 
     value: the tensor attribute of the node. Raises Invalid where the node's output, constant or
     not, is absurdly large whatever else it reads.
     """
-    place = SHAPE_INPUT.get(node.op_type)
-    if place is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= place:
+    position = SHAPE_INPUT.get(node.op_type)
+    if position is None or node.domain not in ("", "ai.onnx") or len(node.inputs) <= position:
         return 0
-    constant = scope.constant(node.inputs[place])
+    constant = scope.constant(node.inputs[position])
     shape = read_ints(constant, budget) if constant is not None else None
     if not shape:
         return 0
@@ -63,7 +63,7 @@ def check_expanded(nbytes: int) -> None:
 
 
 class Part(NamedTuple):
-    """What a function's body, or the main graph, has in itself, and which functions it calls."""
+    """The size of a function's body, or of the main graph, and the functions that it calls."""
 
     nodes: int
     expanded: int

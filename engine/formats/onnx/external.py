@@ -119,7 +119,7 @@ def _inside(real: str, folder: Path) -> bool:
 
 
 def entries_of(views: Iterable[memoryview], what: str, budget: Budget) -> dict[str, str]:
-    """A tensor's external_data by key. Raises Invalid."""
+    """Return a tensor's external_data by key. Raises Invalid."""
     named: dict[str, str] = {}
     for view in views:
         name = value = ""

@@ -130,7 +130,7 @@ def read_nodes(
         node, overload, attributes = read(view, index)
         for name in node.inputs:
             if name not in names and name and not scope.sees(name):
-                known = [read(other, place).info for place, other in enumerate(views)]
+                known = [read(other, position).info for position, other in enumerate(views)]
                 order = running_order(known[index:], name)
                 if order is None:
                     raise Invalid(explain_unknown(name, node, known, where))

@@ -1,4 +1,4 @@
-"""Types of values that the file does not say, by the onnx package; imported where that is.
+"""Type inference beyond the file, with the onnx package; imported where that is.
 
 An operator that onnx does not know ends its inference. What such a node makes can be guessed: of
 the type that its readers' own rules want, else of the type that goes in.
@@ -24,16 +24,16 @@ def types_of(
     guess: bool,
     known: Mapping[str, TypeProto] = _NOTHING,
 ) -> dict[str, TypeProto]:
-    """The types of these values of the main graph; one that cannot be told is left out.
+    """Infer the types of these values of the main graph; one that stays open is left out.
 
     guess: go on where onnx's inference ends. A wrong guess is refused by the runtime that gets
         it: it knows its operators. known: types beyond those in the file.
     """
     graph = model.graph
     types = {
-        each.name: each.type
-        for each in (*graph.value_info, *graph.output, *graph.input)
-        if is_known(each.type)
+        info.name: info.type
+        for info in (*graph.value_info, *graph.output, *graph.input)
+        if is_known(info.type)
     }
     for tensor in graph.initializer:
         types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
@@ -42,25 +42,25 @@ def types_of(
             sparse.values.data_type, sparse.dims
         )
     types.update(known)
-    opsets = {each.domain or "ai.onnx": each.version for each in model.opset_import}
+    opsets = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     while not types.keys() >= {*names}:
-        found = _inferred(model, types)
-        if not found and guess:
-            found = dict(_guessed(graph, types, opsets))
-        if not found:
+        further = _inferred(model, types)
+        if not further and guess:
+            further = dict(_guessed(graph, types, opsets))
+        if not further:
             break
-        types.update(found)
+        types.update(further)
     return {name: types[name] for name in names if name in types}
 
 
 def is_known(kind: TypeProto) -> bool:
-    """Whether a type says what it is a type of."""
+    """Return whether a type says what it is a type of."""
     which = kind.WhichOneof("value")
     return which is not None and (which != "tensor_type" or kind.tensor_type.elem_type != 0)
 
 
 def shaped(kind: TypeProto, shape: Sequence[Dim]) -> TypeProto:
-    """`kind` itself where it has a shape or is of no tensor, else a tensor's type with `shape`."""
+    """Return `kind` with `shape` where it is a tensor's without one, else itself."""
     tensor = kind.tensor_type
     if not kind.HasField("tensor_type") or tensor.HasField("shape"):
         return kind
@@ -68,7 +68,7 @@ def shaped(kind: TypeProto, shape: Sequence[Dim]) -> TypeProto:
 
 
 def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
-    """What onnx infers beyond `types`. Weights become inputs: their type is all that counts."""
+    """Infer further types with onnx. Weights become inputs: their type is all that counts."""
     graph = model.graph
     light = ModelProto(ir_version=model.ir_version)
     light.opset_import.extend(model.opset_import)
@@ -77,7 +77,7 @@ def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, Ty
     light.graph.node.extend(graph.node)
     light.graph.initializer.extend(filter(is_small, graph.initializer))
     made = {name for node in graph.node for name in node.output}
-    for name in types.keys() - {each.name for each in light.graph.initializer}:
+    for name in types.keys() - {tensor.name for tensor in light.graph.initializer}:
         values = light.graph.value_info if name in made else light.graph.input
         values.add(name=name).type.CopyFrom(types[name])
     try:
@@ -85,16 +85,16 @@ def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, Ty
     except Exception:  # onnx's own: it knows nothing more, and the runtimes will say what is wrong
         return {}
     return {
-        each.name: each.type
-        for each in result.graph.value_info
-        if each.name not in types and is_known(each.type)
+        info.name: info.type
+        for info in result.graph.value_info
+        if info.name not in types and is_known(info.type)
     }
 
 
 def _guessed(
     graph: GraphProto, types: Mapping[str, TypeProto], opsets: Mapping[str, int]
 ) -> Iterator[tuple[str, TypeProto]]:
-    """Types of what nodes make from inputs of known type, where inference went no further."""
+    """Guess types of what nodes make from inputs of known type, where inference went no further."""
     readers: dict[str, list[NodeProto]] = defaultdict(list)
     for node in graph.node:
         for name in node.input:
@@ -104,7 +104,7 @@ def _guessed(
             continue
         for name in node.output:
             if name and name not in types:
-                rules = (_by_rule(each, name, types, opsets) for each in (node, *readers[name]))
+                rules = (_by_rule(judge, name, types, opsets) for judge in (node, *readers[name]))
                 element = next(filter(None, rules), 0) or _first(node, types)
                 if element:
                     yield name, onnx.helper.make_tensor_type_proto(element, None)
@@ -113,7 +113,7 @@ def _guessed(
 def _by_rule(
     node: NodeProto, name: str, types: Mapping[str, TypeProto], opsets: Mapping[str, int]
 ) -> int:
-    """The element type that the rules of a node's operator leave for a value; 0 for none.
+    """Return the element type that the rules of a node's operator leave for a value; 0 for none.
 
     name: what it reads or makes; of the type of whatever its operator says is of the same type.
     """
@@ -128,7 +128,7 @@ def _by_rule(
         if its_kind == kind and other in types and types[other].HasField("tensor_type"):
             return int(types[other].tensor_type.elem_type)
     allowed = next(
-        (each.allowed_type_strs for each in schema.type_constraints if each.type_param_str == kind),
+        (rule.allowed_type_strs for rule in schema.type_constraints if rule.type_param_str == kind),
         [kind],
     )
     return _ELEMENTS.get(allowed[0], 0) if len(allowed) == 1 else 0
@@ -137,16 +137,16 @@ def _by_rule(
 def _kinds(
     names: Sequence[str], formal: Sequence[onnx.defs.OpSchema.FormalParameter]
 ) -> dict[str, str]:
-    """The type variable, or the type, of each value; none where values may differ."""
+    """Return the type variable, or the type, of each value; none where values may differ."""
     return {
-        name: formal[min(place, len(formal) - 1)].type_str
-        for place, name in enumerate(names)
-        if name and formal and formal[min(place, len(formal) - 1)].is_homogeneous
+        name: formal[min(index, len(formal) - 1)].type_str
+        for index, name in enumerate(names)
+        if name and formal and formal[min(index, len(formal) - 1)].is_homogeneous
     }
 
 
 def _first(node: NodeProto, types: Mapping[str, TypeProto]) -> int:
-    """The element type of the first tensor that a node reads; 0 for none."""
+    """Return the element type of the first tensor that a node reads; 0 for none."""
     kinds = (types[name].tensor_type.elem_type for name in node.input if name)
     return next((int(kind) for kind in kinds if kind), 0)
 

@@ -1,4 +1,4 @@
-"""How large a model may be in each respect. Each limit is far above any real model's need."""
+"""Limits on a model's size in each respect. Each limit is far above any real model's need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ELEMENTS = (1 << 63) - 1  # of one tensor; what an int64 counts
 IR_VERSION = 1_000  # the newest is 14; files from the future are somebody else's to refuse
 OPSET_VERSION = 1_000_000
 
-# What a few bytes of a file may unfold into. Runtimes compute constants while they load and
+# What a few bytes of a file may expand into. Runtimes compute constants while they load and
 # inline functions into the graph, so these bound the time and memory of a load. A dense tensor
 # that is written out in the file needs no such limit: it is as large as the file.
 FUNCTION_DEPTH = 100  # onnxruntime's

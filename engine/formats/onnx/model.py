@@ -60,9 +60,9 @@ def read_model(
             what = f"{what[:1000]} ..."
         raise ModelError(f"{name}: not a valid ONNX model: {what}", where) from None
     except WireError as error:
-        place = error.offset(view)
+        position = error.offset(view)
         raise ModelError(
-            f"{name}: damaged ONNX file: {error}, at byte {place:,} of {len(view):,}; "
+            f"{name}: damaged ONNX file: {error}, at byte {position:,} of {len(view):,}; "
             f"copy or download it again",
             where,
         ) from None
@@ -78,7 +78,7 @@ def _repaired(view: memoryview, error: Repairable) -> bytes:
         from engine.formats.onnx.repair import repaired
     except ImportError:
         raise Invalid(
-            f"{error}; with the onnx package it can be mended: pip install onnx"
+            f"{error}; with the onnx package it can be repaired: pip install onnx"
         ) from None
     try:
         return repaired(view)
@@ -213,7 +213,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
 
 
 def _take_part(state: State) -> Part:
-    """What was counted since the last part."""
+    """Return the counts since the last part."""
     part = Part(state.nodes - state.counted, state.expanded, state.calls)
     state.counted, state.expanded, state.calls = state.nodes, 0, Counter()
     return part
@@ -229,7 +229,7 @@ def _spec(
         # Tools that expose an inner value as an output often leave its type where it was.
         others = (read_name_and_type(view, budget) for view in graph.value_infos)
         known = (*graph.inputs, *others)
-        kind = next((found for other, found in known if other == name and found is not None), None)
+        kind = next((type_ for other, type_ in known if other == name and type_ is not None), None)
     spec = read_spec(name, kind if kind is not None else memoryview(b""), what, budget)
     if spec is not None:
         return spec

@@ -52,6 +52,9 @@ _NAMED = NESTED | {schema.ATTRIBUTE_NAME}
 
 # AttributeProto.AttributeType, of the values that are kept
 _FLOAT, _INT, _STRING, _FLOATS, _INTS, _STRINGS = 1, 2, 3, 6, 7, 8
+_DEFAULTS: Mapping[int, Attribute] = {
+    _FLOAT: 0.0, _INT: 0, _STRING: "", _FLOATS: (), _INTS: (), _STRINGS: (),
+}  # fmt: skip
 
 
 class RawAttribute(NamedTuple):
@@ -198,8 +201,7 @@ class NodeReader:
             return self._large_attribute(view, owner)
         name = ""
         kind = 0
-        single: Attribute = None
-        many: list[int | float | str] = []
+        values: dict[int, Any] = {}  # by the type that reads them
         nested: list[tuple[int, memoryview]] = []
         for tag, value in fields(view, self._budget):
             if tag == schema.ATTRIBUTE_NAME:
@@ -207,22 +209,27 @@ class NodeReader:
             elif tag == schema.ATTRIBUTE_TYPE:
                 kind = value
             elif tag == schema.ATTRIBUTE_INTS:
-                many.append(signed(value))
+                values.setdefault(_INTS, []).append(signed(value))
             elif tag == schema.ATTRIBUTE_I:
-                single = signed(value)
+                values[_INT] = signed(value)
             elif tag == schema.ATTRIBUTE_FLOATS or tag == schema.ATTRIBUTE_FLOATS_PACKED:
-                many += struct.unpack(f"<{len(value) // 4}f", value[: len(value) // 4 * 4])
+                numbers = struct.unpack(f"<{len(value) // 4}f", value[: len(value) // 4 * 4])
+                values.setdefault(_FLOATS, []).extend(numbers)
             elif tag == schema.ATTRIBUTE_F:
-                [single] = struct.unpack("<f", value)
+                [values[_FLOAT]] = struct.unpack("<f", value)
             elif tag == schema.ATTRIBUTE_STRINGS:
-                many.append(_string(value))
+                values.setdefault(_STRINGS, []).append(_string(value))
             elif tag == schema.ATTRIBUTE_S:
-                single = _string(value)
+                values[_STRING] = _string(value)
             elif tag == schema.ATTRIBUTE_INTS_PACKED:
-                many += map(signed, varints(value, self._budget))
+                integers = map(signed, varints(value, self._budget))
+                values.setdefault(_INTS, []).extend(integers)
             elif tag in NESTED:
                 _add_nested(nested, tag, value, owner)
-        return RawAttribute(name, _value(kind, single, many, bool(nested)), tuple(nested))
+        result: Attribute = values.get(kind, _DEFAULTS.get(kind))
+        if isinstance(result, list):
+            result = tuple(result)
+        return RawAttribute(name, result, tuple(nested))
 
     def _large_attribute(self, view: memoryview, owner: NodeInfo | None) -> RawAttribute:
         """Read the name and what is nested; long runs of numbers are passed over at once."""
@@ -246,22 +253,3 @@ def _add_nested(
 
 def _string(value: memoryview) -> str:
     return str(value, "utf-8", "backslashreplace")  # as types.Attribute has it
-
-
-def _value(
-    kind: int, single: Attribute, many: Sequence[int | float | str], has_nested: bool
-) -> Attribute:
-    """Return the value of an attribute of type `kind`; 0 is what the first IR versions wrote."""
-    if kind in (_FLOATS, _INTS, _STRINGS):
-        return tuple(many)
-    if kind == _FLOAT and single is None:
-        return 0.0
-    if kind == _INT and single is None:
-        return 0
-    if kind == _STRING and single is None:
-        return ""
-    if kind in (_FLOAT, _INT, _STRING):
-        return single
-    if kind or has_nested:
-        return None
-    return single if single is not None else tuple(many)

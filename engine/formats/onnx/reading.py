@@ -1,4 +1,4 @@
-"""What the readers of one model's parts share: its limits, its name for errors, small decoders."""
+"""What the readers of one model's parts share: errors and small decoders."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def dims(packed: memoryview, budget: Budget) -> Sequence[int]:
 
 
 def dtype_of(number: int, what: str) -> DType:
-    """The element type of `what`, by ONNX's number."""
+    """Return the element type of `what`, by ONNX's number."""
     if 1 <= number < len(DTYPES):
-        found = DTYPES[number]
-        assert found is not None
-        return found
+        dtype = DTYPES[number]
+        assert dtype is not None
+        return dtype
     raise Invalid(f"{what} has element type {number}; expected one of ONNX's 1..{len(DTYPES) - 1}")
 
 
 def count_elements(shape: Sequence[int], what: str) -> int:
-    """How many elements a shape has. Raises Invalid for a negative dim and absurd sizes."""
+    """Count the elements of a shape. Raises Invalid for a negative dim and absurd sizes."""
     if len(shape) > limits.RANK:
         raise Invalid(f"{what} has {len(shape)} dims; at most {limits.RANK} are possible")
     count = 1

@@ -17,7 +17,7 @@ from engine.formats.onnx.infer import is_known, types_of
 
 
 def repaired(view: memoryview) -> bytes:
-    """The bytes of a model with its nodes in order, repeated initializers once, outputs typed.
+    """Return a model's bytes with nodes in order, repeated initializers once, outputs typed.
 
     What cannot be repaired stays as it is: reading the result says so.
     """
@@ -25,9 +25,9 @@ def repaired(view: memoryview) -> bytes:
     for function in model.functions:
         _sort(function.node)
     _repair(model.graph)
-    untyped = [each for each in model.graph.output if not is_known(each.type)]
+    untyped = [info for info in model.graph.output if not is_known(info.type)]
     if untyped:
-        types = types_of(model, [each.name for each in untyped], guess=False)
+        types = types_of(model, [info.name for info in untyped], guess=False)
         for output in untyped:
             if output.name in types:
                 output.type.CopyFrom(types[output.name])
@@ -40,10 +40,10 @@ def _repair(graph: GraphProto) -> None:
             _repair(inner)
     _sort(graph.node)
     seen: set[str] = set()
-    for place in range(len(graph.initializer) - 1, -1, -1):
-        name = graph.initializer[place].name
+    for index in range(len(graph.initializer) - 1, -1, -1):
+        name = graph.initializer[index].name
         if name in seen:
-            del graph.initializer[place]
+            del graph.initializer[index]
         seen.add(name)
 
 
@@ -55,8 +55,8 @@ def _sort(nodes: MutableSequence[NodeProto]) -> None:
     for index, node in enumerate(nodes):
         before = {producers[name] for name in reads(node) if name in producers}
         waits.append(len(before))
-        for each in before:
-            followers[each].append(index)
+        for producer in before:
+            followers[producer].append(index)
     ready = [index for index, count in enumerate(waits) if not count]
     order = []
     while ready:

@@ -1,4 +1,4 @@
-"""Which names a node may read, and what is wrong where it reads another."""
+"""The names that a node may read, and errors about those that it may not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scope:
         self.outer = outer
 
     def sees(self, name: str) -> bool:
-        """Whether `name` is defined here or outside."""
+        """Return whether `name` is defined here or outside."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -33,7 +33,7 @@ class Scope:
         return False
 
     def constant(self, name: str) -> Tensor | None:
-        """The constant called `name`, where one was kept."""
+        """Return the constant called `name`, None where none was kept."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.names:
@@ -43,7 +43,7 @@ class Scope:
 
 
 def title(node: NodeInfo) -> str:
-    """What messages call a node."""
+    """Return what messages call a node."""
     kind = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
     called = f"node {node.name!r}" if node.name else f"node {node.index}"
     return f"{called} ({kind})" if kind else called
@@ -72,7 +72,7 @@ def explain_unknown(name: str, reader: NodeInfo, nodes: Sequence[NodeInfo], wher
 
 
 def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
-    """The indices of `nodes` so that each comes after those it reads from, as they are else.
+    """Order the indices of `nodes` so that each comes after those it reads from.
 
     None where none of them defines `name`, or where they form a cycle.
     """
@@ -82,10 +82,10 @@ def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
     followers: dict[int, list[int]] = defaultdict(list)
     waits: dict[int, int] = {}
     for node in nodes:
-        before = {producers[each] for each in node.inputs if each in producers}
+        before = {producers[name] for name in node.inputs if name in producers}
         waits[node.index] = len(before)
-        for each in before:
-            followers[each].append(node.index)
+        for producer in before:
+            followers[producer].append(node.index)
     ready = [index for index, count in waits.items() if not count]
     order = []
     while ready:
@@ -98,7 +98,7 @@ def running_order(nodes: Sequence[NodeInfo], name: str) -> list[int] | None:
 
 
 def _find_cycle(start: NodeInfo, producers: dict[str, NodeInfo]) -> list[str]:
-    """Names of nodes that wait for each other, found from `start` backwards; [] for none."""
+    """Return the names of nodes that wait for each other, from `start` backwards; [] for none."""
     path: list[NodeInfo] = [start]
     ahead = [iter(start.inputs)]
     on_path = {start.index}

@@ -1,4 +1,4 @@
-"""TensorProto: what a tensor says it is, held against the data that is there.
+"""TensorProto: a tensor's description, checked against the data that is there.
 
 No data is copied or decoded; only packed integers are counted.
 """
@@ -118,8 +118,8 @@ def read_tensor(view: memoryview, files: ExternalFiles, budget: Budget, where: s
             raise Invalid(f"{what} keeps strings in external data, which ONNX does not allow")
         if stored or raw:
             raise Invalid(f"{what} has data in the model and in an external file; expected one")
-        found = files.check(external, nbytes, what, budget)
-        return Tensor(name, dtype, tuple(shape), nbytes, found, None, ())
+        file = files.check(external, nbytes, what, budget)
+        return Tensor(name, dtype, tuple(shape), nbytes, file, None, ())
     if location != 0:
         raise Invalid(f"{what} has data location {location}; expected 0 (here) or 1 (external)")
     if raw is not None:
@@ -167,7 +167,7 @@ def read_sparse(view: memoryview, files: ExternalFiles, budget: Budget, where: s
     nbytes = (elements * (held.dtype.bits or 8) + 7) // 8
     if nbytes > limits.EXPANDED_BYTES:
         raise Invalid(
-            f"{what} unfolds to {nbytes:,} bytes; at most {limits.EXPANDED_BYTES:,} are allowed"
+            f"{what} expands to {nbytes:,} bytes; at most {limits.EXPANDED_BYTES:,} are allowed"
         )
     if len(held.shape) != 1:
         raise Invalid(f"{what} has values of {len(held.shape)} dims; expected 1")
@@ -180,7 +180,7 @@ def read_sparse(view: memoryview, files: ExternalFiles, budget: Budget, where: s
 
 
 def read_ints(tensor: Tensor, budget: Budget) -> list[int] | None:
-    """The elements of an int64 tensor; None where they are not in the model file."""
+    """Return the elements of an int64 tensor; None where they are not in the model file."""
     if tensor.dtype is not DType.INT64 or tensor.location:
         return None
     if tensor.raw is not None:
@@ -237,14 +237,14 @@ def _check_indices(
     if indices.location:
         raise Invalid(f"{what} keeps its indices in external data; expected them in the model")
     if indices.raw is not None:
-        found = np.frombuffer(indices.raw, "<i8")
+        flat_indices = np.frombuffer(indices.raw, "<i8")
     else:
-        found = np.array(read_ints(indices, budget) or [], np.int64)
-    if len(found) != count * (1 if flat else len(shape)):
+        flat_indices = np.array(read_ints(indices, budget) or [], np.int64)
+    if len(flat_indices) != count * (1 if flat else len(shape)):
         raise Invalid(f"{what} has indices that are not packed")
     if not count:
         return
     highest = np.array([np.prod(shape, dtype=np.int64)] if flat else shape, np.int64)
-    table = found.reshape(count, -1)
+    table = flat_indices.reshape(count, -1)
     if (table < 0).any() or (table >= highest).any():
         raise Invalid(f"{what} has an index outside its dims {shape}")

@@ -93,26 +93,26 @@ def check_depth(view: memoryview, budget: Budget) -> None:
 
 def _member(view: memoryview, what: str, budget: Budget) -> tuple[int, memoryview] | None:
     """Find which of its possible types a TypeProto holds; None for none."""
-    found: tuple[int, memoryview] | None = None
+    member: tuple[int, memoryview] | None = None
     for tag, value in fields(view, budget):
         if tag in _OTHERS:
             raise Invalid(f"{what} is {_OTHERS[tag]}; expected a tensor, sequence, optional or map")
         if tag in _MEMBERS:
-            if found is not None:
+            if member is not None:
                 raise Invalid(f"{what} has two types")
-            found = tag, value
-    return found
+            member = tag, value
+    return member
 
 
 def _inner(tag: int, body: memoryview, what: str, budget: Budget) -> memoryview:
-    found: memoryview | None = None
+    inner: memoryview | None = None
     for _, value in fields(body, budget, (_INNER[tag],)):
-        if found is not None:
+        if inner is not None:
             raise Invalid(f"{what} has two types")
-        found = value
-    if found is None:
+        inner = value
+    if inner is None:
         raise Invalid(f"{what} is of type {_MEMBERS[tag]} but does not say of what")
-    return found
+    return inner
 
 
 def _read_shape(view: memoryview, what: str, budget: Budget) -> tuple[Dim, ...]:

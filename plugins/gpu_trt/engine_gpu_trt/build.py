@@ -13,7 +13,7 @@ from engine_gpu_trt import form, messages, timing
 from engine_gpu_trt.engines import Engine, deserialize
 from engine_gpu_trt.executable import TrtExecutable
 from engine_gpu_trt.network import TrtModel
-from engine_gpu_trt.placement import place
+from engine_gpu_trt.placement import placement_of
 from engine_gpu_trt.profiles import Profile, bounded, shape_profiles
 
 
@@ -46,7 +46,7 @@ def _form(
     assert graph is not None
     inputs = [bounded(spec, [profile[spec.name] for profile in profiles]) for spec in model.inputs]
     reason = f"TensorRT {model.trt.__version__} compiled it into the engine{model.how}"
-    placement = place(graph, engine, options, reason)
+    placement = placement_of(graph, engine, options, reason)
     return form.Form(tuple(inputs), model.outputs, model.names, placement)
 
 

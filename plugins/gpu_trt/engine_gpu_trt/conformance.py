@@ -17,7 +17,7 @@ _NO_TYPE = "TensorRT has no {} tensors; the model is refused by name"
 
 
 class RangedTrial(Trial):
-    """A trial that says for every open dim what TensorRT has to know: 0 to 1000, or to its size."""
+    """A trial that gives every open dim the range that TensorRT wants: 0 to 1000, or its size."""
 
     def shapes(self, source: ModelSource, inputs: Sequence[Any]) -> dict[str, ShapeRange]:
         """See Trial."""

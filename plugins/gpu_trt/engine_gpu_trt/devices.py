@@ -1,4 +1,4 @@
-"""Which devices there are, and what the diagnosis says of this machine."""
+"""Discovery of devices, and the diagnosis of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from engine_gpu_trt.vendor import Missing
 
 
 def find_devices() -> Devices:
-    """The GPUs that can be used now; where there is none, the first thing to mend."""
+    """Find the GPUs that can be used now; where there is none, say the first thing to mend.
+
+    No device lacks anything that the manifest announces: what this backend uses is the same in all
+    versions of TensorRT that `vendor` accepts.
+    """
     try:
         driver = vendor.pycuda_driver()
         count = vendor.device_count(driver)
@@ -22,7 +26,7 @@ def find_devices() -> Devices:
 
 
 def diagnose() -> Sequence[Check]:
-    """Driver, pycuda, devices, TensorRT and environment, in the order in which to mend them."""
+    """Check driver, pycuda, devices, TensorRT, environment, in the order in which to mend them."""
     return [*_driver_checks(), _tensorrt_check(), _visible_check()]
 
 
@@ -56,10 +60,10 @@ def _driver_checks() -> list[Check]:
         Check("pycuda", ok=True, detail=".".join(map(str, driver.get_version())) + " (CUDA)"),
     ]
     try:
-        found = [_device(driver, id) for id in range(vendor.device_count(driver))]
+        devices = [_device(driver, id) for id in range(vendor.device_count(driver))]
     except Missing as error:
         return [*checks, Check("CUDA device", ok=False, detail=str(error), fix=error.fix)]
-    names = ", ".join(f"{each.device} {each.name}" for each in found)
+    names = ", ".join(f"{device.device} {device.name}" for device in devices)
     return [*checks, Check("CUDA device", ok=True, detail=names)]
 
 

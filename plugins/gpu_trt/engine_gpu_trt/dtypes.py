@@ -23,12 +23,12 @@ KNOWN = ", ".join(str(dtype) for dtype in _NAMES)
 
 
 def from_tensorrt(trt: Any, dtype: Any) -> DType:
-    """The contract's name of a TensorRT type; raises KeyError for one that cannot go in or out."""
+    """Return the contract's name of a TensorRT type; KeyError for one that cannot go in or out."""
     return {getattr(trt.DataType, name): ours for ours, name in _NAMES.items()}[dtype]
 
 
 def refusal(spec: TensorSpec, role: str) -> str:
-    """Why TensorRT cannot take `spec` as an input or output (`role`); "" where it can.
+    """Say why TensorRT cannot take `spec` as an input or output (`role`); "" where it can.
 
     Asked before the parser sees the model: that reads float64 as float32 without a word, and an
     unknown rank as a scalar.

@@ -1,4 +1,4 @@
-"""What compile returns: an engine, and contexts to run it in."""
+"""The result of compile: an engine, and contexts to run it in."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What stands beside an engine; see TrtExecutable for the fields."""
+    """A compiled form's description of its engine; see TrtExecutable for the fields."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -153,15 +153,15 @@ def read(folder: Path, options: CompileOptions, made: Mapping[str, str]) -> tupl
     return form, plan
 
 
-def _check_made_with(folder: Path, found: Mapping[str, str], here: Mapping[str, str]) -> None:
+def _check_made_with(folder: Path, recorded: Mapping[str, str], here: Mapping[str, str]) -> None:
     for name, value in here.items():
-        if found.get(name) != value:
+        if recorded.get(name) != value:
             raise CompiledFormError(
-                f"{folder}: was made with {name} {found.get(name)!r}, here is {value!r}"
+                f"{folder}: was made with {name} {recorded.get(name)!r}, here is {value!r}"
             )
 
 
-def _to_specs(found: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+def _to_specs(entries: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
     return tuple(
         TensorSpec(
             spec["name"],
@@ -169,7 +169,7 @@ def _to_specs(found: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
             None if spec["shape"] is None else tuple(spec["shape"]),
             bounds=tuple(None if ends is None else (ends[0], ends[1]) for ends in spec["bounds"]),
         )
-        for spec in found
+        for spec in entries
     )
 
 

@@ -1,4 +1,4 @@
-"""What TensorRT says: its log, its parser's errors, and which of them a user should read.
+"""TensorRT's messages: its log, its parser's errors, and which of them a user should read.
 
 TensorRT reports a failure as None or False and says why in its log. It keeps the first logger it
 is given for the whole process, so there is one here, which remembers the last errors:
@@ -32,18 +32,18 @@ class Heard(str):
 
     @property
     def out_of_memory(self) -> bool:
-        """Whether one of them says that device memory is short."""
+        """True if one of them says that device memory is short."""
         return re.search(r"out\s*of\s*memory", self, re.IGNORECASE) is not None
 
 
 def mark() -> int:
-    """A moment, for `since`; cheap."""
+    """Return a moment, for `since`; cheap."""
     _callers.add(threading.get_ident())
     return next(_numbers)
 
 
 def since(moment: int) -> Heard:
-    """The errors that TensorRT logged in this thread, or in one of its own, after `moment`."""
+    """Return the errors that TensorRT logged after `moment`, in this thread or one of its own."""
     thread = threading.get_ident()
     texts = [
         text
@@ -55,7 +55,7 @@ def since(moment: int) -> Heard:
 
 @cache
 def logger(trt: Any) -> Any:
-    """The process's one logger: passes TensorRT's messages on to `logging` ("engine.gpu_trt")."""
+    """Return the process's one logger, which passes messages on to `logging` ("engine.gpu_trt")."""
     severity = trt.ILogger.Severity
     levels = {
         severity.INTERNAL_ERROR: logging.DEBUG,  # errors reach the user as exceptions
@@ -80,12 +80,12 @@ def logger(trt: Any) -> Any:
 
 
 def parser_errors(parser: Any) -> list[Any]:
-    """The parser's error objects, in order; it must live as long as they do."""
+    """Return the parser's error objects, in order; it must live as long as they do."""
     return [parser.get_error(index) for index in range(parser.num_errors)]
 
 
 def tidy(text: str) -> str:
-    """One of TensorRT's messages in one line, without the places in its source code."""
+    """Return one of TensorRT's messages in one line, without the places in its source code."""
     text = re.sub(r"^\s*(\S+\.cpp:\d+:|\[\S+::\d+\])\s*", "", text)
     text = re.sub(r"\s*In \w+ at \S+?:\d+", "", text)
     text = re.sub(r"(\w+::\w+: )?Error Code (\d+): ", r"TensorRT error \2: ", text)

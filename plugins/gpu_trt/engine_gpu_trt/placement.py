@@ -1,4 +1,4 @@
-"""Where each node runs, as far as TensorRT's engine inspector tells."""
+"""Placement of nodes, as far as TensorRT's engine inspector tells."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_gpu_trt.options import PROVIDERS
 State = tuple[NodeState, int | None]
 
 
-def place(
+def placement_of(
     graph: GraphInfo, engine: Engine, options: CompileOptions, reason: str
 ) -> tuple[Placement, ...]:
     """Return one entry for each node of the graph, in order."""

@@ -35,7 +35,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def to_float16(source: ModelSource) -> bytes:
-    """The model's bytes, weights included, computing in float16 where that is sound.
+    """Return the model's bytes, weights included, computing in float16 where that is sound.
 
     Raises ModelError where it cannot be read or is too large for one protobuf message.
     """
@@ -71,7 +71,7 @@ def _read(source: ModelSource) -> onnx.ModelProto:
 
 
 class Rewriter:
-    """One rewrite: walks the nodes in order and keeps a float16 twin of what is computed so.
+    """State of one rewrite: the nodes so far, and a float16 twin of each tensor computed so.
 
     half: the twin's name of each float32 tensor that has one. full: tensors that exist under
     their own name and type.
@@ -98,7 +98,7 @@ class Rewriter:
         self._fits: dict[str, bool] = {}
 
     def run(self) -> onnx.ModelProto:
-        """The model, rewritten in place."""
+        """Rewrite the model in place and return it."""
         graph = self._model.graph
         for node in list(graph.node):
             if self._goes_half(node):
@@ -131,7 +131,7 @@ class Rewriter:
         return self._types.get(name) == self._onnx.TensorProto.FLOAT
 
     def _in_range(self, name: str) -> bool:
-        """Whether a constant keeps its values in float16; what is computed is taken to."""
+        """Tell whether a constant keeps its values in float16; what is computed is taken to."""
         tensor = self._constants.get(name)
         if tensor is None:
             return True
@@ -141,14 +141,14 @@ class Rewriter:
         return self._fits[name]
 
     def _add_half(self, node: onnx.NodeProto) -> None:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             if self._is_float(name):
-                node.input[place] = self._need_half(name)
-        for place, name in enumerate(node.output):
+                node.input[index] = self._need_half(name)
+        for index, name in enumerate(node.output):
             # Of these operators every output has the first input's type but for MaxPool's indices.
-            if name and not (node.op_type == "MaxPool" and place == 1):
+            if name and not (node.op_type == "MaxPool" and index == 1):
                 self._types.setdefault(name, self._onnx.TensorProto.FLOAT)
-                self._half[name] = node.output[place] = f"{name}::half"
+                self._half[name] = node.output[index] = f"{name}::half"
             else:
                 self._full.add(name)
         self._nodes.append(node)
@@ -184,7 +184,7 @@ class Rewriter:
 
 
 def _read_names(node: onnx.NodeProto) -> set[str]:
-    """What a node reads, also from inside its subgraphs."""
+    """Return the names that a node reads, also from inside its subgraphs."""
     names = set(node.input)
     for attribute in node.attribute:
         for graph in (attribute.g, *attribute.graphs):

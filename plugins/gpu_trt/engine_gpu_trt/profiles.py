@@ -1,4 +1,4 @@
-"""Which shapes a model is compiled for: TensorRT's optimisation profiles.
+"""TensorRT's optimisation profiles: the shapes that a model is compiled for.
 
 An open (symbolic or unknown) dim gets the range that came with the compile (`shapes`, or one of
 `profiles`), and where none came the default (`batch_range` for axis 0, `dim_range` for the

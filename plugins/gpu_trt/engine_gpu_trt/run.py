@@ -26,6 +26,7 @@ from engine_gpu_trt.slots import ALIGNMENT, Array, Shape, Slot, growing_output
 from engine_gpu_trt.workspace import Workspace
 
 Shapes = tuple[Shape, ...]
+_ON_HOST = (type(None), np.ndarray)
 
 
 class Run:
@@ -124,7 +125,9 @@ class Run:
                     else:
                         self._send(slot, value)
                 targets = [
-                    self._prepare(slot, entry, is_resident, values, foreign)
+                    None
+                    if slot.is_settled and not is_resident and type(entry) in _ON_HOST
+                    else self._prepare(slot, entry, is_resident, values, foreign)
                     for slot, entry, is_resident in zip(
                         self.outputs, wanted, self._resident, strict=True
                     )
@@ -137,26 +140,27 @@ class Run:
                     self._fetch(slot, entry, target)
                     for slot, entry, target in zip(self.outputs, wanted, targets, strict=True)
                 ]
-                self._order_after(foreign)
+                if foreign:
+                    self._order_after(foreign)
                 if self._must_wait:
                     self._settle()
             except BaseException as error:
                 self._shapes = None  # whatever TensorRT was told: the next call tells it anew
                 for slot in (*self.inputs, *self.outputs):
-                    slot.address = 0
+                    slot.address, slot.is_settled = 0, False
                 with suppress(gpu.Error):  # what is queued still uses this context's memory
                     self._stream.synchronize()
                 self._pending = False
                 if isinstance(error, gpu.Error):
                     raise gpu.unavailable(error, "a predict") from error
                 raise
-        for place, (slot, entry) in enumerate(zip(self.outputs, wanted, strict=True)):
-            if results[place] is None:  # on the host, in page-locked memory
+        for index, (slot, entry) in enumerate(zip(self.outputs, wanted, strict=True)):
+            if results[index] is None:  # on the host, in page-locked memory
                 if entry is None:
-                    results[place] = slot.view.copy()  # the caller owns the result
+                    results[index] = slot.view.copy()  # the caller owns the result
                 else:
                     np.copyto(entry, slot.view)
-                    results[place] = entry
+                    results[index] = entry
         if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
             return outputs
         return results
@@ -191,10 +195,16 @@ class Run:
 
     def _send(self, slot: Slot, array: Array) -> None:
         """Queue the copy of a host array into the slot's memory."""
-        pointer = slot.place()
+        is_plain = array.base is None or not is_pinned(array)
+        if slot.is_settled and is_plain and not self._pending:
+            np.copyto(slot.view, array)
+            self.gpu.copy_in(slot.address, slot.bytes, self._stream.raw)
+            return
+        pointer = slot.ensure_memory()
+        self._bind(slot, pointer)
         if not slot.nbytes:
             pass
-        elif is_pinned(array):
+        elif not is_plain:
             self.gpu.copy_in(pointer, as_bytes(array), self._stream.raw)
             self._must_wait = True  # the caller may write it again
         else:
@@ -206,7 +216,7 @@ class Run:
                 slot.stage()
             np.copyto(slot.view, array)
             self.gpu.copy_in(pointer, slot.bytes, self._stream.raw)
-        self._bind(slot, pointer)
+            slot.is_settled = True
 
     def _use(self, slot: Slot, buffer: DeviceBuffer) -> None:
         """Take an input where it lies, after what its stream has queued."""
@@ -214,7 +224,7 @@ class Run:
             self.gpu.order(buffer.stream, self._stream)
         pointer = buffer.pointer
         if pointer % ALIGNMENT or not pointer:
-            pointer = slot.place()
+            pointer = slot.ensure_memory()
             if slot.nbytes:
                 self.gpu.copy_within(pointer, buffer.pointer, slot.nbytes, self._stream.raw)
         self._bind(slot, pointer)
@@ -246,7 +256,7 @@ class Run:
             self._bind(slot, memory.pointer)
             return self._own(slot, memory)
         if slot.growing is None:
-            self._bind(slot, slot.place())
+            self._bind(slot, slot.ensure_memory())
             if entry is None and is_resident:
                 return slot.lend(self._device, self._stream.handle)
         return None
@@ -260,6 +270,10 @@ class Run:
         """
         if target is not None:
             return target
+        if entry is None and slot.is_settled:
+            self._must_wait = True
+            self.gpu.copy_out(slot.bytes, slot.address, self._stream.raw)
+            return None
         if slot.growing is not None:
             slot.reshape(slot.growing.shape)
             if entry is None and self._is_resident(slot):
@@ -271,18 +285,21 @@ class Run:
                 buffer = entry
             _check_shape(slot, buffer.shape)
             if slot.nbytes:
-                self.gpu.copy_within(buffer.pointer, slot.place(), slot.nbytes, self._stream.raw)
+                self.gpu.copy_within(
+                    buffer.pointer, slot.ensure_memory(), slot.nbytes, self._stream.raw
+                )
             return buffer
         self._must_wait = True
         if entry is not None:
             _check_shape(slot, entry.shape)
             if slot.nbytes and is_pinned(entry):
-                self.gpu.copy_out(as_bytes(entry), slot.place(), self._stream.raw)
+                self.gpu.copy_out(as_bytes(entry), slot.ensure_memory(), self._stream.raw)
                 return cast("Array", entry)
         if not slot.staged:
             slot.stage()
         if slot.nbytes:
-            self.gpu.copy_out(slot.bytes, slot.place(), self._stream.raw)
+            self.gpu.copy_out(slot.bytes, slot.ensure_memory(), self._stream.raw)
+            slot.is_settled = slot.growing is None
         return None
 
     def _is_resident(self, slot: Slot) -> bool:
@@ -317,6 +334,7 @@ class Run:
         """Tell TensorRT a tensor's address, unless it has been told that one."""
         if slot.address == pointer:
             return
+        slot.is_settled = False
         if not self._context.set_tensor_address(slot.name, pointer):
             raise BackendUnavailable(
                 f"TensorRT does not take the address of {slot.name!r}", "gpu_trt"

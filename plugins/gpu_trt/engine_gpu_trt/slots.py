@@ -1,4 +1,4 @@
-"""Where one input or output of a context lies, on the host and on the device."""
+"""Memory for one input or output of a context, on the host and on the device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class Slot:
 
     name: the engine's name. shape, nbytes: of the tensor in the current predict.
     bytes: the page-locked bytes in use; view: these as an array; only after `stage`.
-    address: what TensorRT was told last. growing: gives the memory of an output whose shape
+    address: what TensorRT was told last. is_settled: that is this memory, and it is staged, so
+    that a host array needs only its copies. growing: gives the memory of an output whose shape
     depends on the data; None for any other.
     """
 
@@ -44,6 +45,7 @@ class Slot:
         self.memory: DeviceMemory | None = None
         self.buffer: DeviceBuffer | None = None
         self.staged = False
+        self.is_settled = False
         self.bytes: Bytes = np.empty(0, np.uint8)
         self.view: Array = np.empty(0, self.dtype)
         self._capacity = -1
@@ -60,10 +62,10 @@ class Slot:
         """Take another shape; memory follows when it is needed."""
         self.shape = shape
         self.nbytes = self.dtype.itemsize * math.prod(shape)
-        self.staged = False
+        self.staged = self.is_settled = False
         self.buffer = None
 
-    def place(self) -> int:
+    def ensure_memory(self) -> int:
         """Return the address of device memory for the current shape, inside `with gpu`.
 
         Raises BackendUnavailable where memory is short; then there is none, until the next call.
@@ -92,7 +94,7 @@ class Slot:
 
     def lend(self, device: Device, stream: int) -> DeviceBuffer:
         """Return the device memory as a value: the very same one until the shape changes."""
-        pointer = self.place()
+        pointer = self.ensure_memory()
         if self.buffer is None or self.buffer.pointer != pointer:
             owner = self.memory if self.growing is None else self.growing.lend()
             self.buffer = DeviceBuffer(pointer, self.shape, self.spec.dtype, device, stream, owner)
@@ -102,7 +104,7 @@ class Slot:
     def _drop(self) -> None:
         """Let go of the device memory; it is freed now unless somebody was lent it."""
         memory, self.memory, self.buffer = self.memory, None, None
-        self._capacity, self.address = -1, 0
+        self._capacity, self.address, self.is_settled = -1, 0, False
         if memory is not None and not self._is_lent:
             memory.close()
         self._is_lent = False

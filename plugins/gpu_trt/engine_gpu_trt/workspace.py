@@ -1,4 +1,4 @@
-"""What contexts that never run at once can share: a stream, and scratch memory."""
+"""The stream and scratch memory that contexts can share if they never run at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What there is and what is missing, with the step that helps; importing the plugin."""
+"""Devices that are there or missing, with the step that helps; importing the plugin."""
 
 from __future__ import annotations
 

@@ -88,6 +88,17 @@ def test_an_input_that_the_parser_renames_is_found_again(trial: Trial, model: Ma
     np.testing.assert_array_equal(negated, -x)
 
 
+def test_a_users_engine_file_has_a_form_too(trial: Trial) -> None:
+    save(trial, trial.source(models.affine), shapes=SHAPES)
+    plan = ModelSource(format="plan", path=trial.folder / "form" / "engine.plan")
+    cold = save(trial, plan, "second")
+    hot = trial.compile(warm(plan, trial.folder / "second"))
+    assert (hot.inputs, hot.outputs) == (cold.inputs, cold.outputs)
+    assert hot.inputs[0].bounds == ((2, 8), None)
+    [y] = trial.context(hot).predict(np.ones((2, 3), np.float32))
+    np.testing.assert_array_equal(y, np.full((2, 3), 3, np.float32))
+
+
 def test_a_form_runs_on_another_device_of_the_kind(
     trial: Trial, second_device: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,3 +233,58 @@ def test_too_little_memory_is_said_and_survived() -> None:
         x = np.ones((4, 3), np.float32)
         np.testing.assert_array_equal(run(context, x)[0], 2 * x + 1)
     """)
+
+
+def test_values_on_the_device() -> None:
+    on_device("""
+        resident = frozenset({"y"})
+        first, second = compiled(models.affine, resident=resident), compiled(models.affine)
+        before = first.open_context()
+        after = second.open_context(beside=before)
+        apart = second.open_context()
+        gpu, x = Device("gpu"), np.arange(12, dtype=np.float32).reshape(4, 3)
+        for _ in range(100):
+            [value] = run(before, x)
+            for context in (after, apart):
+                np.testing.assert_array_equal(run(context, value)[0], 4 * x + 3)
+        [value] = backend.predict(apart, [x], [gpu], None)
+        back = np.empty((4, 3), np.float32)
+        assert backend.predict(apart, [value], [back], None)[0] is back
+        np.testing.assert_array_equal(back, 4 * x + 3)
+        for context in (apart, after, before):
+            context.close()
+    """)
+
+
+def test_memory_copies_and_order() -> None:
+    on_device("""
+        import threading
+        import engine_gpu_trt as plugin
+        gpu, x = Device("gpu"), np.arange(12, dtype=np.float32).reshape(4, 3)
+        buffers = [plugin.engine_buffer(gpu, DType.FLOAT32, (4, 3), False) for _ in range(2)]
+        pinned = plugin.engine_buffer(gpu, DType.FLOAT32, (4, 3), True)
+        back = np.empty((4, 3), np.float32)
+        for source, target in ((x, buffers[0]), (buffers[0], buffers[1]), (buffers[1], pinned)):
+            plugin.engine_copy(source, target, None)
+        plugin.engine_copy(buffers[1], back, None)
+        assert (pinned == x).all() and (back == x).all()
+        plugin.engine_order(gpu, 0, None)
+        thread = threading.Thread(target=buffers.clear)  # frees them there
+        thread.start(); thread.join()
+    """)
+
+
+def test_compiled_forms_and_the_timing_cache() -> None:
+    on_device("""
+        from dataclasses import replace
+        form, cache = folder / "form", folder / "cache"
+        form.mkdir(); cache.mkdir()
+        source = open_source(str(models.slow(folder)))
+        cold = compiled(source, save_to=form, cache_folder=cache)
+        assert sum(path.stat().st_size for path in cache.iterdir()) > 0
+        warm = compiled(replace(source, compiled=form))
+        assert (warm.inputs, warm.outputs) == (cold.inputs, cold.outputs)
+        assert warm.placement() == cold.placement()
+        x = np.random.default_rng(0).standard_normal((8, 256)).astype(np.float32)
+        assert (run(warm.open_context(), x)[0] == run(cold.open_context(), x)[0]).all()
+    """)

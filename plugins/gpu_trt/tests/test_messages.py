@@ -1,4 +1,4 @@
-"""What is made of TensorRT's log and errors."""
+"""TensorRT's log and errors, made readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the configuration's keys mean, and which mistakes in it are named."""
+"""Settings: the meaning of the keys, and the mistakes in them that are named."""
 
 from __future__ import annotations
 

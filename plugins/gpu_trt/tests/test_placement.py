@@ -1,4 +1,4 @@
-"""What became of each node, as the engine's layer names tell."""
+"""Placement of nodes, as the engine's layer names tell it."""
 
 from __future__ import annotations
 

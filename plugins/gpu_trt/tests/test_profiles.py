@@ -1,4 +1,4 @@
-"""Which shapes a model is compiled for."""
+"""The shapes that a model is compiled for."""
 
 from __future__ import annotations
 

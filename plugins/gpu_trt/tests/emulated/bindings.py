@@ -25,17 +25,17 @@ SYMBOLS = (
 
 
 def wheels(folder: Path) -> dict[str, Path]:
-    """The unpacked `tensorrt_cu*_bindings` wheels in or below a folder, by version."""
-    found = {}
+    """Return the unpacked `tensorrt_cu*_bindings` wheels in or below a folder, by version."""
+    folders = {}
     for info in sorted(folder.rglob("tensorrt_cu*_bindings-*.dist-info")):
         version = re.fullmatch(r"tensorrt_cu\d+_bindings-(.+)\.dist-info", info.name)
         if version is not None:
-            found[version[1]] = info.parent
-    return found
+            folders[version[1]] = info.parent
+    return folders
 
 
 def describe(wheel: Path, version: str, work: Path) -> dict[str, Any]:
-    """The surface of an unpacked wheel (see `surface.describe`), found in a process of its own.
+    """Return an unpacked wheel's surface (see `surface.describe`), read in its own process.
 
     Raises RuntimeError where there is no C compiler or the module does not import.
     """
@@ -58,5 +58,5 @@ def describe(wheel: Path, version: str, work: Path) -> dict[str, Any]:
     )
     if child.returncode:
         raise RuntimeError(f"tensorrt_bindings {version} does not import: {child.stderr[-500:]}")
-    found: dict[str, Any] = json.loads(child.stdout)
-    return found
+    table: dict[str, Any] = json.loads(child.stdout)
+    return table

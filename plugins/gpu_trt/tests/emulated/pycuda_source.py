@@ -1,4 +1,4 @@
-"""What pycuda.driver offers, read from pycuda's C++ source, since building it takes a CUDA toolkit.
+"""Surface of pycuda.driver, read from its C++ source, since building it takes a CUDA toolkit.
 
 `read` finds the functions, classes and exceptions that `src/wrapper/wrap_cudadrv.cpp` exposes,
 with the parameter names where it gives them. `pycuda.json` is what it found in pycuda 2026.1.
@@ -17,7 +17,7 @@ TABLE = Path(__file__).with_name("pycuda.json")
 
 
 def read(root: Path) -> dict[str, Any]:
-    """The surface that an unpacked pycuda's source exposes to Python."""
+    """Return the surface that an unpacked pycuda's source exposes to Python."""
     text = (root / SOURCE).read_text()
     text = text[text.index("BOOST_PYTHON_MODULE") :]
     functions = {
@@ -30,8 +30,8 @@ def read(root: Path) -> dict[str, Any]:
     }
     classes: dict[str, dict[str, list[str]]] = {}
     for body in re.split(r"\bpy::class_<", text)[1:]:
-        found = re.search(r'>\s*(?:\w+\s*)?\(\s*"(\w+)"', body)
-        if found is None:
+        match = re.search(r'>\s*(?:\w+\s*)?\(\s*"(\w+)"', body)
+        if match is None:
             continue
         body = body[: body.index(";\n  }")] if ";\n  }" in body else body
         members = {
@@ -41,7 +41,7 @@ def read(root: Path) -> dict[str, Any]:
             )
         }
         members |= {name: [] for name in re.findall(r"\.DEF_SIMPLE_METHOD\((\w+)\)", body)}
-        classes[found[1]] = dict(sorted(members.items()))
+        classes[match[1]] = dict(sorted(members.items()))
     return {
         "functions": dict(sorted(functions.items())),
         "classes": dict(sorted(classes.items())),
@@ -50,8 +50,8 @@ def read(root: Path) -> dict[str, Any]:
 
 
 def _parameters(text: str) -> list[str]:
-    found = re.findall(r"py::args?\(([^)]*)\)", text)
-    return [name for part in found for name in _names(part) if name != "self"]
+    groups = re.findall(r"py::args?\(([^)]*)\)", text)
+    return [name for part in groups for name in _names(part) if name != "self"]
 
 
 def _names(text: str) -> list[str]:
@@ -59,7 +59,7 @@ def _names(text: str) -> list[str]:
 
 
 def write(table: dict[str, Any]) -> str:
-    """The table as JSON, one class a line."""
+    """Return the table as JSON, one class a line."""
     classes = ",\n".join(
         f"  {json.dumps(name)}: {json.dumps(members)}" for name, members in table["classes"].items()
     )

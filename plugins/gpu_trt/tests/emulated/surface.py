@@ -1,4 +1,4 @@
-"""What a binding module offers: class, method and parameter names, properties, enum values.
+"""Surface of a binding module: class, method and parameter names, properties, enum values.
 
 `describe` reads them from the real TensorRT bindings (from pybind11's docstrings); the tables
 beside this file are what it found. The emulator is compared with the tables in every run, and the
@@ -38,7 +38,7 @@ ENUMS = (
 
 
 def describe(module: ModuleType) -> dict[str, Any]:
-    """The table of a module of the real bindings."""
+    """Return the table of a module of the real bindings."""
     classes = {name: getattr(module, name) for name in CLASSES if hasattr(module, name)}
     enums = {name: getattr(module, name) for name in ENUMS if hasattr(module, name)}
     enums["ILogger.Severity"] = module.ILogger.Severity
@@ -58,13 +58,13 @@ def describe(module: ModuleType) -> dict[str, Any]:
 
 
 def table(version: str) -> dict[str, Any]:
-    """The committed table of a version, e.g. "11.4.0.106"."""
-    found: dict[str, Any] = json.loads((HERE / f"tensorrt-{version}.json").read_text())
-    return found
+    """Return the committed table of a version, e.g. "11.4.0.106"."""
+    table: dict[str, Any] = json.loads((HERE / f"tensorrt-{version}.json").read_text())
+    return table
 
 
 def versions() -> list[str]:
-    """The versions that have a committed table, oldest first."""
+    """Return the versions that have a committed table, oldest first."""
     return sorted(path.stem.removeprefix("tensorrt-") for path in HERE.glob("tensorrt-*.json"))
 
 
@@ -84,11 +84,11 @@ def _class(cls: type) -> dict[str, Any]:
 
 
 def _overloads(name: str, doc: str) -> Iterator[list[str]]:
-    """The parameter names of each overload, without self; an optional one ends with "="."""
+    """Return the parameter names of each overload, without self; an optional one ends with "="."""
     for line in doc.splitlines():
-        found = re.match(rf"(?:\d+\. )?{re.escape(name)}\((.*)\) -> .*$", line)
-        if found and not found[1].startswith("*args"):
-            yield [parameter for parameter in _parameters(found[1]) if parameter != "self"]
+        match = re.match(rf"(?:\d+\. )?{re.escape(name)}\((.*)\) -> .*$", line)
+        if match and not match[1].startswith("*args"):
+            yield [parameter for parameter in _parameters(match[1]) if parameter != "self"]
 
 
 def _parameters(text: str) -> Iterator[str]:
@@ -104,7 +104,7 @@ def _parameters(text: str) -> Iterator[str]:
 
 
 def write(table: dict[str, Any]) -> str:
-    """The table as JSON, one method or enum a line."""
+    """Return the table as JSON, one method or enum a line."""
     lines = ["{", *(f" {_pair(key, table[key])}," for key in ("version", "functions"))]
     classes = []
     for name, cls in table["classes"].items():

@@ -72,7 +72,7 @@ _FOR_UINT8 = {"Cast", "Identity", "QuantizeLinear", "DequantizeLinear"}
 
 
 class InvalidShapes(Exception):
-    """The shapes of the inputs contradict each other somewhere in the graph."""
+    """Shapes of the inputs contradict each other somewhere in the graph."""
 
 
 @dataclass(frozen=True)
@@ -110,20 +110,20 @@ class Graph:
         self.outputs = list(graph.output)
 
     def original(self, name: str) -> str:
-        """The model's name of a network's input: one that is an output too was renamed."""
+        """Return the model's name of a network's input: one that is an output too was renamed."""
         names = {value.name for value in self.inputs}
         return name if name in names else name.removeprefix("__")
 
     # ------------------------------------------------------------------------------- the parser
 
     def name_of(self, index: int) -> str:
-        """The layer name that TensorRT gives a node."""
+        """Return the layer name that TensorRT gives a node."""
         node = self.model.graph.node[index]
         return node.name or f"node_of_{node.output[0]}"
 
     def refusals(self) -> list[Refusal]:
-        """What the parser has against this model: [] where it takes it."""
-        found = [
+        """Return the parser's objections to this model: [] where it takes it."""
+        refusals = [
             Refusal(
                 "UNSUPPORTED_NODE",
                 "Assertion failed: convertDtype(onnxDtype.elem_type(), &trtDtype) && "
@@ -132,19 +132,19 @@ class Graph:
             for value in self.inputs
             if value.type.tensor_type.elem_type not in TYPES
         ]
-        functions = {(each.domain, each.name) for each in self.model.functions}
+        functions = {(function.domain, function.name) for function in self.model.functions}
         for index, node in enumerate(self.model.graph.node):
             bad = _unknown(node, functions)
             if bad is not None:
                 known = onnx.defs.has(bad.op_type, bad.domain)
                 text = "false" if known else (
-                    'creator && "Plugin not found, are the plugin name, version, and namespace '
+                    'creator && "Plugin not refusals, are the plugin name, version, and namespace '
                     'correct?"'
                 )  # fmt: skip
                 code = "UNSUPPORTED_NODE" if known else "INVALID_NODE"
-                found.append(Refusal(code, text, index, bad.name, bad.op_type))
-        if found:
-            return found
+                refusals.append(Refusal(code, text, index, bad.name, bad.op_type))
+        if refusals:
+            return refusals
         typed = self._mistyped()
         return typed or self._misshapen()
 
@@ -176,7 +176,7 @@ class Graph:
     # ------------------------------------------------------------------------------- the shapes
 
     def shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-        """The outputs' shapes for these input shapes; -1 where it cannot be known beforehand.
+        """Return the outputs' shapes for these input shapes; -1 where the data decide.
 
         Raises InvalidShapes where they contradict each other.
         """
@@ -207,7 +207,7 @@ class Graph:
         return {value.name: known[value.name] for value in self.outputs}
 
     def decides_shapes(self, name: str) -> bool:
-        """Whether an input is read as a shape (a shape tensor in TensorRT's words)."""
+        """Tell whether an input is read as a shape (a shape tensor in TensorRT's words)."""
         places = {"Reshape": 1, "Expand": 1, "ConstantOfShape": 0, "Tile": 1}
         return any(
             node.op_type in places and name in node.input[places[node.op_type] :][:1]
@@ -217,7 +217,7 @@ class Graph:
     # ------------------------------------------------------------------------------ the engine
 
     def layers(self) -> list[str]:
-        """The layers of the engine, by name: "a + b" is one kernel for the nodes a and b.
+        """Return the layers of the engine, by name: "a + b" is one kernel for the nodes a and b.
 
         What is computed from constants alone is folded away, and an activation is computed by
         the kernel of the product before it.
@@ -243,7 +243,7 @@ class Graph:
         return layers
 
     def layer_kinds(self) -> list[str]:
-        """What a timing cache knows the layers by."""
+        """Return the keys of the layers in a timing cache."""
         return [node.op_type for node in self.model.graph.node]
 
     # ------------------------------------------------------------------------------ the results
@@ -253,7 +253,7 @@ class Graph:
 
 
 class Kernels:
-    """What computes a graph; shared by threads."""
+    """Computes a graph; shared by threads."""
 
     def __init__(self, graph: Graph) -> None:
         self._types = {v.name: v.type.tensor_type.elem_type for v in graph.inputs}
@@ -274,7 +274,9 @@ class Kernels:
         """Outputs in the graph's order; raises whatever the data make impossible."""
         if self._session is None:
             with self._lock:
-                return [np.asarray(each) for each in self._evaluator.run(self._names, dict(inputs))]
+                return [
+                    np.asarray(value) for value in self._evaluator.run(self._names, dict(inputs))
+                ]
         feeds = {name: _value(array, self._types[name]) for name, array in inputs.items()}
         values = self._session.run_with_ort_values(self._names, feeds)
         return [_array(value) for value in values]
@@ -306,7 +308,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _unknown(node: onnx.NodeProto, functions: set[tuple[str, str]]) -> onnx.NodeProto | None:
-    """The node itself, or one in its subgraphs, that the parser has no importer for."""
+    """Return the node itself, or one in its subgraphs, that the parser has no importer for."""
     known = node.domain in ("", "ai.onnx") and node.op_type in OPERATORS
     if not known and (node.domain, node.op_type) not in functions:
         return node
@@ -328,8 +330,8 @@ def _types(model: onnx.ModelProto) -> dict[str, int]:
 
 
 def _type_error(operator: str, name: str, said: list[str]) -> str:
-    """TensorRT's text where a layer does not take these types; "" where it does."""
-    known = [each for each in said if each]
+    """Return TensorRT's text where a layer does not take these types; "" where it does."""
+    known = [name for name in said if name]
     text = ""
     if operator in _ELEMENTWISE:
         layer = f"ElementWiseOperation {_ELEMENTWISE[operator]}"
@@ -354,7 +356,7 @@ def _type_error(operator: str, name: str, said: list[str]) -> str:
             f"is of type {known[1]}."
         )
     elif operator == "Concat" and len(set(known)) > 1:
-        other = next(each for each in known if each != known[0])
+        other = next(name for name in known if name != known[0])
         text = (
             f"IConcatenationLayer `inputs` must all be of the same type. "
             f"inputs[{known.index(other)}] is of type {other} but inputs[0] is of type {known[0]}."

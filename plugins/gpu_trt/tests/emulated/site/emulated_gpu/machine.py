@@ -18,7 +18,7 @@ POISON_NEW, POISON_FREED, POISON_PENDING = 0xCB, 0xDD, 0xCD
 
 
 class Crash(BaseException):
-    """What ends the process, or silently spoils memory, on a real machine.
+    """A mistake that ends the process, or silently spoils memory, on a real machine.
 
     Not an Exception: nothing under test may catch it.
     """
@@ -46,7 +46,7 @@ class Device:
         self._lock = threading.Lock()
 
     def allocate(self, nbytes: int, backed: bool = True) -> int:
-        """The address of new memory; `backed` False only counts it (TensorRT's own)."""
+        """Return the address of new memory; `backed` False only counts it (TensorRT's own)."""
         with self._lock:
             if self.used + nbytes > self.total:
                 raise OutOfMemory
@@ -68,10 +68,10 @@ class Device:
             self._bases.remove(base)
 
     def bytes(self, address: int, nbytes: int) -> np.ndarray:
-        """The memory at an address; Crash where that is not wholly inside one allocation."""
+        """Return the memory at an address; Crash where that is not wholly inside one allocation."""
         with self._lock:
-            place = bisect.bisect_right(self._bases, address) - 1
-            base = self._bases[place] if place >= 0 else -1
+            index = bisect.bisect_right(self._bases, address) - 1
+            base = self._bases[index] if index >= 0 else -1
             if base < 0 or address >= base + max(self._sizes[base], 1):
                 was_freed = any(b <= address < b + max(n, 1) for b, n in self._freed.items())
                 why = "it was freed" if was_freed else "nothing was ever there"
@@ -176,12 +176,12 @@ class Machine:
 
     @property
     def current(self) -> Device | None:
-        """The device of the calling thread's current context."""
+        """Device of the calling thread's current context."""
         contexts = self.stack.contexts
         return contexts[-1].device if contexts else None  # type: ignore[attr-defined]
 
     def queue(self, handle: int) -> Queue | None:
-        """The stream with this handle; 0 is the current device's default stream."""
+        """Return the stream with this handle; 0 is the current device's default stream."""
         if handle:
             return self.streams.get(handle)
         device = self.current
@@ -192,7 +192,7 @@ class Machine:
         return device.default
 
     def queues(self, device: Device) -> list[Queue]:
-        """Every stream of a device."""
+        """Return every stream of a device."""
         queues = [queue for queue in self.streams.values() if queue.device is device]
         return queues if device.default is None else [device.default, *queues]
 
@@ -204,7 +204,7 @@ class Machine:
         return any(b <= address and address + nbytes <= b + n for b, n in self.pinned.items())
 
     def faulty(self, call: str) -> bool:
-        """Whether a test wants this call to fail now."""
+        """Tell whether a test wants this call to fail now."""
         for fault in self._faults:
             if fault[0] == call:
                 fault[1] -= 1  # type: ignore[operator]
@@ -223,21 +223,21 @@ class Machine:
 
 
 def live() -> dict[str, int]:
-    """What is there now and has to be freed, by kind; zeros are left out."""
-    found = Counter(MACHINE.live)
-    found["device allocations"] = sum(device.allocations for device in MACHINE.devices)
-    found["device bytes"] = sum(device.used for device in MACHINE.devices)
-    found["pinned allocations"] = len(MACHINE.pinned)
-    found["streams"] = len(MACHINE.streams)
-    found["primary contexts"] = sum(device.retained for device in MACHINE.devices)
-    found["pushed contexts"] = len(MACHINE.stack.contexts)
-    return {kind: count for kind, count in sorted(found.items()) if count}
+    """Count what is there now and has to be freed, by kind; zeros are left out."""
+    counts = Counter(MACHINE.live)
+    counts["device allocations"] = sum(device.allocations for device in MACHINE.devices)
+    counts["device bytes"] = sum(device.used for device in MACHINE.devices)
+    counts["pinned allocations"] = len(MACHINE.pinned)
+    counts["streams"] = len(MACHINE.streams)
+    counts["primary contexts"] = sum(device.retained for device in MACHINE.devices)
+    counts["pushed contexts"] = len(MACHINE.stack.contexts)
+    return {kind: count for kind, count in sorted(counts.items()) if count}
 
 
 def violations() -> list[str]:
-    """What was done wrong where no error could be raised; clears the list."""
-    found, MACHINE.violations = MACHINE.violations, []
-    return found
+    """Return and forget what was done wrong where no error could be raised."""
+    texts, MACHINE.violations = MACHINE.violations, []
+    return texts
 
 
 @contextmanager

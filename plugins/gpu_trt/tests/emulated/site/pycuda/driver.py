@@ -51,7 +51,7 @@ class RuntimeError(Error):
 
 
 def _like_c(function: _Function) -> _Function:
-    """A C function has no Python frame: its errors keep nothing alive of what it was given."""
+    """Wrap as a C function, which has no frame: its errors keep no argument alive."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
@@ -80,7 +80,7 @@ def get_driver_version() -> int:
 
 
 def _hardware(call: str) -> _Hardware:
-    """The device of the current context; pycuda's error where there is none."""
+    """Return the device of the current context; pycuda's error where there is none."""
     _initialised(call)
     device = MACHINE.current
     if device is None:
@@ -168,7 +168,7 @@ class Context:
 
 
 class _Owned:
-    """What belongs to the context that was current when it was made, and is freed in it only."""
+    """An object of the context that was current when it was made; freed in that only."""
 
     def _own(self, kind: str) -> None:
         context = Context.get_current()
@@ -179,7 +179,7 @@ class _Owned:
         self._kind = kind
 
     def _free_with(self, free: Callable[[], None]) -> None:
-        """pycuda's rule: where its context is not current, the maker's thread alone may free."""
+        """Free by pycuda's rule: where the context is not current, only in the maker's thread."""
         context, self._context = self._context, None
         if context is None or not context._valid:
             return

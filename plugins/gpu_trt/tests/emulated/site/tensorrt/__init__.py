@@ -57,7 +57,7 @@ def volume(iterable: Any) -> int:
 
 
 def nptype(trt_type: Any) -> type:
-    """The numpy type; TypeError for those that numpy does not have."""
+    """Return the numpy type; TypeError for those that numpy does not have."""
     known: dict[str, type] = {
         "FLOAT": np.float32, "HALF": np.float16, "INT8": np.int8, "INT32": np.int32,
         "INT64": np.int64, "BOOL": np.bool_, "UINT8": np.uint8,

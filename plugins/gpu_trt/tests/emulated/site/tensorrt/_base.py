@@ -1,4 +1,4 @@
-"""What all emulated TensorRT classes share: enums by table, the log, null objects, contexts."""
+"""Base of all emulated TensorRT classes: enums by table, the log, null objects, contexts."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def _table() -> dict[str, Any]:
     paths = sorted(_TABLES.glob(f"tensorrt-{wanted}*.json"), key=lambda path: path.name)
     if not paths:
         raise ImportError(f"no table of TensorRT {wanted} in {_TABLES}")
-    found: dict[str, Any] = json.loads(paths[-1].read_text())
-    return found
+    table: dict[str, Any] = json.loads(paths[-1].read_text())
+    return table
 
 
 TABLE = _table()
@@ -38,7 +38,7 @@ class Pybind(type):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         made = super().__call__(*args, **kwargs)
         if not getattr(made, "_initialised", False):
-            base = next(each for each in cls.__mro__ if each.__module__.startswith("tensorrt"))
+            base = next(cls_ for cls_ in cls.__mro__ if cls_.__module__.startswith("tensorrt"))
             raise TypeError(
                 f"tensorrt.tensorrt.{base.__name__}.__init__() must be called when overriding "
                 "__init__"

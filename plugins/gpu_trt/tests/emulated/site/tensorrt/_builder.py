@@ -256,39 +256,39 @@ class Builder(Null):
 def _check_profiles(
     builder: Builder, network: INetworkDefinition, config: IBuilderConfig
 ) -> list[dict[str, Any]] | None:
-    """The shapes of every profile by input; None, with a logged error, where they do not fit."""
+    """Return the shapes of every profile by input; None, with an error logged if unfit."""
     graph = network._graph
     assert graph is not None
 
     def refuse(text: str, kind: str = "API Usage Error") -> None:
         builder._error(_BUILD, 4, text, kind)
 
-    dynamic = [each for each in network._inputs if -1 in each.shape or each.is_shape_tensor]
+    dynamic = [tensor for tensor in network._inputs if -1 in tensor.shape or tensor.is_shape_tensor]
     if dynamic and not config._profiles:
         return refuse(
             "Network has dynamic or shape inputs, but no optimization profile has been defined."
         )
     result = []
-    for place, profile in enumerate(config._profiles or [None]):
+    for index, profile in enumerate(config._profiles or [None]):
         shapes: dict[str, Any] = {}
         for tensor in network._inputs:
             name, dims = tensor.name, tuple(tensor.shape)
             given = profile._shapes.get(name) if profile is not None else None
             if given is None and -1 in dims:
                 return refuse(
-                    f"Dynamic input tensor {name} is missing dimensions in profile {place}."
+                    f"Dynamic input tensor {name} is missing dimensions in profile {index}."
                 )
             given = given or (dims,) * 3
             if len(given[0]) != len(dims):
                 return refuse(
                     f"Dynamic-shaped input tensor {name} has {len(dims)} dimensions but profile "
-                    f"{place} has {len(given[0])} dimensions."
+                    f"{index} has {len(given[0])} dimensions."
                 )
             for axis, dim in enumerate(dims):
-                low, opt, high = (each[axis] for each in given)
+                low, opt, high = (ends[axis] for ends in given)
                 if dim not in (-1, low) or (dim != -1 and not low == opt == high):
                     return refuse(
-                        f"Dimension mismatch for tensor {name} and profile {place}. At dimension "
+                        f"Dimension mismatch for tensor {name} and profile {index}. At dimension "
                         f"axis {axis}, profile has min={low}, opt={opt}, max={high} but tensor has "
                         f"{dim}."
                     )
@@ -297,7 +297,7 @@ def _check_profiles(
             graph.shapes({graph.original(name): given[1] for name, given in shapes.items()})
         except InvalidShapes as error:
             return refuse(
-                f"kOPT values for profile {place} violate shape constraints: {error}",
+                f"kOPT values for profile {index} violate shape constraints: {error}",
                 "Internal Error",
             )
         result.append(shapes)
@@ -305,7 +305,7 @@ def _check_profiles(
 
 
 def activation_bytes(network: INetworkDefinition, profiles: list[dict[str, Any]]) -> int:
-    """What a context holds: room for the largest inputs once more, as a stand-in."""
+    """Return the bytes that a context holds: a stand-in, room for the largest inputs."""
     most = 0
     for profile in profiles:
         total = 0
@@ -364,8 +364,8 @@ def _plan(
     graph = network._graph
     assert graph is not None
 
-    def tensor(each: ITensor) -> dict[str, Any]:
-        return {"name": each.name, "dtype": each.dtype.name, "shape": tuple(each.shape)}
+    def describe(tensor: ITensor) -> dict[str, Any]:
+        return {"name": tensor.name, "dtype": tensor.dtype.name, "shape": tuple(tensor.shape)}
 
     weights = graph.weights_bytes()
     header = json.dumps(
@@ -373,9 +373,10 @@ def _plan(
             "version": VERSION,
             "capability": "9.0",
             "inputs": [
-                {**tensor(each), "decides": each.is_shape_tensor} for each in network._inputs
+                {**describe(tensor), "decides": tensor.is_shape_tensor}
+                for tensor in network._inputs
             ],
-            "outputs": [tensor(each) for each in network._outputs],
+            "outputs": [describe(tensor) for tensor in network._outputs],
             "profiles": profiles,
             "weights_bytes": weights,
             "activation_bytes": needed - weights,

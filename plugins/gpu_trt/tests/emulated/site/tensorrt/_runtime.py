@@ -98,9 +98,11 @@ class ICudaEngine(Null):
         engine._weights = weights
         engine._graph = graph
         engine._kernels = Kernels(graph)
-        engine._tensors = {each["name"]: each for each in header["inputs"] + header["outputs"]}
-        engine._inputs = [each["name"] for each in header["inputs"]]
-        engine._outputs = [each["name"] for each in header["outputs"]]
+        engine._tensors = {
+            tensor["name"]: tensor for tensor in header["inputs"] + header["outputs"]
+        }
+        engine._inputs = [tensor["name"] for tensor in header["inputs"]]
+        engine._outputs = [tensor["name"] for tensor in header["outputs"]]
         return engine
 
     def _destroy(self) -> None:
@@ -236,7 +238,7 @@ class IExecutionContext(Null):
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """One thread at a time, from the first call until what it queued is done."""
+        """Admit one thread at a time, from the first call until what it queued is done."""
         self._enter()
         if not self._in_use.acquire(blocking=False):
             raise Crash("an IExecutionContext is used by two threads at once")
@@ -322,7 +324,7 @@ class IExecutionContext(Null):
         with self._alone():
             if name in self._engine._inputs:
                 return Dims(self._shapes.get(name, self._engine._tensors[name]["shape"]))
-            complete = all(each in self._shapes for each in self._engine._inputs)
+            complete = all(name in self._shapes for name in self._engine._inputs)
             outputs = self._outputs() if complete else None
             return Dims(outputs[name] if outputs else self._engine._tensors[name]["shape"])
 
@@ -387,7 +389,7 @@ class IExecutionContext(Null):
         MACHINE.scratch[memory] = queue
 
     def _check(self) -> dict[str, tuple[int, ...]] | None:
-        """The outputs' shapes; None, with a logged error, where something is not set."""
+        """Return the outputs' shapes; None, with a logged error, where something is not set."""
         where = "IExecutionContext::enqueueV3"
         if not self._scratch[0]:
             self._error(where, 3, "Parameter check failed. Device memory is not set.")
@@ -419,13 +421,13 @@ class IExecutionContext(Null):
         self, shapes: dict[str, tuple[int, ...]], addresses: dict[str, int]
     ) -> dict[str, np.ndarray[Any, Any]]:
         assert self._device is not None
-        found = {}
+        values = {}
         for name, shape in shapes.items():
             dtype = np.dtype(_NUMPY[self._engine._tensors[name]["dtype"]])
             nbytes = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
             memory = self._device.bytes(addresses[name], nbytes).copy()
-            found[self._engine._graph.original(name)] = memory.view(dtype).reshape(shape)
-        return found
+            values[self._engine._graph.original(name)] = memory.view(dtype).reshape(shape)
+        return values
 
     def _compute(
         self,
