@@ -7,6 +7,7 @@ from typing import Any
 import typer
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
+from engine.backends.manifest import option_values
 from engine.backends.probe import probe_all
 from engine.cli import check
 from engine.cli.build import Json
@@ -82,12 +83,21 @@ def list_backends(json: bool) -> None:
     for each in ordered:
         remarks = [("reason", each.reason), ("fix", each.fix)]
         remarks += [("warning", text) for text in each.warnings]
-        said = [f"  {label}: {plain(text)}" for label, text in remarks if text]
-        if said:
+        remarks += [("lacks", text) for text in _lacking(each)]
+        shown = [f"  {label}: {plain(text)}" for label, text in remarks if text]
+        if shown:
             line()
             line(f"{plain(each.name)} ({_words(each.state)}):")
-            for text in said:
+            for text in shown:
                 line(text)
+
+
+def _lacking(record: BackendRecord) -> list[str]:
+    """Describe what its devices cannot do of what the backend announces."""
+    found = record.devices.found if record.devices else ()
+    return [
+        f"{info.device} has no {flag}: {why}" for info in found for flag, why in info.lacks.items()
+    ]
 
 
 def _is_here(each: BackendRecord) -> bool:
@@ -117,9 +127,17 @@ def values(each: BackendRecord) -> dict[str, Any]:
         "formats": list(info.formats) if info else [],
         "capabilities": sorted(str(flag) for flag in info.capabilities) if info else [],
         "devices": [
-            {"device": str(one.device), "name": one.name, "memory_bytes": one.memory_bytes}
+            {
+                "device": str(one.device),
+                "name": one.name,
+                "memory_bytes": one.memory_bytes,
+                "lacks": {str(flag): why for flag, why in one.lacks.items()},
+            }
             for one in (devices.found if devices else ())
         ],
+        "options": {
+            name: option_values(option) for name, option in (info.options if info else {}).items()
+        },
         "reason": each.reason,
         "fix": each.fix,
         "warnings": list(each.warnings),

@@ -65,6 +65,7 @@ def build_plan(
             continue
         source = open_source(backend.info.suffixes)
         first = Candidate(backend, options(backend, target))
+        backend.check_provider(first.options.provider)
         if cancel is not None:
             cancel.check()
         try:
@@ -133,7 +134,9 @@ def _further(
                 yield error
                 continue
             settings = options(backend, target)
-            if not are_listed and settings.provider not in backend.info.providers:
+            if are_listed:
+                backend.check_provider(settings.provider)
+            elif settings.provider not in backend.info.providers:
                 settings = replace(settings, provider="")  # the user's is another backend's
             if (backend.name, settings.provider) in asked:
                 continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +26,7 @@ DIGESTS = {
 
 
 @pytest.fixture(params=DIGESTS)
-def frozen(request: pytest.FixtureRequest, plugin_folder: Path) -> Iterator[str]:
+def frozen(request: pytest.FixtureRequest, plugin_folder: Path) -> str:
     """The name of a frozen backend, installed while the test runs."""
     folder = FROZEN / request.param
     project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
@@ -37,7 +36,7 @@ def frozen(request: pytest.FixtureRequest, plugin_folder: Path) -> Iterator[str]
     for number, (group, points) in enumerate(project["entry-points"].items()):
         for name, value in points.items():
             install(plugin_folder, name, value, group=group, distribution=f"frozen-{number}")
-    yield next(iter(project["entry-points"]["engine.backends.v1"]))
+    return next(iter(project["entry-points"]["engine.backends.v1"]))
 
 
 @pytest.mark.parametrize("name", DIGESTS)
