@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from math import prod
@@ -47,7 +47,9 @@ from engine.types import (
 
 PROVIDER = "reference"
 
-_stop_at: ContextVar[float | None] = ContextVar("stop_at", default=None)  # one for each thread
+# Of the predict that a thread runs: its deadline, and what else may stop it.
+_stop_at: ContextVar[float | None] = ContextVar("stop_at", default=None)
+_check: ContextVar[Callable[[], None] | None] = ContextVar("check", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,13 +191,22 @@ class EvaluatorContext:
     def __init__(self, executable: EvaluatorExecutable) -> None:
         self._executable: EvaluatorExecutable | None = executable
 
-    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
-        """Run the model once; engine_predict says how."""
+    def run(
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        check: Callable[[], None] | None = None,
+    ) -> Values:
+        """Run the model once; engine_predict says how.
+
+        check: called wherever the deadline is looked at; it raises to stop the predict.
+        """
         executable = self._executable
         assert executable is not None, "predict after close"
         assert executable.evaluator is not None, "predict after close"
         names = [spec.name for spec in executable.inputs]
-        token = _stop_at.set(deadline_s)
+        token, check_token = _stop_at.set(deadline_s), _check.set(check)
         try:
             _wait(executable.host.delay_s)
             with np.errstate(all="ignore"):  # overflow and NaN are results in ONNX, not warnings
@@ -208,6 +219,7 @@ class EvaluatorContext:
             ) from error
         finally:
             _stop_at.reset(token)
+            _check.reset(check_token)
         if outputs is None:
             return [_own(*each) for each in zip(results, executable.outputs, strict=True)]
         filled = [
@@ -317,6 +329,9 @@ def _own(result: Any, spec: TensorSpec) -> Value:
 
 
 def _check_deadline() -> None:
+    check = _check.get()
+    if check is not None:
+        check()
     stop_at = _stop_at.get()
     if stop_at is not None and time.monotonic() >= stop_at:
         raise DeadlineExceeded("predict was stopped at its deadline")

@@ -101,7 +101,7 @@ class ReadsInputsAsBfloat16(Faulty):
 )
 class MultipliesMatricesInTf32(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
-        if any(node.op_type == "MatMul" for node in context.inner._executable._nodes):
+        if any(node.op_type == "MatMul" for node in context.inner._executable.inner._nodes):
             inputs = [_rounded(x, bits=10) for x in inputs]
         return super().predict(context, inputs, outputs, deadline_s)
 
@@ -251,7 +251,7 @@ class BindsReadInputsInTurn(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
         if outputs is not None:
             inputs = list(inputs)
-            kept = _read(context.inner._executable)
+            kept = _read(context.inner._executable.inner)
             for place, x in zip(kept, tuple(inputs), strict=False):
                 inputs[place] = x
         return super().predict(context, inputs, outputs, deadline_s)

@@ -136,7 +136,7 @@ class HasOneExecutable(Faulty):
         return executable
 
     def predict(self, context, inputs, outputs, deadline_s):
-        context.inner._executable = self.last
+        context.inner._inner = self.last.inner.open_context()
         return super().predict(context, inputs, outputs, deadline_s)
 
 
@@ -306,7 +306,7 @@ class LeaksWeights(Faulty):
 
     def compile(self, loaded, options):
         executable = super().compile(loaded, options)
-        self.kept.append(executable.inner.evaluator)
+        self.kept.append(executable.inner.inner.evaluator)
         return executable
 
 
