@@ -16,8 +16,6 @@ from engine.testing import models
 from engine.testing.level import Array, Level, Running, Trial, time_predict, time_slow
 from engine.types import Capability
 
-SOON_S = 20.0  # far more than any runtime needs to look at a flag between two nodes
-
 
 def _row(start: float) -> Array:
     return np.arange(start, start + 3, dtype=np.float32).reshape(1, 3)
@@ -70,8 +68,8 @@ class Contexts(Level):
     def test_a_predict_is_cancelled_by_another_thread(self, trial: Trial) -> None:
         self.require(trial, Capability.CANCEL_PREDICT)
         running, x, whole_s = time_slow(trial)
-        whole, stopped = [whole_s], []
-        for _ in range(3):  # the best of three: other processes slow this one down and let go
+        whole, stopped = [whole_s], [whole_s]
+        for _ in range(8):  # other processes slow this one down and let go: one that shows it
             cancelled = trial.context(running.executable)
             timer = threading.Timer(min(whole) / 10, _canceller(cancelled))
             start_s = time.monotonic()
@@ -82,7 +80,9 @@ class Contexts(Level):
             timer.join()
             cancelled.context.close()
             whole.append(time_predict(running, x))
-        assert min(stopped) < min(whole) / 2, (
+            if min(stopped) < min(whole) / 2:
+                return
+        raise AssertionError(
             f"told to stop after {min(whole) / 10:.2f} s, predict stopped after "
             f"{min(stopped):.2f} s at best; undisturbed it takes {min(whole):.2f} s"
         )

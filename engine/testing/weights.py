@@ -14,7 +14,7 @@ from engine.testing.level import Array, Level, Running, Trial, floats
 from engine.types import Capability
 
 NAMES = ("two", "one")  # of models.affine: y = two * x + one
-UPDATES = 200
+UPDATES = 60
 
 
 def _row() -> Array:

@@ -292,6 +292,33 @@ class Faultless(Faulty):
 
 
 # Each registers its faults.
-from faulty import answers, life, ownership, refusals, workers  # noqa: E402
+from faulty import (  # noqa: E402
+    answers,
+    compiled,
+    contexts,
+    device,
+    life,
+    ownership,
+    process,
+    ranks,
+    refusals,
+    settings,
+    workers,
+)
 
-__all__ = ["FAULTS", "Fault", "Faulty", "answers", "life", "ownership", "refusals", "workers"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "Faulty",
+    "answers",
+    "compiled",
+    "contexts",
+    "device",
+    "life",
+    "ownership",
+    "process",
+    "ranks",
+    "refusals",
+    "settings",
+    "workers",
+]

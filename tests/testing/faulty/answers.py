@@ -106,6 +106,26 @@ class MultipliesMatricesInTf32(Faulty):
         return super().predict(context, inputs, outputs, deadline_s)
 
 
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesDoublesInSingle(Changes):
+    def change(self, context, inputs, results):
+        return [y.astype(np.float32).astype(y.dtype) if y.dtype == "f8" else y for y in results]
+
+
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesLongsInInt32(Changes):
+    def change(self, context, inputs, results):
+        return [y.astype(np.int32).astype(y.dtype) if y.dtype == "i8" else y for y in results]
+
+
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesUnsignedLongsAsSigned(Changes):
+    """Saturates where int64 ends."""
+
+    def change(self, context, inputs, results):
+        return [np.minimum(y, 2**63 - 1) if y.dtype == "u8" else y for y in results]
+
+
 @caught_by("test_whole_numbers_arrive_to_the_last_bit", says="Arrays are not equal")
 class TakesIntegersForDoubles(Changes):
     def change(self, context, inputs, results):
