@@ -61,12 +61,11 @@ class Process(Level):
         seen = _witness(
             trial, trial.source(models.heavy), x, repeat_s=0.6, threads=Threads(intra_op=1)
         )
-        # Threads that there were before, numpy's for one, are not the backend's.
-        busy = seen["thread_s"]
-        total = sum(busy)
-        working = [seconds for seconds in busy if seconds > 0.2 * total and seconds > 0.05]
-        assert len(working) <= 1, (
-            f"one thread is allowed, and {len(working)} worked: {working} s of CPU time"
+        # Of the CPU time in predict all is one thread's, whichever it is: the caller's or another.
+        others_s = seen["process_s"] - seen["busiest_s"]
+        assert others_s < 0.3 * seen["process_s"] + 0.05, (
+            f"one thread is allowed, and of {seen['process_s']:.2f} s of CPU time "
+            f"{others_s:.2f} s are other threads'"
         )
 
 
@@ -76,8 +75,9 @@ def _witness(
     """Build and run a model in a fresh process, and return what that saw of itself.
 
     before, after: the process's settings. written: files that were opened for writing, or that
-    came into its own folders. disk_bytes: what it wrote to disk by any means. thread_s: CPU time
-    in predict of the thread that called it and of all that came after the start.
+    came into its own folders. disk_bytes: what it wrote to disk by any means. process_s, busiest_s:
+    CPU time in predict of all threads and of the busiest one; those that there were before the
+    backend was opened (numpy's) do not count.
     """
     folder = trial.folder / "witness"
     own = [folder / name for name in ("work", "tmp", "home", "cache")]

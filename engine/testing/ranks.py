@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Sequence
 from typing import Any, ClassVar, TypeAlias
 
 import pytest
 
 from engine.distributed.store import StoreServer
-from engine.host.child import command, environment
+from engine.host.child import command, ending, environment
 from engine.testing.level import Level, Trial
 from engine.types import Capability
 
 LIMIT_S = 180
+GRACE_S = 2  # for what the others have to say when one rank has failed
 WORLD_SIZE = 2
 
 Results: TypeAlias = dict[str, list[Any]]
@@ -102,16 +104,24 @@ def _run_ranks(backend: str, scenarios: Sequence[str], world: range) -> tuple[Re
             )
             for rank in world
         ]  # fmt: skip
+        _wait(children)
         for rank, child in zip(world, children, strict=True):
-            try:
-                out, errors = child.communicate(timeout=LIMIT_S)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                out, errors = child.communicate()
-                errors += f"\nrank {rank} hangs"
+            out, errors = child.communicate()
             if child.returncode:
-                failures.append(f"rank {rank}:\n{errors[-2000:]}")
+                failures.append(f"rank {rank} {ending(child.returncode)}:\n{errors[-2000:]}")
             for line in out.splitlines():
                 scenario, result = json.loads(line)
                 results.setdefault(scenario, []).append(result)
     return results, failures
+
+
+def _wait(children: Sequence[subprocess.Popen[str]]) -> None:
+    """Wait for all; when one has failed, or none gets on, those that are left are ended."""
+    end_s = time.monotonic() + LIMIT_S
+    while any(child.poll() is None for child in children):
+        if any(child.returncode for child in children):
+            end_s = min(end_s, time.monotonic() + GRACE_S)
+        if time.monotonic() > end_s:
+            for child in children:
+                child.kill()
+        time.sleep(0.02)

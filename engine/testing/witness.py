@@ -159,10 +159,11 @@ def run(order: Path, folders: Sequence[str]) -> dict[str, Any]:
         loaded.close()
         context = executable.open_context()
         backend.predict(context, [x], None, None)
-        start, end_s = _thread_s(), time.monotonic() + repeat_s
+        process_s, start, end_s = time.process_time(), _thread_s(), time.monotonic() + repeat_s
         while time.monotonic() < end_s:
             backend.predict(context, [x], None, None)
         spent = {thread: end - start.get(thread, 0.0) for thread, end in _thread_s().items()}
+        process_s = time.process_time() - process_s
         context.close()
         executable.close()
     return {
@@ -170,7 +171,8 @@ def run(order: Path, folders: Sequence[str]) -> dict[str, Any]:
         "after": settings(),
         "written": writes.paths(),
         "disk_bytes": _disk_bytes() - disk_bytes,
-        "thread_s": [seconds for thread, seconds in spent.items() if thread not in others],
+        "process_s": process_s - sum(spent.get(thread, 0.0) for thread in others),
+        "busiest_s": max(seconds for thread, seconds in spent.items() if thread not in others),
     }
 
 
