@@ -38,7 +38,21 @@ EPILOG = """[bold]Examples[/bold]
 
   lifecycle  loading, compiling, opening and closing; what is reported, what leaks
 
+  settings  the options that are declared are those that are taken
+
+  process  settings of the process, secrets on disk, the number of threads
+
   threads  threads, deadlines, cancelling, and the users' view
+
+  contexts  contexts that share memory, are cancelled, let go of arrays
+
+  compiled  compiled forms: the same model, damaged ones, keys
+
+  device_values  memory of the device, copies, streams
+
+  weights  weights that are exchanged between two predicts
+
+  ranks  collectives of two processes
 
 [bold]Exit status[/bold]
 
@@ -102,10 +116,10 @@ def check_backend(
     The tests run in a process of their own; one that crashes or hangs is a failed test, and the
     others still run. Needs the extra "testing".
     """
-    for each in level or ():
-        if each not in LEVELS:
+    for name_of_level in level or ():
+        if name_of_level not in LEVELS:
             raise typer.BadParameter(
-                f"{each!r} is not one of {', '.join(LEVELS)}", param_hint="--level"
+                f"{name_of_level!r} is not one of {', '.join(LEVELS)}", param_hint="--level"
             )
     require_timeout(timeout)
     json = json or bool(context.obj)  # of `engine plugins --json check`
