@@ -275,11 +275,13 @@ class Context(Settings):
 
 def _require_backend(element: str) -> None:
     # Imported here: `import engine` must not cost a scan of what is installed.
-    from engine.backends import installed, is_target
+    from engine.backends import installed, is_target, nearest_target
 
     if not is_target(element):
         here = ", ".join(installed()) or "none"
+        near = nearest_target(element)
+        hint = f"; did you mean {near!r}?" if near else ""
         raise ValueError(
             f"target elements must be in ['cpu', 'gpu', 'ascend'], but got {element.lower()}. "
-            f"Or the name of an installed backend (installed: {here})"
+            f"Or the name of an installed backend (installed: {here}){hint}"
         )

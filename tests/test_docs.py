@@ -1,4 +1,4 @@
-"""What the documents say is so: code runs, links lead somewhere, tables are whole."""
+"""The documents are true: code runs, links lead somewhere, tables are whole."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_python_of_a_document_runs_and_prints_what_it_says(
     assert code
     exec(compile(code, name, "exec"), namespace)
     printed = capsys.readouterr().out
-    for said in re.findall(r"print\(.*\) +# (.+)", code):
-        for part in said.split("..."):
+    for comment in re.findall(r"print\(.*\) +# (.+)", code):
+        for part in comment.split("..."):
             assert part.strip() in printed
 
 
@@ -62,9 +62,9 @@ def test_the_backend_that_the_guide_shows_passes_the_kit(plugin_folder: Path) ->
     module = [block for section in sections[1:4] for block in blocks_in(section, "python")]
     (package / "__init__.py").write_text("\n\n".join(module))
     (package / "conformance.py").write_text(blocks_in(sections[4], "python")[0])
-    for place, (group, points) in enumerate(project["entry-points"].items()):
+    for number, (group, points) in enumerate(project["entry-points"].items()):
         for name, value in points.items():
-            install(plugin_folder, name, value, group=group, distribution=f"guide-{place}")
+            install(plugin_folder, name, value, group=group, distribution=f"guide-{number}")
     report = check("mine")
     assert report.of(Outcome.FAILED) == []
     assert report.of(Outcome.GAP) == []
@@ -88,6 +88,19 @@ def test_each_hook_is_documented_with_its_exact_arguments(hook: str) -> None:
     guide = (ROOT / "docs/write_a_backend.md").read_text()
     assert re.search(rf"^\| `{hook}` \| {re.escape(shown)} ?\|", guide, re.M)
     assert getattr(hookspecs, hook).__doc__
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_that_the_core_does_not_call_yet_are_marked(hook: str) -> None:
+    guide = (ROOT / "docs/write_a_backend.md").read_text()
+    [row] = re.findall(rf"^\| `{hook}` \|.*$", guide, re.M)
+    assert ("planned" in row) == (hook in hookspecs.PLANNED)
+
+
+def test_the_guide_speaks_of_every_capability() -> None:
+    guide = (ROOT / "docs/write_a_backend.md").read_text()
+    missing = [str(flag) for flag in Capability if f"`{flag}`" not in guide]
+    assert missing == []
 
 
 def test_each_capability_that_needs_a_hook_is_one_of_the_contracts() -> None:

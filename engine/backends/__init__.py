@@ -1,7 +1,8 @@
 """Entry points -> one opened backend, in one of six states.
 
 records.py     the six states, and the record of a backend
-backend.py     one opened backend: its hooks as plain functions
+backend.py     one opened backend: its hooks as plain functions, what it can do
+manifest.py    its manifest: checked, options of one kind, as JSON and back
 discovery.py   names -> backends: what is installed, and what became of it
 targets.py     an element of `context.target` -> the backend that serves it
 probe.py       the same in a process of its own, for plugins that may crash; not imported here
@@ -14,6 +15,7 @@ from engine.backends.discovery import (
     forget,
     installed,
     known,
+    nearest_target,
     open_backend,
     record,
     warn_once,
@@ -33,6 +35,7 @@ __all__ = [
     "installed",
     "is_target",
     "known",
+    "nearest_target",
     "open_backend",
     "record",
     "warn_once",

@@ -1,54 +1,80 @@
-"""One opened backend: its hooks as plain functions."""
+"""One opened backend: its hooks as plain functions, and what it can do."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from engine import hookspecs
+from engine.backends.manifest import checked
 from engine.errors import BackendUnavailable
 from engine.options import nearest
 from engine.types import (
     BackendInfo,
+    Capability,
     Check,
     CompileOptions,
+    Device,
     Devices,
     Executable,
     LoadedModel,
     ModelSource,
-    Option,
 )
 
 if TYPE_CHECKING:
     from engine.types import Values
+
+NEEDED: Mapping[str, tuple[str, ...]] = {
+    Capability.DEVICE_BUFFERS: ("engine_buffer", "engine_copy", "engine_order"),
+    Capability.COMPILE_CACHE: ("engine_compiled_key",),
+    Capability.SHARE_WEIGHTS: ("engine_share_weights",),
+    Capability.UPDATE_WEIGHTS: ("engine_update_weights",),
+    Capability.COLLECTIVES: (
+        "engine_communicator",
+        "engine_allreduce",
+        "engine_allgather",
+        "engine_send",
+        "engine_receive",
+    ),
+}
+"""The hooks without which a capability is none. Other collectives are composed of these."""
 
 
 class Backend:
     """An opened backend: its hooks as plain functions, bound once.
 
     A hook call through pluggy costs about 1 us, a bound function a twentieth of that.
+
+    info: its manifest; all `options` are `Option`s. warnings: what the core ignores of it, and why.
+    Raises TypeError for a plugin that is no backend of this contract, saying why.
     """
 
     def __init__(self, name: str, plugin: object, warnings: list[str]) -> None:
         manager = pluggy.PluginManager(hookspecs.PROJECT)
         manager.add_hookspecs(hookspecs)
         manager.register(plugin, name)
+        _refuse_wrappers(manager)
         warnings += _unknown_hooks(manager)
-        missing = [
-            hook for hook in hookspecs.REQUIRED if not getattr(manager.hook, hook).get_hookimpls()
-        ]
-        if missing:
-            raise TypeError(f"it does not implement {', '.join(missing)}")
         self.name = name
         self.hook = manager.hook
+        missing = [hook for hook in hookspecs.REQUIRED if not self.has(hook)]
+        if missing:
+            raise TypeError(f"it does not implement {', '.join(missing)}")
+        self.info: BackendInfo = checked(self.bind("engine_backend")())
+        self._can = frozenset(self.info.capabilities)
+        for capability, hooks in NEEDED.items():
+            absent = [hook for hook in hooks if not self.has(hook)]
+            if capability in self._can and absent:
+                self._can -= {capability}
+                warnings.append(
+                    f"it announces {str(capability)!r} but does not implement "
+                    f"{', '.join(absent)}; the capability is ignored"
+                )
         self.warnings = tuple(warnings)
-        self.info: BackendInfo = self.bind("engine_backend")()
-        if not isinstance(self.info, BackendInfo):
-            raise TypeError(f"engine_backend returned {self.info!r}, expected a BackendInfo")
-        _check_info(self.info)
         self.devices: Callable[[], Devices] = self.bind("engine_devices")
         self.load: Callable[[ModelSource, CompileOptions], LoadedModel] = self.bind("engine_load")
         self.compile: Callable[[LoadedModel, CompileOptions], Executable] = self.bind(
@@ -59,20 +85,73 @@ class Backend:
         )
 
     def diagnose(self) -> Sequence[Check]:
-        """The backend's own checks of this machine; none if it has none."""
-        if not self.hook.engine_diagnose.get_hookimpls():
+        """Return the backend's own checks of this machine; none if it has none."""
+        if not self.has("engine_diagnose"):
             return ()
         checks: Sequence[Check] = self.bind("engine_diagnose")()
         return checks
 
+    # ------------------------------------------------------------------------- what it can do
+
+    def has(self, hook: str) -> bool:
+        """Return whether the backend implements `hook`."""
+        return bool(getattr(self.hook, hook).get_hookimpls())
+
     def can(self, capability: str) -> bool:
-        """Whether the backend announces a capability."""
-        return capability in self.info.capabilities
+        """Return whether the backend announces a capability and has the hooks it needs.
+
+        A device may lack it all the same: see `lacks`.
+        """
+        return capability in self._can
+
+    def lacks(self, capability: str, device: Device) -> str:
+        """Return why `device` does not have a capability; "" where it does.
+
+        Asks engine_devices at the first call for an announced capability, and never again.
+        """
+        if not self.can(capability):
+            return f"backend {self.name!r} does not announce {str(capability)!r}"
+        return str(self._lacking.get(device, {}).get(capability, ""))
+
+    @property
+    def device_type(self) -> str:
+        """The device type that the backend's name alone stands for: the first that is present.
+
+        Where none is, the first of the manifest, so that what follows can say what is missing.
+        """
+        types = self.info.device_types
+        if len(types) == 1:
+            return types[0]
+        present = {device.type for device in self._lacking}
+        return next((kind for kind in types if kind in present), types[0])
+
+    @cached_property
+    def _lacking(self) -> dict[Device, Mapping[str, str]]:
+        """What each device that was found lacks, by capability."""
+        return {found.device: found.lacks for found in self.devices().found}
+
+    def check_provider(self, text: str) -> str:
+        """Return a provider that the user names as the manifest spells it; "" for none.
+
+        Raises BackendUnavailable listing the backend's providers where it is none of them.
+        """
+        by_lower = {provider.lower(): provider for provider in self.info.providers}
+        if not text or text.lower() in by_lower:
+            return by_lower.get(text.lower(), "")
+        near = nearest(text, by_lower.values())
+        hint = f"did you mean {near!r}? " if near else ""
+        known = ", ".join(self.info.providers)
+        raise BackendUnavailable(
+            f"backend {self.name!r} has no provider {text!r}; {hint}"
+            + (f"choose one of: {known}" if known else "it has none: leave the provider out"),
+            self.name,
+        )
+
+    # ------------------------------------------------------------------------------- its hooks
 
     def bind(self, hook: str) -> Callable[..., Any]:
-        """The implementation of `hook` as a function of the spec's arguments, in their order."""
-        caller = getattr(self.hook, hook)
-        implementations = caller.get_hookimpls()
+        """Return the implementation of `hook` as a function of the spec's arguments, in order."""
+        implementations = getattr(self.hook, hook).get_hookimpls()
         if not implementations:
             raise BackendUnavailable(
                 f"backend {self.name!r} does not implement {hook}; it announces: "
@@ -86,32 +165,26 @@ class Backend:
         taken = tuple(name for name in named if name in given)
         if taken == given:
             return function
-        places = tuple(given.index(name) for name in taken)
-        return lambda *arguments: function(*[arguments[place] for place in places])
+        indices = tuple(given.index(name) for name in taken)
+        return lambda *arguments: function(*[arguments[index] for index in indices])
 
 
-def _check_info(info: BackendInfo) -> None:
-    for field in ("name", "version"):
-        if not isinstance(getattr(info, field), str):
-            raise TypeError(f"BackendInfo.{field} is {getattr(info, field)!r}, expected a str")
-    for field in ("device_types", "providers", "formats", "completed_by"):
-        values = getattr(info, field)
-        if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
-            raise TypeError(f"BackendInfo.{field} is {values!r}, expected a tuple of str")
-    for field in ("suffixes", "options"):
-        values = getattr(info, field)
-        if not isinstance(values, Mapping) or not all(
-            isinstance(text, str | Option) for item in values.items() for text in item
-        ):
-            raise TypeError(f"BackendInfo.{field} is {values!r}, expected a dict of str to str")
-    if not info.device_types:
-        raise TypeError("BackendInfo.device_types is empty, expected what it serves")
-    if not isinstance(info.capabilities, frozenset | set):
-        raise TypeError(f"BackendInfo.capabilities is {info.capabilities!r}, expected a frozenset")
+def _refuse_wrappers(manager: pluggy.PluginManager) -> None:
+    """Raise TypeError for a hook that is a wrapper: bound as a function it would be skipped."""
+    for name, caller in vars(manager.hook).items():
+        if name.startswith("_"):
+            continue
+        for implementation in caller.get_hookimpls():
+            if implementation.wrapper or implementation.hookwrapper:
+                kind = "wrapper=True" if implementation.wrapper else "hookwrapper=True"
+                raise TypeError(
+                    f"its {name} is a wrapper ({kind}), and a hook is a function here; to see a "
+                    "model's predicts, write an extension (engine.types.Extension)"
+                )
 
 
 def _unknown_hooks(manager: pluggy.PluginManager) -> list[str]:
-    """Hooks of a plugin that this core does not know: a newer plugin, or a misspelt name."""
+    """Describe the hooks that this core does not know: a newer plugin's, or misspelt ones."""
     unknown = []
     known = [name for name in vars(hookspecs) if name.startswith("engine_")]
     for name, caller in vars(manager.hook).items():

@@ -17,6 +17,7 @@ from importlib_metadata import EntryPoint, distributions
 from engine.backends.backend import Backend
 from engine.backends.records import BackendRecord, BackendState
 from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
+from engine.options import nearest
 
 GROUP = "engine.backends.v1"
 _ANY_VERSION = "engine.backends.v"
@@ -25,6 +26,13 @@ _ANY_VERSION = "engine.backends.v"
 EXTRAS = {"cpu": "cpu", "gpu": "gpu-trt", "ascend": "ascend-ge"}
 OFFICIAL = {"cpu": "cpu", "gpu": "gpu_trt", "ascend": "ascend_ge"}
 """This project's own backends, by the device type that each serves."""
+
+# What people write for a device that the API calls otherwise.
+SYNONYMS = {
+    "cpu": ("x86", "arm", "host", "onnxruntime", "ort"),
+    "gpu": ("cuda", "nvidia", "tensorrt", "trt", "gpu_trt"),
+    "ascend": ("npu", "cann", "acl", "ascend310", "ascend310p", "ascend910", "ascend910b", "ge"),
+}
 
 open_backends: dict[str, Backend] = {}
 
@@ -45,7 +53,7 @@ def open_backend(name: str) -> Backend:
 
 
 def record(name: str) -> BackendRecord:
-    """What is known of backend `name`, found out in this process; never raises.
+    """Return the record of backend `name`, found out in this process; never raises.
 
     A plugin or driver that crashes or hangs takes the process with it: see `probe`.
     """
@@ -53,17 +61,17 @@ def record(name: str) -> BackendRecord:
 
 
 def known() -> list[str]:
-    """The names of the installed backends, of this contract version or another."""
+    """Return the names of the installed backends, of this contract version or another."""
     return sorted({point.name for point in _found(_ANY_VERSION)})
 
 
 def installed() -> tuple[str, ...]:
-    """The names of the backends that are installed for this contract, without importing any."""
+    """Return the names of the backends installed for this contract, without importing any."""
     return tuple(sorted({point.name for point in _found(GROUP)}))
 
 
 def forget(name: str) -> None:
-    """Close the door on an opened backend: the next open looks again. Models keep what they have.
+    """Drop an opened backend, so that the next open looks again. Models keep what they have.
 
     For tests and for plugins installed while the process runs.
     """
@@ -74,7 +82,7 @@ def forget(name: str) -> None:
 
 
 def resolve(name: str, look_for_devices: bool = True) -> tuple[BackendRecord, Backend | None]:
-    """The one place that decides a backend's state; the backend itself where it can be opened."""
+    """Decide a backend's state, and give the backend itself where it can be opened."""
     points = _points(GROUP, name)
     if not points:
         return absent_record(name), None
@@ -133,7 +141,7 @@ def _is_disabled(name: str) -> bool:
 
 
 def crashed(name: str, reason: str) -> BackendRecord:
-    """The record of a backend whose probe, in a process of its own, did not come back."""
+    """Return the record of a backend whose probe, in a process of its own, did not come back."""
     points = _points(GROUP, name)
     return _broken({"name": name, **(_owner(points[0]) if points else {})}, reason)
 
@@ -144,7 +152,7 @@ def _broken(facts: dict[str, Any], reason: str, fix: str = "") -> BackendRecord:
 
 
 def _found(prefix: str) -> Iterator[EntryPoint]:
-    """The entry points of every group that is `prefix`, or begins so if it ends in "v"."""
+    """Yield the entry points of every group that is `prefix`, or begins so if it ends in "v"."""
     for dist in distributions():
         try:
             for point in dist.entry_points:
@@ -156,7 +164,7 @@ def _found(prefix: str) -> Iterator[EntryPoint]:
 
 
 def _points(prefix: str, name: str) -> list[EntryPoint]:
-    """Those of that name; of one distribution that is found twice, the first on the path."""
+    """Return those of that name; of a distribution that is found twice, the first on the path."""
     points: dict[tuple[str, str], EntryPoint] = {}
     for point in _found(prefix):
         if point.name == name:
@@ -173,7 +181,7 @@ def _owner(point: EntryPoint) -> dict[str, str]:
 
 
 def absent_record(name: str, device_type: str = "", target: str = "") -> BackendRecord:
-    """The record of a backend that no installed distribution offers for this contract."""
+    """Return the record of a backend that no installed distribution offers for this contract."""
     others = _points(_ANY_VERSION, name)
     if others:
         owner = _owner(others[0])
@@ -188,11 +196,13 @@ def absent_record(name: str, device_type: str = "", target: str = "") -> Backend
     kind = device_type or next((k for k, v in OFFICIAL.items() if name in (k, v)), "")
     asked = f"target {target!r}: " if target and target.lower() != name else ""
     here = ", ".join(installed()) or "none"
-    fix = (
-        f'run: pip install "inference-engine[{EXTRAS[kind]}]"'
-        if kind
-        else "install the distribution that offers it, or correct the name"
-    )
+    near = "" if kind else nearest_target(name)
+    if kind:
+        fix = f'run: pip install "inference-engine[{EXTRAS[kind]}]"'
+    elif near:
+        fix = f"did you mean {near!r}?"
+    else:
+        fix = "install the distribution that offers it, or correct the name"
     return BackendRecord(
         name=name,
         state=BackendState.NOT_INSTALLED,
@@ -201,8 +211,20 @@ def absent_record(name: str, device_type: str = "", target: str = "") -> Backend
     )
 
 
+def nearest_target(text: str) -> str:
+    """Return the target that `text` was probably meant to be, "" if there is none.
+
+    A word of the vendor's for a device type of the API, or a name that is misspelt.
+    """
+    name = text.lower().partition(":")[0]
+    for kind, words in SYNONYMS.items():
+        if name in words:
+            return kind
+    return nearest(name, (*EXTRAS, *installed()))
+
+
 def error_of(found: BackendRecord) -> Exception:
-    """The exception that says why a backend cannot be used."""
+    """Return the exception that says why a backend cannot be used."""
     if found.state is BackendState.NOT_INSTALLED:
         return BackendNotInstalled(str(found), found.name, installed())
     if found.state is BackendState.INCOMPATIBLE:

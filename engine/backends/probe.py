@@ -1,4 +1,4 @@
-"""Looks at backends, each in a process of its own, and says what became of it.
+"""Examine backends, each in a process of its own.
 
     probe("gpu_trt").state
 
@@ -22,11 +22,12 @@ from dataclasses import asdict, dataclass, replace
 from threading import Lock
 from typing import IO, Any, TypeVar
 
+from engine.backends import manifest
 from engine.backends.discovery import crashed, record, resolve
 from engine.backends.records import BackendRecord, BackendState
 from engine.errors import Cancelled, one_line
 from engine.host.child import ending, kill, last_words, start
-from engine.types import BackendInfo, Check, Device, DeviceInfo, Devices
+from engine.types import Check, Device, DeviceInfo, Devices
 
 TIME_LIMIT_S = 30.0
 Result = TypeVar("Result")
@@ -45,7 +46,7 @@ class Examination:
 
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
-    """The record of backend `name` as a fresh process sees it; a crash or hang makes it BROKEN."""
+    """Return the record of a backend as a fresh process sees it; a crash makes it BROKEN."""
     return _record(name, _Processes(time_limit_s).ask(name, "record"))
 
 
@@ -70,7 +71,7 @@ def _examine(name: str, processes: _Processes) -> Examination:
     found = _record(name, answer)
     if answer.end and answer.place == _DEVICES:
         answer = processes.ask(name, "checks")
-    checks = tuple(Check(**each) for each in answer.values.get("checks", ()))
+    checks = tuple(Check(**check) for check in answer.values.get("checks", ()))
     ended_there = answer.end and answer.place == _DIAGNOSE
     fault = f"its probe {answer}" if ended_there else answer.values.get("fault", "")
     return Examination(found, checks, fault)
@@ -85,7 +86,7 @@ _LEAVING = "when everything was answered"
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What a process said, by question, and how it ended where that was not well."""
+    """The answers of a process, by question, and how it ended where that was not well."""
 
     values: dict[str, Any]
     end: str
@@ -93,12 +94,12 @@ class _Answer:
 
     @property
     def place(self) -> str:
-        """Where the process was when it ended."""
+        """Return which question the process was at when it ended."""
         return str(self.values.get("place", _IMPORT))
 
     def __str__(self) -> str:
-        said = f" ({self.last_words})" if self.last_words else ""
-        return f"{self.end} {self.place}{said}"
+        quoted = f" ({self.last_words})" if self.last_words else ""
+        return f"{self.end} {self.place}{quoted}"
 
 
 class _Processes:
@@ -123,11 +124,11 @@ class _Processes:
         self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
-        """What `function` gives for each name, in order; a few at a time."""
+        """Return the result of `function` for each name, in order; a few at a time."""
         return list(self._pool.map(function, names))
 
     def ask(self, name: str, *questions: str) -> _Answer:
-        """What a fresh process answers of backend `name`."""
+        """Return what a fresh process answers about backend `name`."""
         # A file, not a pipe: what a plugin leaves running may hold a pipe open for ever.
         with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
             child = self._start(name, answer, errors, questions)
@@ -173,35 +174,42 @@ def _record(name: str, answer: _Answer) -> BackendRecord:
 
 
 def to_json(found: BackendRecord) -> dict[str, Any]:
-    """A record as plain JSON values."""
-    info = found.info
-    if info is None:
-        return asdict(found)
-    options = {name: str(option) for name, option in info.options.items()}
-    plain = replace(info, suffixes=dict(info.suffixes), options=options, capabilities=frozenset())
-    values = asdict(replace(found, info=plain))
-    values["info"]["capabilities"] = sorted(info.capabilities)
+    """Return a record as plain JSON values."""
+    values = asdict(replace(found, info=None, devices=None))
+    if found.info is not None:
+        values["info"] = manifest.to_json(found.info)
+    if found.devices is not None:
+        values["devices"] = {
+            "found": [_device(device) for device in found.devices.found],
+            "reason": found.devices.reason,
+            "fix": found.devices.fix,
+        }
     return values
 
 
+def _device(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "device": asdict(info.device),
+        "name": info.name,
+        "memory_bytes": info.memory_bytes,
+        "lacks": {str(capability): why for capability, why in info.lacks.items()},
+    }
+
+
 def from_json(values: dict[str, Any]) -> BackendRecord:
-    """The record that `to_json` wrote."""
+    """Return the record that `to_json` wrote."""
     info, devices = values["info"], values["devices"]
-    if info is not None:
-        for key in ("device_types", "providers", "formats", "completed_by"):
-            info[key] = tuple(info[key])
-        info = BackendInfo(**{**info, "capabilities": frozenset(info["capabilities"])})
     if devices is not None:
         found = tuple(
-            DeviceInfo(Device(**each["device"]), each["name"], each["memory_bytes"])
-            for each in devices["found"]
+            DeviceInfo(**{**device, "device": Device(**device["device"])})
+            for device in devices["found"]
         )
         devices = Devices(found, devices["reason"], devices["fix"])
     return BackendRecord(
         **{
             **values,
             "state": BackendState(values["state"]),
-            "info": info,
+            "info": None if info is None else manifest.from_json(info),
             "devices": devices,
             "warnings": tuple(values["warnings"]),
         }
@@ -214,20 +222,20 @@ def from_json(values: dict[str, Any]) -> BackendRecord:
 def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
     with os.fdopen(fd, "w") as lines:
 
-        def say(**values: Any) -> None:
+        def write(**values: Any) -> None:
             print(json.dumps(values), file=lines, flush=True)
 
         found, backend = resolve(name, look_for_devices=False)
-        say(manifest=to_json(found), place=_DEVICES)
+        write(manifest=to_json(found), place=_DEVICES)
         if "record" in questions:
-            say(record=to_json(record(name) if backend is not None else found))
-        say(place=_DIAGNOSE)
+            write(record=to_json(record(name) if backend is not None else found))
+        write(place=_DIAGNOSE)
         if "checks" in questions and backend is not None:
             try:
-                say(checks=[_check(each) for each in backend.diagnose()])
+                write(checks=[_check(check) for check in backend.diagnose()])
             except BaseException as error:  # SystemExit, or a panic of a compiled extension
-                say(fault=f"engine_diagnose raised {one_line(error)}")
-        say(place=_LEAVING)
+                write(fault=f"engine_diagnose raised {one_line(error)}")
+        write(place=_LEAVING)
 
 
 def _check(check: object) -> dict[str, Any]:

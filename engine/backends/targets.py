@@ -1,10 +1,11 @@
-"""What an element of `context.target` means: which backend serves it, on which device type."""
+"""From an element of `context.target` to the backend that serves it, and its device type."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from engine.backends.backend import Backend
 from engine.backends.discovery import (
     EXTRAS,
     OFFICIAL,
@@ -21,7 +22,7 @@ from engine.errors import BackendUnavailable
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What one element of `context.target` means: a backend, the device type and its provider."""
+    """One element of `context.target` resolved: a backend, the device type and its provider."""
 
     backend: str
     device_type: str
@@ -29,27 +30,30 @@ class Target:
 
 
 def is_target(text: str) -> bool:
-    """Whether `text` may stand in `context.target`: a device type of the API or a backend here."""
+    """Return whether `text` may stand in `context.target`: a device type or a backend here."""
     name = text.lower().partition(":")[0]
     return name in EXTRAS or name in {known.lower() for known in installed()}
 
 
 def find_target(text: str) -> Target:
-    """The backend that serves a target: a backend's name, a device type, or "type:provider".
+    """Return the backend that serves a target.
+
+    text: a backend's name, a device type, "type:provider", or "name:" with one of the backend's
+        device types or providers. The name alone stands for its first device type of which there
+        is a device. A provider may also be the backend's name.
 
     A backend's own name goes first, then this project's own backend of a device type; neither
     imports any other. Only where these do not serve it is every installed backend asked what it
     serves, other people's in processes of their own, because nobody named them and one may crash;
-    several that serve it are an error that lists them. A provider may also be the backend's name.
-    Raises BackendError.
+    several that serve it are an error that lists them. Raises BackendError.
     """
     kind, _, provider = text.lower().partition(":")
     opened = open_backends.get(kind)
     if opened is not None and not provider:  # a scan of what is installed costs milliseconds
-        return Target(kind, opened.info.device_types[0])
+        return _of_name(opened, kind)
     names = {name.lower(): name for name in installed()}
     if kind in names and not provider:
-        return Target(names[kind], open_backend(names[kind]).info.device_types[0])
+        return _of_name(open_backend(names[kind]), kind)
     asked: dict[str, BackendRecord] = {}
     for name in (kind, OFFICIAL.get(kind, ""), provider):
         if name in names:
@@ -63,17 +67,27 @@ def find_target(text: str) -> Target:
         return _target(fitting[0], kind, provider)
     if not serving:
         raise _unserved(text, kind, asked)
-    choices = ", ".join(
-        f"{kind}:{choice}"
-        for found in serving
-        for choice in ((found.info and found.info.providers) or (found.name,))
-    )
+    choices = ", ".join(f"{kind}:{choice}" for found in serving for choice in _choices(found, kind))
     problem = (
         f"is served by several backends ({', '.join(found.name for found in fitting)})"
         if fitting
         else f"names a provider {provider!r} that is not there"
     )
     raise BackendUnavailable(f"target {text!r} {problem}; choose one of: {choices}", text)
+
+
+def _of_name(backend: Backend, name: str) -> Target:
+    """Return the target that a backend's name alone stands for."""
+    kind = name if name in backend.info.device_types else backend.device_type
+    return Target(backend.name, kind)
+
+
+def _choices(found: BackendRecord, kind: str) -> tuple[str, ...]:
+    """Return what may stand behind "kind:" for this backend."""
+    assert found.info is not None
+    types = found.info.device_types if kind == found.name.lower() else ()
+    several = types if len(types) > 1 else ()
+    return (*several, *found.info.providers) or (found.name,)
 
 
 def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
@@ -84,7 +98,7 @@ def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
         from engine.backends.probe import probe_all  # rare
 
         found += probe_all(elsewhere)
-    return {each.name: each for each in found}
+    return {record.name: record for record in found}
 
 
 def _unserved(text: str, kind: str, asked: Mapping[str, BackendRecord]) -> Exception:
@@ -101,12 +115,20 @@ def _unserved(text: str, kind: str, asked: Mapping[str, BackendRecord]) -> Excep
 def _serves(found: BackendRecord, kind: str, provider: str) -> bool:
     if found.info is None:
         return False
-    name, providers = found.name.lower(), map(str.lower, found.info.providers)
-    return kind in (name, *found.info.device_types) and provider in ("", name, *providers)
+    name, types = found.name.lower(), found.info.device_types
+    suffixes = {"", name, *map(str.lower, found.info.providers)}
+    if kind == name:
+        suffixes |= {*types}
+    return kind in (name, *types) and provider in suffixes
 
 
 def _target(found: BackendRecord, kind: str, provider: str) -> Target:
     assert found.info is not None
     types = found.info.device_types
-    device_type = kind if kind in types else types[0]
-    return Target(found.name, device_type, "" if provider == found.name.lower() else provider)
+    if kind not in types:  # the backend's name: what follows it may be one of its device types
+        if provider in types:
+            return Target(found.name, provider)
+        kind = open_backend(found.name).device_type if len(types) > 1 else types[0]
+    spelt = {text.lower(): text for text in found.info.providers}
+    # Its own name is no provider of it, unless it has one of that name.
+    return Target(found.name, kind, spelt.get(provider, ""))

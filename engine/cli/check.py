@@ -41,7 +41,21 @@ EPILOG = """[bold]Examples[/bold]
 
   lifecycle  loading, compiling, opening and closing; what is reported, what leaks
 
+  settings  the options that are declared are those that are taken
+
+  process  settings of the process, secrets on disk, the number of threads
+
   threads  threads, deadlines, cancelling, and the users' view
+
+  contexts  contexts that share memory, are cancelled, let go of arrays
+
+  compiled  compiled forms: the same model, damaged ones, keys
+
+  device_values  memory of the device, copies, streams
+
+  weights  weights that are exchanged between two predicts
+
+  ranks  collectives of two processes
 
 [bold]Exit status[/bold]
 

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
+from engine.backends.manifest import option_values
 from engine.backends.probe import probe_all
 from engine.cli import check, options
 from engine.cli.commands import Group
@@ -86,12 +87,21 @@ def list_backends(json: bool) -> None:
     for backend in ordered:
         remarks = [("reason", backend.reason), ("fix", backend.fix)]
         remarks += [("warning", text) for text in backend.warnings]
+        remarks += [("lacks", text) for text in _lacking(backend)]
         lines = [f"  {label}: {plain(text)}" for label, text in remarks if text]
         if lines:
             line()
             line(f"{plain(backend.name)} ({_words(backend.state)}):")
             for text in lines:
                 line(text)
+
+
+def _lacking(backend: BackendRecord) -> list[str]:
+    """Describe what a backend's devices cannot do of what it announces."""
+    found = backend.devices.found if backend.devices else ()
+    return [
+        f"{info.device} has no {flag}: {why}" for info in found for flag, why in info.lacks.items()
+    ]
 
 
 def _is_here(backend: BackendRecord) -> bool:
@@ -121,9 +131,17 @@ def values(backend: BackendRecord) -> dict[str, Any]:
         "formats": list(info.formats) if info else [],
         "capabilities": sorted(str(flag) for flag in info.capabilities) if info else [],
         "devices": [
-            {"device": str(found.device), "name": found.name, "memory_bytes": found.memory_bytes}
+            {
+                "device": str(found.device),
+                "name": found.name,
+                "memory_bytes": found.memory_bytes,
+                "lacks": {str(flag): why for flag, why in found.lacks.items()},
+            }
             for found in (devices.found if devices else ())
         ],
+        "options": {
+            name: option_values(option) for name, option in (info.options if info else {}).items()
+        },
         "reason": backend.reason,
         "fix": backend.fix,
         "warnings": list(backend.warnings),

@@ -233,8 +233,8 @@ class _Reader:
             from engine.plan.extract import Whole
             from engine.plan.ranges import PartRanges
         except ImportError as error:
-        if (error.name or "").partition(".")[0] != "onnx":
-            raise
+            if (error.name or "").partition(".")[0] != "onnx":
+                raise
             refused = "; ".join(partitioning.fallback_reasons.values())
             raise ModelError(
                 f"{partitioning.source.name}: {refused}; cutting it for several backends needs "

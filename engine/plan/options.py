@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from engine.backends import OFFICIAL, installed, warn_once
 from engine.config.schema import unused_settings
 from engine.config.shapes import read_shapes
-from engine.errors import BackendUnavailable, InputError
+from engine.errors import InputError
 from engine.host.cpus import preferred_cores, usable_cpus
 from engine.host.threads import threads_per_worker
-from engine.options import CONSUMED, is_declared, nearest
+from engine.options import CONSUMED, is_declared
 from engine.types import (
     CancelToken,
     CompileOptions,
@@ -82,7 +82,7 @@ class Request:
         declared = backend.info.options
         return CompileOptions(
             device=self._device_of(target.device_type, settings, given),
-            provider=check_provider(backend, provider),
+            provider=backend.check_provider(provider),
             precision=getattr(settings, "precision_mode", ""),
             threads=self._threads,
             shapes=shapes.shapes,
@@ -136,24 +136,6 @@ def part_options(
         plan=plan,
         variable_weights=(),  # the core holds the weights of a plan itself
         save_to=None,
-    )
-
-
-def check_provider(backend: Backend, text: str) -> str:
-    """Return a provider as the backend's manifest spells it; "" for its default.
-
-    Raises BackendUnavailable listing the backend's providers where it is none of them.
-    """
-    by_lower = {provider.lower(): provider for provider in backend.info.providers}
-    if not text or text.lower() in by_lower:
-        return by_lower.get(text.lower(), "")
-    near = nearest(text, by_lower.values())
-    hint = f"did you mean {near!r}? " if near else ""
-    known = ", ".join(backend.info.providers)
-    raise BackendUnavailable(
-        f"backend {backend.name!r} has no provider {text!r}; {hint}"
-        + (f"choose one of: {known}" if known else "it has none: leave the provider out"),
-        backend.name,
     )
 
 

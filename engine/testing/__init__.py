@@ -1,4 +1,4 @@
-"""What a backend's author tests with: the conformance kit, models, a null backend, fake plugins.
+"""Tools for a backend's author: the conformance kit, models, a null backend, fake plugins.
 
 A backend's whole conformance test:
 
@@ -23,14 +23,21 @@ if TYPE_CHECKING:
 __all__ = ["BackendConformance", "models", "null", "plugins"]
 
 _KIT = (
+    "compiled",
     "conformance",
+    "contexts",
+    "device_values",
     "errors",
     "level",
     "lifecycle",
     "manifest",
     "ownership",
+    "process",
+    "ranks",
     "semantics",
+    "settings",
     "threads",
+    "weights",
 )
 
 

@@ -30,7 +30,21 @@ from engine.errors import BackendError
 from engine.host.child import ending, environment, kill, last_words, start
 from engine.types import Progress
 
-LEVELS = ("manifest", "semantics", "ownership", "errors", "lifecycle", "threads")
+LEVELS = (
+    "manifest",
+    "semantics",
+    "ownership",
+    "errors",
+    "lifecycle",
+    "settings",
+    "process",
+    "threads",
+    "contexts",
+    "compiled",
+    "device_values",
+    "weights",
+    "ranks",
+)
 """The levels of the kit, the simplest first; each is a module beside this one."""
 
 LIMIT_S = 300.0

@@ -1,4 +1,4 @@
-"""The conformance kit: what every backend must do, as a class of tests to inherit.
+"""The conformance kit: a class of tests to inherit, of what every backend must do.
 
 A plugin's whole test_conformance.py:
 
@@ -15,12 +15,19 @@ run first: mend the first failure before you read the next.
 
 from __future__ import annotations
 
+from engine.testing.compiled import CompiledForms
+from engine.testing.contexts import Contexts
+from engine.testing.device_values import DeviceValues
 from engine.testing.errors import Errors
 from engine.testing.lifecycle import Leaks, LifeCycle, Reports
 from engine.testing.manifest import Manifest
 from engine.testing.ownership import Buffers, Inputs, Results
+from engine.testing.process import Process
+from engine.testing.ranks import Ranks
 from engine.testing.semantics import Semantics
+from engine.testing.settings import Settings
 from engine.testing.threads import Stopping, Threads, UsersView
+from engine.testing.weights import Weights
 
 __all__ = ["BackendConformance"]
 
@@ -28,9 +35,16 @@ __all__ = ["BackendConformance"]
 class BackendConformance(
     # Last first: pytest runs the tests of a class from its farthest base on.
     Leaks,
+    Ranks,
+    Weights,
+    DeviceValues,
+    CompiledForms,
+    Contexts,
     UsersView,
     Stopping,
     Threads,
+    Process,
+    Settings,
     Reports,
     LifeCycle,
     Errors,
@@ -53,7 +67,9 @@ class BackendConformance(
 
 
 def _cases(test: str) -> list[str]:
-    """The names that pytest gives to the cases of a test of the kit; none without parameters."""
+    """Return the names that pytest gives to the cases of a test; none without parameters."""
     marks = getattr(getattr(BackendConformance, test), "pytestmark", ())
     # Tests of the kit have at most one parameter, whose values pytest names like this.
-    return [f"{test}[{getattr(value, '__name__', value)}]" for m in marks for value in m.args[1]]
+    return [
+        f"{test}[{getattr(value, '__name__', value)}]" for mark in marks for value in mark.args[1]
+    ]

@@ -1,4 +1,4 @@
-"""Level 4 of the kit: what cannot be done is refused with the right error, and nothing breaks."""
+"""Level of the kit: what cannot be done is refused with the right error, and nothing breaks."""
 
 from __future__ import annotations
 

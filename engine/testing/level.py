@@ -1,7 +1,8 @@
-"""What all levels of the kit share: a backend on trial, and how answers are compared."""
+"""The base of all levels of the kit: a backend on trial, and how answers are compared."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from importlib_metadata import entry_points
 
 from engine.backends import GROUP, Backend, BackendState, open_backend, record
 from engine.formats import open_source
+from engine.testing import models
 from engine.types import (
     Capability,
     CompileOptions,
@@ -33,7 +35,7 @@ Maker: TypeAlias = Callable[[Path], Path]
 
 
 def floats(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """The values as an array of float32."""
+    """Return the values as an array of float32."""
     return np.array(values, np.float32)
 
 
@@ -51,7 +53,7 @@ class Running:
         outputs: Sequence[Value] | None = None,
         deadline_s: float | None = None,
     ) -> Values:
-        """One call of engine_predict."""
+        """Call engine_predict once."""
         return self.backend.predict(self.context, list(inputs), outputs, deadline_s)
 
 
@@ -68,22 +70,22 @@ class Trial:
         self._closing = closing
 
     def options(self, **changes: Any) -> CompileOptions:
-        """The options that a user without a wish gives, with changes."""
+        """Return the options that a user without a wish gives, with changes."""
         precision = "enforce_fp32" if self.device.type in ("cpu", "gpu") else ""
         return replace(CompileOptions(device=self.device, precision=precision), **changes)
 
     def source(self, model: Maker | ModelSource) -> ModelSource:
-        """A model as the core hands it to a backend."""
+        """Return a model as the core hands it to a backend."""
         return model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
 
     def load(self, model: Maker | ModelSource, **changes: Any) -> LoadedModel:
-        """The model as the backend reads it."""
+        """Load a model."""
         loaded = self.backend.load(self.source(model), self.options(**changes))
         self._closing.callback(loaded.close)
         return loaded
 
     def compile(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Executable:
-        """An executable of the model; where shapes must be fixed, for those of `inputs`."""
+        """Compile a model; where shapes must be fixed, for those of `inputs`."""
         source = self.source(model)
         options = self.options(**{"shapes": self.shapes(source, inputs), **changes})
         executable = self.build(source, options)
@@ -99,21 +101,27 @@ class Trial:
             loaded.close()
 
     def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
-        """An executable of the model with one context."""
+        """Compile a model and open a context."""
         return self.context(self.compile(model, *inputs, **changes))
 
-    def context(self, executable: Executable) -> Running:
-        """One more context of an executable."""
-        context = executable.open_context()
+    def context(self, executable: Executable, beside: Running | None = None) -> Running:
+        """Open one more context of an executable; beside another one, it shares its workspace."""
+        opener: Any = executable.open_context
+        context = opener() if beside is None else opener(beside=beside.context)
         self._closing.callback(context.close)
         return Running(self.backend, executable, context)
 
     def run(self, model: Maker | ModelSource, *inputs: Array) -> Values:
-        """The model's outputs for these inputs."""
+        """Return the model's outputs for these inputs."""
         return self.open(model, *inputs).predict(*inputs)
 
+    def close_later(self, *things: Executable | LoadedModel | ExecutionContext) -> None:
+        """Close what a test has opened itself, after it, the last first."""
+        for thing in things:
+            self._closing.callback(thing.close)
+
     def shapes(self, source: ModelSource, inputs: Sequence[Array]) -> dict[str, ShapeRange]:
-        """What CompileOptions.shapes holds for a backend that must know shapes beforehand."""
+        """Return CompileOptions.shapes for a backend that must know shapes beforehand."""
         if self.backend.can(Capability.DYNAMIC_SHAPES) or source.graph is None:
             return {}
         return {
@@ -134,6 +142,7 @@ class Level:
     gaps: what the backend is known not to do: a test's name, with or without its parameters
         ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
         so the list cannot outlive the gap.
+    shares_devices: False where two ranks of a group need two devices, as with NCCL.
     trials: what opens models for the tests; a subclass of Trial may give other options or shapes.
     crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
         its entry out to see whether it is still so.
@@ -144,6 +153,7 @@ class Level:
     atol: ClassVar[float] = 1e-6
     vendor_modules: ClassVar[tuple[str, ...]] = ()
     option: ClassVar[str] = ""
+    shares_devices: ClassVar[bool] = True
     trials: ClassVar[type[Trial]] = Trial
     gaps: ClassVar[Mapping[str, str]] = {}
     crashes: ClassVar[Mapping[str, str]] = {}
@@ -178,12 +188,12 @@ class Level:
             yield self.trials(plugin, tmp_path, closing)
 
     def require(self, trial: Trial, capability: Capability) -> None:
-        """Skip the test of a backend that does not announce `capability`."""
-        if not trial.backend.can(capability):
-            pytest.skip(f"backend {self.backend!r} does not announce {str(capability)!r}")
+        """Skip the test of a backend without `capability`, or whose device lacks it."""
+        if reason := trial.backend.lacks(capability, trial.device):
+            pytest.skip(reason)
 
     def assert_close(self, actual: Value, expected: Array) -> None:
-        """Same dtype, same shape, same values; floating point within rtol and atol."""
+        """Assert equal dtype, shape and values; floating point within rtol and atol."""
         assert isinstance(actual, np.ndarray), f"expected a host array, got {type(actual)}"
         assert actual.dtype == expected.dtype, f"expected {expected.dtype}, got {actual.dtype}"
         assert actual.shape == expected.shape, f"expected {expected.shape}, got {actual.shape}"
@@ -192,3 +202,24 @@ class Level:
             np.testing.assert_allclose(actual, expected, rtol=rtol, atol=self.atol)
         else:
             np.testing.assert_array_equal(actual, expected)
+
+
+def time_slow(trial: Trial) -> tuple[Running, Array, float]:
+    """Return a running model, an input, and how long these take: at least 0.3 s anywhere."""
+    rows = 512
+    while True:
+        x = np.ones((rows, models.SLOW_WIDTH), np.float32)
+        running = trial.open(models.slow, x)
+        whole_s = time_predict(running, x)
+        if whole_s >= 0.3:
+            return running, x, whole_s
+        if rows >= 2**19:
+            pytest.skip(f"{rows} rows take {whole_s:.3f} s: too fast to be stopped")
+        rows = int(rows * min(max(0.4 / whole_s, 1.2), 8))
+
+
+def time_predict(running: Running, x: Array) -> float:
+    """Return how long a predict takes, in seconds."""
+    start = time.monotonic()
+    running.predict(x)
+    return time.monotonic() - start

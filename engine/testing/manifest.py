@@ -1,4 +1,4 @@
-"""Level 1 of the kit: what a backend says of itself, and what importing it costs."""
+"""Level of the kit: what a backend says of itself, and what importing it costs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import ClassVar
 import pytest
 
 from engine.backends import Backend
+from engine.backends.backend import NEEDED
 from engine.host.child import command, environment
+from engine.options import CONSUMED
 from engine.testing.level import Level
-from engine.types import BackendInfo, Capability, Check, Devices
+from engine.types import BackendInfo, Check, Devices
 
 RUNTIMES = (
     "acl",
@@ -28,22 +30,6 @@ RUNTIMES = (
     "torch",
 )
 """What takes long to import, starts threads or touches drivers: never at a plugin's import."""
-
-HOOKS = {
-    Capability.COMPILE_CACHE: ("engine_compiled_key",),
-    Capability.SHARE_WEIGHTS: ("engine_share_weights",),
-    Capability.UPDATE_WEIGHTS: ("engine_update_weights",),
-    Capability.COLLECTIVES: (
-        "engine_communicator",
-        "engine_allreduce",
-        "engine_allgather",
-        "engine_reduce_scatter",
-        "engine_broadcast",
-        "engine_alltoall",
-        "engine_send",
-        "engine_receive",
-    ),
-}
 
 # The child imports numpy and the core first: what is measured is what the plugin adds.
 _IMPORT = """
@@ -116,18 +102,32 @@ class Manifest(Level):
             assert form in info.formats, f"suffix {suffix!r} names {form!r}, which is no format"
 
     def test_the_manifest_does_not_change(self, plugin: Backend) -> None:
-        again = plugin.bind("engine_backend")()
+        again, once_more = (plugin.bind("engine_backend")() for _ in range(2))
         assert isinstance(again, BackendInfo)
-        assert again == plugin.info, "two calls of engine_backend gave different manifests"
+        assert again == once_more, "two calls of engine_backend gave different manifests"
 
     def test_announced_capabilities_have_their_hooks(self, plugin: Backend) -> None:
-        for capability, hooks in HOOKS.items():
-            if plugin.can(capability):
-                for hook in hooks:
-                    plugin.bind(hook)  # raises where it is not implemented
+        for capability in plugin.info.capabilities & {*NEEDED}:
+            missing = [hook for hook in NEEDED[capability] if not plugin.has(hook)]
+            assert missing == [], f"{capability!r} is announced, but {missing} not implemented"
 
     def test_no_hook_is_unknown_to_the_core(self, plugin: Backend) -> None:
-        assert plugin.warnings == (), "the core ignores hooks of this backend"
+        ignored = [text for text in plugin.warnings if "unknown hook" in text]
+        assert ignored == [], "the core ignores hooks of this backend"
+
+    def test_what_a_device_lacks_is_announced_and_has_a_reason(self, plugin: Backend) -> None:
+        for info in plugin.devices().found:
+            for capability, why in info.lacks.items():
+                assert capability in plugin.info.capabilities, (
+                    f"device {info.device} lacks {str(capability)!r}, which is not announced"
+                )
+                assert why, f"no reason is given why device {info.device} lacks {capability!r}"
+                assert "\n" not in why, f"the reason has several lines: {why}"
+
+    def test_every_option_is_explained(self, plugin: Backend) -> None:
+        for name, option in plugin.info.options.items():
+            assert str(option).strip(), f"option {name!r} has no text"
+            assert name not in CONSUMED, f"option {name!r} is the core's, for every backend"
 
     def test_devices_are_found_or_a_reason_is_given(self, plugin: Backend) -> None:
         devices = plugin.devices()

@@ -154,6 +154,20 @@ def polynomial(folder: Path) -> Path:
     )
 
 
+def squares(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
+    """y = x * x + x with x of `dtype`, shape [n]."""
+    return _write(
+        folder,
+        f"squares_{dtype}",
+        [_value("x", ["n"], dtype)],
+        [_value("y", ["n"], dtype)],
+        [
+            helper.make_node("Mul", ["x", "x"], ["square"]),
+            helper.make_node("Add", ["square", "x"], ["y"]),
+        ],
+    )
+
+
 def moved(folder: Path, dtype: DType = DType.FLOAT32) -> Path:
     """y = transpose(x) with x of any `dtype`, shape [2, 3]: every bit must arrive."""
     return _write(

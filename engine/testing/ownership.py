@@ -1,4 +1,4 @@
-"""Level 3 of the kit: who owns which memory, and when it may change."""
+"""Level of the kit: who owns which memory, and when it may change."""
 
 from __future__ import annotations
 

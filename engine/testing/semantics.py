@@ -1,8 +1,9 @@
-"""Level 2 of the kit: predict gives the right answers, whatever the types, shapes and values."""
+"""Level of the kit: predict gives the right answers, whatever the types, shapes and values."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,14 @@ WHOLE = [
     DType.INT8, DType.INT16, DType.INT32, DType.INT64,
     DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64,
 ]  # fmt: skip
+
+
+WIDE: dict[DType, tuple[list[Any], list[Any]]] = {
+    DType.FLOAT64: ([1 + 2.0**-40, 1 + 2.0**-52, 2.0**53 + 2], [1 + 2.0**-25, 1e8 + 1]),
+    DType.INT64: ([2**40 + 1, -(2**53) - 1, 2**62 - 1], [70001, -70001, 3_000_000_001]),
+    DType.UINT64: ([2**40 + 1, 2**62 + 1, 2**63 - 1], [70001, 4_000_000_001]),
+}
+"""By type: numbers to double and numbers to square, whose results fewer bits cannot hold."""
 
 
 def _numbers(*shape: int) -> Array:
@@ -37,6 +46,25 @@ class Semantics(Level):
         x = np.array([0, 1, 3, -7, 1000], dtype.numpy)
         [y] = trial.run(partial(models.doubled, dtype=dtype), x)
         self.assert_close(y, x + x)
+
+    @pytest.mark.parametrize("dtype", WIDE, ids=str)
+    def test_numbers_of_64_bits_are_computed_in_64_bits(self, trial: Trial, dtype: DType) -> None:
+        """Exactly: every intermediate value of these fits into 64 bits, and into no less."""
+        numbers, squared = WIDE[dtype]
+        for model, values, expected in (
+            (models.doubled, numbers, [2 * number for number in numbers]),
+            (models.squares, squared, [number * number + number for number in squared]),
+        ):
+            running = _open_or_skip(trial, partial(model, dtype=dtype), np.array(values, dtype))
+            [y] = running.predict(np.array(values, dtype.numpy))
+            assert isinstance(y, np.ndarray)
+            assert y.dtype == dtype.numpy, f"expected {dtype}, got {y.dtype}"
+            wrong = [
+                f"{got!r} instead of {wanted!r}"
+                for got, wanted in zip(y.tolist(), expected, strict=True)
+                if got != wanted
+            ]
+            assert wrong == [], f"{model.__name__}: computed with fewer bits: {wrong}"
 
     def test_sums_of_products_are_as_precise_as_float32(self, trial: Trial) -> None:
         x = models.FINE[:64].reshape(2, 32)
@@ -209,9 +237,9 @@ class Semantics(Level):
         self.assert_close(y, 2 * x + 1)
 
 
-def _open_or_skip(trial: Trial, model: Maker) -> Running:
+def _open_or_skip(trial: Trial, model: Maker, *inputs: Array) -> Running:
     """Open a model that a backend need not take; refused before it runs, the test is skipped."""
     try:
-        return trial.open(model)
+        return trial.open(model, *inputs)
     except ModelError as error:
         pytest.skip(f"refused: {error}")

@@ -1,4 +1,4 @@
-"""Level 6 of the kit: threads, deadlines, cancelling, and the users' view through Model."""
+"""Level of the kit: threads, deadlines, cancelling, and the users' view through Model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,15 @@ import pytest
 import engine
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.testing import models
-from engine.testing.level import Array, Level, Running, Trial, floats
+from engine.testing.level import (
+    Array,
+    Level,
+    Running,
+    Trial,
+    floats,
+    time_predict,
+    time_slow,
+)
 from engine.types import CancelToken, Capability, ExecutionContext
 
 THREADS = 4
@@ -104,7 +112,7 @@ class Stopping(Level):
 
     def test_a_predict_stops_at_its_deadline(self, trial: Trial) -> None:
         self.require(trial, Capability.DEADLINES)
-        running, x, whole_s = _slow(trial)
+        running, x, whole_s = time_slow(trial)
         whole, stopped = [whole_s], []
         # Interleaved, and the best of both: other processes slow this one down and let go.
         for _ in range(3):
@@ -112,7 +120,7 @@ class Stopping(Level):
             with pytest.raises(DeadlineExceeded):
                 running.predict(x, deadline_s=start + min(whole) / 10)
             stopped.append(time.monotonic() - start)
-            whole.append(_time(running, x))
+            whole.append(time_predict(running, x))
         assert min(stopped) < min(whole) / 2, (
             f"told to stop after {min(whole) / 10:.2f} s, predict stopped after "
             f"{min(stopped):.2f} s at best; undisturbed it takes {min(whole):.2f} s"
@@ -244,26 +252,6 @@ class UsersView(Level):
 
 def _build(trial: Trial, path: object) -> engine.Model:
     return engine.load(str(path), target=trial.backend.name)
-
-
-def _slow(trial: Trial) -> tuple[Running, Array, float]:
-    """A running model, an input for it, and how long it takes: at least 0.3 s, on any machine."""
-    rows = 512
-    while True:
-        x = np.ones((rows, models.SLOW_WIDTH), np.float32)
-        running = trial.open(models.slow, x)
-        whole_s = _time(running, x)
-        if whole_s >= 0.3:
-            return running, x, whole_s
-        if rows >= 2**19:
-            pytest.skip(f"{rows} rows take {whole_s:.3f} s: too fast to be stopped")
-        rows = int(rows * min(max(0.4 / whole_s, 1.2), 8))
-
-
-def _time(running: Running, x: Array) -> float:
-    start = time.monotonic()
-    running.predict(x)
-    return time.monotonic() - start
 
 
 def _run_threads(work: Callable[[int], None], count: int = THREADS) -> None:

@@ -22,11 +22,17 @@ from engine.testing import null
 from engine.testing.null import *
 
 loads, calls, opened = [], [], []
+# What the evaluator does by itself, without the null backend's device.
+HOST = {{
+    "dynamic_shapes", "deadlines", "cancel_compile", "cancel_predict", "mixed_placement",
+    "files_in_memory",
+}}
 
 
 @hookimpl
 def engine_backend():
-    return replace(null.engine_backend(), name={name!r}, **{manifest!r})
+    manifest = dict(capabilities=null.engine_backend().capabilities & HOST) | {manifest!r}
+    return replace(null.engine_backend(), name={name!r}, **manifest)
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""The kit's own manners: gaps, skips, and backends that are not there."""
+"""The kit itself: gaps, skips, and backends that are not there."""
 
 import itertools
 import os
@@ -276,7 +276,8 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     tests = [name.partition("[")[0] for name in order]
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
-        "manifest", "semantics", "ownership", "errors", "lifecycle", "threads",
+        "manifest", "semantics", "ownership", "errors", "lifecycle", "settings", "process",
+        "threads", "contexts", "compiled", "device_values", "weights", "ranks",
         "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"

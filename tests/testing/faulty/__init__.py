@@ -80,6 +80,12 @@ class Context:
     def close(self) -> None:
         self.executable.backend.close_context(self)
 
+    def cancel(self) -> None:
+        self.executable.backend.cancel(self)
+
+    def reset(self) -> None:
+        self.executable.backend.reset(self)
+
 
 @dataclass(eq=False)
 class Executable:
@@ -97,7 +103,13 @@ class Executable:
     def outputs(self) -> Any:
         return self.backend.describe(self.inner.outputs)
 
-    def open_context(self) -> Context:
+    @property
+    def concurrency(self) -> Any:
+        return self.backend.concurrency(self)
+
+    def open_context(self, beside: Context | None = None) -> Context:
+        if beside is not None:
+            return self.backend.open_beside(self, beside)
         return self.backend.open_context(self)
 
     def placement(self) -> Sequence[Placement]:
@@ -144,6 +156,52 @@ class Faulty:
     ) -> Values:
         return self.predict(context, inputs, outputs, deadline_s)
 
+    @hookimpl
+    def engine_compiled_key(self, options: CompileOptions) -> Any:
+        return self.compiled_key(options)
+
+    @hookimpl
+    def engine_update_weights(self, executable: Executable, weights: Any, additive: bool) -> bool:
+        return self.update_weights(executable, weights, additive)
+
+    @hookimpl
+    def engine_buffer(self, device: Any, dtype: Any, shape: Any, on_host: bool) -> Any:
+        return self.buffer(device, dtype, shape, on_host)
+
+    @hookimpl
+    def engine_copy(self, source: Any, target: Any, stream: int | None) -> bool:
+        return self.copy(source, target, stream)
+
+    @hookimpl
+    def engine_order(self, device: Any, earlier: int, later: int | None) -> bool:
+        return self.order(device, earlier, later)
+
+    @hookimpl
+    def engine_communicator(self, options: Any) -> Any:
+        return self.communicator(options)
+
+    @hookimpl
+    def engine_allreduce(
+        self, comm: Any, send: Any, receive: Any, op: Any, stream: Any, deadline_s: Any
+    ) -> bool:
+        return self.allreduce(comm, send, receive, op, stream, deadline_s)
+
+    @hookimpl
+    def engine_allgather(
+        self, comm: Any, send: Any, receive: Any, stream: Any, deadline_s: Any
+    ) -> bool:
+        return self.allgather(comm, send, receive, stream, deadline_s)
+
+    @hookimpl
+    def engine_send(self, comm: Any, buffer: Any, peer: int, stream: Any) -> bool:
+        return self.send(comm, buffer, peer, stream)
+
+    @hookimpl
+    def engine_receive(
+        self, comm: Any, buffer: Any, peer: int, stream: Any, deadline_s: Any
+    ) -> bool:
+        return self.receive(comm, buffer, peer, stream, deadline_s)
+
     # What a fault changes.
 
     def manifest(self) -> BackendInfo:
@@ -167,6 +225,48 @@ class Faulty:
     def open_context(self, executable: Executable) -> Context:
         return Context(executable, executable.inner.open_context())
 
+    def open_beside(self, executable: Executable, beside: Context) -> Context:
+        return Context(executable, executable.inner.open_context(beside.inner))
+
+    def concurrency(self, executable: Executable) -> Any:
+        return executable.inner.concurrency
+
+    def cancel(self, context: Context) -> None:
+        context.inner.cancel()
+
+    def reset(self, context: Context) -> None:
+        """Nothing is kept between calls."""
+
+    def compiled_key(self, options: CompileOptions) -> Any:
+        return null.engine_compiled_key(options)
+
+    def update_weights(self, executable: Executable, weights: Any, additive: bool) -> bool:
+        return null.engine_update_weights(executable.inner, weights, additive)
+
+    def buffer(self, device: Any, dtype: Any, shape: Any, on_host: bool) -> Any:
+        return null.engine_buffer(device, dtype, shape, on_host)
+
+    def copy(self, source: Any, target: Any, stream: int | None) -> bool:
+        return null.engine_copy(source, target, stream)
+
+    def order(self, device: Any, earlier: int, later: int | None) -> bool:
+        return null.engine_order(device, earlier, later)
+
+    def communicator(self, options: Any) -> Any:
+        return null.engine_communicator(options)
+
+    def allreduce(self, comm, send, receive, op, stream, deadline_s) -> bool:
+        return null.engine_allreduce(comm, send, receive, op, stream, deadline_s)
+
+    def allgather(self, comm, send, receive, stream, deadline_s) -> bool:
+        return null.engine_allgather(comm, send, receive, stream, deadline_s)
+
+    def send(self, comm, buffer, peer, stream) -> bool:
+        return null.engine_send(comm, buffer, peer, stream)
+
+    def receive(self, comm, buffer, peer, stream, deadline_s) -> bool:
+        return null.engine_receive(comm, buffer, peer, stream, deadline_s)
+
     def close_context(self, context: Context) -> None:
         context.inner.close()
 
@@ -174,7 +274,7 @@ class Faulty:
         executable.inner.close()
 
     def place(self, placement: Sequence[Placement]) -> Sequence[Placement]:
-        return [replace(each, backend=self.name) for each in placement]
+        return [replace(node, backend=self.name) for node in placement]
 
     def report(self, memory: MemoryReport) -> MemoryReport:
         return memory
@@ -192,6 +292,33 @@ class Faultless(Faulty):
 
 
 # Each registers its faults.
-from faulty import answers, life, ownership, refusals, workers  # noqa: E402
+from faulty import (  # noqa: E402
+    answers,
+    compiled,
+    contexts,
+    device,
+    life,
+    ownership,
+    process,
+    ranks,
+    refusals,
+    settings,
+    workers,
+)
 
-__all__ = ["FAULTS", "Fault", "Faulty", "answers", "life", "ownership", "refusals", "workers"]
+__all__ = [
+    "FAULTS",
+    "Fault",
+    "Faulty",
+    "answers",
+    "compiled",
+    "contexts",
+    "device",
+    "life",
+    "ownership",
+    "process",
+    "ranks",
+    "refusals",
+    "settings",
+    "workers",
+]

@@ -101,9 +101,29 @@ class ReadsInputsAsBfloat16(Faulty):
 )
 class MultipliesMatricesInTf32(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
-        if any(node.op_type == "MatMul" for node in context.inner._executable._nodes):
+        if any(node.op_type == "MatMul" for node in context.inner._executable.inner._nodes):
             inputs = [_rounded(x, bits=10) for x in inputs]
         return super().predict(context, inputs, outputs, deadline_s)
+
+
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesDoublesInSingle(Changes):
+    def change(self, context, inputs, results):
+        return [y.astype(np.float32).astype(y.dtype) if y.dtype == "f8" else y for y in results]
+
+
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesLongsInInt32(Changes):
+    def change(self, context, inputs, results):
+        return [y.astype(np.int32).astype(y.dtype) if y.dtype == "i8" else y for y in results]
+
+
+@caught_by("test_numbers_of_64_bits_are_computed_in_64_bits", says="computed with fewer bits")
+class ComputesUnsignedLongsAsSigned(Changes):
+    """Saturates where int64 ends."""
+
+    def change(self, context, inputs, results):
+        return [np.minimum(y, 2**63 - 1) if y.dtype == "u8" else y for y in results]
 
 
 @caught_by("test_whole_numbers_arrive_to_the_last_bit", says="Arrays are not equal")
@@ -251,7 +271,7 @@ class BindsReadInputsInTurn(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
         if outputs is not None:
             inputs = list(inputs)
-            kept = _read(context.inner._executable)
+            kept = _read(context.inner._executable.inner)
             for place, x in zip(kept, tuple(inputs), strict=False):
                 inputs[place] = x
         return super().predict(context, inputs, outputs, deadline_s)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import fcntl
 import os
-import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import BackendUnavailable, ModelError
-from engine.hookspecs import hookimpl
-from engine.types import Capability, Check, Device, DeviceInfo, Devices
+from engine.types import Check, Device, DeviceInfo, Devices, NodeState
 from faulty import FAULTS, QUIET, Context, Executable, Fault, Faulty, caught_by
 
 
@@ -38,20 +37,6 @@ class ChangesItsManifest(Faulty):
     def manifest(self):
         self.calls += 1
         return replace(super().manifest(), version=f"0.0.{self.calls}")
-
-
-@caught_by("test_announced_capabilities_have_their_hooks", says="does not implement")
-class AnnouncesWhatItCannotDo(Faulty):
-    def manifest(self):
-        info = super().manifest()
-        return replace(info, capabilities=info.capabilities | {Capability.COLLECTIVES})
-
-
-@caught_by("test_no_hook_is_unknown_to_the_core", says="engine_predikt")
-class MisspellsAHook(Faulty):
-    @hookimpl
-    def engine_predikt(self):
-        return None
 
 
 @caught_by("test_devices_are_found_or_a_reason_is_given", says="is of no type that the manifest")
@@ -136,7 +121,7 @@ class HasOneExecutable(Faulty):
         return executable
 
     def predict(self, context, inputs, outputs, deadline_s):
-        context.inner._executable = self.last
+        context.inner._inner = self.last.inner.open_context()
         return super().predict(context, inputs, outputs, deadline_s)
 
 
@@ -166,24 +151,36 @@ class LooksForWeightsInTheWorkingFolder(Faulty):
         return super().load(replace(source, folder=Path.cwd()), options)
 
 
-@caught_by("test_weights_in_memory_are_found_and_let_go", says="no folder to find 'external.bin'")
+@caught_by(
+    "test_weights_in_memory_are_found_and_kept_where_they_are_used",
+    says="no folder to find 'external.bin'",
+)
 class OverlooksWeightsInMemory(Faulty):
     def load(self, source, options):
         return super().load(replace(source, files={}), options)
 
 
-@caught_by("test_weights_in_memory_are_found_and_let_go", says="Mismatched elements: 510 / 512")
-class ReadsWeightsInMemoryWhenItRuns(Faulty):
+@caught_by(
+    "test_weights_in_memory_are_found_and_kept_where_they_are_used", says="Mismatched elements"
+)
+class KeepsTheAddressOfWeightsInMemory(Faulty):
+    """Uses them where they are, and forgets to keep them there."""
+
     source: Any = None
 
     def load(self, source, options):
-        self.source, self.options = (source if source.files else None), options
+        self.source, self.options, self.addresses = None, options, {}
+        for location, view in source.files.items():
+            address = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+            self.addresses[location] = address, len(view)
+            self.source = replace(source, files={})
         return super().load(source, options)
 
     def predict(self, context, inputs, outputs, deadline_s):
         if self.source is not None:
-            executable = super().compile(super().load(self.source, self.options), self.options)
-            context = executable.open_context()
+            files = {name: ctypes.string_at(*where) for name, where in self.addresses.items()}
+            loaded = super().load(replace(self.source, files=files), self.options)
+            context = super().compile(loaded, self.options).open_context()
         return super().predict(context, inputs, outputs, deadline_s)
 
 
@@ -229,26 +226,12 @@ class CannotEndOpen(Faulty):
             os._exit(134)
 
 
-@caught_by("test_process_wide_settings_stay_as_they_are", says="changed the process's environment")
-class ConfiguresItselfByTheEnvironment(Faulty):
-    def compile(self, loaded, options):
-        os.environ["OMP_NUM_THREADS"] = str(int(os.environ.get("OMP_NUM_THREADS", "0")) + 1)
-        return super().compile(loaded, options)
-
-
-@caught_by("test_process_wide_settings_stay_as_they_are", says="the process's signal handlers")
-class CatchesSignals(Faulty):
-    def compile(self, loaded, options):
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        return super().compile(loaded, options)
-
-
 @caught_by(
     "test_placement_names_backend_device_provider_and_reason", says="provider 'fast' is not in"
 )
 class NamesAnUnknownProvider(Faulty):
     def place(self, placement):
-        return [replace(each, provider="fast") for each in super().place(placement)]
+        return [replace(node, provider="fast") for node in super().place(placement)]
 
 
 @caught_by("test_placement_has_one_entry_for_each_node", says="assert [")
@@ -256,7 +239,7 @@ class ForgetsANode(Faulty):
     """Reports what the runtime made of the graph, not what the file holds."""
 
     def place(self, placement):
-        return [each for each in super().place(placement) if each.op_type != "Constant"]
+        return [node for node in super().place(placement) if node.op_type != "Constant"]
 
 
 @caught_by(
@@ -264,7 +247,27 @@ class ForgetsANode(Faulty):
 )
 class NamesAnotherDevice(Faulty):
     def place(self, placement):
-        return [replace(each, device="cpu:0") for each in super().place(placement)]
+        return [replace(node, device="cpu:0") for node in super().place(placement)]
+
+
+@caught_by("test_states_of_nodes_are_possible", says="is fused into node 1000")
+class FusesIntoANodeThatIsNot(Faulty):
+    def place(self, placement):
+        first, *others = super().place(placement)
+        return [replace(first, state=NodeState.FUSED, fused_into=1000), *others]
+
+
+@caught_by("test_states_of_nodes_are_possible", says="is fused and runs")
+class FusesANodeThatRuns(Faulty):
+    def place(self, placement):
+        *others, last = super().place(placement)
+        return [*others, replace(last, fused_into=0)]
+
+
+@caught_by("test_states_of_nodes_are_possible", says="none runs")
+class FusesEveryNode(Faulty):
+    def place(self, placement):
+        return [replace(node, state=NodeState.FUSED) for node in super().place(placement)]
 
 
 @caught_by("test_memory_is_reported_in_bytes", says="4 bytes are reported")
@@ -306,7 +309,7 @@ class LeaksWeights(Faulty):
 
     def compile(self, loaded, options):
         executable = super().compile(loaded, options)
-        self.kept.append(executable.inner.evaluator)
+        self.kept.append(executable.inner.inner.evaluator)
         return executable
 
 

@@ -1,0 +1,86 @@
+"""Level of the kit: the options that a backend declares are those that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from engine.backends.manifest import describe
+from engine.errors import EngineError
+from engine.testing import models
+from engine.testing.level import Level, Trial
+from engine.types import Option
+
+
+class Settings(Level):
+    """`BackendInfo.options`: what is declared can be set, and what is not is refused.
+
+    A tool that tunes a backend, or draws a form of its options, has nothing else to go by.
+    """
+
+    def test_declared_values_of_options_are_taken(self, trial: Trial) -> None:
+        for name, option in _typed(trial):
+            for value in _values(option):
+                refusal = _refusal(trial, name, value)
+                assert refusal is None, (
+                    f"option {name!r} is declared to take {value!r} ({describe(option)}), "
+                    f"but: {refusal}"
+                )
+
+    def test_other_values_of_options_are_refused(self, trial: Trial) -> None:
+        for name, option in _typed(trial):
+            for value in _others(option):
+                refusal = _refusal(trial, name, value)
+                assert refusal is not None, (
+                    f"option {name!r} is declared {describe(option)}, but takes {value!r}"
+                )
+                assert name in refusal, f"the message does not name option {name!r}: {refusal}"
+
+
+def _typed(trial: Trial) -> Iterator[tuple[str, Option]]:
+    """Yield the options of which a value is known; "name*" stands for any number of others."""
+    for name, option in trial.backend.info.options.items():
+        if isinstance(option, Option) and not name.endswith("*"):
+            yield name, option
+
+
+def _refusal(trial: Trial, name: str, value: str) -> str | None:
+    """Return why a value of an option is not understood; None where it is."""
+    x = np.ones((1, 3), np.float32)
+    try:
+        trial.compile(models.affine, x, options={name: value}).close()
+    except EngineError:
+        return None  # understood, but this machine or this model cannot have it
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _values(option: Option) -> list[str]:
+    """Return values that the option declares: all choices, both limits, the default."""
+    values = [*option.choices, *([option.default] if option.default else [])]
+    if option.type is bool and not option.choices:
+        values += ["0", "1", "true", "false"]
+    for limit in (option.lowest, option.highest):
+        if limit is not None and not option.choices:
+            values.append(_text(option, limit))
+    return list(dict.fromkeys(values))
+
+
+def _others(option: Option) -> list[str]:
+    """Return values that the option rules out."""
+    if option.choices:
+        return ["no_such_choice"]
+    if option.type is str:
+        return []
+    values = ["no_such_value"]
+    if option.lowest is not None:
+        values.append(_text(option, option.lowest - 1))
+    if option.highest is not None:
+        values.append(_text(option, option.highest + 1))
+    return values
+
+
+def _text(option: Option, number: float) -> str:
+    return str(int(number)) if option.type is int else repr(float(number))

@@ -1,0 +1,353 @@
+"""One opened backend: what it can do, what is refused of it, and what its options are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine import backends
+from engine.backends import BackendState
+from engine.backends.backend import Backend
+from engine.backends.manifest import accepts, describe
+from engine.backends.probe import from_json, probe, to_json
+from engine.hookspecs import hookimpl
+from engine.testing import models
+from engine.testing.plugins import install
+from engine.types import (
+    BackendInfo,
+    Capability,
+    Device,
+    DeviceInfo,
+    Devices,
+    Option,
+)
+
+
+class Plugin:
+    """A backend that only says who it is."""
+
+    capabilities: frozenset[str] = frozenset()
+    options: dict[str, Option | str] = {}  # noqa: RUF012
+    types: tuple[str, ...] = ("odd",)
+    providers: tuple[str, ...] = ("wood", "Glass")
+    found: tuple[DeviceInfo, ...] = (DeviceInfo(Device("odd"), "a device"),)
+    asked = 0
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        return BackendInfo(
+            name="odd",
+            version="1",
+            device_types=self.types,
+            providers=self.providers,
+            capabilities=self.capabilities,
+            options=self.options,
+        )
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        self.asked += 1
+        return Devices(self.found)
+
+    @hookimpl
+    def engine_load(self, source, options):
+        raise AssertionError("not reached")
+
+    @hookimpl
+    def engine_compile(self, loaded, options):
+        raise AssertionError("not reached")
+
+    @hookimpl
+    def engine_predict(self, context, inputs):
+        raise AssertionError("not reached")
+
+
+def opened(plugin: object) -> Backend:
+    return Backend("odd", plugin, [])
+
+
+# ------------------------------------------------------------------------------------ wrappers
+
+
+@pytest.mark.parametrize("kind", ["wrapper", "hookwrapper"])
+@pytest.mark.parametrize("hook", ["engine_predict", "engine_diagnose", "engine_unheard_of"])
+def test_a_wrapper_makes_the_record_broken_and_names_the_hook(
+    plugin_folder: Path, kind: str, hook: str
+) -> None:
+    source = (
+        "from engine.hookspecs import hookimpl\nfrom engine.testing.null import *\n"
+        f"@hookimpl({kind}=True)\ndef {hook}():\n    yield\n"
+    )
+    install(plugin_folder, "wrapping", "wrapping_plugin", source=source)
+    found = backends.record("wrapping")
+    assert found.state is BackendState.BROKEN
+    assert f"{hook} is a wrapper ({kind}=True)" in found.reason
+    assert "engine.types.Extension" in found.reason
+
+
+# -------------------------------------------------------------------------------- capabilities
+
+
+@pytest.mark.parametrize(
+    ("capability", "missing"),
+    [
+        (Capability.COLLECTIVES, "engine_communicator, engine_allreduce, engine_allgather, "
+                                 "engine_send, engine_receive"),
+        (Capability.DEVICE_BUFFERS, "engine_buffer, engine_copy, engine_order"),
+        (Capability.COMPILE_CACHE, "engine_compiled_key"),
+        (Capability.SHARE_WEIGHTS, "engine_share_weights"),
+        (Capability.UPDATE_WEIGHTS, "engine_update_weights"),
+    ],
+)  # fmt: skip
+def test_a_capability_without_its_hooks_is_ignored_and_the_record_says_so(
+    capability: Capability, missing: str
+) -> None:
+    class Promising(Plugin):
+        capabilities = frozenset({capability, Capability.DEADLINES})
+
+    backend = opened(Promising())
+    assert not backend.can(capability)
+    assert backend.can(Capability.DEADLINES)
+    [warning] = backend.warnings
+    assert f"does not implement {missing};" in warning
+    assert "is ignored" in backend.warnings[0]
+
+
+def test_the_other_collectives_are_optional() -> None:
+    class Sparing(Plugin):
+        capabilities = frozenset({Capability.COLLECTIVES})
+
+        @hookimpl
+        def engine_communicator(self, options): ...
+
+        @hookimpl
+        def engine_allreduce(self, comm): ...
+
+        @hookimpl
+        def engine_allgather(self, comm): ...
+
+        @hookimpl
+        def engine_send(self, comm): ...
+
+        @hookimpl
+        def engine_receive(self, comm): ...
+
+    backend = opened(Sparing())
+    assert backend.can(Capability.COLLECTIVES)
+    assert backend.warnings == ()
+    assert backend.has("engine_send")
+    assert not backend.has("engine_broadcast")
+
+
+def test_what_a_device_lacks_is_asked_for_once_and_late() -> None:
+    class Aged(Plugin):
+        capabilities = frozenset({Capability.DEADLINES, Capability.CANCEL_PREDICT})
+        found = (
+            DeviceInfo(Device("odd", 0), "old", lacks={"deadlines": "runtime 1.2 is too old"}),
+            DeviceInfo(Device("odd", 1), "new"),
+        )
+
+    plugin = Aged()
+    backend = opened(plugin)
+    old, new = Device("odd", 0), Device("odd", 1)
+    assert backend.lacks(Capability.COLLECTIVES, old) == (
+        "backend 'odd' does not announce 'collectives'"
+    )
+    assert plugin.asked == 0
+    assert backend.lacks(Capability.DEADLINES, old) == "runtime 1.2 is too old"
+    assert backend.lacks(Capability.DEADLINES, new) == ""
+    assert backend.lacks(Capability.CANCEL_PREDICT, old) == ""
+    assert plugin.asked == 1
+
+
+# ------------------------------------------------------------------------------------- options
+
+
+def test_options_of_both_kinds_are_options() -> None:
+    class Choosing(Plugin):
+        options = {  # noqa: RUF012
+            "plain": "a line on it",
+            "level": Option(text="how hard", type=int, lowest=0, highest=3, default="1"),
+        }
+
+    info = opened(Choosing()).info
+    assert info.options["plain"] == Option(text="a line on it")
+    assert info.options["level"].highest == 3  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        (Option(text="", type=list), "type is <class 'list'>, expected int"),  # type: ignore[arg-type]
+        (Option(text="", type=int, lowest=3, highest=1), "lowest is 3, above its highest, 1"),
+        (Option(text="", lowest=1), "has limits, but its type is str"),
+        (Option(text="", type=int, choices=("1", "two")), "'two', which is no one of"),
+        (Option(text="", type=int, lowest=0, default="-1"), "'-1', which is no int from 0"),
+        (Option(text="", choices=("a", "b"), default="c"), "'c', none of its choices"),
+    ],
+)
+def test_an_option_that_contradicts_itself_is_refused_by_name(option: Option, reason: str) -> None:
+    class Choosing(Plugin):
+        options = {"odd_one": option}  # noqa: RUF012
+
+    with pytest.raises(TypeError, match=r"options\['odd_one'\]") as caught:
+        opened(Choosing())
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "bad"),
+    [
+        (Option(text="", type=int, lowest=0, highest=3), ["0", "3"], ["-1", "4", "1.5", "", "x"]),
+        (Option(text="", type=float, lowest=0), ["0", "1e3", "inf"], ["-0.1", "nan", "many"]),
+        (Option(text="", type=bool), ["0", "1", "true", "False"], ["2", "yes", ""]),
+        (Option(text="", choices=("a", "b")), ["a", "b"], ["c", "A", ""]),
+        (Option(text=""), ["", "anything"], []),
+    ],
+)
+def test_values_are_told_from_others(option: Option, good: list[str], bad: list[str]) -> None:
+    assert all(accepts(option, text) for text in good)
+    assert not any(accepts(option, text) for text in bad)
+
+
+def test_the_values_of_an_option_are_described() -> None:
+    assert describe(Option(text="", type=int, lowest=0, highest=3)) == "int from 0 to 3"
+    assert describe(Option(text="", choices=("a", "b"))) == "one of a, b"
+    assert describe(Option(text="", type=bool)) == "bool"
+
+
+def test_a_probed_record_is_the_one_of_this_process(plugin_folder: Path) -> None:
+    install(plugin_folder, "null", "engine.testing.null")
+    here = backends.record("null")
+    assert probe("null") == here
+    assert from_json(to_json(here)) == here
+
+    class Aged(Plugin):
+        found = (DeviceInfo(Device("odd"), "old", 2**30, lacks={"deadlines": "too old"}),)
+
+    from dataclasses import replace
+
+    aged = replace(here, devices=Devices(Aged.found))
+    assert from_json(to_json(aged)) == aged
+
+
+# ----------------------------------------------------------------------------------- providers
+
+
+def test_a_provider_is_spelt_as_the_manifest_does() -> None:
+    backend = opened(Plugin())
+    assert backend.check_provider("") == ""
+    assert backend.check_provider("wood") == "wood"
+    assert backend.check_provider("glass") == "Glass"
+
+
+def test_an_unknown_provider_lists_those_that_are() -> None:
+    with pytest.raises(
+        engine.BackendUnavailable,
+        match=r"'odd' has no provider 'woood'; did you mean 'wood'\? choose one of: wood, Glass",
+    ):
+        opened(Plugin()).check_provider("woood")
+
+    class Single(Plugin):
+        providers = ()
+
+    with pytest.raises(engine.BackendUnavailable, match="it has none: leave the provider out"):
+        opened(Single()).check_provider("wood")
+
+
+def test_an_unknown_provider_of_a_section_is_an_error(null_backend: str, tmp_path: Path) -> None:
+    config = {"null_context": {"provider": "nope"}}
+    with pytest.raises(engine.BackendUnavailable, match=r"no provider 'nope'.*: reference"):
+        engine.load(models.affine(tmp_path), target=null_backend, config=config)
+    config = {"null_context": {"provider": "reference"}}
+    engine.load(models.affine(tmp_path), target=null_backend, config=config)
+
+
+def test_an_unknown_provider_of_a_later_target_is_an_error(
+    null_backend: str, plugin_folder: Path, tmp_path: Path
+) -> None:
+    source = (
+        "from dataclasses import replace\nfrom engine.testing import null\n"
+        "from engine.testing.null import *\nfrom engine.hookspecs import hookimpl\n"
+        "@hookimpl\ndef engine_backend():\n"
+        "    return replace(null.engine_backend(), name='other')\n"
+    )
+    install(plugin_folder, "other", "other_plugin", source=source)
+    config = {"other_context": {"provider": "nope"}, "null_context": {"unsupported_ops": "Add"}}
+    with pytest.raises(engine.BackendUnavailable, match="'other' has no provider 'nope'"):
+        engine.load(models.affine(tmp_path), target=[null_backend, "other"], config=config)
+
+
+# ------------------------------------------------------------------------- several device types
+
+TWO_TYPES = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.types import BackendInfo, Device, DeviceInfo, Devices
+
+@hookimpl
+def engine_backend():
+    return BackendInfo(
+        name="mine", version="1", device_types=("npu", "dsp"), providers=("fast", "Small"))
+
+@hookimpl
+def engine_devices():
+    return Devices(tuple(DeviceInfo(Device(kind), "a device") for kind in {found!r}))
+
+@hookimpl
+def engine_load(source): raise AssertionError("not reached")
+
+@hookimpl
+def engine_compile(loaded): raise AssertionError("not reached")
+
+@hookimpl
+def engine_predict(context): raise AssertionError("not reached")
+"""
+
+
+@pytest.mark.parametrize("already_open", [False, True])
+@pytest.mark.parametrize(
+    ("found", "by_name"), [(("npu", "dsp"), "npu"), (("dsp",), "dsp"), (("dsp", "npu"), "npu")]
+)
+def test_a_name_stands_for_the_first_device_type_that_is_present(
+    plugin_folder: Path, found: tuple[str, ...], by_name: str, already_open: bool
+) -> None:
+    install(plugin_folder, "mine", "two_types", source=TWO_TYPES.format(found=found))
+    if already_open:
+        backends.open_backend("mine")
+    find, target = backends.find_target, backends.Target
+    assert find("mine") == target("mine", by_name)
+    assert find("mine:small") == target("mine", by_name, "Small")
+    assert find("mine:mine") == target("mine", by_name)
+    for kind in ("npu", "dsp"):  # also where none of it is present: compile says what is missing
+        assert find(f"mine:{kind}") == find(kind) == target("mine", kind)
+        assert find(f"{kind}:fast") == target("mine", kind, "fast")
+        assert find(f"{kind}:mine") == target("mine", kind)
+    with pytest.raises(
+        engine.BackendUnavailable, match="choose one of: mine:npu, mine:dsp, mine:fast, mine:Small"
+    ):
+        find("mine:tpu")
+
+
+# ------------------------------------------------------------------------------- nearest names
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [("cpuu", "cpu"), ("cuda", "gpu"), ("CUDA:0", "gpu"), ("tensorrt", "gpu"), ("npu", "ascend"),
+     ("nul", "null"), ("onnxruntime", "cpu")],
+)  # fmt: skip
+def test_an_unknown_target_is_told_the_nearest(null_backend: str, text: str, meant: str) -> None:
+    with pytest.raises(engine.BackendNotInstalled, match=f"did you mean '{meant}'"):
+        backends.find_target(text)
+    with pytest.raises(ValueError, match=f"did you mean '{meant}'"):
+        engine.Context().target = [text]
+
+
+def test_a_target_that_is_like_none_gets_no_hint(null_backend: str) -> None:
+    with pytest.raises(engine.BackendNotInstalled) as caught:
+        backends.find_target("quantum")
+    assert "did you mean" not in str(caught.value)
