@@ -207,7 +207,8 @@ def check_against_onnx(name: str, count: int, seed: int, read_with_onnx: Reader)
             model = onnx.ModelProto.FromString(data)
         except DecodeError:
             continue  # damage in a part that is not read here: documentation, annotations
-        assert graph == read_with_onnx(model)
+        expected = read_with_onnx(model)
+        assert graph == expected or repr(graph) == repr(expected)  # NaN is not equal to itself
     return taken, refused
 
 
