@@ -174,7 +174,6 @@ class Observed:
     def _write(self, path: str, weights: str) -> None:
         settings = session_options(self._options)
         look_in(self._folder, settings)
-        settings.intra_op_num_threads = 1
         settings.optimized_model_filepath = path
         for key, value in {
             "session.optimized_model_external_initializers_file_name": weights,
