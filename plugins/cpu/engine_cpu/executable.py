@@ -149,8 +149,9 @@ class Observed:
             return None
         if source.is_secret and source.data is None:
             return None
-        kept = CompileOptions(device=options.device, options=options.options)
-        return cls(source, kept)
+        # Of the options only what decides on the graph; a thread pool is not asked for again.
+        settings = {key: text for key, text in options.options.items() if key != "thread_pool"}
+        return cls(source, CompileOptions(device=options.device, options=settings))
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
@@ -164,13 +165,15 @@ class Observed:
     def _identify(self) -> tuple[int, ...] | None:
         if not isinstance(self._model, str):
             return None
-        status = os.stat(self._model)
+        try:
+            status = os.stat(self._model)
+        except OSError:
+            return ()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
     def _write(self, path: str, weights: str) -> None:
         settings = session_options(self._options)
         look_in(self._folder, settings)
-        settings.intra_op_num_threads = 1
         settings.optimized_model_filepath = path
         for key, value in {
             "session.optimized_model_external_initializers_file_name": weights,

@@ -336,9 +336,14 @@ def test_a_load_asks_nothing_of_placement(path: Path, monkeypatch: pytest.Monkey
     assert len(made) == 2
 
 
-def test_a_file_that_has_changed_is_not_asked(path: Path) -> None:
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_a_file_that_has_changed_is_not_asked(path: Path, tmp_path: Path, is_gone: bool) -> None:
     executable = compiled(replace(open_source(path), data=None))
-    onnx.save(onnx.load(models.affine(path.parent / "..")), path)
+    path.unlink()
+    if not is_gone:
+        other = tmp_path / "other"
+        other.mkdir()
+        models.affine(other).rename(path)
     assert set(states(executable).values()) == {(NodeState.RUNS, None)}
 
 

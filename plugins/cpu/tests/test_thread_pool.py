@@ -75,6 +75,7 @@ def test_what_is_loaded_after_the_pool_is_made_uses_it(tmp_path: Path) -> None:
         tmp_path,
         """
         first = compiled(thread_pool="process")
+        first.placement()
         others = [compiled(threads=1), compiled(threads=2), compiled(threads=2, plan="p")]
         assert count() - before == 1
         compiled(threads=3, thread_pool="process")
