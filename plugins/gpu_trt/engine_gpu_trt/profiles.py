@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from engine.errors import InputError
 from engine.types import ShapeRange, TensorSpec
 from engine_gpu_trt.options import Range, Settings
 
@@ -110,6 +111,44 @@ def fits(shape: Sequence[int], allowed: ShapeRange) -> bool:
     return len(shape) == len(allowed.lowest) and all(
         low <= dim <= high
         for low, dim, high in zip(allowed.lowest, shape, allowed.highest, strict=True)
+    )
+
+
+def fitting_profile(
+    profiles: Sequence[Profile], shapes: Mapping[str, tuple[int, ...]]
+) -> int | None:
+    """Return the index of the first profile that allows these shapes; None where none does.
+
+    profiles: of an engine, by its own names of the inputs, as `shapes` are.
+    """
+    for index, profile in enumerate(profiles):
+        if all(fits(shapes[name], allowed) for name, allowed in profile.items()):
+            return index
+    return None
+
+
+def outside_error(
+    profiles: Sequence[Profile],
+    shapes: Mapping[str, tuple[int, ...]],
+    originals: Mapping[str, str],
+) -> InputError:
+    """Build the error for shapes that no profile allows, naming the input and the ranges.
+
+    originals: the model's name of each input by the engine's.
+    """
+    for name in profiles[0]:
+        ranges = [profile[name] for profile in profiles]
+        if not any(fits(shapes[name], allowed) for allowed in ranges):
+            texts = [f"{list(ends.lowest)}..{list(ends.highest)}" for ends in ranges]
+            return InputError(
+                f"input {originals[name]!r}: shape {list(shapes[name])} is outside "
+                f"{' and '.join(texts)}, which the model was compiled for; "
+                "compile it for a wider range",
+                originals[name],
+            )
+    return InputError(
+        "the inputs' shapes fit different profiles, and one must fit them all: "
+        f"{ {originals[name]: list(shape) for name, shape in shapes.items()} }"
     )
 
 

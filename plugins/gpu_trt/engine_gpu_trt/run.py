@@ -17,11 +17,11 @@ from typing import Any, cast
 import numpy as np
 
 from engine.errors import BackendUnavailable, InputError, ModelError
-from engine.types import Device, DeviceBuffer, ShapeRange, TensorSpec, Value, Values
+from engine.types import Device, DeviceBuffer, TensorSpec, Value, Values
 from engine_gpu_trt import messages
 from engine_gpu_trt.cuda import DeviceMemory, as_bytes, is_pinned
 from engine_gpu_trt.engines import Engine
-from engine_gpu_trt.profiles import fits
+from engine_gpu_trt.profiles import fitting_profile, outside_error
 from engine_gpu_trt.slots import ALIGNMENT, Array, Shape, Slot, growing_output
 from engine_gpu_trt.workspace import Workspace
 
@@ -246,7 +246,7 @@ class Run:
                 self.gpu.order(entry.stream, self._stream)
             foreign.append(entry)
             if slot.growing is None:
-                _check_shape(slot, entry.shape)
+                slot.check_shape(entry.shape)
                 is_aligned = entry.pointer and not entry.pointer % ALIGNMENT
                 if is_aligned and not _overlaps(entry, inputs):
                     self._bind(slot, entry.pointer)
@@ -283,7 +283,7 @@ class Run:
                 buffer = self._own(slot, self.gpu.allocate(slot.nbytes))
             else:
                 buffer = entry
-            _check_shape(slot, buffer.shape)
+            slot.check_shape(buffer.shape)
             if slot.nbytes:
                 self.gpu.copy_within(
                     buffer.pointer, slot.ensure_memory(), slot.nbytes, self._stream.raw
@@ -291,7 +291,7 @@ class Run:
             return buffer
         self._must_wait = True
         if entry is not None:
-            _check_shape(slot, entry.shape)
+            slot.check_shape(entry.shape)
             if slot.nbytes and is_pinned(entry):
                 self.gpu.copy_out(as_bytes(entry), slot.ensure_memory(), self._stream.raw)
                 return cast("Array", entry)
@@ -381,37 +381,15 @@ class Run:
 
     def _choose_profile(self, shapes: Shapes) -> None:
         wanted = {slot.name: shape for slot, shape in zip(self.inputs, shapes, strict=True)}
-        fitting = (
-            index
-            for index, profile in enumerate(self.engine.profiles)
-            if all(fits(wanted[name], ranges) for name, ranges in profile.items())
-        )
-        index = next(fitting, None)
+        index = fitting_profile(self.engine.profiles, wanted)
         if index is None:
-            raise self._outside(wanted)
+            originals = {slot.name: slot.spec.name for slot in self.inputs}
+            raise outside_error(self.engine.profiles, wanted, originals)
         if index != self._profile:
             if not self._context.set_optimization_profile_async(index, self._stream.handle):
                 raise BackendUnavailable(f"TensorRT does not switch to profile {index}", "gpu_trt")
             self._stream.synchronize()
             self._profile = index
-
-    def _outside(self, shapes: Mapping[str, Shape]) -> InputError:
-        """Build the error for shapes that no profile allows, naming the input and the ranges."""
-        for slot, is_fed in zip(self.inputs, self._fed, strict=True):
-            if not is_fed:
-                continue
-            ranges = [profile[slot.name] for profile in self.engine.profiles]
-            if not any(fits(shapes[slot.name], shape_range) for shape_range in ranges):
-                return InputError(
-                    f"input {slot.spec.name!r}: shape {list(shapes[slot.name])} is outside "
-                    f"{' and '.join(map(_text, ranges))}, which the model was compiled for; "
-                    "compile it for a wider range",
-                    slot.spec.name,
-                )
-        return InputError(
-            "the inputs' shapes fit different profiles, and one must fit them all: "
-            f"{ {name: list(shape) for name, shape in shapes.items()} }"
-        )
 
     def _failure(self, heard: messages.Heard) -> Exception:
         """Build the error for an execution that TensorRT refused."""
@@ -436,16 +414,3 @@ def _overlaps(buffer: DeviceBuffer, inputs: Iterable[Value]) -> bool:
         for value in inputs
         if isinstance(value, DeviceBuffer)
     )
-
-
-def _check_shape(slot: Slot, given: Shape) -> None:
-    if given != slot.shape:
-        raise InputError(
-            f"output {slot.spec.name!r}: expected a buffer of {slot.spec.dtype}"
-            f"{list(slot.shape)}, got {list(given)}",
-            slot.spec.name,
-        )
-
-
-def _text(ranges: ShapeRange) -> str:
-    return f"{list(ranges.lowest)}..{list(ranges.highest)}"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, InputError
 from engine.types import Device, DeviceBuffer, TensorSpec
 from engine_gpu_trt.cuda import Bytes, DeviceMemory, Gpu, PinnedMemory
 
@@ -91,6 +91,15 @@ class Slot:
         self.bytes = self._pinned.array[: self.nbytes]
         self.view = self.bytes.view(self.dtype).reshape(self.shape)
         self.staged = True
+
+    def check_shape(self, given: Shape) -> None:
+        """Raise InputError where a buffer for this output has another shape."""
+        if given != self.shape:
+            raise InputError(
+                f"output {self.spec.name!r}: expected a buffer of {self.spec.dtype}"
+                f"{list(self.shape)}, got {list(given)}",
+                self.spec.name,
+            )
 
     def lend(self, device: Device, stream: int) -> DeviceBuffer:
         """Return the device memory as a value: the very same one until the shape changes."""

@@ -138,7 +138,7 @@ class Graph:
             if bad is not None:
                 known = onnx.defs.has(bad.op_type, bad.domain)
                 text = "false" if known else (
-                    'creator && "Plugin not refusals, are the plugin name, version, and namespace '
+                    'creator && "Plugin not found, are the plugin name, version, and namespace '
                     'correct?"'
                 )  # fmt: skip
                 code = "UNSUPPORTED_NODE" if known else "INVALID_NODE"
