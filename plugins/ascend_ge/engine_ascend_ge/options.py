@@ -20,6 +20,7 @@ _PRECISIONS = {
     "enforce_fp32": ("precision_mode", "force_fp32"),
     "preferred_fp32": ("precision_mode", "allow_fp32_to_fp16"),
     "enforce_fp16": ("precision_mode", "force_fp16"),
+    "preferred_fp16": ("precision_mode_v2", "mixed_float16"),
     "enforce_origin": ("precision_mode", "must_keep_origin_dtype"),
     "preferred_optimal": ("precision_mode", "allow_mix_precision"),
     # ATC's own names, for the configuration file

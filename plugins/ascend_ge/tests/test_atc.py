@@ -310,9 +310,9 @@ def test_a_compile_ends_at_its_time_limit_with_all_its_processes(
     worker = tmp_path / "worker.pid"
     misbehave(sleep_s=60, worker=str(worker))
     start = time.monotonic()
-    with pytest.raises(ModelError, match=r"did not finish within 1\.5 s; raise option 'compile_"):
-        build(models.affine(tmp_path), set={"compile_timeout_s": "1.5"})
-    assert time.monotonic() - start < 15
+    with pytest.raises(ModelError, match=r"did not finish within 8 s; raise option 'compile_"):
+        build(models.affine(tmp_path), set={"compile_timeout_s": "8"})
+    assert time.monotonic() - start < 30
     assert has_ended(int(worker.read_text()))
     assert left(temporary) == []
 
