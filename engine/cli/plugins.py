@@ -59,35 +59,35 @@ def list_command(context: typer.Context, json: Json = False) -> None:
 
 def list_backends(json: bool) -> None:
     """Print one entry for each backend that is installed or that this project ships."""
-    found = {each.name: each for each in probe_all(known())}
+    found = {backend.name: backend for backend in probe_all(known())}
     for name in OFFICIAL.values():
         found.setdefault(name, record(name))
-    ordered = sorted(found.values(), key=lambda each: (not _is_here(each), each.name))
+    ordered = sorted(found.values(), key=lambda backend: (not _is_here(backend), backend.name))
     if json:
-        as_json({"backends": [values(each) for each in ordered]})
+        as_json({"backends": [values(backend) for backend in ordered]})
         return
     table(
         "",
         ("backend", "state", "version", "serves", "devices"),
         [
             (
-                each.name,
-                _words(each.state),
-                each.version,
-                ", ".join(each.info.device_types) if each.info else "",
-                tuple(_device(device) for device in values(each)["devices"]),
+                backend.name,
+                _words(backend.state),
+                backend.version,
+                ", ".join(backend.info.device_types) if backend.info else "",
+                tuple(_device(device) for device in values(backend)["devices"]),
             )
-            for each in ordered
+            for backend in ordered
         ],
     )
-    for each in ordered:
-        remarks = [("reason", each.reason), ("fix", each.fix)]
-        remarks += [("warning", text) for text in each.warnings]
-        remarks += [("lacks", text) for text in _lacking(each)]
+    for backend in ordered:
+        remarks = [("reason", backend.reason), ("fix", backend.fix)]
+        remarks += [("warning", text) for text in backend.warnings]
+        remarks += [("lacks", text) for text in _lacking(backend)]
         shown = [f"  {label}: {plain(text)}" for label, text in remarks if text]
         if shown:
             line()
-            line(f"{plain(each.name)} ({_words(each.state)}):")
+            line(f"{plain(backend.name)} ({_words(backend.state)}):")
             for text in shown:
                 line(text)
 
@@ -100,8 +100,8 @@ def _lacking(record: BackendRecord) -> list[str]:
     ]
 
 
-def _is_here(each: BackendRecord) -> bool:
-    return each.state is not BackendState.NOT_INSTALLED
+def _is_here(backend: BackendRecord) -> bool:
+    return backend.state is not BackendState.NOT_INSTALLED
 
 
 def _words(state: BackendState) -> str:
@@ -114,14 +114,14 @@ def _device(device: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def values(each: BackendRecord) -> dict[str, Any]:
+def values(backend: BackendRecord) -> dict[str, Any]:
     """A record as plain values, as `--json` prints it."""
-    info, devices = each.info, each.devices
+    info, devices = backend.info, backend.devices
     return {
-        "name": each.name,
-        "state": str(each.state),
-        "distribution": each.distribution,
-        "version": each.version,
+        "name": backend.name,
+        "state": str(backend.state),
+        "distribution": backend.distribution,
+        "version": backend.version,
         "device_types": list(info.device_types) if info else [],
         "providers": list(info.providers) if info else [],
         "formats": list(info.formats) if info else [],
@@ -138,7 +138,7 @@ def values(each: BackendRecord) -> dict[str, Any]:
         "options": {
             name: option_values(option) for name, option in (info.options if info else {}).items()
         },
-        "reason": each.reason,
-        "fix": each.fix,
-        "warnings": list(each.warnings),
+        "reason": backend.reason,
+        "fix": backend.fix,
+        "warnings": list(backend.warnings),
     }
