@@ -127,7 +127,7 @@ class Backend:
 
     @cached_property
     def _lacking(self) -> dict[Device, Mapping[str, str]]:
-        """What each device that was found lacks, by capability."""
+        """The `lacks` of each device that is present."""
         return {found.device: found.lacks for found in self.devices().found}
 
     def check_provider(self, text: str) -> str:

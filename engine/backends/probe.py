@@ -69,10 +69,10 @@ def examine_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> lis
 def _examine(name: str, processes: _Processes) -> Examination:
     answer = processes.ask(name, "record", "checks")
     found = _record(name, answer)
-    if answer.end and answer.place == _DEVICES:
+    if answer.end and answer.stage == _DEVICES:
         answer = processes.ask(name, "checks")
     checks = tuple(Check(**check) for check in answer.values.get("checks", ()))
-    ended_there = answer.end and answer.place == _DIAGNOSE
+    ended_there = answer.end and answer.stage == _DIAGNOSE
     fault = f"its probe {answer}" if ended_there else answer.values.get("fault", "")
     return Examination(found, checks, fault)
 
@@ -93,13 +93,13 @@ class _Answer:
     last_words: str
 
     @property
-    def place(self) -> str:
+    def stage(self) -> str:
         """Return which question the process was at when it ended."""
-        return str(self.values.get("place", _IMPORT))
+        return str(self.values.get("stage", _IMPORT))
 
     def __str__(self) -> str:
         quoted = f" ({self.last_words})" if self.last_words else ""
-        return f"{self.end} {self.place}{quoted}"
+        return f"{self.end} {self.stage}{quoted}"
 
 
 class _Processes:
@@ -147,7 +147,7 @@ class _Processes:
                     values |= json.loads(line)
                 except ValueError:  # cut off by a crash
                     break
-            if not end and values.get("place") != _LEAVING:
+            if not end and values.get("stage") != _LEAVING:
                 end = "ended without an answer"
             return _Answer(values, end, last_words(errors))
 
@@ -164,7 +164,7 @@ class _Processes:
 
 
 def _record(name: str, answer: _Answer) -> BackendRecord:
-    if "record" in answer.values and not (answer.end and answer.place == _LEAVING):
+    if "record" in answer.values and not (answer.end and answer.stage == _LEAVING):
         return from_json(answer.values["record"])
     found = crashed(name, f"its probe {answer}")
     if "manifest" in answer.values:
@@ -226,16 +226,16 @@ def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
             print(json.dumps(values), file=lines, flush=True)
 
         found, backend = resolve(name, look_for_devices=False)
-        write(manifest=to_json(found), place=_DEVICES)
+        write(manifest=to_json(found), stage=_DEVICES)
         if "record" in questions:
             write(record=to_json(record(name) if backend is not None else found))
-        write(place=_DIAGNOSE)
+        write(stage=_DIAGNOSE)
         if "checks" in questions and backend is not None:
             try:
                 write(checks=[_check(check) for check in backend.diagnose()])
             except BaseException as error:  # SystemExit, or a panic of a compiled extension
                 write(fault=f"engine_diagnose raised {one_line(error)}")
-        write(place=_LEAVING)
+        write(stage=_LEAVING)
 
 
 def _check(check: object) -> dict[str, Any]:

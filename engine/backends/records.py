@@ -1,4 +1,4 @@
-"""The six states of a backend, and the record of one: what every command and error shows."""
+"""The six states of a backend, and its record, which every command and error shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.types import BackendInfo, Devices
 
 
 class BackendState(StrEnum):
-    """What has become of a backend on this machine."""
+    """The state of a backend on this machine."""
 
     NOT_INSTALLED = "not_installed"
     DISABLED = "disabled"

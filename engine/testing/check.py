@@ -1,4 +1,4 @@
-"""Runs the conformance kit on an installed backend, in a process of its own.
+"""Run the conformance kit on an installed backend, in a process of its own.
 
     report = check("mine")
     print(report.ok, [result.name for result in report.results if result.outcome == "failed"])
@@ -48,7 +48,7 @@ LEVELS = (
 """The levels of the kit, the simplest first; each is a module beside this one."""
 
 LIMIT_S = 300.0
-"""What one test may take: far more than any needs, so that only a hang is stopped."""
+"""Time limit of one test: far more than any needs, so that only a hang is stopped."""
 
 # Exit statuses of pytest.
 _DONE = (0, 1)  # without and with a failed test
@@ -60,7 +60,7 @@ _UNWANTED = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS", "PYTEST_CURRENT_TEST", "ENGINE_
 
 
 class Outcome(StrEnum):
-    """How a test ended."""
+    """The outcome of a test."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -70,7 +70,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """How one test ended.
+    """The result of one test.
 
     level: one of LEVELS; for other tests the module they are in. reason: what failed, or why it
     was skipped or is a gap. place: where that was, "file:line". traceback: for people.
@@ -95,15 +95,15 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no test failed."""
+        """Return whether no test failed."""
         return not self.of(Outcome.FAILED)
 
     def of(self, outcome: Outcome) -> list[Result]:
-        """The results of one kind."""
+        """Return the results with one outcome."""
         return [result for result in self.results if result.outcome is outcome]
 
     def levels(self) -> dict[str, Counter[Outcome]]:
-        """How many tests of each level ended in each way; levels without a test are left out."""
+        """Count the outcomes of each level; levels without a test are left out."""
         counts: dict[str, Counter[Outcome]] = {}
         for result in self.results:
             counts.setdefault(result.level, Counter())[result.outcome] += 1
@@ -149,7 +149,7 @@ def _results(
     limit_s: float,
     progress: Progress | None,
 ) -> Iterator[Result]:
-    """The results as they come; a process that dies is followed by another for the rest."""
+    """Yield results as they come; a process that dies is followed by another for the rest."""
     chosen: dict[str, str] | None = None  # the level of each test, by name
     done: list[str] = []
     while chosen is None or len(done) < len(chosen):
@@ -221,7 +221,7 @@ class _Child:
             kill(self._process)
 
     def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
-        """What the process says, until it ends; it is ended if it says nothing for `limit_s`."""
+        """Yield the events of the process until it ends; kill it after `limit_s` without one."""
         rest = b""
         last = time.monotonic()
         # A file, not a pipe: what a backend leaves running may hold a pipe open for ever.
@@ -255,17 +255,17 @@ class _Child:
         return ending(self.status) or "ended with status 0"
 
     def failure(self, name: str, level: str) -> Result:
-        """The result of the test that was running when the process ended."""
-        said = self._said()
-        frame = re.search(r'^Current thread.*\n  File "(.+)", line (\d+),? in (.+)$', said, re.M)
+        """Return the result of the test that was running when the process ended."""
+        text = self._text()
+        frame = re.search(r'^Current thread.*\n  File "(.+)", line (\d+),? in (.+)$', text, re.M)
         return Result(
             name=name,
             level=level,
             outcome=Outcome.FAILED,
             reason=f"{self.end} in {frame[3]}" if frame else self.end,
             place=f"{frame[1]}:{frame[2]}" if frame else "",
-            traceback=said,
+            traceback=text,
         )
 
-    def _said(self) -> str:
+    def _text(self) -> str:
         return self._errors.read_text(errors="replace")

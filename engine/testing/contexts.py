@@ -22,7 +22,7 @@ def _row(start: float) -> Array:
 
 
 class Contexts(Level):
-    """What an execution context may do beside `close()`."""
+    """Contexts that share a workspace, are cancelled, or are reset."""
 
     def test_the_useful_concurrency_is_a_number(self, trial: Trial) -> None:
         executable = trial.compile(models.affine, _row(0))

@@ -20,7 +20,10 @@ GROUP = "engine.conformance.v1"
 
 
 def conformance_class(backend: str) -> type[BackendConformance]:
-    """The class to test an installed backend with. Raises TypeError where what is named is none."""
+    """Return the class to test an installed backend with.
+
+    Raises TypeError where what its distribution names is none.
+    """
     points = list(entry_points(group=GROUP, name=backend))
     if not points:
         return type("TestBackend", (BackendConformance,), {"backend": backend})

@@ -40,7 +40,7 @@ class Errors(Level):
         assert not trial.load(models.affine).unsupported
 
     def test_a_part_of_a_model_runs_without_the_rest(self, trial: Trial) -> None:
-        """What the core hands on where a node went to another backend: bytes, beside the path."""
+        """The part is in `data`; `path` goes on naming the whole file."""
         self.require(trial, Capability.MIXED_PLACEMENT)
         from engine.formats.onnx.infer import types_of
         from engine.plan.extract import Whole

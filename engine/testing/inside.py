@@ -1,4 +1,4 @@
-"""Runs the kit with pytest and says what happens: `python -m engine.testing.inside ORDER`.
+"""Run the kit with pytest and report each event: `python -m engine.testing.inside ORDER`.
 
 The process that `check.py` starts. Everything is written into the working folder, which is its
 own: the events, as lines of JSON, into "events".
@@ -49,7 +49,7 @@ def run(order: Mapping[str, Any]) -> int:
 
 
 class _Watch:
-    """Writes an event when the tests are known, and as each begins and ends."""
+    """A pytest plugin that writes an event when tests are collected, begin and end."""
 
     def __init__(self, levels: Sequence[str], done: Sequence[str]) -> None:
         self._levels = levels
@@ -100,13 +100,13 @@ def _name(nodeid: str) -> str:
 
 
 def _level(item: pytest.Item) -> str:
-    """The module that defines a test: a level of the kit, or what the backend's own class adds."""
+    """Return the module that defines a test: a level of the kit, or the backend's own class."""
     module: str = getattr(item, "function").__module__  # noqa: B009  # Item has no such member
     return module.rpartition(".")[2]
 
 
 def _outcome(reports: Sequence[pytest.TestReport]) -> dict[str, str]:
-    """How a test ended, from the reports on its setup, call and teardown."""
+    """Return the outcome of a test from the reports on its setup, call and teardown."""
     for report in reports:
         if report.failed:
             return {"outcome": "failed", "traceback": report.longreprtext, **_failure(report)}

@@ -38,7 +38,7 @@ assert y.tolist() == [[3, 3, 3], [3, 3, 3]], y
 
 
 class LifeCycle(Level):
-    """What is opened can be closed, in the core's order, without a trace."""
+    """Loading, compiling and closing, in the core's order and in others."""
 
     def test_closing_twice_does_nothing(self, trial: Trial) -> None:
         loaded = trial.load(models.scalar)
@@ -145,7 +145,7 @@ class _ErasedInTheEnd(bytearray):
 
 
 class Reports(Level):
-    """What an executable says of where it runs and what it holds."""
+    """Placement and memory, as an executable reports them."""
 
     @pytest.mark.parametrize("model", [models.affine, models.foldable, models.branch])
     def test_placement_has_one_entry_for_each_node(self, trial: Trial, model: Maker) -> None:

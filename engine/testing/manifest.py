@@ -1,4 +1,4 @@
-"""Level of the kit: what a backend says of itself, and what importing it costs."""
+"""Level of the kit: a backend's manifest, and the cost of importing it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUNTIMES = (
     "tensorrt",
     "torch",
 )
-"""What takes long to import, starts threads or touches drivers: never at a plugin's import."""
+"""Modules that take long to import, start threads or touch drivers: not at a plugin's import."""
 
 # The child imports numpy and the core first: what is measured is what the plugin adds.
 _IMPORT = """
@@ -51,7 +51,7 @@ with open(sys.argv[2], "w") as file:
 
 @dataclass(frozen=True, slots=True)
 class Import:
-    """What a fresh process saw while it imported the plugin; CPU times in seconds."""
+    """Observations of a fresh process that imported the plugin; CPU times in seconds."""
 
     numpy_s: float
     plugin_s: float
@@ -66,7 +66,7 @@ class Manifest(Level):
 
     @pytest.fixture
     def imported(self, tmp_path_factory: pytest.TempPathFactory) -> Import:
-        """The import of the plugin in a process of its own, once for each backend."""
+        """Import the plugin in a process of its own, once for each backend."""
         if self.backend not in self._imported:
             answer = tmp_path_factory.mktemp("import") / "answer.json"
             child = subprocess.run(

@@ -128,7 +128,7 @@ def engine_backend() -> BackendInfo:
 
 @hookimpl
 def engine_devices() -> Devices:
-    """A missing runtime is an answer with a fix, not an exception."""
+    """Find the device; a missing runtime is an answer with a fix, not an exception."""
     if find_spec("onnx") is None:
         return Devices(reason="the onnx package is missing", fix="run: pip install onnx")
     return Devices(found=(DeviceInfo(DEVICE, "onnx's reference implementation"),))
@@ -136,7 +136,7 @@ def engine_devices() -> Devices:
 
 @hookimpl
 def engine_diagnose() -> Sequence[Check]:
-    """Each line of the null backend's diagnosis, with the fix where something is wrong."""
+    """Check what the null backend needs, with the fix where something is wrong."""
     devices = engine_devices()
     return [Check("onnx can be imported", bool(devices.found), devices.reason, devices.fix)]
 
@@ -178,7 +178,7 @@ def engine_predict(
 
 @hookimpl
 def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
-    """What is written is the model as onnx reads it: of the options, none matters."""
+    """Name the versions: the form is the model as onnx reads it, and no option matters."""
     return {"null": __version__, "onnx": version("onnx")}
 
 
@@ -196,7 +196,7 @@ def engine_update_weights(
 
 @cache
 def fake_device() -> FakeDevice:
-    """The memory and streams of the one device."""
+    """Return the memory and streams of the one device."""
     from engine.testing.fake_device import FakeDevice
 
     return FakeDevice(DEVICE)
@@ -204,7 +204,7 @@ def fake_device() -> FakeDevice:
 
 @hookimpl
 def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
-    """All host memory is as good as any other for a device that is not there."""
+    """Allocate; any host memory will do for a device that is not there."""
     if on_host:
         return np.empty(shape, dtype.numpy)
     return fake_device().allocate(dtype, shape)
@@ -219,7 +219,7 @@ def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
 
 @hookimpl
 def engine_order(device: Device, earlier: int, later: int | None) -> bool:
-    """Without this, `later` would find garbage."""
+    """Order two streams; without this, `later` would find garbage."""
     fake_device().order(earlier, later)
     return True
 
@@ -244,7 +244,7 @@ def engine_allreduce(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """Always deterministic, so that argument is left out."""
+    """Reduce; always deterministically, so that argument is left out."""
     comm.allreduce(send, receive, op, stream, deadline_s)
     return True
 

@@ -80,7 +80,7 @@ class NullExecutable:
         self.concurrency = concurrency
         self.resident = options.resident
         self.device = device
-        self.workspaces: set[DeviceBuffer] = set()
+        self.contexts: set[NullContext] = set()  # those that are open
         assert inner.evaluator is not None
         self._as_loaded: Mapping[str, Any] = inner.evaluator.rt_inits_
         self._updating = threading.Lock()
@@ -95,7 +95,8 @@ class NullExecutable:
 
     def memory(self) -> MemoryReport:
         """The weights as the file stores them; the scratch memory of open contexts."""
-        workspace = sum(buffer.nbytes for buffer in self.workspaces)
+        shared = {context.workspace for context in list(self.contexts)}
+        workspace = sum(buffer.nbytes for buffer in shared if buffer is not None)
         return replace(self.inner.memory(), workspace_bytes=workspace)
 
     def update(self, weights: Mapping[str, Value], additive: bool) -> None:
@@ -135,10 +136,10 @@ class NullContext:
         self._is_guest = beside is not None
         if beside is None:
             self.stream = device.open_stream()
-            self.workspace = device.allocate(DType.UINT8, (WORKSPACE_BYTES,))
+            self.workspace: DeviceBuffer | None = device.allocate(DType.UINT8, (WORKSPACE_BYTES,))
         else:
             self.stream, self.workspace = beside.stream, beside.workspace
-        executable.workspaces.add(self.workspace)
+        executable.contexts.add(self)
         self._resident: dict[str, DeviceBuffer] = {}
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
@@ -212,4 +213,5 @@ class NullContext:
             self._device.synchronise(self.stream)
         else:
             self._device.close_stream(self.stream)
-            executable.workspaces.discard(self.workspace)
+        self.workspace = None
+        executable.contexts.discard(self)

@@ -65,7 +65,7 @@ class Backend(OnnxBackend):
 
     @classmethod
     def is_compatible(cls, model: onnx.ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the backend takes this model; found out by building it."""
+        """Return whether the backend takes this model, by building it."""
         try:
             cls.prepare(model, device).model.close()
         except ModelError:
@@ -117,13 +117,13 @@ class Backend(OnnxBackend):
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
-        """Whether the backend is installed, serves that device, and finds one here."""
+        """Return whether the backend is installed, serves that device, and finds one here."""
         try:
             found = open_backend(cls._name()).devices().found
             device_type, number = cls._device(device)
         except BackendError:
             return False
-        return any((each.device.type, each.device.id) == (device_type, number) for each in found)
+        return any((info.device.type, info.device.id) == (device_type, number) for info in found)
 
     @classmethod
     def _name(cls) -> str:
@@ -186,7 +186,7 @@ def _model_of(
     graph = helper.make_graph(
         [node],
         node.op_type,
-        [helper.make_value_info(name, each) for name, each in types.items()],
+        [helper.make_value_info(name, proto) for name, proto in types.items()],
         [helper.make_value_info(name, outputs[name]) for name in names],
     )
     imports = [helper.make_opsetid(node.domain, version)]

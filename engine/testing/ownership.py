@@ -12,8 +12,8 @@ from engine.types import Value, Values
 
 
 def _lists_at(addresses: set[tuple[int, int]], x: Array, y: Array) -> tuple[list[Array], ...]:
-    """[x] and [y], where two lists of `addresses` lay if that memory is free."""
-    fresh = {id(each): each for each in ([x] for _ in range(5000))}
+    """Return [x] and [y], where two lists of `addresses` lay if that memory is free."""
+    fresh = {id(values): values for values in ([x] for _ in range(5000))}
     for first, second in addresses:
         if first in fresh and second in fresh:
             fresh[second][0] = y
@@ -31,7 +31,7 @@ def _arrays(values: Values) -> list[Array]:
 
 
 class Results(Level):
-    """What predict returns is new and belongs to the caller."""
+    """Results are new memory, which belongs to the caller."""
 
     def test_a_result_never_changes_under_its_owner(self, trial: Trial) -> None:
         running = trial.open(models.affine, _row(0))

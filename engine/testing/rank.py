@@ -250,9 +250,9 @@ def stream(rank: Rank) -> str:
     assert time.monotonic() - begin_s < SOON_S
     rank.order(rank.device, result.stream, None)
     comm.check()
-    each = [2 * np.full((1, 3), number, np.float32) + 1 for number in range(rank.world_size)]
-    rank.expect(first, np.asarray(sum(each)))
-    rank.expect(second, np.asarray(sum(each)))
+    parts = [2 * np.full((1, 3), number, np.float32) + 1 for number in range(rank.world_size)]
+    rank.expect(first, np.asarray(sum(parts)))
+    rank.expect(second, np.asarray(sum(parts)))
     comm.close()
     return "ran"
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -375,12 +377,26 @@ def test_an_exception_of_the_users_progress_is_the_users(
         engine.load(path, target=["null", "second"], config=REFUSES_TANH, progress=fail)
 
 
+def refusing(module: str, error: ImportError) -> Callable[..., Any]:
+    """Return an import function that raises `error` for one module."""
+    real = builtins.__import__
+
+    def find(name: str, *arguments: Any) -> Any:
+        if name == module:
+            raise error
+        return real(name, *arguments)
+
+    return find
+
+
 def test_without_the_onnx_package_the_error_asks_for_it(
     null_backend: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install("second")
     path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    monkeypatch.setitem(sys.modules, "engine.plan.extract", None)
+    absent = ModuleNotFoundError("No module named 'onnx'", name="onnx")
+    monkeypatch.delitem(sys.modules, "engine.plan.extract", raising=False)
+    monkeypatch.setattr("builtins.__import__", refusing("engine.plan.extract", absent))
     refuses = {**REFUSES_TANH, "second_context": {"unsupported_ops": "Neg"}}
     with pytest.raises(ModelError, match=r"needs the onnx package; run: pip install onnx"):
         engine.load(path, target=["null", "second"], config=refuses)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,9 @@ from engine.testing.plugins import GROUP
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 KIT = {name for name in dir(BackendConformance) if name.startswith("test_")}
+# All faults run in one fixture; a busy machine takes long for that.
+LIMIT_S = 900
+pytestmark = pytest.mark.timeout(LIMIT_S)
 # The kit's tests of itself; tests/testing/test_kit.py has them.
 OF_ITSELF = {"test_gaps_name_tests_of_the_kit"}
 
@@ -38,10 +43,9 @@ Outcomes = dict[tuple[str, str], list[str | None]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """One run of pytest over the tests that are to catch each fault, and its control."""
+    """Run pytest over the tests that are to catch each fault, and its control: two at a time."""
     folder = tmp_path_factory.mktemp("faulty")
-    module = folder / "faulty_kit.py"
-    module.write_text(CLASSES)
+    (folder / "faulty_kit.py").write_text(CLASSES)
     chosen = []
     entry_points = ""
     for fault in FAULTS.values():
@@ -50,16 +54,26 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         shutil.rmtree(info)
         if fault.name != "faultless":  # pytest before 9 would drop the rest of its class
             tests = (*fault.tests, fault.control)
-            chosen += [f"{module}::Test_{fault.name}::{test}" for test in tests]
+            chosen.append([f"faulty_kit.py::Test_{fault.name}::{test}" for test in tests])
     # One distribution of them all: a hundred would be read again for every test.
     info = plugins.install(folder, "faults", "faulty")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entry_points}")
-    report = folder / "report.xml"
+    halves = [[*chain(*chosen[::2])], ["faulty_kit.py::Test_faultless", *chain(*chosen[1::2])]]
+    found: Outcomes = defaultdict(list)
+    with ThreadPoolExecutor() as pool:
+        for outcomes in pool.map(lambda half: _run(folder, half), halves):
+            for key, texts in outcomes.items():
+                found[key] = texts
+    return found
+
+
+def _run(folder: Path, chosen: list[str]) -> Outcomes:
+    report = folder / f"report_{len(chosen)}_{hash(chosen[0])}.xml"
     search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
     child = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=native",
          "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
-         *dict.fromkeys(chosen), f"{module}::Test_faultless"],
+         f"--basetemp={report.with_suffix('')}", *dict.fromkeys(chosen)],
         env={
             **os.environ,
             "PYTHONPATH": search,
@@ -69,7 +83,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=LIMIT_S,
         check=False,
     )  # fmt: skip
     assert child.returncode == 1, child.stdout[-4000:] + child.stderr[-4000:]

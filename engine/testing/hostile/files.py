@@ -101,7 +101,7 @@ def link_to_itself(folder: Path) -> Path:
 
 @case
 def pytorch_zip(folder: Path) -> Path:
-    """What torch.save writes."""
+    """Write a file as torch.save does."""
     with zipfile.ZipFile(folder / "model.onnx", "w") as archive:
         archive.writestr("model/data.pkl", b"\x80\x02}.")
     return folder / "model.onnx"

@@ -88,6 +88,6 @@ def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether an error says of a model, or of its data, why it is not taken."""
+    """Return whether an error is about the model or its data, and says why it is refused."""
     at_fault = isinstance(error, ModelError) and error.at_fault
     return isinstance(error, ModelError | InputError) and not at_fault

@@ -47,10 +47,10 @@ def main() -> int:
 def _print(score: Score) -> None:
     for group in score.by_reason():
         print(f"{len(group):5} {group[0].status}: {group[0].reason}")
-        print("     ", " ".join(each.name for each in group))
+        print("     ", " ".join(result.name for result in group))
     for name, tests in score.elsewhere().items():
         print(f"{len(tests):5} with nodes on {name!r}")
-        print("     ", " ".join(each.name for each in tests))
+        print("     ", " ".join(result.name for result in tests))
     for what, part in (("tests of operators", score.operators), ("light models", score.light)):
         counts = ", ".join(f"{count} {status}" for status, count in part.counts.items())
         print(f"{len(part.results)} {what}: {counts or 'none'}")

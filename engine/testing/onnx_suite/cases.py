@@ -46,12 +46,12 @@ class Case:
 
     @property
     def is_light(self) -> bool:
-        """Whether this is one of the light models."""
+        """Return whether this is one of the light models."""
         return self.kind == LIGHT
 
     @property
     def is_random(self) -> bool:
-        """Whether its values are drawn at random, so that only their types and shapes are sure."""
+        """Return whether its values are random, so that only types and shapes can be compared."""
         return _RANDOM.fullmatch(self.name) is not None
 
 
@@ -125,7 +125,7 @@ def _read(path: Path, declared: Any) -> Any:
 
 def _light(path: Path, graph: onnx.GraphProto) -> tuple[Values, Values]:
     """The input that the suite makes for a light model, and the output stored beside it."""
-    constants = {each.name for each in graph.initializer}
+    constants = {tensor.name for tensor in graph.initializer}
     inputs = [Runner.generate_dummy_data(x) for x in graph.input if x.name not in constants]
     stem = str(path.with_suffix(""))
     outputs = [_read(Path(f"{stem}_output_{i}.pb"), graph.output) for i in range(len(graph.output))]

@@ -1,4 +1,4 @@
-"""Whether what a model gave is what the suite wants: kinds, counts, dtypes, shapes and values.
+"""Compare a model's outputs with the suite's: kinds, counts, dtypes, shapes and values.
 
 Values are judged by the suite's own function, at its tolerances. That one does not notice a list
 that is too short and cannot compare an absent optional, so the structure is checked here.
@@ -18,7 +18,7 @@ _BFLOAT16_RTOL = 2**-6  # the suite's, two steps of the type
 
 
 class Difference(Exception):
-    """What differs: where, what was wanted, what came."""
+    """One difference: where, what was wanted, what came."""
 
 
 def compare(

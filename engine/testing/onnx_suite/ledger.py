@@ -32,7 +32,7 @@ class Ledger:
     reasons: Mapping[Status, Mapping[str, str]] = field(default_factory=dict)
 
     def other_versions(self) -> list[str]:
-        """Which distributions are installed in another version than the ledger holds for."""
+        """Return the distributions installed in another version than the ledger holds for."""
         return [
             f"{name} is {_version(name)}, the ledger is for {wanted}"
             for name, wanted in self.versions.items()
@@ -68,25 +68,27 @@ def write(path: Path, score: Score) -> None:
             continue
         kept = old.reasons.get(status, {})
         lines += ["", f"[{status}]"]
-        lines += [f"{each.name} = {_quoted(kept.get(each.name, each.reason))}" for each in results]
+        lines += [f"{test.name} = {_quoted(kept.get(test.name, test.reason))}" for test in results]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def mistakes(ledger: Ledger, score: Score, *, is_whole: bool = True) -> list[str]:
-    """What of the ledger is not so, a line each.
+    """Describe where the ledger is wrong, a line each.
 
     is_whole: `score` is of the whole suite; else nothing is said of tests that it does not have.
     """
     listed = {name: status for status, names in ledger.reasons.items() for name in names}
     found = []
-    for each in score.results:
-        said = listed.pop(each.name, Status.PASSED)
-        if said is Status.PASSED and each.status is not said:
-            found.append(f"{each.name} is not listed, but {each.status}: {each.reason}")
-        elif each.status is Status.PASSED is not said:
-            found.append(f"{each.name} is listed as {said}, but passed; take it out")
-        elif each.status is not said:
-            found.append(f"{each.name} is listed as {said}, but {each.status}: {each.reason}")
+    for result in score.results:
+        listing = listed.pop(result.name, Status.PASSED)
+        if listing is Status.PASSED and result.status is not listing:
+            found.append(f"{result.name} is not listed, but {result.status}: {result.reason}")
+        elif result.status is Status.PASSED is not listing:
+            found.append(f"{result.name} is listed as {listing}, but passed; take it out")
+        elif result.status is not listing:
+            found.append(
+                f"{result.name} is listed as {listing}, but {result.status}: {result.reason}"
+            )
     if is_whole:
         found += [f"{name} is listed, but the suite has no such test" for name in listed]
     return found

@@ -104,7 +104,7 @@ class _Worker:
 
 
 def serve(fd: int) -> None:
-    """What a worker does: receive a function, then answer items until the other end is gone."""
+    """Run a worker: receive a function, then answer items until the other end is gone."""
     connection = Connection(fd)
     try:
         function = connection.recv()

@@ -1,4 +1,4 @@
-"""How the tests of a run ended, one by one and together."""
+"""The outcomes of a run, one by one and together."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.testing.onnx_suite.cases import LIGHT
 
 
 class Status(StrEnum):
-    """How a test ended."""
+    """The outcome of a test."""
 
     PASSED = "passed"
     RANDOM = "random"  # it ran; kinds, types and shapes are right, the values drawn
@@ -24,12 +24,12 @@ class Status(StrEnum):
 
 
 FAULTS = (Status.WRONG, Status.FAILED, Status.DIED)
-"""What no backend may do; to refuse a model is no fault."""
+"""Outcomes that no backend may have; to refuse a model is no fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one test.
+    """The result of one test.
 
     reason: why it did not pass, in one line; "" if it did. error: the largest error of a value as
     a part of what the tolerance allows. nodes: by backend, the operators of the main graph's
@@ -45,7 +45,7 @@ class Result:
 
 
 class Score:
-    """What a run of the suite on `backend` came to. results: by name."""
+    """The results of a run of the suite on `backend`, by name."""
 
     def __init__(self, backend: str, results: Sequence[Result]) -> None:
         self.backend = backend
@@ -53,18 +53,18 @@ class Score:
 
     @property
     def counts(self) -> Mapping[Status, int]:
-        """How many tests ended in each way; 0 for a way that none ended in."""
+        """Count the tests with each outcome; 0 where none had it."""
         return Counter(result.status for result in self.results)
 
     @property
     def operators(self) -> Score:
         """The tests of operators alone: all but the light models."""
-        return Score(self.backend, [each for each in self.results if each.kind != LIGHT])
+        return Score(self.backend, [result for result in self.results if result.kind != LIGHT])
 
     @property
     def light(self) -> Score:
         """The light models alone."""
-        return Score(self.backend, [each for each in self.results if each.kind == LIGHT])
+        return Score(self.backend, [result for result in self.results if result.kind == LIGHT])
 
     def of(self, *statuses: Status) -> list[Result]:
         """The tests that ended in one of these ways."""
@@ -89,7 +89,9 @@ class Score:
             if result.status is not Status.PASSED:
                 like = re.sub(r"'[^']*'|\[[^\]]*\]|\d+", "*", result.reason)
                 groups[result.status, like].append(result)
-        return sorted(groups.values(), key=lambda each: (each[0].status not in FAULTS, -len(each)))
+        return sorted(
+            groups.values(), key=lambda group: (group[0].status not in FAULTS, -len(group))
+        )
 
     def values(self) -> dict[str, Any]:
         """All of it as plain values, for JSON."""
@@ -103,4 +105,4 @@ class Score:
 
     def _counts(self) -> dict[str, int]:
         counts = self.counts
-        return {**{str(each): counts[each] for each in Status}, "all": len(self.results)}
+        return {**{str(status): counts[status] for status in Status}, "all": len(self.results)}
