@@ -36,7 +36,7 @@ PLAIN = frozenset(
 )
 
 # ONNX Runtime's words where a result has another shape than the buffer bound for it.
-_BUFFER_REFUSED = "output OrtValue provided"
+_BUFFER_REFUSED = re.compile("output OrtValue provided|OrtValue shape verification failed")
 
 # Below this many bytes of inputs and outputs together, copying costs less than `run` adds.
 STAGED_BYTES = 16 * 1024
@@ -56,11 +56,12 @@ class Layout:
         self.is_static = all(
             isinstance(dim, int) for spec in inputs for dim in spec.shape or (None,)
         )
+        self.echoes = frozenset(self.input_names) & frozenset(self.output_names)
         # Strings have no memory to bind; and ONNX Runtime 1.31 leaves a bound output untouched,
         # without an error, where the graph's output is the graph's input itself.
         self.is_bindable = (
             self.is_plain
-            and not set(self.input_names) & set(self.output_names)
+            and not self.echoes
             and all(spec.dtype is not DType.STRING for spec in (*inputs, *outputs))
         )
 
@@ -171,6 +172,9 @@ class CpuContext:
                 results = self._session.run(layout.output_names, feeds, options)
         if self._may_stage:
             self._consider_staging(inputs, results)
+        elif layout.echoes:  # ONNX Runtime 1.23 gives the caller's own memory back
+            names = layout.output_names
+            results = [r.copy() if n in layout.echoes else r for n, r in zip(names, results)]
         return results
 
     def _stopping(self, deadline_s: float | None) -> AbstractContextManager[ort.RunOptions]:
@@ -218,7 +222,7 @@ class CpuContext:
     def _unstage(self, error: Exception) -> None:
         """Go back to feeding after a staged run failed: that raises the same if the run is why."""
         self._staged = self._last_shapes = None
-        if _BUFFER_REFUSED in str(error):
+        if _BUFFER_REFUSED.search(str(error)):
             self._may_stage = False  # the model does not keep to the shapes that it declares
 
     def _bind(self, inputs: list[Array], outputs: list[Array | None]) -> _Bound | None:
@@ -348,7 +352,7 @@ def _translated(error: Exception) -> Exception:
         return error
     if isinstance(error, MemoryError):
         return ModelError("out of memory while running")
-    if _BUFFER_REFUSED in text:
+    if _BUFFER_REFUSED.search(text):
         return InputError(_unfit_buffer(text))
     return ModelError(f"onnxruntime: {text}")
 
@@ -372,7 +376,11 @@ def _copied(spec: TensorSpec, result: Array, buffer: Array) -> Array:
 def _unfit_buffer(text: str) -> str:
     """Word the error for a bound output of another shape than the result."""
     match = re.search(r"for output '(.*?)' .*?has shape (\{.*?\}) but .*? is (\{.*?\})", text)
-    if match is None:
+    if match is None:  # older ones name no output
+        shapes = re.search(r"Current shape:(\{.*?\}) Requested shape:(\{.*?\})", text)
+        if shapes is not None:
+            given, result = (shape.strip("{}").replace(",", ", ") for shape in shapes.groups())
+            return f"the result has shape [{result}], but the buffer given for it [{given}]"
         return f"a given output buffer does not fit the result: {' '.join(text.split())}"
     given, result = (shape.strip("{}").replace(",", ", ") for shape in match.group(2, 3))
     return (
