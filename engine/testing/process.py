@@ -75,9 +75,9 @@ def _witness(
     """Build and run a model in a fresh process, and return what that saw of itself.
 
     before, after: the process's settings. written: files that were opened for writing, or that
-    came into its own folders. disk_bytes: what it wrote to disk by any means. process_s, busiest_s:
-    CPU time in predict of all threads and of the busiest one; those that there were before the
-    backend was opened (numpy's) do not count.
+    came into its own folders, while the model was built and run. disk_bytes: what it wrote to disk
+    by any means. process_s, busiest_s: CPU time in predict of all threads and of the busiest one;
+    those that there were before the backend was opened (numpy's) do not count.
     """
     folder = trial.folder / "witness"
     own = [folder / name for name in ("work", "tmp", "home", "cache")]
@@ -86,7 +86,9 @@ def _witness(
     work, tmp, home, cache = map(str, own)
     order = folder / "order.pickle"
     options = trial.options(**{"shapes": trial.shapes(source, [x]), **changes})
-    order.write_bytes(pickle.dumps((trial.backend.name, source, options, x, repeat_s)))
+    # A first model, for what a runtime does once whatever the model (its log, its telemetry).
+    first = trial.source(models.scalar), trial.options(), np.array(1, np.float32)
+    order.write_bytes(pickle.dumps((trial.backend.name, first, (source, options, x), repeat_s)))
     answer = folder / "answer.json"
     child = subprocess.run(
         command("-m", "engine.testing.witness", str(order), str(answer), *map(str, own)),

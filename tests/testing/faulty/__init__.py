@@ -56,6 +56,7 @@ def caught_by(*tests: str, says: str, control: str = CONTROL) -> Callable[[_Clas
 
     def register(cls: _Class) -> _Class:
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        assert name not in FAULTS, f"two faults are called {name!r}"
         FAULTS[name] = Fault(name, tests, says, control, f"faulty:{name}")
         _plugins[name] = cls(name)
         return cls

@@ -260,7 +260,8 @@ class DropsUnreadInputs(Faulty):
     def compile(self, loaded, options):
         executable = super().compile(loaded, options)
         inner = executable.inner
-        inner.inputs = tuple(inner.inputs[index] for index in _read(inner))
+        inner.inputs = tuple(inner.inputs[index] for index in _read(inner.inner))
+        inner.inner.inputs = inner.inputs
         return executable
 
 

@@ -54,7 +54,7 @@ class FreesNothing(Faulty):
 
 
 @caught_by("test_inputs_may_be_on_the_device", says="Not equal to tolerance", control=CHAIN)
-class ComputesInPlace(Faulty):
+class ComputesInPlaceOnTheDevice(Faulty):
     def predict(self, context, inputs, outputs, deadline_s):
         results = super().predict(context, inputs, outputs, deadline_s)
         for value in inputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import ModelError
-from engine.testing.null import DEVICE
+from engine.testing.null import DEVICE, OPTIONS
 from faulty import Faulty, caught_by
 
 
@@ -83,8 +83,15 @@ class ReadsTheFileForItsParts(Faulty):
 )  # fmt: skip
 class AcceptsAnyOption(Faulty):
     def load(self, source, options):
-        known = {key: options.options[key] for key in ("delay_s",) if key in options.options}
-        return super().load(source, replace(options, options=known))
+        return super().load(source, _without_unknown(options))
+
+    def compile(self, loaded, options):
+        return super().compile(loaded, _without_unknown(options))
+
+
+def _without_unknown(options):
+    known = {key: value for key, value in options.options.items() if key in OPTIONS}
+    return replace(options, options=known)
 
 
 @caught_by("test_a_misspelt_option_is_told_the_right_one", says="'delay_s' is not suggested")
