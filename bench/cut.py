@@ -177,7 +177,7 @@ def tables(names: list[str], rounds: int) -> list[Row]:
             for sequence in (sequence for width, sequence in CASES if width == hidden):
                 x = np.random.default_rng(0).standard_normal((sequence, hidden)).astype(np.float32)
                 y = np.empty_like(x)
-                floor = Floor(parts, x)
+                floor, again = Floor(parts, x), Floor(parts, x)
                 context, bound = executable.open_context(), executable.open_context()
                 given, filled = [x], [y]
 
@@ -204,6 +204,8 @@ def tables(names: list[str], rounds: int) -> list[Row]:
                         {
                             f"{what}, arrays / floor": (own, limit),
                             f"{what}, own outputs / floor": (into, limit),
+                            # What two sets of equal sessions differ by: where their weights lie.
+                            f"{what}, floor, made again / floor": (again.run, None),
                         },
                         rounds,
                     )

@@ -190,15 +190,15 @@ class Opener:
 
     def __init__(self, backend: Backend, executable: Executable) -> None:
         self._backend = backend
-        self._open: Callable[..., ExecutionContext] = executable.open_context
+        self._executable = executable
         self.concurrency: int = getattr(executable, "concurrency", 0)
         self.close = executable.close
 
     def open_context(self, beside: ExecutionContext | None = None) -> ExecutionContext:
         """See Executable. beside: only where the backend announces SHARE_WORKSPACE."""
         with attribute_errors_to(self._backend, "open_context"):
-            given = {} if beside is None else {"beside": beside}
-            context = self._open(**given)
+            open_context: Callable[..., ExecutionContext] = self._executable.open_context
+            context = open_context() if beside is None else open_context(beside=beside)
             if not hasattr(context, "close"):
                 raise TypeError(f"it returned {context!r}, which is no execution context")
             return context

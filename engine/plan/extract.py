@@ -37,7 +37,7 @@ class Whole:
         self._folder = _relocate(self.proto, source)
 
     def part(self, segment: Segment, types: Mapping[str, TypeProto]) -> ModelSource:
-        """The model of a segment.
+        """Return the model of a segment.
 
         Initializers and functions that it needs are in it, those in external data by reference;
         opsets, names and symbolic dims are the whole model's. types: of every input and output.
@@ -52,9 +52,9 @@ class Whole:
         graph.node.extend(whole.node[index] for index in segment.nodes)
         needed = {name for index in segment.nodes for name in self.graph.nodes[index].reads}
         needed.update(segment.outputs)
-        graph.initializer.extend(each for each in whole.initializer if each.name in needed)
+        graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in needed)
         graph.sparse_initializer.extend(
-            each for each in whole.sparse_initializer if each.values.name in needed
+            sparse for sparse in whole.sparse_initializer if sparse.values.name in needed
         )
         for names, values in ((segment.inputs, graph.input), (segment.outputs, graph.output)):
             for name in names:
@@ -62,7 +62,9 @@ class Whole:
                 value.type.CopyFrom(types[name])
         outside = {*segment.inputs, *segment.outputs}
         inside = {name for index in segment.nodes for name in self.graph.nodes[index].writes}
-        graph.value_info.extend(each for each in whole.value_info if each.name in inside - outside)
+        graph.value_info.extend(
+            value for value in whole.value_info if value.name in inside - outside
+        )
         part.functions.extend(_called(graph.node, self.proto.functions))
         return source_of_part(part.SerializeToString(), self._source, self._folder)
 
@@ -87,13 +89,13 @@ def _graph(graph: GraphProto) -> Graph:
             for node in graph.node
         ),
         inputs=tuple(info.name for info in inputs(graph)),
-        outputs=tuple(each.name for each in graph.output),
+        outputs=tuple(info.name for info in graph.output),
         constants=frozenset(constants(graph)),
     )
 
 
 def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> list[FunctionProto]:
-    """The model's own functions that these nodes call, and those that they call in turn."""
+    """Return the model's own functions that these nodes call, and those that they call in turn."""
     bodies: dict[tuple[str, str], list[NodeProto]] = defaultdict(list)  # of all overloads
     for function in functions:
         bodies[function.domain, function.name] += function.node
@@ -106,20 +108,22 @@ def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> l
             called.add(key)
             pending += bodies[key]
         pending += [inner for graph in subgraphs(node) for inner in graph.node]
-    return [each for each in functions if (each.domain, each.name) in called]
+    return [function for function in functions if (function.domain, function.name) in called]
 
 
 def _relocate(proto: ModelProto, source: ModelSource) -> Path | None:
-    """The folder of the external data; locations that a link leads out of it are rewritten.
+    """Return the folder of the external data; locations that a link leads out of it are rewritten.
 
     Such data is found from the path of the whole model only (see `ModelSource.folder`), and a
     part has none: it is given the folder that the links lead to.
     """
     if source.folder is None or source.path is None or source.data is not None:
         return source.folder
-    external = [each for each in tensors(proto) if uses_external_data(each)]
-    entries = [e for each in external for e in each.external_data if e.key == "location"]
-    real = {e.value: os.path.realpath(source.folder / e.value) for e in entries}
+    external = [tensor for tensor in tensors(proto) if uses_external_data(tensor)]
+    entries = [
+        entry for tensor in external for entry in tensor.external_data if entry.key == "location"
+    ]
+    real = {entry.value: os.path.realpath(source.folder / entry.value) for entry in entries}
     inside = Path(os.path.realpath(source.folder))
     if all(Path(path).is_relative_to(inside) for path in real.values()):
         return source.folder

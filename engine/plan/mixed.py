@@ -101,7 +101,7 @@ def compile_parts(partitioning: Partitioning) -> segments.SegmentedExecutable:
 class Partitioning:
     """Which candidate gets which node, as far as they have been asked.
 
-    candidates: the first, and those that were asked; the place in this list is the level.
+    candidates: the first, and those that were asked; the index in this list is the level.
     levels: of each node. fallback_reasons: why a node is not on level 0. copied: constant nodes,
     which stand in every part that reads them.
     """
@@ -127,27 +127,27 @@ class Partitioning:
 
     @property
     def names(self) -> list[str]:
-        """The candidates, as messages call them."""
-        return [f"backend {each.backend.name!r}" for each in self.candidates]
+        """Return the candidates, as messages call them."""
+        return [f"backend {candidate.backend.name!r}" for candidate in self.candidates]
 
     def reaches(self, level: int) -> bool:
-        """Whether there is a candidate of that level."""
+        """Return whether there is a candidate of that level; opens it where it is the next."""
         while len(self.candidates) <= level:
-            found = next(self._further, None)
-            if found is None:
+            candidate = next(self._further, None)
+            if candidate is None:
                 return False
-            if isinstance(found, Candidate):
-                self.candidates.append(found)
+            if isinstance(candidate, Candidate):
+                self.candidates.append(candidate)
             else:
-                self._missing.append(str(found))
+                self._missing.append(str(candidate))
         return True
 
     def refuse(self, level: int, nodes: Sequence[int], refused: Mapping[int, str]) -> None:
         """Move nodes to the next level, for the reasons that the backend of this one gave.
 
-        refused: by place in `nodes`. ModelError where there is no further level.
+        refused: by index in `nodes`. ModelError where there is no further level.
         """
-        by_index = {nodes[each]: reason for each, reason in refused.items()}
+        by_index = {nodes[number]: reason for number, reason in refused.items()}
         self.copied -= by_index.keys()
         # A copy of a constant is on another level: the backend of that makes it for this one.
         falling = {i: reason for i, reason in by_index.items() if self.levels[i] == level}
@@ -159,7 +159,7 @@ class Partitioning:
             self.fallback_reasons[index] = f"{earlier}{self.names[level]} cannot run it: {reason}"
 
     def unplaceable(self, level: int, refused: Mapping[int, str]) -> ModelError:
-        """The error for nodes that the backend of the last level refuses, each with its reason."""
+        """Return the error for nodes that the backend of the last level refuses, with reasons."""
         waiting = [
             self._title(index)
             for index in refused
@@ -178,7 +178,7 @@ class Partitioning:
             for index, reason in refused.items()
         ]
         more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
-        names = [each.backend.name for each in self.candidates]
+        names = [candidate.backend.name for candidate in self.candidates]
         missing = "".join(f"; passed over: {text}" for text in self._missing)
         step = (
             "export the model without it, or list a further target that has it"
@@ -197,17 +197,17 @@ class Partitioning:
         return f"{self.nodes[index].op_type} {self.nodes[index].name!r}"
 
     def warn(self, used: Collection[int]) -> None:
-        """Say which of the nodes that run do so on a backend that the user has not listed."""
+        """Log which of the nodes that run do so on a backend that the user has not listed."""
         for level, candidate in enumerate(self.candidates):
-            found = sorted(index for index in used if self.levels[index] == level)
-            if candidate.is_listed or not found:
+            placed = sorted(index for index in used if self.levels[index] == level)
+            if candidate.is_listed or not placed:
                 continue
             shown = "; ".join(
-                f"{self._title(index)}: {self.fallback_reasons[index]}" for index in found[:3]
+                f"{self._title(index)}: {self.fallback_reasons[index]}" for index in placed[:3]
             )
-            more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
+            more = f"; and {len(placed) - 3} more" if len(placed) > 3 else ""
             logging.getLogger("engine").warning(
-                f"{self.source.name}: {len(found)} of {len(self.levels)} nodes run on "
+                f"{self.source.name}: {len(placed)} of {len(self.levels)} nodes run on "
                 f"{self.names[level]}: {shown}{more}"
             )
 
@@ -418,7 +418,7 @@ def _compile_part(part: _Part, title: str) -> Executable:
 
 
 def _titled(progress: Progress, title: str) -> Progress:
-    """A progress callback for one part: every part's phases are phases of their own."""
+    """Return a progress callback for one part: its phases are phases of their own."""
     return lambda phase, done, total: progress(f"{title}: {phase}", done, total)
 
 
@@ -439,7 +439,7 @@ def _bounded(spec: TensorSpec, number: int, compiled: Sequence[segments.Segment]
 
 
 def _unread(partitioning: Partitioning, index: int) -> Placement:
-    """The placement of a node that is in no segment."""
+    """Return the placement of a node that is in no segment."""
     first, node = partitioning.candidates[0], partitioning.nodes[index]
     providers = (first.options.provider, *first.backend.info.providers, "")
     return Placement(

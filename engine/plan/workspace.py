@@ -255,10 +255,20 @@ class BoundRun:
         self.touched = touched
         self._inputs = inputs
         self._outputs = outputs
+        self._arrays = tuple(inputs)
+        self._shapes = [getattr(value, "shape", None) for value in inputs]
 
     def holds(self, inputs: Values, outputs: Values | None) -> bool:
-        """Return whether this is the run for these lists: the very same mean the same arrays."""
-        return inputs is self._inputs and outputs is self._outputs
+        """Return whether this is the run for these lists: the very same mean the same arrays.
+
+        State and variable weights come in a list that is new in every predict.
+        """
+        if outputs is not self._outputs or len(inputs) != len(self._arrays):
+            return False
+        return inputs is self._inputs or (
+            all(map(is_, inputs, self._arrays))
+            and [getattr(value, "shape", None) for value in inputs] == self._shapes
+        )
 
     def deliver(self) -> Values:
         """Return the outputs in the caller's buffers; where none is given, in new memory."""

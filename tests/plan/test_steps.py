@@ -178,6 +178,21 @@ def test_the_callers_buffers_are_filled_by_the_last_segment_itself(
     assert gone() is None
 
 
+def test_a_new_list_of_the_same_arrays_in_the_same_shapes_is_bound_still(
+    plan: Plan, first: ModuleType
+) -> None:
+    context = plan.pool.take()
+    x, outputs = x_of(8), [np.zeros(8, np.float32)]
+    for _ in range(4):
+        plan.predict(context, [x], outputs, None)
+    assert first.seen[-3][0] is first.seen[-6][0]
+    np.testing.assert_allclose(outputs[0], expected(x), rtol=1e-6)
+    other = [x_of(8) + 1]  # the same shapes, but not the same arrays
+    plan.predict(context, other, outputs, None)
+    np.testing.assert_allclose(outputs[0], expected(x + 1), rtol=1e-6)
+    assert first.seen[-3][0][0] is other[0]
+
+
 def test_a_buffer_that_overlaps_an_input_is_filled_last(plan: Plan) -> None:
     context = plan.pool.take()
     for _ in range(4):
