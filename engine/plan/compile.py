@@ -12,6 +12,7 @@ from engine.plan.contexts import ContextPool, close
 from engine.types import (
     Capability,
     CompileOptions,
+    Device,
     Executable,
     ExecutionContext,
     LoadedModel,
@@ -31,6 +32,7 @@ class Plan:
     function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
     pool: lends it contexts. why: how this target came to be chosen.
     fallback_reasons: why nodes, by index, are not where the target would have them.
+    devices: those whose DeviceBuffers predict takes and gives; () for host arrays alone.
     """
 
     backend: Backend
@@ -41,6 +43,7 @@ class Plan:
     why: str = ""
     others: tuple[Backend, ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
 
     def placement(self) -> list[Placement]:
         """Where each node runs, and why."""
@@ -103,7 +106,9 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None, files={})
     pool = ContextPool(Opener(backend, executable))
-    return Plan(backend, source, executable, backend.predict, pool), {}
+    can_take = backend.can(Capability.DEVICE_BUFFERS)
+    devices = (candidate.options.device,) if can_take else ()
+    return Plan(backend, source, executable, backend.predict, pool, devices=devices), {}
 
 
 def load(
@@ -142,6 +147,7 @@ class Opener:
         self._backend = backend
         self._executable = executable
         self.close = executable.close
+        self.concurrency: int = getattr(executable, "concurrency", 0)
 
     def open_context(self) -> ExecutionContext:
         """See Executable."""
