@@ -46,6 +46,8 @@ class ModelType(Enum):
     MINDIR_LITE = 4
 
 
+new = object.__new__
+
 # Whose input tensors these are, so that no model reshapes another's.
 _owners: weakref.WeakKeyDictionary[Tensor, weakref.ref[Model]] = weakref.WeakKeyDictionary()
 
@@ -280,8 +282,44 @@ class Model:
             state = self._threads.state
         except AttributeError:
             state = self._open_state()
-        results: list[Tensor] = state.predict(inputs, outputs, timeout_s, cancel)
-        return results
+        if outputs is None:
+            values, buffers = state.take(inputs), None
+        else:
+            values, buffers = state.bind(inputs, outputs)
+        run: Any = state.run
+        deadline_s = None if timeout_s is None else state.deadline(timeout_s)
+        if cancel is not None:
+            run = state.cancellable(cancel)
+        lease = state.lease
+        try:
+            try:
+                del state.idle[lease]  # take the context that this thread used last
+            except KeyError:
+                lease = state.borrow(deadline_s, cancel)
+            try:
+                results = run(lease.context, values, buffers, deadline_s)
+                if len(results) != state.output_count:
+                    raise TypeError(
+                        f"engine_predict gave {len(results)} values for {state.output_count}"
+                    )
+            finally:
+                if cancel is None or not run.is_cancelled:
+                    state.idle[lease] = None  # ContextPool.give_back, without the call
+                    if state.pool.must_settle:
+                        state.pool.settle()
+                else:
+                    state.pool.discard(lease)
+        except BaseException as error:
+            state.fail(error, timeout_s)
+        if outputs is not None or not state.is_plain:
+            return outputs if results is buffers else state.give(results, outputs)
+        tensors = []
+        for value, description in zip(results, state.descriptions):
+            tensor = new(Tensor)
+            tensor._value = value
+            tensor._description = description
+            tensors.append(tensor)
+        return tensors
 
     def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from engine.runtime.signature import Signature
     from engine.types import Predict, Values
 
-new = object.__new__
-
 Bindings = tuple[list[Any], list[tuple[Any, Any, Any]], list[Any]]
 """Inputs, each of them with its dtype and shape at that time, and output buffers.
 
@@ -46,13 +44,13 @@ The backend gets these very lists again while nothing in them has changed. One t
 one: a signal handler may predict between any two lines of a predict.
 """
 
-_NOTHING_BOUND: Bindings = ([], [], [])
+NOTHING_BOUND: Bindings = ([], [], [])
 
 
 class ThreadState:
     """One thread's way through a model, nearly always of tensors alone: `is_plain`.
 
-    plan_predict: plan.predict, or what extensions made of it. lease: of the context that this
+    run: plan.predict, or what extensions made of it. lease: of the context that this
     thread used last. path: the model's file. extensions: by name, for messages.
     """
 
@@ -60,14 +58,14 @@ class ThreadState:
         self,
         plan: Plan,
         signature: Signature,
-        plan_predict: Predict,
+        run: Predict,
         path: str = "",
         extensions: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.signature = signature
         self.is_plain = signature.is_plain
-        self.plan_predict = plan_predict
+        self.run = run
         self.pool = plan.pool
         self.idle = plan.pool.idle
         # Behind a gate no lease is taken without `borrow`: under this name it finds none.
@@ -78,7 +76,7 @@ class ThreadState:
         self.output_count = len(signature.outputs)
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.descriptions = [description_for(spec) for spec in signature.outputs]
-        self.bindings = _NOTHING_BOUND
+        self.bindings = NOTHING_BOUND
         self.path = path
         self.extensions = tuple(extensions)
 
@@ -90,64 +88,7 @@ class ThreadState:
 
     # ---------------------------------------------------------------------------------- running
 
-    def predict(
-        self,
-        inputs: Any,
-        outputs: Any,
-        timeout_s: float | None,
-        cancel: CancelToken | None,
-    ) -> list[Any]:
-        """Run the model once, in a context that is lent for it; see Model.predict.
-
-        Every predict comes through here: what is checked, run, counted and reported is so once.
-        """
-        if outputs is None:
-            values, buffers = self.take(inputs), None
-        else:
-            values, buffers = self.bind(inputs, outputs)
-        predict: Any = self.plan_predict
-        deadline_s = None if timeout_s is None else self.deadline(timeout_s)
-        if cancel is not None:
-            predict = self.cancellable(cancel)
-        lease: Any = self.lease
-        try:
-            try:
-                del self.idle[lease]
-            except KeyError:
-                lease = self._borrow(deadline_s, cancel)
-            try:
-                results: Any = predict(lease.context, values, buffers, deadline_s)
-                if len(results) != self.output_count:
-                    raise TypeError(
-                        f"engine_predict gave {len(results)} values for {self.output_count}"
-                    )
-            finally:
-                if cancel is None or not predict.is_cancelled:
-                    # ContextPool.give_back, without the call.
-                    self.idle[lease] = None
-                    if self.pool.must_settle:
-                        self.pool.settle()
-                else:
-                    self.pool.discard(lease)
-        except BaseException as error:
-            if buffers is not None:
-                self.bindings = _NOTHING_BOUND
-            if isinstance(error, Exception):
-                self._failed(error, timeout_s)
-            raise
-        if results is buffers:
-            return outputs  # type: ignore[no-any-return]  # a list: bind has looked
-        if buffers is not None or not self.is_plain:
-            return self._give(results, outputs)
-        tensors = []
-        for value, description in zip(results, self.descriptions):
-            tensor = new(Tensor)
-            tensor._value = value
-            tensor._description = description
-            tensors.append(tensor)
-        return tensors
-
-    def _borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
+    def borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
         """Take another context than the last one, or wait for one."""
         lease = self.pool.borrow(self.last, deadline_s, cancel)
         if self.is_gated:
@@ -156,9 +97,9 @@ class ThreadState:
             self.lease = lease
         return lease
 
-    def _give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
+    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
         """Return the caller's tensors with results that are not all in the memory given."""
-        self.bindings = _NOTHING_BOUND
+        self.bindings = NOTHING_BOUND
         for tensor, result in zip(outputs, results, strict=True):
             tensor._store(result)
         return outputs  # type: ignore[no-any-return]
@@ -196,8 +137,11 @@ class ThreadState:
         device = entry if isinstance(entry, Device) else entry.device
         return entry if device in self.plan.devices else None
 
-    def _failed(self, error: Exception, timeout_s: float | None) -> NoReturn:
-        """Raise what a user sees when a predict raised `error`."""
+    def fail(self, error: BaseException, timeout_s: float | None) -> NoReturn:
+        """Raise what a user sees when a predict raised `error`; forget what was bound for it."""
+        self.bindings = NOTHING_BOUND
+        if not isinstance(error, Exception):
+            raise error
         if isinstance(error, ModelError):
             raise ModelError(f"predict failed! {error}", self.path) from error
         if isinstance(error, DeadlineExceeded) and timeout_s is not None:
@@ -269,7 +213,7 @@ class ThreadState:
         self._require_stoppable(Capability.CANCEL_PREDICT, "cancel")
         if cancel.cancelled:
             raise Cancelled("predict failed! cancelled by its owner")
-        return _Cancellable(self.plan_predict, cancel)
+        return _Cancellable(self.run, cancel)
 
     def _require_stoppable(self, capability: Capability, argument: str) -> None:
         backend = self.plan.lacks(capability)
@@ -294,7 +238,7 @@ class ValuesState(ThreadState):
         self.signature.check_buffers(memory, values)
         return values, [self._reachable(entry) for entry in memory]
 
-    def _give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
+    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
         """Return Tensors, lists and dicts; the caller's tensors where there are such."""
         return wrapped_values(results, self.signature.outputs, self.descriptions, outputs)
 
