@@ -100,7 +100,7 @@ class Tensor:
     """
 
     # Two slots only: every predict makes one Tensor an output, and this is most of its cost.
-    __slots__ = ("__weakref__", "_value", "_description")
+    __slots__ = ("__weakref__", "_description", "_value")
 
     _value: Array | DeviceBuffer | None
     _description: Description

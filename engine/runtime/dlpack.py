@@ -86,10 +86,6 @@ class _Versioned(ctypes.Structure):
 
 
 _python = ctypes.pythonapi
-_Destructor = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)
-_new_capsule = ctypes.PYFUNCTYPE(
-    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
-)(("PyCapsule_New", _python))
 _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_GetPointer", _python)
 )
@@ -99,36 +95,6 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
 _rename = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)(
     ("PyCapsule_SetName", _python)
 )
-# In its destructor a capsule has no references left: as an object it would come to life again.
-_pointer_of_dying = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", _python)
-)
-_is_valid_dying = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", _python)
-)
-
-# What was exported and not deleted yet: the structure, its shape and the memory's owner.
-_exported: dict[int, tuple[object, ...]] = {}
-
-
-@_Deleter
-def _delete(address: int, exported: dict[int, Any] = _exported) -> None:
-    """Let go of an exported tensor; called by whoever took it over, in any thread."""
-    exported.pop(address, None)
-
-
-@_Destructor
-def _destroy(
-    capsule: int,
-    exported: dict[int, Any] = _exported,
-    names: tuple[bytes, ...] = (_PLAIN_NAME, _VERSIONED_NAME),
-    is_valid: Any = _is_valid_dying,
-    pointer_of: Any = _pointer_of_dying,
-) -> None:
-    """Let go of a tensor that nobody took over: its capsule has kept its name."""
-    for name in names:
-        if is_valid(capsule, name):
-            exported.pop(pointer_of(capsule, name), None)
 
 
 # ----------------------------------------------------------------------------------------- giving
@@ -147,36 +113,69 @@ def export(value: Array | DeviceBuffer, is_versioned: bool) -> Any:
     value: C-contiguous. is_versioned: for a consumer that knows DLPack 1.0; an older one is not
     given read-only memory, because it could not see that it is. Raises BufferError.
     """
-    is_array = isinstance(value, np.ndarray)
     dtype = DType.from_numpy(value.dtype) if isinstance(value, np.ndarray) else value.dtype
     if dtype not in _NUMBERS:
         raise BufferError(f"DLPack has no element type {str(dtype)!r} that this version exports")
-    is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
-    if is_read_only and not is_versioned:
+    # numpy makes the capsule, for numbers of that size, because its deleter is compiled code: one
+    # in Python could be called with an error set, or when Python has ended. The rest is filled in.
+    stand_in = _viewed(value, np.dtype(_BY_SIZE[dtype.bits // 8]))
+    if not stand_in.flags.writeable and not is_versioned:
         raise BufferError(
             "the array is read-only, which DLPack says only from version 1.0 on; pass a copy, or "
             "ask with max_version=(1, 0)"
         )
-    rank = len(value.shape)
-    shape = (ctypes.c_int64 * rank)(*value.shape)
-    strides = (ctypes.c_int64 * rank)(*_contiguous(value.shape))
-    pointer = value.ctypes.data if isinstance(value, np.ndarray) else value.pointer
-    managed = _Versioned() if is_versioned else _Managed()
-    if isinstance(managed, _Versioned):
-        managed.major, managed.minor = 1, 0
-        managed.flags = _READ_ONLY if is_read_only else 0
-    tensor = managed.tensor
-    tensor.data = pointer
+    capsule = _capsule_of(stand_in) if is_versioned else stand_in.__dlpack__()
+    tensor, _ = _read(capsule)
     tensor.device_type, tensor.device_id = device_of(value)
-    tensor.ndim = rank
-    (tensor.code, tensor.bits), tensor.lanes = _NUMBERS[dtype], 1
-    tensor.shape, tensor.strides = shape, strides
-    managed.deleter = ctypes.cast(_delete, ctypes.c_void_p)
-    address = ctypes.addressof(managed)
-    owner = value if is_array else (value, value.owner)
-    _exported[address] = (managed, shape, strides, owner)
-    name = _VERSIONED_NAME if is_versioned else _PLAIN_NAME
-    return _new_capsule(address, name, ctypes.cast(_destroy, ctypes.c_void_p))
+    tensor.code, tensor.bits = _NUMBERS[dtype]
+    return capsule
+
+
+_BY_SIZE = {1: "u1", 2: "u2", 4: "u4", 8: "u8", 16: "c16"}
+
+
+def _viewed(value: Array | DeviceBuffer, dtype: np.dtype[Any]) -> Array:
+    """Return an array with a tensor's address and shape, which keeps it alive.
+
+    That of memory on a device is never read: the host cannot.
+    """
+    if isinstance(value, np.ndarray):
+        return value.view(dtype)
+    return _Memory(value).array(value.pointer, value.shape, dtype)
+
+
+def _capsule_of(array: Array) -> Any:
+    try:
+        return array.__dlpack__(max_version=(1, 0))
+    except TypeError:  # a numpy before 2.1
+        return array.__dlpack__()
+
+
+class _Memory:
+    """Gives numpy an address as an array, which keeps this object, and it the memory's owner."""
+
+    __array_interface__: Mapping[str, Any]
+
+    def __init__(self, owner: object) -> None:
+        self._owner = owner
+
+    def array(
+        self,
+        pointer: int,
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        strides: tuple[int, ...] | None = None,
+        is_read_only: bool = False,
+    ) -> Array:
+        """Return the array; strides in bytes, None for a C-contiguous one."""
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (pointer, is_read_only),
+            "shape": shape,
+            "typestr": dtype.str,
+            "strides": strides,
+        }
+        return np.asarray(self)
 
 
 def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
@@ -200,35 +199,33 @@ def order_for(buffer: DeviceBuffer, stream: int | None) -> None:
 # ----------------------------------------------------------------------------------------- taking
 
 
+def _read(capsule: Any) -> tuple[_Tensor, _Versioned | _Managed]:
+    """Return the tensor in a capsule, and what manages it, where they lie."""
+    name = next((name for name in _USED if _is_valid(capsule, name)), None)
+    if name is None:
+        raise BufferError("__dlpack__ did not give a capsule with a tensor not yet taken over")
+    kind = _Versioned if name == _VERSIONED_NAME else _Managed
+    managed = kind.from_address(_pointer_of(capsule, name))
+    if isinstance(managed, _Versioned) and managed.major != 1:  # of another layout
+        raise BufferError(f"its DLPack is of version {managed.major}.{managed.minor}, expected 1.x")
+    return managed.tensor, managed
+
+
 class _Imported:
     """A tensor taken over from another library; its deleter is called when this object goes."""
 
     def __init__(self, capsule: Any) -> None:
-        self._address = 0
-        name = next((name for name in _USED if _is_valid(capsule, name)), None)
-        if name is None:
-            raise BufferError("__dlpack__ did not give a capsule with a tensor not yet taken over")
-        address = _pointer_of(capsule, name)
-        if name == _VERSIONED_NAME:
-            versioned = _Versioned.from_address(address)
-            if versioned.major != 1:
-                # Another layout but for the beginning: the capsule's own destructor frees it.
-                raise BufferError(
-                    f"its DLPack is of version {versioned.major}.{versioned.minor}, expected 1.x"
-                )
-            self.is_read_only = bool(versioned.flags & _READ_ONLY)
-            managed: _Versioned | _Managed = versioned
-        else:
-            managed = _Managed.from_address(address)
-            self.is_read_only = False
-        self.tensor: _Tensor = managed.tensor
-        self._deleter = managed.deleter
-        _rename(capsule, _USED[name])
-        self._address = address
+        self._managed: _Versioned | _Managed | None = None
+        self.tensor, managed = _read(capsule)
+        is_versioned = isinstance(managed, _Versioned)
+        self.is_read_only = isinstance(managed, _Versioned) and bool(managed.flags & _READ_ONLY)
+        _rename(capsule, _USED[_VERSIONED_NAME if is_versioned else _PLAIN_NAME])
+        self._managed = managed
 
     def __del__(self) -> None:
-        if self._address and self._deleter:
-            _Deleter(self._deleter)(self._address)
+        managed = self._managed
+        if managed is not None and managed.deleter:
+            _Deleter(managed.deleter)(ctypes.addressof(managed))
 
 
 def take(producer: Any, stream: int | None = None) -> Array | DeviceBuffer:
@@ -269,25 +266,11 @@ def _array(imported: _Imported) -> Array:
     """Return a host array of a tensor; it keeps the tensor alive."""
     shape, dtype, pointer = _facts(imported.tensor)
     size = dtype.bits // 8
-    holder = _Memory(imported)
-    strides = _strides(imported.tensor, shape)
-    holder.__array_interface__ = {
-        "version": 3,
-        "data": (pointer, imported.is_read_only),
-        "shape": shape,
-        "typestr": f"|V{size}",
-        "strides": tuple(stride * size for stride in strides),
-    }
-    return np.asarray(holder).view(dtype.numpy)
-
-
-class _Memory:
-    """Gives numpy the memory of a tensor; arrays keep this object, and it the tensor."""
-
-    __array_interface__: Mapping[str, Any]
-
-    def __init__(self, imported: _Imported) -> None:
-        self._imported = imported
+    strides = tuple(stride * size for stride in _strides(imported.tensor, shape))
+    array = _Memory(imported).array(
+        pointer, shape, np.dtype(f"V{size}"), strides, imported.is_read_only
+    )
+    return array.view(dtype.numpy)
 
 
 def _facts(tensor: _Tensor) -> tuple[tuple[int, ...], DType, int]:
@@ -362,8 +345,10 @@ def take_cuda_interface(producer: Any, device: Device) -> DeviceBuffer:
     if interface.get("mask") is not None:
         raise BufferError("its __cuda_array_interface__ has a mask; fill the masked elements first")
     wanted = tuple(stride * dtype.itemsize for stride in _contiguous(shape))
-    is_contiguous = strides is None or 0 in shape or all(
-        size == 1 or stride == want for size, stride, want in zip(shape, strides, wanted)
+    is_contiguous = (
+        strides is None
+        or 0 in shape
+        or all(size == 1 or stride == want for size, stride, want in zip(shape, strides, wanted))
     )
     if not is_contiguous or not dtype.isnative:
         raise BufferError("its memory is not C-contiguous in native byte order; copy it so")

@@ -373,9 +373,7 @@ def _unfit(spec: TensorSpec, value: Array | DeviceBuffer) -> InputError:
     )
 
 
-def _another_type(
-    spec: TensorSpec, dtype: np.dtype[Any], value: Array | DeviceBuffer
-) -> Exception:
+def _another_type(spec: TensorSpec, dtype: np.dtype[Any], value: Array | DeviceBuffer) -> Exception:
     given = value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy
     try:
         DType.from_numpy(given)

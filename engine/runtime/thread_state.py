@@ -219,8 +219,7 @@ class ThreadState:
         backend = self.plan.lacks(capability)
         if backend:
             raise ModelStateError(
-                f"{argument}: backend {backend!r} cannot stop a running model; "
-                f"leave {argument} out"
+                f"{argument}: backend {backend!r} cannot stop a running model; leave {argument} out"
             )
 
 
@@ -293,6 +292,5 @@ def memory_of(outputs: Any) -> list[Array | DeviceBuffer | Device | None]:
     if len(set(map(id, outputs))) != len(outputs):
         raise InputError("one tensor was given for two outputs; give each its own")
     return [
-        tensor._description.device if tensor._value is None else tensor._value
-        for tensor in outputs
+        tensor._description.device if tensor._value is None else tensor._value for tensor in outputs
     ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import threading
 from operator import is_
+
 import numpy as np
 
 from engine.errors import Cancelled
@@ -153,5 +154,3 @@ class FakeContext:
 
     def close(self):
         self.closed += 1
-
-

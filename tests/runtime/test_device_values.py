@@ -101,9 +101,7 @@ def test_results_come_out_on_the_device_where_the_outputs_are_there(
     np.testing.assert_array_equal(without, 4 * X + 3)
 
 
-def test_the_same_tensors_again_are_the_same_lists(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_the_same_tensors_again_are_the_same_lists(fake: ModuleType, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     model = engine.load(models.affine(tmp_path), target="fake")
     real = model._predict
@@ -137,9 +135,13 @@ def test_a_model_on_the_host_copies_from_and_to_the_device(
 
 
 def test_device_memory_that_does_not_fit_is_refused(model: engine.Model) -> None:
-    with pytest.raises(engine.InputError, match=r"'x': expected float32.*float64\[2, 3\] on fake:0"):
+    with pytest.raises(
+        engine.InputError, match=r"'x': expected float32.*float64\[2, 3\] on fake:0"
+    ):
         model.predict([Tensor(X.astype(np.float64), device="fake")])
-    with pytest.raises(engine.InputError, match=r"'x': expected float32.*float32\[2, 4\] on fake:0"):
+    with pytest.raises(
+        engine.InputError, match=r"'x': expected float32.*float32\[2, 4\] on fake:0"
+    ):
         model.predict([Tensor(np.zeros((2, 4), "f"), device="fake")])
     small = Tensor(shape=[1, 3], dtype=F32, device="fake")
     with pytest.raises(engine.InputError, match=r"'y': expected a buffer of float32\[2, 3\], got"):
@@ -162,13 +164,13 @@ def test_two_outputs_in_one_device_memory_are_refused(fake: ModuleType, tmp_path
 def test_a_device_that_is_not_there_or_has_no_memory_for_tensors_is_named(
     fake: ModuleType, plugin_folder: Path
 ) -> None:
-    with pytest.raises(engine.BackendUnavailable, match="'fake:3': .* no such device; .* fake:0"):
+    with pytest.raises(engine.BackendUnavailable, match=r"'fake:3': .* no such device; .* fake:0"):
         Tensor(X, device="fake:3")
     fake.announced.discard("device_buffers")
     from engine.backends import forget
 
     forget("fake")
-    with pytest.raises(engine.BackendUnavailable, match="copies tensors.*leave device out"):
+    with pytest.raises(engine.BackendUnavailable, match=r"copies tensors.*leave device out"):
         Tensor(X, device="fake:0")
 
 

@@ -108,7 +108,8 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
 ) -> None:
     monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,outre")
     with pytest.raises(
-        engine.BackendError, match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)"
+        engine.BackendError,
+        match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)",
     ) as caught:
         load(tmp_path)
     assert str(caught.value).startswith("build_from_file failed! Error is ")
@@ -133,7 +134,9 @@ def test_one_that_fails_is_at_fault_and_leaves_no_model(
 ) -> None:
     plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
-    with pytest.raises(engine.BackendUnavailable, match=f"extension 'bad' is at fault: .*{message}"):
+    with pytest.raises(
+        engine.BackendUnavailable, match=f"extension 'bad' is at fault: .*{message}"
+    ):
         load(tmp_path)
     monkeypatch.delenv("ENGINE_EXTENSIONS")
     assert load(tmp_path).predict([X])
