@@ -470,9 +470,9 @@ class Tensor:
         return dlpack.cuda_interface(value)
 
     def _data(self, protocol: str) -> Array | DeviceBuffer:
-        if self._value is None and self._description.device is None:
-            if not _is_open(self._description.shape):
-                self.get_data_to_numpy()
+        description = self._description
+        if self._value is None and description.device is None and not _is_open(description.shape):
+            self.get_data_to_numpy()
         if self._value is None:
             raise BufferError(f"{protocol}: tensor {self.name!r} has no data yet")
         return self._value

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded, ModelStateError
@@ -101,7 +101,5 @@ class _Waiter:
 
     def wake(self) -> None:
         """End the sleep; twice does nothing."""
-        try:
+        with suppress(RuntimeError):  # it is awake already
             self._asleep.release()
-        except RuntimeError:
-            pass  # awake already

@@ -1,4 +1,4 @@
-"""Tensors of other libraries, taken as they are: DLPack, `__cuda_array_interface__`, `__array__`."""
+"""Tensors of other libraries as they are: DLPack, `__cuda_array_interface__`, `__array__`."""
 
 from __future__ import annotations
 

@@ -98,9 +98,12 @@ def allocate(device: Device, dtype: DType, shape: tuple[int, ...]) -> DeviceBuff
 
 def copy(source: Array | DeviceBuffer, target: Array | DeviceBuffer) -> None:
     """Copy a tensor to where another of its dtype and shape is; complete on return."""
-    if isinstance(source, DeviceBuffer) and isinstance(target, DeviceBuffer):
-        if memory_of(source.device).backend is not memory_of(target.device).backend:
-            source = to_host(source)  # between two vendors' devices
+    if (
+        isinstance(source, DeviceBuffer)
+        and isinstance(target, DeviceBuffer)
+        and memory_of(source.device).backend is not memory_of(target.device).backend
+    ):
+        source = to_host(source)  # between two vendors' devices
     device = target.device if isinstance(target, DeviceBuffer) else None
     if device is None:
         assert isinstance(source, DeviceBuffer)

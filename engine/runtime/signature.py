@@ -325,7 +325,8 @@ def _text(array: Array, spec: TensorSpec) -> Array:
     if array.dtype.kind not in "OUT" or others:
         raise InputError(
             f"data type not equal! input {spec.name!r}: expected {spec}, elements of type str, got "
-            f"{_described(array)}{' with ' + others[0] if others else ''}; convert it with astype(str)",
+            f"{_described(array)}{' with ' + others[0] if others else ''}; convert it with "
+            "astype(str)",
             spec.name,
         )
     result: Array = np.empty(array.shape, object)

@@ -54,6 +54,25 @@ class ThreadState:
     thread used last. path: the model's file. extensions: by name, for messages.
     """
 
+    __slots__ = (
+        "bindings",
+        "count",
+        "descriptions",
+        "expected",
+        "extensions",
+        "idle",
+        "is_gated",
+        "is_plain",
+        "last",
+        "lease",
+        "output_count",
+        "path",
+        "plan",
+        "pool",
+        "run",
+        "signature",
+    )
+
     def __init__(
         self,
         plan: Plan,
@@ -225,6 +244,8 @@ class ThreadState:
 
 class ValuesState(ThreadState):
     """The same for a model where a sequence, an optional or a map goes in or comes out."""
+
+    __slots__ = ()
 
     def take(self, inputs: Any) -> list[Any]:
         """Return the inputs of one call as checked values."""
