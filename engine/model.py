@@ -12,17 +12,9 @@ import numpy as np
 
 from engine.config.checks import require, require_int, require_watchers
 from engine.config.wording import prefixed
-from engine.errors import (
-    BackendError,
-    DeadlineExceeded,
-    EngineError,
-    InputError,
-    ModelError,
-    ModelStateError,
-    one_line,
-)
+from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.host import fork
-from engine.runtime.thread_state import ThreadState, buffers_of, meta_for, same_buffers, tensor_for
+from engine.runtime.descriptions import meta_for, tensor_for
 from engine.tensor import Array, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -33,7 +25,8 @@ if TYPE_CHECKING:
     from engine.formats import ModelFile
     from engine.plan import Plan
     from engine.runtime.signature import Signature
-    from engine.types import CancelToken, Placement, Progress, TensorSpec
+    from engine.runtime.thread_state import ThreadState
+    from engine.types import CancelToken, Placement, Predict, Progress, TensorSpec
 
 __all__ = ["Model", "ModelType"]
 
@@ -65,9 +58,10 @@ _FORKED = (
 class Model:
     """One trained model.
 
-    Build it once, run it from any number of threads: each gets an execution context, input
-    tensors and results of its own, and they run in parallel. What predict returns is new memory,
-    and nothing changes it afterwards; memory is reused only where the caller passes `outputs`.
+    Build it once, run it from any number of threads: each gets input tensors and results of its
+    own, and they run in parallel, as many as the backend finds worth while. What predict returns
+    is new memory, and nothing changes it afterwards; memory is reused only where the caller
+    passes `outputs`.
 
     A context manager: `close()` frees the model when the last running predict has ended.
 
@@ -81,6 +75,8 @@ class Model:
         self.provider = ""
         self.lora_name_map: dict[str, str] = {}
         self._plan: Plan | None = None
+        self._predict: Predict | None = None  # the plan's, in the extensions that are on
+        self._extensions: tuple[str, ...] = ()
         self._declared: Signature | None = None
         self._signature: Signature | None = None
         self._config: Mapping[str, Mapping[str, str]] = {}
@@ -149,8 +145,9 @@ class Model:
     ) -> None:
         """Build what build_from_file builds, of a file that may have been opened before."""
         file.look_in(config.get("model_file", {}).get("mindir_path"))
-        self._build("build_from_file", file, context, config, progress, cancel)
-        self.model_path_ = "" if file.path is None else file.name
+        path = "" if file.path is None else file.name
+        self._build("build_from_file", file, context, config, progress, cancel, path)
+        self.model_path_ = path
 
     def build_from_buffer(
         self,
@@ -210,8 +207,10 @@ class Model:
         config: Mapping[str, Mapping[str, str]],
         progress: Progress | None,
         cancel: CancelToken | None,
+        path: str = "",
     ) -> None:
         from engine.plan import build_plan
+        from engine.runtime import extensions
         from engine.runtime.signature import Signature
 
         with self._building:
@@ -223,9 +222,13 @@ class Model:
                 plan = build_plan(file, context, config, progress, cancel)
                 try:
                     signature = Signature(plan.executable.inputs, plan.executable.outputs)
-                except ImportError as error:  # an element type that needs ml_dtypes
+                    names = extensions.enabled()
+                    predict = extensions.wrap(plan, signature, path, names)
+                except BaseException as error:
                     plan.pool.close()
-                    raise ModelError(str(error)) from error
+                    if isinstance(error, ImportError):  # an element type that needs ml_dtypes
+                        raise ModelError(str(error)) from error
+                    raise
             except (BackendError, InputError, ModelError) as error:
                 prefixed(error, f"{caller} failed! Error is ")
                 raise
@@ -233,6 +236,7 @@ class Model:
                 self._why_not = _NOT_BUILT
             self._declared = self._signature = signature
             self._config = config
+            self._predict, self._extensions = predict, names
             self._plan = plan
             self._why_not = ""
             self.provider = context.ascend.provider or plan.backend.name
@@ -245,53 +249,75 @@ class Model:
         outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
     ) -> list[Tensor]:
         """Run the model once; returns one Tensor an output, in the model's order.
 
         inputs: Tensors or numpy arrays in the model's order, or a dict by input name; dtypes as
-        declared, shapes as declared or last resized. Not modified, not kept.
+        declared, shapes as declared or last resized. Not modified, not kept. Other libraries'
+        tensors are taken without a copy: what has `__dlpack__`, `__cuda_array_interface__` or
+        `__array__`. Memory of a device goes as it is to a model on that device, where the backend
+        takes such; else it is copied to the host.
         outputs: None, or one Tensor an output to fill and return. Their memory is reused, so
         results of earlier calls with the same tensors change; a Tensor without data gets new
-        memory. Do not reshape or retype an array that is in use so; give the tensor another.
+        memory, on the device that it was made for. Do not reshape or retype an array that is in
+        use so; give the tensor another.
         What is no tensor goes in and comes out as a list for a sequence, None for an optional that
         is absent, a dict for a map; in `outputs` None or Tensor() stands for it.
-        timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded.
+        timeout_s: stop a run that takes longer, in seconds, with DeadlineExceeded; waiting for
+        other predicts counts, where the backend runs only some at once.
+        cancel: an engine.CancelToken that stops the run, with Cancelled, when any thread calls its
+        `cancel()`. A run that is through by then gives its results.
 
         Raises TypeError for elements of another type, RuntimeError and ValueError (InputError)
         where count, names, dtypes or shapes do not fit, RuntimeError (ModelError) where the
-        model fails on this data, (ModelStateError) before building or after closing.
+        model fails on this data, (ModelStateError) before building or after closing, or where the
+        backend cannot stop a run and timeout_s or cancel is given.
         """
         try:
             state = self._threads.state
         except AttributeError:
-            state = None
-        if state is None or state.busy:
-            # Busy: a signal handler or finalizer that predicts in the middle of a predict. A model
-            # of more than tensors comes here every time.
             state = self._open_state()
-            if not state.signature.is_plain:
-                return self._predict_values(state, inputs, outputs, timeout_s)
-        state.busy = True
+        if outputs is None:
+            values, buffers = state.take(inputs), None
+        else:
+            values, buffers = state.bind(inputs, outputs)
+        run: Any = state.run
+        deadline_s = None if timeout_s is None else state.deadline(timeout_s)
+        if cancel is not None:
+            run = state.cancellable(cancel)
+        lease = state.lease
         try:
-            if outputs is not None:
-                return self._fill(state, inputs, outputs, timeout_s)
-            arrays = state.take(inputs)
-            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
             try:
-                results = state.run(state.context, arrays, None, deadline_s)
-                if len(results) != len(state.descriptions):
-                    raise _miscounted(results, state)
-            except Exception as error:
-                self._failed(error, state, timeout_s)
-            tensors = []
-            for array, description in zip(results, state.descriptions):
-                tensor = new(Tensor)
-                tensor._array = array
-                tensor._description = description
-                tensors.append(tensor)
-            return tensors
-        finally:
-            state.busy = False
+                del state.idle[lease]  # take the context that this thread used last
+            except KeyError:
+                lease = state.borrow(deadline_s, cancel)
+            try:
+                results = run(lease.context, values, buffers, deadline_s)
+                if len(results) != state.output_count:
+                    raise TypeError(
+                        f"engine_predict gave {len(results)} values for {state.output_count}"
+                    )
+            finally:
+                if cancel is None or not run.is_cancelled:
+                    state.idle[lease] = None  # ContextPool.give_back, without the call
+                    if state.pool.must_settle:
+                        state.pool.settle()
+                else:
+                    state.pool.discard(lease)
+        except BaseException as error:
+            state.fail(error, timeout_s)
+        if results is buffers:
+            return outputs  # type: ignore[return-value]  # a list: bind has looked
+        if outputs is not None or not state.is_plain:
+            return state.give(results, outputs)  # type: ignore[no-any-return]
+        tensors = []
+        for value, description in zip(results, state.descriptions):
+            tensor = new(Tensor)
+            tensor._value = value
+            tensor._description = description
+            tensors.append(tensor)
+        return tensors
 
     def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
@@ -312,84 +338,10 @@ class Model:
             return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
         return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
 
-    def _fill(
-        self, state: ThreadState, inputs: Any, outputs: list[Tensor], timeout_s: float | None
-    ) -> list[Tensor]:
-        """Predict into the caller's tensors."""
-        arrays = state.arrays
-        if not state.still_bound(inputs):
-            arrays = state.take(inputs)
-        buffers = state.buffers
-        if arrays is not state.arrays or not same_buffers(outputs, buffers):
-            buffers = buffers_of(outputs)
-            state.signature.check_buffers(buffers, arrays)
-            state.bind(arrays, buffers)
-        deadline_s = None if timeout_s is None else state.deadline(timeout_s)
-        try:
-            results = state.run(state.context, arrays, buffers, deadline_s)
-            if len(results) != len(buffers):
-                raise _miscounted(results, state)
-        except BaseException as error:
-            state.bind([], [])
-            if isinstance(error, Exception):
-                self._failed(error, state, timeout_s)
-            raise
-        given: Any = results
-        if given is not buffers:
-            for tensor, result in zip(outputs, given, strict=True):
-                tensor._array = result
-            state.bind([], [])
-        return outputs
-
-    def _predict_values(
-        self, state: ThreadState, inputs: Any, outputs: Any, timeout_s: float | None
-    ) -> list[Any]:
-        """Predict where a sequence, an optional or a map goes in or comes out."""
-        from engine.runtime import values
-
-        state.busy = True
-        try:
-            signature, buffers = state.signature, None
-            arrays = signature.arrays(inputs)
-            if outputs is not None:
-                outputs = values.placeholders(outputs, signature.outputs)
-                buffers = buffers_of(outputs)
-                signature.check_buffers(buffers, arrays)
-            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
-            try:
-                results = state.run(state.context, arrays, buffers, deadline_s)
-                if len(results) != len(state.descriptions):
-                    raise _miscounted(results, state)
-            except Exception as error:
-                self._failed(error, state, timeout_s)
-            return values.results(results, signature.outputs, state.descriptions, outputs)
-        finally:
-            state.busy = False
-
-    def _failed(self, error: Exception, state: ThreadState, timeout_s: float | None) -> NoReturn:
-        """Raise what a user sees when a backend's predict raised `error`."""
-        if isinstance(error, ModelError):
-            failed = ModelError(str(error), self.model_path_, error.at_fault)
-            raise prefixed(failed, "predict failed! ") from error
-        if isinstance(error, DeadlineExceeded) and timeout_s is not None:
-            late = DeadlineExceeded(
-                f"it took longer than timeout_s, {timeout_s:g} s: {error}; give it "
-                "more time, or leave timeout_s out",
-                float(timeout_s),
-            )
-            raise prefixed(late, "predict failed! ") from error
-        if isinstance(error, EngineError):
-            raise error
-        backend = state.plan.backend.name
-        failed = ModelError(
-            f"backend {backend!r} raised {one_line(error)}", self.model_path_, backend
-        )
-        raise prefixed(failed, "predict failed! ") from error
-
     # ----------------------------------------------------------------------- inputs and outputs
 
     def get_inputs(self) -> list[Tensor]:
-        """The calling thread's own input tensors: the same objects in every call.
+        """Return the calling thread's own input tensors: the same objects in every call.
 
         Give them data with set_data_from_numpy and pass them to predict. Open axes are -1.
         Empty, with a logged error, before the model is built.
@@ -407,7 +359,7 @@ class Model:
         return inputs
 
     def get_outputs(self) -> tuple[TensorMeta, ...]:
-        """Descriptions of the outputs; open axes are -1. Empty before the model is built."""
+        """Return descriptions of the outputs; open axes are -1. Empty before the model is built."""
         if not self._is_built():
             return ()
         assert self._signature is not None
@@ -443,7 +395,7 @@ class Model:
         own = self._inputs()
         for tensors in (inputs, own):
             for tensor, shape in zip(tensors, dims, strict=True):
-                tensor._array = None
+                tensor._value = None
                 tensor._own_description().shape = tuple(int(dim) for dim in shape)
         # Every thread makes a new state at its next call; a running predict keeps its old one.
         # This thread keeps its input tensors: scripts hold on to what get_inputs gave them.
@@ -451,7 +403,7 @@ class Model:
         self._threads.inputs = own
 
     def get_model_info(self, key: str) -> str:
-        """What the model says of itself, as text; "" for what is not known or not built yet.
+        """Return what the model says of itself, as text; "" for what is not known yet.
 
         key: "user_info", the metadata of the model's file as JSON; "input_shape", for example
         "x:1,3,8,8;mask:-1,4"; "dynamic_dims", what the configuration gave; "current_pid", this
@@ -506,6 +458,7 @@ class Model:
         plan, self._plan = self._plan, None
         if plan is None:
             return
+        self._predict = None
         self._why_not = _CLOSED
         self._threads = threading.local()
         plan.pool.close()
@@ -541,20 +494,17 @@ class Model:
     # ---------------------------------------------------------------------------------- threads
 
     def _open_state(self) -> ThreadState:
-        """What the calling thread runs in, made at its first call."""
+        """Make the calling thread's state, at its first call."""
+        from engine.runtime.thread_state import ThreadState, ValuesState
+
         # Read in this order: a resize between the two lines leaves a state that nobody finds.
         threads = self._threads
         plan, signature = self._plan, self._signature
-        if plan is None or signature is None:
+        if plan is None or signature is None or self._predict is None:
             raise prefixed(ModelStateError(self._why_not), "predict failed! ")
-        # Under another name where predict has to go another way: it looks for "state" alone.
-        name = "state" if signature.is_plain else "state_of_values"
-        kept: ThreadState | None = getattr(threads, name, None)
-        if kept is not None and not kept.busy:
-            return kept
-        state = ThreadState(plan, signature)
-        if not hasattr(threads, name):
-            setattr(threads, name, state)
+        kind = ThreadState if signature.is_plain else ValuesState
+        state = kind(plan, signature, self._predict, self.model_path_, self._extensions)
+        threads.state = state
         return state
 
     def _is_built(self) -> bool:
@@ -572,18 +522,14 @@ class Model:
 
     def _abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
-        fork.never_free(self._plan, self._threads)
+        fork.never_free(self._plan, self._predict, self._threads)
         if self._plan is not None:
             self._why_not = _FORKED
         elif self._why_not is _BUILDING:
             self._why_not = _NOT_BUILT
-        self._plan = None
+        self._plan = self._predict = None
         self._threads = threading.local()
         self._building = threading.RLock()
-
-
-def _miscounted(results: Any, state: ThreadState) -> TypeError:
-    return TypeError(f"engine_predict gave {len(results)} values for {len(state.descriptions)}")
 
 
 def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:

@@ -1,7 +1,8 @@
 """Tensor, and TensorMeta, which describes one. The API is MindSpore Lite's.
 
 A Tensor shares memory with the numpy array it was given; one that a predict returned owns its
-memory, and no later predict changes it.
+memory, and no later predict changes it. Its memory may be on a device, where the host cannot
+read it: it is copied when numpy asks for it.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import numpy as np
 
 from engine.config.checks import require, require_shape
 from engine.enums import NUMPY_NAMES, DataType, Format
-from engine.errors import BackendUnavailable, InputError
+from engine.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from engine.types import Device, DeviceBuffer
 
 __all__ = ["DataType", "Format", "Tensor", "TensorMeta"]
 
@@ -53,9 +56,10 @@ class Description:
 
     dtype, shape: as declared, open axes -1; where there is an array, its own are the tensor's.
     wraps: the array is one that the user gave, so that it is not the tensor's to reshape.
+    device: where the memory is to be; None for the host, or wherever a predict leaves it.
     """
 
-    __slots__ = ("dtype", "format", "name", "shape", "wraps")
+    __slots__ = ("device", "dtype", "format", "name", "shape", "wraps")
 
     def __init__(
         self,
@@ -64,7 +68,9 @@ class Description:
         shape: tuple[int, ...] = (),
         format: Format = Format.NCHW,
         wraps: bool = False,
+        device: Device | None = None,
     ) -> None:
+        self.device = device
         self.name = name
         self.dtype = dtype
         self.shape = shape
@@ -78,8 +84,15 @@ class Tensor:
     Tensor(array) wraps a numpy array without a copy (one that is not C-contiguous, aligned and in
     the machine's byte order is copied once). Tensor(tensor) copies another tensor: data, name and
     format. Tensor(shape=, dtype=) allocates zeros. Tensor() is empty. `shape` and `dtype` beside
-    an array must equal the array's. device: leave it out; the backends of this version copy to
-    their devices themselves.
+    an array must equal the array's.
+
+    device: "gpu", "ascend:1" or another device type of an installed backend, with its number, for
+    memory there: data is copied to it, and shape and dtype without data allocate, with undefined
+    contents. As an output of predict it has the result on that device; without shape or dtype
+    the memory is allocated then. "cpu" is the host, and so is every device that ENGINE_TARGET
+    keeps models from.
+
+    Other libraries share its memory by DLPack, and on a GPU by `__cuda_array_interface__`.
 
     Not locked: threads that write into one tensor's array coordinate among themselves. Raises
     TypeError for arguments of the wrong type or shapes and dtypes that contradict each other,
@@ -87,9 +100,9 @@ class Tensor:
     """
 
     # Two slots only: every predict makes one Tensor an output, and this is most of its cost.
-    __slots__ = ("__weakref__", "_array", "_description")
+    __slots__ = ("__weakref__", "_description", "_value")
 
-    _array: Array | None
+    _value: Array | DeviceBuffer | None
     _description: Description
 
     def __init__(
@@ -103,7 +116,7 @@ class Tensor:
         where = None if device is None else _parse_device(device)
         if dtype is not None:
             require("dtype", dtype, DataType)
-        self._array = None
+        self._value = None
         self._description = Description()
         if isinstance(tensor, np.ndarray):
             self._wrap(tensor, shape, dtype)
@@ -115,9 +128,30 @@ class Tensor:
                 f"but got {type(tensor)}."
             )
         if where is not None:
-            _refuse_device(*where)
+            self._move(*where)
         if tensor is None:
             self._describe(dims, dtype)
+
+    def _move(self, kind: str, number: int) -> None:
+        """Put the tensor on a device, with the data it has; nothing for the host."""
+        if kind == "cpu":
+            self._description.device = None
+            if self._value is not None:
+                self._value = self.get_data_to_numpy()
+            return
+        from engine.runtime import memory
+        from engine.types import Device
+
+        if memory.is_overridden(kind):
+            self._move("cpu", 0)
+            return
+        device = Device(memory.device_type(kind), number)
+        memory.memory_of(device)
+        self._description.device = device
+        value = self._value
+        if isinstance(value, np.ndarray) or (value is not None and value.device != device):
+            self._description.wraps = False
+            self._value = memory.to_device(value, device)
 
     def _describe(self, shape: tuple[int, ...] | None, dtype: DataType | None) -> None:
         if dtype is not None:
@@ -125,7 +159,19 @@ class Tensor:
         if shape is not None:
             self._description.shape = shape
         if shape is not None and dtype is not None and not _is_open(shape):
-            self.get_data_to_numpy()
+            if self._description.device is None:
+                self.get_data_to_numpy()
+            else:
+                self._allocate(self._description.device, shape)
+
+    def _allocate(self, device: Device, shape: tuple[int, ...]) -> DeviceBuffer:
+        """Give the tensor new memory on a device."""
+        from engine.runtime import memory
+        from engine.types import DType
+
+        dtype = DType.from_numpy(self._description.dtype.to_numpy())
+        self._value = buffer = memory.allocate(device, dtype, shape)
+        return buffer
 
     def _copy(self, other: Tensor, shape: Sequence[int] | None, dtype: DataType | None) -> None:
         if shape is not None and list(shape) != other.shape:
@@ -139,8 +185,14 @@ class Tensor:
                 f"user's dtype: {dtype}, tensor dtype is: {other.dtype}."
             )
         self._description = Description(other.name, other.dtype, tuple(other.shape), other.format)
-        if other._array is not None:
-            self._array = other._array.copy()
+        self._description.device = other._description.device
+        value = other._value
+        if isinstance(value, np.ndarray):
+            self._value = value.copy()
+        elif value is not None:
+            from engine.runtime import memory
+
+            self._value = memory.to_device(value, value.device)
 
     def _wrap(self, array: Array, shape: Sequence[int] | None, dtype: DataType | None) -> None:
         _refuse_masked("tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray", array)
@@ -155,7 +207,7 @@ class Tensor:
                 "user set dtype is not equal numpy dtype, "
                 f"user dtype: {dtype}, numpy dtype is: {array.dtype}."
             )
-        self._array = plain(array)
+        self._value = plain(array)
         self._description.dtype = own
         self._description.wraps = True
 
@@ -178,8 +230,11 @@ class Tensor:
         Setting it drops data of another type, but changes nothing, with a warning, where the
         tensor wraps an array of the user's.
         """
-        if self._array is not None:
-            return DataType.from_numpy(self._array.dtype)
+        value = self._value
+        if isinstance(value, np.ndarray):
+            return DataType.from_numpy(value.dtype)
+        if value is not None:
+            return DataType.__members__.get(value.dtype.name, DataType.UNKNOWN)
         return self._description.dtype
 
     @dtype.setter
@@ -190,9 +245,9 @@ class Tensor:
                 self._warn_that_ignored(f"dtype {dtype}")
             return
         description = self._own_description()
-        if self._array is not None and dtype is not self.dtype:
-            description.shape = self._array.shape
-            self._array = None
+        if self._value is not None and dtype is not self.dtype:
+            description.shape = self._value.shape
+            self._value = None
         description.dtype = dtype
 
     @property
@@ -203,14 +258,14 @@ class Tensor:
         array of the user's, it can only open axes for the next one; all else changes nothing, with
         a warning.
         """
-        if self._array is not None:
-            return list(self._array.shape)
+        if self._value is not None:
+            return list(self._value.shape)
         return list(self._description.shape)
 
     @shape.setter
     def shape(self, shape: Sequence[int]) -> None:
         dims = require_shape("shape", shape)
-        array = self._array
+        array = self._value
         if array is not None and dims == array.shape:
             return
         if array is None or (self._wraps() and _admits(dims, array.shape)):
@@ -219,8 +274,8 @@ class Tensor:
             self._warn_that_ignored(f"shape {list(dims)}")
         else:
             self._own_description().shape = dims
-            fits = not _is_open(dims) and prod(dims) == array.size
-            self._array = array.reshape(dims) if fits else None
+            fits = not _is_open(dims) and prod(dims) == prod(array.shape)
+            self._value = _reshaped(array, dims) if fits else None
 
     @property
     def format(self) -> Format:
@@ -235,14 +290,14 @@ class Tensor:
     @property
     def element_num(self) -> int:
         """The number of elements; 1 for a scalar, 0 while an axis is open."""
-        shape = self._array.shape if self._array is not None else self._description.shape
+        shape = self._value.shape if self._value is not None else self._description.shape
         return 0 if _is_open(shape) else prod(shape)
 
     @property
     def data_size(self) -> int:
         """The size of the data in bytes; 0 while an axis is open or the type is unknown."""
-        if self._array is not None:
-            return int(self._array.nbytes)
+        if self._value is not None:
+            return int(self._value.nbytes)
         dtype = self._description.dtype
         if dtype in (DataType.UNKNOWN, DataType.INVALID):
             return 0
@@ -250,34 +305,46 @@ class Tensor:
 
     @property
     def device(self) -> str:
-        """Where the data is: "None:-1", the host."""
-        return "None:-1"
+        """The device that the data is on, as "gpu:0"; "None:-1" for the host."""
+        value = self._value
+        if isinstance(value, np.ndarray):
+            return "None:-1"
+        device = self._description.device if value is None else value.device
+        return "None:-1" if device is None else str(device)
 
     # ------------------------------------------------------------------------------------ data
 
     def get_data_to_numpy(self) -> Array:
-        """The data as an array that shares this tensor's memory: writing into it changes it.
+        """Return the data as an array that shares this tensor's memory: writing changes it.
 
+        Data on a device is copied: the array is a new one, and writing into it changes nothing.
         A tensor without data gets zeros first; one with an open axis gives an empty array.
         Raises InputError where that much memory cannot be had, TypeError for dtype UNKNOWN.
         """
-        if self._array is None:
-            dtype = self._description.dtype.to_numpy()
-            shape = self._description.shape
-            if _is_open(shape):
-                return np.empty([max(dim, 0) for dim in shape], dtype)
-            try:
-                array = np.zeros(shape, dtype)
-            except (MemoryError, ValueError, OverflowError) as error:
-                raise InputError(
-                    f"tensor {self.name!r}: cannot allocate {self.data_size} bytes for shape "
-                    f"{list(shape)} ({error}); give it data with set_data_from_numpy, or resize "
-                    "the model",
-                    self.name,
-                ) from error
+        value = self._value
+        if isinstance(value, np.ndarray):
+            return value
+        if value is not None:
+            from engine.runtime import memory
+
+            return memory.to_host(value)
+        dtype = self._description.dtype.to_numpy()
+        shape = self._description.shape
+        if _is_open(shape):
+            return np.empty([max(dim, 0) for dim in shape], dtype)
+        try:
+            array = np.zeros(shape, dtype)
+        except (MemoryError, ValueError, OverflowError) as error:
+            raise InputError(
+                f"tensor {self.name!r}: cannot allocate {self.data_size} bytes for shape "
+                f"{list(shape)} ({error}); give it data with set_data_from_numpy, or resize "
+                "the model",
+                self.name,
+            ) from error
+        if self._description.device is None:
             self._own_description().wraps = False
-            self._array = array
-        return self._array
+            self._value = array
+        return array
 
     def set_data_from_numpy(self, numpy_obj: Array) -> None:
         """Use the memory of `numpy_obj` from now on, without a copy.
@@ -285,7 +352,8 @@ class Tensor:
         The array must have this tensor's dtype and byte size; the tensor keeps its own shape,
         except that open axes (-1) take the array's sizes. An array that is not C-contiguous,
         aligned and in the machine's byte order is copied, so later changes of it are not seen. A
-        tensor of dtype UNKNOWN, as for a model's strings, takes any array: predict checks it.
+        tensor of dtype UNKNOWN, as for a model's strings, takes any array: predict checks it. A
+        tensor on a device copies the array into its memory there.
         Raises TypeError for anything but a numpy array of a supported dtype, RuntimeError
         (InputError) where dtype or size differ.
         """
@@ -308,8 +376,8 @@ class Tensor:
                     name,
                 )
             shape = numpy_obj.shape
-        elif self._array is not None:
-            shape = self._array.shape
+        elif self._value is not None:
+            shape = self._value.shape
         if prod(shape) != numpy_obj.size:
             raise InputError(
                 f"data size not equal! Numpy size: {numpy_obj.nbytes}, Tensor size: "
@@ -318,9 +386,18 @@ class Tensor:
                 name,
             )
         array = plain(numpy_obj)
+        value = self._value
+        device = self._description.device if value is None else getattr(value, "device", None)
+        if device is not None and not isinstance(value, np.ndarray):
+            from engine.runtime import memory
+
+            if value is None or value.shape != shape:
+                value = self._allocate(device, shape)
+            memory.copy(array.reshape(shape), value)
+            return
         if not self._description.wraps:
             self._own_description().wraps = True
-        self._array = array if array.shape == shape else array.reshape(shape)
+        self._value = array if array.shape == shape else array.reshape(shape)
 
     def __str__(self) -> str:
         return (
@@ -334,21 +411,96 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         array = self.get_data_to_numpy()
+        if copy is False and array is not self._value:
+            raise ValueError(f"a tensor on {self.device} as an array needs a copy")
         if dtype is not None and array.dtype != dtype:
             if copy is False:
                 raise ValueError(f"a {array.dtype} tensor as {dtype} needs a copy")
             return array.astype(dtype)
-        return array.copy() if copy else array
+        return array.copy() if copy and array is self._value else array
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Return DLPack's device type and number: (1, 0) for the host, 2 for a GPU, else 12."""
+        from engine.runtime import dlpack
+
+        return dlpack.device_of(self._data("__dlpack_device__"))
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """Return a DLPack capsule that shares this tensor's memory, or a copy of it.
+
+        stream: the consumer's, as DLPack numbers them, which is made to wait for the contents; -1
+        leaves that to the consumer. dl_device: (1, 0) for a copy on the host.
+        Raises BufferError where DLPack cannot say it.
+        """
+        from engine.runtime import dlpack
+
+        value = self._data("__dlpack__")
+        own = dlpack.device_of(value)
+        if not isinstance(value, np.ndarray):
+            if dl_device is not None and tuple(dl_device) != own:
+                if tuple(dl_device) != (dlpack.CPU, 0) or copy is False:
+                    raise BufferError(f"memory on {self.device} is not shared with {dl_device}")
+                value, copy = self.get_data_to_numpy(), None
+            elif copy:
+                raise BufferError(f"copy=True is for the host; this tensor is on {self.device}")
+            else:
+                dlpack.order_for(value, stream)
+        elif dl_device is not None and tuple(dl_device) != own:
+            raise BufferError(f"memory of the host is not shared with device {dl_device}")
+        if copy:
+            assert isinstance(value, np.ndarray)
+            value = value.copy()
+        return dlpack.export(value, max_version is not None and max_version[0] >= 1)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """The memory as CUDA libraries for Python take it; only there for data on a GPU."""
+        value = self._value
+        if value is None or isinstance(value, np.ndarray) or value.device.type != "gpu":
+            raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__")
+        from engine.runtime import dlpack
+
+        return dlpack.cuda_interface(value)
+
+    def _data(self, protocol: str) -> Array | DeviceBuffer:
+        description = self._description
+        if self._value is None and description.device is None and not _is_open(description.shape):
+            self.get_data_to_numpy()
+        if self._value is None:
+            raise BufferError(f"{protocol}: tensor {self.name!r} has no data yet")
+        return self._value
+
+    def _store(self, result: Any) -> None:
+        """Take a predict's result as the data, on the device that the tensor was made for."""
+        device, value = self._description.device, self._value
+        if device is None or getattr(result, "device", None) == device:
+            self._value = result
+            return
+        from engine.runtime import memory
+
+        if value is not None and value.shape == result.shape:
+            memory.copy(result, value)
+        else:
+            self._value = memory.to_device(result, device)
 
     def _own_description(self) -> Description:
         """This tensor's description, no longer shared with the other results of its output."""
         old = self._description
-        self._description = Description(old.name, old.dtype, old.shape, old.format, old.wraps)
+        self._description = Description(
+            old.name, old.dtype, old.shape, old.format, old.wraps, old.device
+        )
         return self._description
 
     def _wraps(self) -> bool:
         """Whether the data is an array that the user gave: no setter changes that."""
-        return self._array is not None and self._description.wraps
+        return self._value is not None and self._description.wraps
 
     def _warn_that_ignored(self, change: str) -> None:
         import warnings
@@ -367,6 +519,14 @@ def plain(array: Array) -> Array:
         return array  # what np.require below would find out in a microsecond
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return np.require(np.asarray(array), native, ["C", "A"])
+
+
+def _reshaped(value: Array | DeviceBuffer, shape: tuple[int, ...]) -> Array | DeviceBuffer:
+    if isinstance(value, np.ndarray):
+        return value.reshape(shape)
+    from dataclasses import replace
+
+    return replace(value, shape=shape)
 
 
 def _in_one_line(tensor: Tensor | TensorMeta) -> str:
@@ -413,7 +573,7 @@ def _parse_device(device: object) -> tuple[str, int]:
         raise TypeError(
             f"device must be 'ascend:index', eg: 'ascend:0', or 'gpu:index', but got {text!r}"
         )
-    if kind not in ("ascend", "gpu", "cpu"):
+    if kind not in ("ascend", "gpu", "cpu") and not _is_installed(kind):
         raise TypeError(
             f"now only support ascend device. Or gpu, or cpu for the host, but got {text!r}"
         )
@@ -423,19 +583,8 @@ def _parse_device(device: object) -> tuple[str, int]:
     return kind, int(number)
 
 
-def _refuse_device(kind: str, number: int) -> None:
-    """Nothing for the host. BackendError for a device: that there is none, or needs no tensor."""
-    if kind == "cpu":
-        return
-    from engine.backends import find_target, open_backend
+def _is_installed(kind: str) -> bool:
+    """Return whether a backend that is installed has this name; its device type is the same."""
+    from engine.backends import installed
 
-    backend = open_backend(find_target(kind).backend)
-    found = [str(each.device) for each in backend.devices().found]
-    why = (
-        "copies tensors to the device itself; leave device out"
-        if f"{kind}:{number}" in found
-        else f"has no such device; it has: {', '.join(found) or 'none'}"
-    )
-    raise BackendUnavailable(
-        f"device '{kind}:{number}': backend {backend.name!r} {why}", backend.name
-    )
+    return kind in installed()

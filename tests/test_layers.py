@@ -18,8 +18,8 @@ LAYERS = (
     ("convert", "testing", "diagnosis"),
     ("__init__", "shortcut", "model", "context", "converter"),
     ("distributed",),
-    ("runtime",),
-    ("tensor", "enums"),  # values of the API that runtime takes and gives
+    # tensor and enums are the API's values: runtime takes and gives them, and has their memory.
+    ("runtime", "tensor", "enums"),
     ("plan",),
     ("reference", "model_bytes"),  # for plugins
     ("formats",),

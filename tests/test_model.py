@@ -177,10 +177,10 @@ def test_looking_at_a_model_opens_no_execution_context(affine: Model) -> None:
     affine.resize(inputs, [[2, 3]])
     affine.get_model_info("input_shape")
     assert affine.get_inputs()[0] is inputs[0]
-    assert pool._open == 0
+    assert pool.open_count == 0
     inputs[0].set_data_from_numpy(X)
     np.testing.assert_array_equal(affine.predict(inputs)[0], 2 * X + 1)
-    assert pool._open == 1
+    assert pool.open_count == 1
 
 
 # -------------------------------------------------------------- what a failed build leaves behind

@@ -46,6 +46,7 @@ class Plan:
     function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
     pool: lends it contexts. device: that of the target. why: how this target came to be chosen.
     fallback_reasons: why nodes, by index, are not where the target would have them.
+    devices: those whose DeviceBuffers predict takes and gives; () for host arrays alone.
     weights: those that may be exchanged; None where there are none.
     rank, world_size: this process among those that run one sliced model.
     """
@@ -59,6 +60,7 @@ class Plan:
     why: str = ""
     others: tuple[Backend, ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
+    devices: tuple[Device, ...] = ()
     weights: PlanWeights | None = None
     rank: int = 0
     world_size: int = 1
@@ -122,7 +124,9 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None, files={})
     pool = ContextPool(Opener(backend, executable))
-    return Plan(backend, source, executable, backend.predict, pool, options.device), {}
+    devices = (options.device,) if backend.can(Capability.DEVICE_BUFFERS) else ()
+    plan = Plan(backend, source, executable, backend.predict, pool, options.device, devices=devices)
+    return plan, {}
 
 
 def with_compiled_form(source: ModelSource, use: Callable[[ModelSource], T]) -> T:

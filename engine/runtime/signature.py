@@ -12,7 +12,7 @@ from engine.enums import DataType
 from engine.errors import InputError
 from engine.runtime.values import checked
 from engine.tensor import Array, Tensor, plain
-from engine.types import Dim, DType, TensorSpec, ValueKind
+from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
 
 # numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
 PLAIN = 0x0001 | 0x0100
@@ -38,10 +38,10 @@ class Signature:
         self.shapes = tuple(known_shape(spec.shape) for spec in inputs)
 
     def ordered(self, inputs: Any) -> list[Any]:
-        """The inputs of one call as a list in the model's order.
+        """Return the inputs of one call as a list in the model's order.
 
-        inputs: a list or tuple in that order, or a mapping by name. TypeError for anything else,
-        InputError for a wrong count or name.
+        inputs: a list or tuple in that order, or a mapping by name. Raises TypeError for anything
+        else, InputError for a wrong count or name.
         """
         if isinstance(inputs, Mapping):
             if len(inputs) == len(self.names) and all(map(inputs.__contains__, self.names)):
@@ -68,33 +68,34 @@ class Signature:
             )
         return list(inputs)
 
-    def arrays(self, inputs: Any) -> list[Array]:
-        """The inputs of one call as values a backend can read, checked one by one and jointly.
+    def values(self, inputs: Any, devices: Sequence[Device]) -> list[Any]:
+        """Return the inputs of one call as values a backend can read, checked.
 
-        An array that is not C-contiguous, aligned and in native byte order is copied. All are
-        arrays where `is_plain`.
+        devices: those whose memory the backend reads as it is; other devices' memory is copied to
+        the host. An array that is not C-contiguous, aligned and in native byte order is copied.
+        All are arrays or DeviceBuffers where `is_plain`.
         """
-        arrays = [
-            _array(item, spec, dtype)
+        values = [
+            _tensor(item, spec, dtype, devices)
             if spec.kind is ValueKind.TENSOR
-            else _value(item, spec, dtype)
+            else _container(item, spec, dtype)
             for item, spec, dtype in zip(
                 self.ordered(inputs), self.inputs, self.dtypes, strict=True
             )
         ]
-        self.bind(arrays)
-        return arrays
+        self.bind(values)
+        return values
 
-    def bind(self, arrays: Sequence[Array]) -> dict[str, int]:
-        """The sizes of the symbolic axes in these inputs; InputError where shapes do not fit."""
+    def bind(self, values: Sequence[Any]) -> dict[str, int]:
+        """Return the sizes of the symbolic axes; raise InputError where shapes do not fit."""
         sizes: dict[str, int] = {}
         origin: dict[str, str] = {}
-        for array, spec in zip(arrays, self.inputs, strict=True):
+        for value, spec in zip(values, self.inputs, strict=True):
             if spec.shape is None or spec.kind is not ValueKind.TENSOR:
                 continue
-            if array.ndim != len(spec.shape):
-                raise _unfit(spec, array)
-            for axis, (size, dim) in enumerate(zip(array.shape, spec.shape, strict=True)):
+            if len(value.shape) != len(spec.shape):
+                raise _unfit(spec, value)
+            for axis, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
                 if isinstance(dim, str):
                     if sizes.setdefault(dim, size) != size:
                         raise InputError(
@@ -104,18 +105,23 @@ class Signature:
                         )
                     origin.setdefault(dim, spec.name)
                 elif dim is not None and dim != size:
-                    raise _unfit(spec, array)
+                    raise _unfit(spec, value)
             for axis, bound in enumerate(spec.bounds):
-                if bound is not None and not bound[0] <= array.shape[axis] <= bound[1]:
+                if bound is not None and not bound[0] <= value.shape[axis] <= bound[1]:
                     raise InputError(
-                        f"input {spec.name!r}: dim {axis} is {array.shape[axis]}, outside "
+                        f"input {spec.name!r}: dim {axis} is {value.shape[axis]}, outside "
                         f"{bound[0]}..{bound[1]}; compile the model for a wider range",
                         spec.name,
                     )
         return sizes
 
-    def check_buffers(self, buffers: Sequence[Array | None], inputs: Sequence[Array]) -> None:
-        """InputError unless each buffer can take its output as far as that is known beforehand."""
+    def check_buffers(
+        self, buffers: Sequence[Array | DeviceBuffer | Device | None], inputs: Sequence[Any]
+    ) -> None:
+        """Raise InputError unless each buffer can take its output as far as that is known.
+
+        buffers: for each output memory, the device on which to allocate it, or None.
+        """
         if len(buffers) != len(self.outputs):
             raise InputError(
                 f"expected {len(self.outputs)} outputs "
@@ -128,27 +134,36 @@ class Signature:
             if spec.kind is not ValueKind.TENSOR:
                 raise InputError(
                     f"output {spec.name!r} is {spec}, for which no memory can be given, got "
-                    f"{_said(buffer)}; pass None or Tensor() in its place",
+                    f"{_described(buffer)}; pass None or Tensor() in its place",
                     spec.name,
                 )
-            if buffer.dtype != spec.dtype.numpy or not _fits(buffer.shape, spec.shape, sizes):
+            if isinstance(buffer, Device):
+                continue
+            dtype = spec.dtype.numpy if isinstance(buffer, np.ndarray) else spec.dtype
+            if buffer.dtype != dtype or not _fits(buffer.shape, spec.shape, sizes):
                 raise InputError(
                     f"output {spec.name!r}: expected a buffer of {_with_sizes(spec, sizes)}, got "
-                    f"{_said(buffer)}; preallocate that, or pass Tensor() to have it allocated",
+                    f"{_described(buffer)}; preallocate that, or pass Tensor() to have it "
+                    "allocated",
                     spec.name,
                 )
+            if not isinstance(buffer, np.ndarray):
+                continue
             if not buffer.flags.writeable or buffer.flags.num & PLAIN != PLAIN:
                 raise InputError(
                     f"output {spec.name!r}: the buffer must be writeable and C-contiguous",
                     spec.name,
                 )
-        given = [buffer for buffer in buffers if buffer is not None]
-        for place, buffer in enumerate(given):
-            if any(np.may_share_memory(buffer, other) for other in given[:place]):
+        given = [buffer for buffer in buffers if isinstance(buffer, np.ndarray | DeviceBuffer)]
+        for index, buffer in enumerate(given):
+            if any(_may_overlap(buffer, other) for other in given[:index]):
                 raise InputError("two outputs were given the same memory; give each its own")
 
     def resized(self, dims: Sequence[Sequence[int]]) -> Signature:
-        """The signature with every input's shape fixed; InputError where the model forbids it."""
+        """Return the signature with every input's shape fixed.
+
+        Raises InputError where the model forbids it.
+        """
         fixed = []
         sizes: dict[str, int] = {}
         for spec, shape in zip(self.inputs, dims, strict=True):
@@ -207,55 +222,93 @@ class Signature:
 
 
 def known_shape(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
-    """The shape if every axis is known, else None."""
+    """Return the shape if every axis is known, else None."""
     if shape is None or not all(isinstance(dim, int) for dim in shape):
         return None
     return tuple(dim for dim in shape if isinstance(dim, int))
 
 
-def _array(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
-    """One input as a plain array of its dtype; TypeError or InputError says what it should be."""
+def _tensor(
+    item: Any, spec: TensorSpec, dtype: np.dtype[Any], devices: Sequence[Device]
+) -> Array | DeviceBuffer:
+    """Return one input as a plain array, or as a DeviceBuffer of one of `devices`.
+
+    Raises TypeError or InputError, saying what it should be.
+    """
     if isinstance(item, Tensor):
-        if item._array is None:
+        if item._value is None:
             raise InputError(
                 f"input {spec.name!r}: the tensor has no data; call set_data_from_numpy with "
                 f"{spec}",
                 spec.name,
             )
-        item = item._array
-    elif isinstance(item, np.ndarray | np.generic):
-        if type(item) is not np.ndarray and np.ma.is_masked(item):
-            raise InputError(
-                f"input {spec.name!r}: expected {spec}, got {_said(item)} with masked elements; "
-                "pass what its filled() gives",
-                spec.name,
+        item = item._value
+    elif not isinstance(item, np.ndarray | np.generic | DeviceBuffer):
+        from engine.runtime.foreign import take  # rare
+
+        item = take(given := item, spec, devices[0] if devices else None)
+        if item is None:
+            raise TypeError(
+                f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
+                f"got {type(given)}; convert it with numpy.asarray(..., {str(spec.dtype)!r})"
             )
-        item = np.asarray(item)  # a scalar, or a subclass such as memmap: the plain array of it
-    else:
-        raise TypeError(
-            f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
-            f"got {type(item)}; convert it with numpy.asarray(..., {str(spec.dtype)!r})"
+    if isinstance(item, DeviceBuffer):
+        return _on_device(item, spec, dtype, devices)
+    return _array(item, spec, dtype)
+
+
+def _array(item: Array | np.generic, spec: TensorSpec, dtype: np.dtype[Any]) -> Array:
+    """Return a host array as a plain one of the input's dtype."""
+    if type(item) is not np.ndarray and np.ma.is_masked(item):
+        raise InputError(
+            f"input {spec.name!r}: expected {spec}, got {_described(item)} with masked elements; "
+            "pass what its filled() gives",
+            spec.name,
         )
+    array = np.asarray(item)  # a scalar, or a subclass such as memmap: the plain array of it
     if spec.dtype is DType.STRING:
-        return _text(item, spec)
-    if item.dtype != dtype and _native(item.dtype) != dtype:
-        raise _another_type(spec, dtype, item)
+        return _text(array, spec)
+    if array.dtype != dtype and _native(array.dtype) != dtype:
+        raise _another_type(spec, dtype, array)
     shape = known_shape(spec.shape)
-    if item.ndim == 1 and shape is not None and item.size == prod(shape):
-        item = item.reshape(shape)  # as np.fromfile gives it: only its size counts
-    return plain(item)
+    if array.ndim == 1 and shape is not None and array.size == prod(shape):
+        array = array.reshape(shape)  # as np.fromfile gives it: only its size counts
+    return plain(array)
 
 
-def _value(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
-    """One input that is no tensor; see `values`."""
+def _on_device(
+    buffer: DeviceBuffer, spec: TensorSpec, dtype: np.dtype[Any], devices: Sequence[Device]
+) -> Array | DeviceBuffer:
+    """Return memory of a device as it is where the model reads it, else a copy on the host."""
+    if buffer.dtype is not spec.dtype:
+        raise _another_type(spec, dtype, buffer)
+    if buffer.device in devices:
+        return buffer
+    from engine.runtime.memory import to_host  # rare
 
-    def check(item: Any, spec: TensorSpec) -> Array:
-        array = _array(item, spec, dtype)
-        if not _fits(array.shape, spec.shape, {}):
-            raise _unfit(spec, array)
-        return array
+    return plain(to_host(buffer))
+
+
+def _container(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
+    """Return one input that is no tensor; see `values`."""
+
+    def check(item: Any, spec: TensorSpec) -> Any:
+        value = _tensor(item, spec, dtype, ())
+        if not _fits(value.shape, spec.shape, {}):
+            raise _unfit(spec, value)
+        return value
 
     return checked(item, spec, check)
+
+
+def _may_overlap(one: Array | DeviceBuffer, other: Array | DeviceBuffer) -> bool:
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        return np.may_share_memory(one, other)
+    if isinstance(one, DeviceBuffer) and isinstance(other, DeviceBuffer):
+        first, second = sorted((one, other), key=lambda buffer: buffer.pointer)
+        is_beside = first.pointer + first.nbytes <= second.pointer
+        return one.device == other.device and not is_beside and second.nbytes > 0
+    return False
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -266,13 +319,14 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _text(array: Array, spec: TensorSpec) -> Array:
-    """An array of strings as the runtime wants it: object, every element exactly a str."""
-    strings = [str.__str__(each) if isinstance(each, str) else each for each in array.flat]
-    others = [type(each).__name__ for each in strings if type(each) is not str]
+    """Return an array of strings as runtimes want it: object, every element exactly a str."""
+    strings = [str.__str__(item) if isinstance(item, str) else item for item in array.flat]
+    others = [type(item).__name__ for item in strings if type(item) is not str]
     if array.dtype.kind not in "OUT" or others:
         raise InputError(
             f"data type not equal! input {spec.name!r}: expected {spec}, elements of type str, got "
-            f"{_said(array)}{' with ' + others[0] if others else ''}; convert it with astype(str)",
+            f"{_described(array)}{' with ' + others[0] if others else ''}; convert it with "
+            "astype(str)",
             spec.name,
         )
     result: Array = np.empty(array.shape, object)
@@ -303,40 +357,46 @@ def _with_sizes(spec: TensorSpec, sizes: dict[str, int]) -> TensorSpec:
     return _reshaped(spec, tuple(_size(dim, sizes) for dim in spec.shape))
 
 
-def _unfit(spec: TensorSpec, array: Array) -> InputError:
+def _unfit(spec: TensorSpec, value: Array | DeviceBuffer) -> InputError:
     shape = known_shape(spec.shape)
-    wanted = "open" if shape is None else prod(shape) * array.itemsize
+    itemsize = value.itemsize if isinstance(value, np.ndarray) else (value.dtype.bits + 7) // 8
+    wanted = "open" if shape is None else prod(shape) * itemsize
     # MindSpore Lite's words where it refuses too: it looks at the number of bytes alone.
     theirs = (
-        f"data size not equal! Numpy size: {array.nbytes}, Tensor size: {wanted}. "
-        if wanted != array.nbytes
+        f"data size not equal! Numpy size: {value.nbytes}, Tensor size: {wanted}. "
+        if wanted != value.nbytes
         else ""
     )
     return InputError(
-        f"{theirs}input {spec.name!r}: expected {spec}, got {_said(array)}; pass that shape; "
+        f"{theirs}input {spec.name!r}: expected {spec}, got {_described(value)}; pass that shape; "
         "Model.resize sets the axes that a model leaves open",
         spec.name,
     )
 
 
-def _another_type(spec: TensorSpec, dtype: np.dtype[Any], array: Array) -> Exception:
+def _another_type(spec: TensorSpec, dtype: np.dtype[Any], value: Array | DeviceBuffer) -> Exception:
+    given = value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy
     try:
-        DType.from_numpy(array.dtype)
+        DType.from_numpy(given)
     except ValueError:
         return TypeError(
-            f"Unsupported numpy dtype value {array.dtype.name!r}. input {spec.name!r}: expected "
-            f"{spec}"
+            f"Unsupported numpy dtype value {given.name!r}. input {spec.name!r}: expected {spec}"
         )
     return InputError(
-        f"data type not equal! Numpy type: {DataType.from_numpy(array.dtype)}, Tensor type: "
-        f"{DataType.from_numpy(dtype)}. input {spec.name!r}: expected {spec}, got {_said(array)}; "
-        f"convert it with astype({str(spec.dtype)!r})",
+        f"data type not equal! Numpy type: {DataType.from_numpy(given)}, Tensor type: "
+        f"{DataType.from_numpy(dtype)}. input {spec.name!r}: expected {spec}, got "
+        f"{_described(value)}; convert it with astype({str(spec.dtype)!r})",
         spec.name,
     )
 
 
-def _said(array: Array | np.generic) -> str:
-    return f"{array.dtype.name}{list(array.shape)}"
+def _described(value: Any) -> str:
+    """Return a value's type and shape, for a message."""
+    if isinstance(value, Device):
+        return f"memory on {value}"
+    if isinstance(value, DeviceBuffer):
+        return f"{value.dtype}{list(value.shape)} on {value.device}"
+    return f"{value.dtype.name}{list(value.shape)}"
 
 
 def _listed(names: Sequence[str]) -> str:

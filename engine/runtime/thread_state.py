@@ -1,4 +1,4 @@
-"""A thread's state: what it needs to run a model, and what it checked and bound last.
+"""A thread's state: how one thread predicts, what it checked and bound last.
 
 The checks that every predict pays for are here, in the order of what is likely: the same arrays
 as last time, arrays of the same shapes, anything else.
@@ -7,61 +7,189 @@ as last time, arrays of the same shapes, anything else.
 from __future__ import annotations
 
 import math
-import os
+import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine.errors import InputError, ModelStateError
-from engine.host import fork
-from engine.tensor import Array, DataType, Description, Format, Tensor, TensorMeta
+from engine.config.checks import require
+from engine.config.wording import prefixed
+from engine.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    ModelError,
+    ModelStateError,
+    one_line,
+)
+from engine.runtime.descriptions import description_for
+from engine.runtime.values import placeholders
+from engine.runtime.values import results as wrapped_values
+from engine.tensor import Array, Tensor
+from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from engine.plan import Plan
+    from engine.plan.contexts import Lease
     from engine.runtime.signature import Signature
-    from engine.types import ExecutionContext, TensorSpec
+    from engine.types import Predict, Values
+
+Bindings = tuple[list[Any], list[tuple[Any, Any, Any]], list[Any]]
+"""Inputs, each of them with its dtype and shape at that time, and output buffers.
+
+The backend gets these very lists again while nothing in them has changed. One tuple, replaced as
+one: a signal handler may predict between any two lines of a predict.
+"""
+
+NOTHING_BOUND: Bindings = ([], [], [])
 
 
 class ThreadState:
-    """One thread's way through a model: its context, and what it saw last."""
+    """One thread's way through a model, nearly always of tensors alone: `is_plain`.
+
+    run: plan.predict, or what extensions made of it. lease: of the context that this
+    thread used last. path: the model's file. extensions: by name, for messages.
+    """
 
     __slots__ = (
-        "arrays",
-        "bound",
-        "buffers",
-        "busy",
-        "context",
+        "bindings",
         "count",
         "descriptions",
         "expected",
-        "pid",
+        "extensions",
+        "idle",
+        "is_gated",
+        "is_plain",
+        "last",
+        "lease",
+        "output_count",
+        "path",
         "plan",
+        "pool",
         "run",
         "signature",
-        "unstoppable",
     )
 
-    def __init__(self, plan: Plan, signature: Signature) -> None:
-        self.pid = os.getpid()
-        self.busy = False  # a predict is under way; see Model.predict
+    def __init__(
+        self,
+        plan: Plan,
+        signature: Signature,
+        run: Predict,
+        path: str = "",
+        extensions: Sequence[str] = (),
+    ) -> None:
         self.plan = plan
-        self.run = plan.predict
-        self.unstoppable = plan.lacks("deadlines")  # a backend's name, or ""
         self.signature = signature
+        self.is_plain = signature.is_plain
+        self.run = run
+        self.pool = plan.pool
+        self.idle = plan.pool.idle
+        # Behind a gate no lease is taken without `borrow`: under this name it finds none.
+        self.lease: Lease | None = None
+        self.last: Lease | None = None
+        self.is_gated = plan.pool.gate is not None
         self.count = len(signature.names)
+        self.output_count = len(signature.outputs)
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
-        self.descriptions = [_description(spec) for spec in signature.outputs]
-        self.bind([], [])
-        self.context: ExecutionContext = plan.pool.take()
+        self.descriptions = [description_for(spec) for spec in signature.outputs]
+        self.bindings = NOTHING_BOUND
+        self.path = path
+        self.extensions = tuple(extensions)
 
-    def take(self, inputs: Any) -> list[Array]:
-        """The inputs of one call as checked arrays."""
+    def __del__(self) -> None:
+        # The context stays for other threads, without this one's arrays.
+        pool = getattr(self, "pool", None)
+        if pool is not None:
+            pool.retire(self.last if self.is_gated else self.lease)
+
+    # ---------------------------------------------------------------------------------- running
+
+    def borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
+        """Take another context than the last one, or wait for one."""
+        lease = self.pool.borrow(self.last, deadline_s, cancel)
+        if self.is_gated:
+            self.last = lease
+        else:
+            self.lease = lease
+        return lease
+
+    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
+        """Return the caller's tensors with results that are not all in the memory given."""
+        self.bindings = NOTHING_BOUND
+        for tensor, result in zip(outputs, results, strict=True):
+            tensor._store(result)
+        return outputs  # type: ignore[no-any-return]
+
+    def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
+        """Return checked inputs and the buffers for the outputs: those of last time if unchanged.
+
+        A caller who gives output buffers binds both: they stay alive until the next.
+        """
+        values, bound, buffers = self.bindings
+        if bound and type(inputs) is list and len(inputs) == len(bound):
+            for item, (held, dtype, shape) in zip(inputs, bound):
+                value = item._value if type(item) is Tensor else item
+                if value is not held or value.shape != shape or value.dtype is not dtype:
+                    break
+            else:
+                if type(outputs) is list and len(outputs) == len(buffers):
+                    for tensor, held in zip(outputs, buffers):
+                        if type(tensor) is not Tensor or tensor._value is not held:
+                            break
+                    else:
+                        return values, buffers
+        values = self.take(inputs)
+        memory = memory_of(outputs)
+        self.signature.check_buffers(memory, values)
+        # Memory of other devices than the model's is copied to afterwards.
+        buffers = [self._reachable(entry) for entry in memory]
+        self.bindings = values, [(value, value.dtype, value.shape) for value in values], buffers
+        return values, buffers
+
+    def _reachable(self, entry: Any) -> Any:
+        """Return what the plan can fill: host arrays, and what is on its own devices."""
+        if entry is None or isinstance(entry, np.ndarray):
+            return entry
+        device = entry if isinstance(entry, Device) else entry.device
+        return entry if device in self.plan.devices else None
+
+    def fail(self, error: BaseException, timeout_s: float | None) -> NoReturn:
+        """Raise what a user sees when a predict raised `error`; forget what was bound for it."""
+        self.bindings = NOTHING_BOUND
+        if not isinstance(error, Exception):
+            raise error
+        if isinstance(error, ModelError):
+            failed: EngineError = ModelError(str(error), self.path, error.at_fault)
+        elif isinstance(error, DeadlineExceeded) and timeout_s is not None:
+            failed = DeadlineExceeded(
+                f"it took longer than timeout_s, {timeout_s:g} s: {error}; give it more time, or "
+                "leave timeout_s out",
+                float(timeout_s),
+            )
+        elif isinstance(error, Cancelled):
+            failed = Cancelled(str(error))
+        elif isinstance(error, EngineError):
+            raise error
+        else:
+            backend = self.plan.backend.name
+            wrapped = f", extended by {', '.join(self.extensions)}," if self.extensions else ""
+            text = f"backend {backend!r}{wrapped} raised {one_line(error)}"
+            failed = ModelError(text, self.path, at_fault=backend)
+        raise prefixed(failed, "predict failed! ") from error
+
+    # --------------------------------------------------------------------------------- checking
+
+    def take(self, inputs: Any) -> list[Any]:
+        """Return the inputs of one call as checked values."""
         if type(inputs) is not list:
             inputs = self.signature.ordered(inputs)
         arrays: list[Array] = []
         for item, (dtype, shape) in zip(inputs, self.expected):
-            array: Any = item._array if type(item) is Tensor else item
+            array: Any = item._value if type(item) is Tensor else item
             if (
                 type(array) is not np.ndarray
                 or array.dtype is not dtype
@@ -74,71 +202,107 @@ class ThreadState:
             if len(inputs) == self.count:
                 return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
-        arrays = self.signature.arrays(inputs)
-        shapes = [array.shape for array in arrays]
-        self.expected = list(zip(self.signature.quick_dtypes, shapes))
-        return arrays
-
-    def bind(self, arrays: list[Array], buffers: list[Array | None]) -> None:
-        """Note what a caller who gave output buffers had bound; it stays alive until the next.
-
-        The backend gets these very lists again while nothing in them has changed.
-        """
-        self.buffers: list[Array | None] = []  # if what follows is interrupted, nothing is bound
-        self.arrays = arrays
-        self.bound = [(array, array.dtype, array.shape) for array in arrays]
-        self.buffers = buffers
-
-    def still_bound(self, inputs: Any) -> bool:
-        """Whether these inputs are the arrays that were bound last, in the same shapes."""
-        if type(inputs) is not list or len(inputs) != len(self.bound) or not self.buffers:
-            return False
-        for item, (held, dtype, shape) in zip(inputs, self.bound):
-            array = item._array if type(item) is Tensor else item
-            if array is not held or array.shape != shape or array.dtype is not dtype:
-                return False
-        return True
+        values = self.signature.values(inputs, self.plan.devices)
+        self.expected = [
+            (dtype, value.shape) for dtype, value in zip(self.signature.quick_dtypes, values)
+        ]
+        return values
 
     def deadline(self, timeout_s: float) -> float | None:
-        """The moment of time.monotonic() that is `timeout_s` seconds from now; None for never."""
+        """Return the moment of time.monotonic() in `timeout_s` seconds; None for never."""
         number = isinstance(timeout_s, int | float | np.integer | np.floating)
         if not number or isinstance(timeout_s, bool):
             raise TypeError(f"timeout_s must be a number of seconds, but got {type(timeout_s)}")
         if not timeout_s > 0:
             raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-        if self.unstoppable:
-            raise ModelStateError(
-                f"timeout_s: backend {self.unstoppable!r} cannot stop a running model; "
-                "leave timeout_s out"
-            )
+        self._require_stoppable(Capability.DEADLINES, "timeout_s")
         try:
             seconds = float(timeout_s)
         except OverflowError:
             seconds = math.inf
         return None if math.isinf(seconds) else time.monotonic() + seconds
 
-    def __del__(self) -> None:
-        context = getattr(self, "context", None)
-        if context is None:
-            return
-        if self.pid != os.getpid():  # a forked child: nothing of the parent's may be freed here
-            fork.never_free(self.plan, context)
-        else:
-            self.plan.pool.give_back(context)
+    def cancellable(self, cancel: CancelToken) -> _Cancellable:
+        """Return the plan's predict as one that a token stops.
+
+        Raises Cancelled where the token is cancelled already, ModelStateError where a backend
+        cannot stop.
+        """
+        require("cancel", cancel, CancelToken)
+        self._require_stoppable(Capability.CANCEL_PREDICT, "cancel")
+        if cancel.cancelled:
+            raise Cancelled("predict failed! cancelled by its owner")
+        return _Cancellable(self.run, cancel)
+
+    def _require_stoppable(self, capability: Capability, argument: str) -> None:
+        backend = self.plan.lacks(capability)
+        if backend:
+            raise ModelStateError(
+                f"{argument}: backend {backend!r} cannot stop a running model; leave {argument} out"
+            )
 
 
-def same_buffers(outputs: Any, buffers: list[Array | None]) -> bool:
-    """Whether these tensors hold just the memory that was bound last."""
-    if type(outputs) is not list or len(outputs) != len(buffers):
-        return False
-    for tensor, held in zip(outputs, buffers):
-        if type(tensor) is not Tensor or tensor._array is not held:
-            return False
-    return True
+class ValuesState(ThreadState):
+    """The same for a model where a sequence, an optional or a map goes in or comes out."""
+
+    __slots__ = ()
+
+    def take(self, inputs: Any) -> list[Any]:
+        """Return the inputs of one call as checked values."""
+        return self.signature.values(inputs, ())
+
+    def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
+        """Return checked inputs and the buffers for the outputs; nothing is kept."""
+        values = self.take(inputs)
+        memory = memory_of(placeholders(outputs, self.signature.outputs))
+        self.signature.check_buffers(memory, values)
+        return values, [self._reachable(entry) for entry in memory]
+
+    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
+        """Return Tensors, lists and dicts; the caller's tensors where there are such."""
+        return wrapped_values(results, self.signature.outputs, self.descriptions, outputs)
 
 
-def buffers_of(outputs: Any) -> list[Array | None]:
-    """The memory in the tensors that a caller gave for the outputs."""
+class _Cancellable:
+    """A predict that a token's owner may stop. `is_cancelled`: the context was told to."""
+
+    def __init__(self, predict: Predict, token: CancelToken) -> None:
+        self.is_cancelled = False
+        self._predict = predict
+        self._token = token
+        self._context: Any = None
+        # Reentrant: a signal handler that cancels may run in the thread that predicts.
+        self._lock = threading.RLock()
+
+    def __call__(
+        self, context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
+    ) -> Values:
+        """See engine_predict."""
+        _ = context.cancel  # announced: where it is missing the backend is at fault
+        self._context = context
+        try:
+            with self._token.watch(self._stop):
+                return self._predict(context, inputs, outputs, deadline_s)
+        finally:
+            with self._lock:  # from here on nobody stops what runs in that context next
+                self._context = None
+
+    def _stop(self) -> None:
+        """Stop the predict if it runs; called by the thread that cancels."""
+        with self._lock:
+            if self._context is None or self.is_cancelled:
+                return
+            self.is_cancelled = True
+            try:
+                self._context.cancel()
+            except Exception:
+                import logging
+
+                logging.getLogger("engine").exception("a backend's cancel() failed")
+
+
+def memory_of(outputs: Any) -> list[Array | DeviceBuffer | Device | None]:
+    """Return what a caller's tensors for the outputs have: memory, or a device for it, or None."""
     if not isinstance(outputs, list):
         raise TypeError(f"outputs must be list, but got {type(outputs)}.")
     for index, tensor in enumerate(outputs):
@@ -148,33 +312,6 @@ def buffers_of(outputs: Any) -> list[Array | None]:
             )
     if len(set(map(id, outputs))) != len(outputs):
         raise InputError("one tensor was given for two outputs; give each its own")
-    return [tensor._array for tensor in outputs]
-
-
-def _shape(spec: TensorSpec) -> tuple[int, ...]:
-    return tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape or ())
-
-
-def _data_type(spec: TensorSpec) -> DataType:
-    return DataType.__members__.get(spec.dtype.name, DataType.UNKNOWN)
-
-
-def _description(spec: TensorSpec) -> Description:
-    return Description(spec.name, _data_type(spec), _shape(spec), Format.NCHW)
-
-
-def tensor_for(spec: TensorSpec) -> Tensor:
-    """A tensor without data that an input or output's value would fit; open axes are -1."""
-    tensor = Tensor()
-    tensor._description = _description(spec)
-    return tensor
-
-
-def meta_for(spec: TensorSpec) -> TensorMeta:
-    """What Model.get_outputs says of an output."""
-    tensor = tensor_for(spec)
-    meta = TensorMeta()
-    meta.name, meta.dtype, meta.shape = tensor.name, tensor.dtype, tensor.shape
-    meta.format = tensor.format
-    meta.element_num, meta.data_size = tensor.element_num, tensor.data_size
-    return meta
+    return [
+        tensor._description.device if tensor._value is None else tensor._value for tensor in outputs
+    ]

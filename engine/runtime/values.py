@@ -18,12 +18,12 @@ _CONTAINERS: dict[ValueKind, tuple[tuple[type, ...], str]] = {
 
 
 def checked(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Array]) -> Value:
-    """One input as a backend takes it: lists for sequences, None for what is absent, dicts.
+    """Return one input as a backend takes it: a list for a sequence, None if absent, a dict.
 
     check: makes the plain array of a tensor inside, or raises; its spec is named "x[2]".
     A tensor without data, as Model.get_inputs gives it, stands for an optional that is absent.
     """
-    is_empty = isinstance(item, Tensor) and item._array is None
+    is_empty = isinstance(item, Tensor) and item._value is None
     if spec.kind is ValueKind.OPTIONAL and (item is None or is_empty):
         return None
     if not isinstance(item, _CONTAINERS[spec.kind][0]):
@@ -32,25 +32,25 @@ def checked(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Arra
 
 
 def _inside(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Array]) -> Value:
-    """A value at any depth: a spec does not say how sequences, optionals and maps are nested.
+    """Check a value at any depth: a spec does not say how sequences and maps are nested.
 
     Elements of a sequence may be of any shape: files often say that of the first one, and runtimes
     do not look at it.
     """
     if isinstance(item, list | tuple):
         return [
-            _inside(each, TensorSpec(f"{spec.name}[{place}]", spec.dtype, None), check)
-            for place, each in enumerate(item)
+            _inside(element, TensorSpec(f"{spec.name}[{index}]", spec.dtype, None), check)
+            for index, element in enumerate(item)
         ]
     if isinstance(item, dict):
         if {*map(type, item)} not in ({str}, {int}, set()):
             raise _unfit(item, spec)
         wanted = str if spec.dtype is DType.STRING else (int, float, np.generic, np.ndarray)
-        for key, each in item.items():
-            if not isinstance(each, wanted):
+        for key, value in item.items():
+            if not isinstance(value, wanted):
                 raise TypeError(
                     f"input {spec.name!r}: expected {spec}, and its value for {key!r} is "
-                    f"{each!r:.60}, a {type(each).__name__}"
+                    f"{value!r:.60}, a {type(value).__name__}"
                 )
         return dict(item)
     return check(item, spec)
@@ -62,12 +62,12 @@ def _unfit(item: Any, spec: TensorSpec) -> TypeError:
 
 
 def placeholders(outputs: Any, specs: Sequence[TensorSpec]) -> Any:
-    """A caller's outputs, with an empty Tensor where None stands for what is no tensor."""
+    """Return a caller's outputs, with an empty Tensor where None stands for what is no tensor."""
     if not isinstance(outputs, list) or len(outputs) != len(specs):
         return outputs  # refused by whoever looks at them next
     return [
-        Tensor() if each is None and spec.kind is not ValueKind.TENSOR else each
-        for each, spec in zip(outputs, specs)
+        Tensor() if output is None and spec.kind is not ValueKind.TENSOR else output
+        for output, spec in zip(outputs, specs)
     ]
 
 
@@ -77,27 +77,27 @@ def results(
     descriptions: Sequence[Description],
     outputs: Sequence[Tensor] | None,
 ) -> list[Any]:
-    """What predict gives for a backend's values; the tensors of `outputs` where these are given."""
-    found = [_wrapped(value, each) for value, each in zip(values, descriptions)]
-    for place, tensor in enumerate(outputs or ()):
-        if specs[place].kind is ValueKind.TENSOR:
-            tensor._array = values[place]
-            found[place] = tensor
+    """Return Tensors, lists and dicts of a backend's values; those of `outputs` if given."""
+    found = [_wrapped(value, description) for value, description in zip(values, descriptions)]
+    for index, tensor in enumerate(outputs or ()):
+        if tensor is not None and specs[index].kind is ValueKind.TENSOR:
+            tensor._store(values[index])
+            found[index] = tensor
     return found
 
 
 def arrays(value: Any) -> Any:
-    """What predict gives, with arrays in place of the Tensors."""
+    """Return what predict gave, with arrays in place of the Tensors."""
     if isinstance(value, list):
-        return [arrays(each) for each in value]
+        return [arrays(element) for element in value]
     return value.get_data_to_numpy() if isinstance(value, Tensor) else value
 
 
 def _wrapped(value: Any, description: Description) -> Any:
     if isinstance(value, list):
-        return [_wrapped(each, description) for each in value]
+        return [_wrapped(element, description) for element in value]
     if value is None or isinstance(value, dict):
         return value
     tensor = Tensor()
-    tensor._array, tensor._description = value, description
+    tensor._value, tensor._description = value, description
     return tensor

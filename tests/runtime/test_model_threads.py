@@ -65,7 +65,7 @@ def test_contexts_are_reused_by_the_next_threads(affine: Model) -> None:
     for _ in range(20):
         in_threads(1, lambda index: affine.predict([X]) and None)
     gc.collect()
-    assert pool._open <= 1
+    assert pool.open_count <= 1
 
 
 def test_closing_waits_for_nobody_and_frees_after_the_last_predict(tmp_path: Path) -> None:

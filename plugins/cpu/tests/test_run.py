@@ -41,7 +41,7 @@ def test_the_third_call_of_one_shape_equals_the_first(load: Any) -> None:
     model = load(models.affine)
     for step in range(5):  # fed, fed, then staged
         np.testing.assert_array_equal(model.predict([X + step])[0], 2 * (X + step) + 1)
-    assert model._threads.state.context._staged is not None
+    assert model._threads.state.lease.context._staged is not None
 
 
 def test_staged_results_are_new_memory_each_time(load: Any) -> None:
@@ -61,7 +61,7 @@ def test_big_tensors_are_neither_staged_nor_copied(load: Any) -> None:
         model.predict([x])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert model._threads.state.context._staged is None
+    assert model._threads.state.lease.context._staged is None
     assert peak < x.nbytes / 10  # outputs are ONNX Runtime's own memory, and nothing else is made
 
 

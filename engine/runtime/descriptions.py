@@ -1,0 +1,35 @@
+"""Descriptions of a model's inputs and outputs as the API has them: Tensor and TensorMeta."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.enums import DataType, Format
+from engine.tensor import Description, Tensor, TensorMeta
+
+if TYPE_CHECKING:
+    from engine.types import TensorSpec
+
+
+def description_for(spec: TensorSpec) -> Description:
+    """Return what the tensors of one input or output have in common; open axes are -1."""
+    shape = tuple(dim if isinstance(dim, int) else -1 for dim in spec.shape or ())
+    dtype = DataType.__members__.get(spec.dtype.name, DataType.UNKNOWN)
+    return Description(spec.name, dtype, shape, Format.NCHW)
+
+
+def tensor_for(spec: TensorSpec) -> Tensor:
+    """Return a tensor without data that an input or output's value would fit."""
+    tensor = Tensor()
+    tensor._description = description_for(spec)
+    return tensor
+
+
+def meta_for(spec: TensorSpec) -> TensorMeta:
+    """Return what Model.get_outputs says of an output."""
+    tensor = tensor_for(spec)
+    meta = TensorMeta()
+    meta.name, meta.dtype, meta.shape = tensor.name, tensor.dtype, tensor.shape
+    meta.format = tensor.format
+    meta.element_num, meta.data_size = tensor.element_num, tensor.data_size
+    return meta

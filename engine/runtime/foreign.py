@@ -1,0 +1,40 @@
+"""Tensors of other libraries as they are: DLPack, `__cuda_array_interface__`, `__array__`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.errors import InputError, one_line
+from engine.types import Device, TensorSpec, Value
+
+
+def take(item: Any, spec: TensorSpec, device: Device | None) -> Value:
+    """Return the array or DeviceBuffer that an object gives access to; None where it is no tensor.
+
+    device: the model's own, on which memory of `__cuda_array_interface__` is taken to be. Shares
+    the object's memory and keeps it alive. Raises InputError where it has a tensor that it does
+    not give, or that has no place here.
+    """
+    # Looked up on the class, as Python does with its own protocols.
+    kind = type(item)
+    try:
+        if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+            from engine.runtime.dlpack import take as take_dlpack
+
+            return take_dlpack(item)
+        if hasattr(item, "__cuda_array_interface__"):
+            from engine.runtime.dlpack import take_cuda_interface
+
+            own = device is not None and device.type == "gpu"
+            return take_cuda_interface(item, device if own and device else Device("gpu"))
+        if hasattr(kind, "__array__"):
+            return np.asarray(item)
+    except Exception as error:  # whatever the other library raises
+        raise InputError(
+            f"input {spec.name!r}: expected {spec}, and {kind} does not give its memory: "
+            f"{one_line(error)}; convert it with numpy.asarray(..., {str(spec.dtype)!r})",
+            spec.name,
+        ) from error
+    return None

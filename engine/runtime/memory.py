@@ -1,0 +1,139 @@
+"""Memory of devices, for tensors that live there: allocated and copied by the backend that has it.
+
+A Device stands for the memory; its backend is the one that serves the device type as a target.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.backends import OFFICIAL, find_target, open_backend
+from engine.backends.discovery import open_backends
+from engine.errors import BackendError, BackendUnavailable
+from engine.plan.compile import attribute_errors_to
+from engine.types import Capability, Device, DeviceBuffer, DType
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from engine.backends import Backend
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """A backend's engine_buffer and engine_copy."""
+
+    backend: Backend
+    allocate: Callable[[Device, DType, tuple[int, ...], bool], Any]
+    copy: Callable[[Any, Any, int | None], bool]
+    order: Callable[[Device, int, int | None], bool]
+
+
+_memories: dict[Device, Memory] = {}
+
+
+def memory_of(device: Device) -> Memory:
+    """Return the memory of a device. Raises BackendError where there is none for tensors."""
+    memory = _memories.get(device)
+    if memory is not None and open_backends.get(memory.backend.name) is memory.backend:
+        return memory
+    backend = open_backend(find_target(device.type).backend)
+    infos = {info.device: info for info in backend.devices().found}
+    if device not in infos:
+        why = f"has no such device; it has: {', '.join(map(str, infos)) or 'none'}"
+    elif not backend.can(Capability.DEVICE_BUFFERS):
+        why = "copies tensors to the device itself; leave device out"
+    else:
+        why = infos[device].lacks.get(Capability.DEVICE_BUFFERS, "")
+        why = f"has no memory for tensors there: {why}" if why else ""
+    if why:
+        raise BackendUnavailable(f"device '{device}': backend {backend.name!r} {why}", backend.name)
+    memory = Memory(
+        backend,
+        backend.bind("engine_buffer"),
+        backend.bind("engine_copy"),
+        backend.bind("engine_order"),
+    )
+    _memories[device] = memory
+    return memory
+
+
+def device_type(name: str) -> str:
+    """Return the device type that the API's word or a backend's name stands for."""
+    return name if name in OFFICIAL else find_target(name).device_type
+
+
+def is_overridden(device_type: str) -> bool:
+    """Return whether ENGINE_TARGET runs models elsewhere, so that tensors stay on the host."""
+    targets = [part.strip().lower() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
+    targets = [target for target in targets if target]
+    names = (device_type, OFFICIAL.get(device_type, device_type))
+    return bool(targets) and not any(
+        target.partition(":")[0] in names or _serves(target, device_type) for target in targets
+    )
+
+
+def _serves(target: str, device_type: str) -> bool:
+    try:
+        return find_target(target).device_type == device_type
+    except BackendError:
+        return False
+
+
+def allocate(device: Device, dtype: DType, shape: tuple[int, ...]) -> DeviceBuffer:
+    """Return new memory on a device, whose contents are undefined."""
+    memory = memory_of(device)
+    with attribute_errors_to(memory.backend, "engine_buffer"):
+        buffer = memory.allocate(device, dtype, shape, False)
+        if not isinstance(buffer, DeviceBuffer):
+            raise TypeError(f"it returned {type(buffer)}, expected a DeviceBuffer")
+    return buffer
+
+
+def copy(source: Array | DeviceBuffer, target: Array | DeviceBuffer) -> None:
+    """Copy a tensor to where another of its dtype and shape is; complete on return."""
+    if (
+        isinstance(source, DeviceBuffer)
+        and isinstance(target, DeviceBuffer)
+        and memory_of(source.device).backend is not memory_of(target.device).backend
+    ):
+        source = to_host(source)  # between two vendors' devices
+    device = target.device if isinstance(target, DeviceBuffer) else None
+    if device is None:
+        assert isinstance(source, DeviceBuffer)
+        device = source.device
+    memory = memory_of(device)
+    with attribute_errors_to(memory.backend, "engine_copy"):
+        done = memory.copy(source, target, None)
+        if done is not True:
+            raise TypeError(f"it returned {done!r}, expected True")
+
+
+def to_host(buffer: DeviceBuffer) -> Array:
+    """Return a new array with what a buffer holds."""
+    array: Array = np.empty(buffer.shape, buffer.dtype.numpy)
+    copy(buffer, array)
+    return array
+
+
+def to_device(value: Array | DeviceBuffer, device: Device) -> DeviceBuffer:
+    """Return a new buffer on a device with what a tensor holds."""
+    dtype = value.dtype if isinstance(value, DeviceBuffer) else DType.from_numpy(value.dtype)
+    buffer = allocate(device, dtype, value.shape)
+    copy(value, buffer)
+    return buffer
+
+
+def order(buffer: DeviceBuffer, later: int | None) -> None:
+    """Make a stream, or the calling thread, wait for what produces a buffer's contents."""
+    if buffer.stream is None or buffer.stream == later:
+        return
+    memory = memory_of(buffer.device)
+    with attribute_errors_to(memory.backend, "engine_order"):
+        memory.order(buffer.device, buffer.stream, later)

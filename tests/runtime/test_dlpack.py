@@ -1,0 +1,343 @@
+"""Tensors of other libraries in and out: DLPack, `__cuda_array_interface__`, `__array__`.
+
+numpy is the second implementation of DLPack on the host: it reads the capsules that are made here,
+and its own are read here. For devices there are stand-ins that follow the protocols to the letter.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import engine
+from engine import DataType, Tensor
+from engine.runtime import dlpack
+from engine.testing import models
+from engine.types import Device, DeviceBuffer, DType
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+         "float16", "float32", "float64", "complex64", "complex128"]  # fmt: skip
+
+
+class Producer:
+    """Gives capsules made here for an array, as another library would."""
+
+    def __init__(self, array: Any, device: tuple[int, int] = (1, 0), is_old: bool = False) -> None:
+        self.value = array
+        self.device = device
+        self.is_old = is_old
+        self.asked: list[dict[str, Any]] = []
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.device
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        self.asked.append(asked)
+        if self.is_old and "max_version" in asked:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        return dlpack.export(self.value, not self.is_old)
+
+
+# ----------------------------------------------------------------------------------------- giving
+
+
+@pytest.mark.parametrize("name", NUMPY)
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 1, 3)])
+def test_numpy_reads_what_is_given(name: str, shape: tuple[int, ...]) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(name)
+    for is_old in (False, True):
+        taken = np.from_dlpack(Producer(array, is_old=is_old))
+        assert (taken.dtype, taken.shape) == (array.dtype, array.shape)
+        np.testing.assert_array_equal(taken, array)
+        assert np.shares_memory(taken, array) or not array.size
+
+
+def test_a_host_tensor_shares_its_memory_with_numpy() -> None:
+    tensor = Tensor(X.copy())
+    assert tensor.__dlpack_device__() == (1, 0)
+    array = np.from_dlpack(tensor)
+    array[0, 0] = 50
+    assert tensor.get_data_to_numpy()[0, 0] == 50
+
+
+def test_memory_lives_as_long_as_whoever_took_it() -> None:
+    array = X.copy()
+    alive = weakref.ref(array)
+    taken = np.from_dlpack(Tensor(array))
+    del array
+    gc.collect()
+    np.testing.assert_array_equal(taken, X)
+    assert alive() is not None
+    del taken
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_capsule_that_nobody_takes_frees_the_memory() -> None:
+    array = X.copy()
+    alive = weakref.ref(array)
+    for is_versioned in (False, True):
+        capsule = dlpack.export(array, is_versioned)
+        del capsule
+    del array
+    gc.collect()
+    assert alive() is None
+
+
+def test_read_only_memory_is_said_or_refused() -> None:
+    array = X.copy()
+    array.flags.writeable = False
+    assert not np.from_dlpack(Tensor(array)).flags.writeable
+    with pytest.raises(BufferError, match="read-only"):
+        Tensor(array).__dlpack__()
+
+
+def test_a_copy_is_a_copy() -> None:
+    tensor = Tensor(X.copy())
+    taken = np.from_dlpack(tensor, copy=True)
+    taken[:] = 0
+    np.testing.assert_array_equal(tensor, X)
+    with pytest.raises(BufferError, match=r"not shared with device \(2, 0\)"):
+        tensor.__dlpack__(dl_device=(2, 0))
+
+
+def test_what_dlpack_cannot_say_is_a_buffer_error() -> None:
+    with pytest.raises(BufferError, match="no element type 'int4'"):
+        dlpack.export(np.zeros(2, ml_dtypes.int4), True)
+    with pytest.raises(BufferError, match="no data"):
+        Tensor(shape=[-1]).__dlpack__()
+
+
+def test_device_memory_is_given_with_its_device(fake: ModuleType) -> None:
+    tensor = Tensor(X, device="fake:0")
+    assert tensor.__dlpack_device__() == (12, 0)
+    assert not hasattr(tensor, "__cuda_array_interface__")
+    imported = dlpack._Imported(tensor.__dlpack__(max_version=(1, 0)))
+    buffer = tensor._value
+    assert isinstance(buffer, DeviceBuffer)
+    assert dlpack._facts(imported.tensor) == ((2, 3), DType.FLOAT32, buffer.pointer)
+    assert (imported.tensor.device_type, imported.tensor.device_id) == (12, 0)
+    del tensor, buffer
+    gc.collect()
+    assert len(fake.memory) == 1  # the capsule's tensor holds it
+    del imported
+    gc.collect()
+    assert not fake.memory
+
+
+def test_device_memory_is_copied_to_the_host_where_that_is_asked_for(fake: ModuleType) -> None:
+    tensor = Tensor(X, device="fake:0")
+    np.testing.assert_array_equal(np.from_dlpack(tensor, device="cpu"), X)
+    with pytest.raises(BufferError, match="not shared"):
+        tensor.__dlpack__(dl_device=(1, 0), copy=False)
+    with pytest.raises(ValueError, match="needs a copy"):
+        np.asarray(tensor, copy=False)
+
+
+@pytest.mark.parametrize(
+    ("own", "consumer", "orders"),
+    [(None, 7, []), (5, 7, [(5, 7)]), (5, None, [(5, 0)]), (5, 1, [(5, 0)]), (0, 1, []),
+     (0, 2, [(0, 2)]), (5, -1, []), (7, 7, [])],
+)  # fmt: skip
+def test_a_gpus_consumer_is_ordered_after_what_makes_the_contents(
+    own: int | None, consumer: int | None, orders: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    class Memory:
+        class backend:
+            name = "gpu_of_tests"
+
+        @staticmethod
+        def order(device: Device, earlier: int, later: int | None) -> bool:
+            seen.append((earlier, later))
+            return True
+
+    monkeypatch.setattr("engine.runtime.memory.memory_of", lambda device: Memory)
+    tensor = gpu_tensor(stream=own)
+    capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
+    assert tensor.__dlpack_device__() == (2, 1)
+    assert capsule is not None
+    assert seen == orders
+    if own is not None:
+        with pytest.raises(BufferError, match="stream 0 is ambiguous"):
+            tensor.__dlpack__(stream=0)
+
+
+def gpu_tensor(stream: int | None = None, dtype: DType = DType.FLOAT32) -> Tensor:
+    tensor = Tensor()
+    tensor._value = DeviceBuffer(4096, (2, 3), dtype, Device("gpu", 1), stream, object())
+    return tensor
+
+
+@pytest.mark.parametrize(("stream", "said"), [(None, None), (0, 1), (2, 2), (99, 99)])
+def test_gpu_memory_has_a_cuda_array_interface(stream: int | None, said: int | None) -> None:
+    assert gpu_tensor(stream).__cuda_array_interface__ == {
+        "shape": (2, 3), "typestr": "<f4", "data": (4096, False), "strides": None,
+        "stream": said, "version": 3,
+    }  # fmt: skip
+    assert not hasattr(gpu_tensor(dtype=DType.BFLOAT16), "__cuda_array_interface__")
+    assert not hasattr(Tensor(X), "__cuda_array_interface__")
+
+
+# ----------------------------------------------------------------------------------------- taking
+
+
+@pytest.fixture
+def model(null_backend: str, tmp_path: Path) -> engine.Model:
+    """y = 2x + 1, x float32[batch, 3]."""
+    return engine.load(models.affine(tmp_path), target=null_backend)
+
+
+class Array:
+    """What has `__array__` alone."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return X
+
+
+def test_predict_takes_what_has_dlpack_or_array(model: engine.Model) -> None:
+    for item in (Producer(X.copy()), Producer(X.copy(), is_old=True), Array()):
+        np.testing.assert_array_equal(model.predict([item])[0], 2 * X + 1)  # type: ignore[list-item]
+        np.testing.assert_array_equal(model(x=item)["y"], 2 * X + 1)
+
+
+def test_host_memory_is_not_copied_on_the_way_in(model: engine.Model) -> None:
+    array = X.copy()
+    state = model._open_state()
+    [value] = state.take([Producer(array)])
+    assert np.shares_memory(value, array)
+
+
+def test_bfloat16_is_taken_without_numpys_help() -> None:
+    array = np.array([[1.5, -2, 3]], ml_dtypes.bfloat16)
+    for is_old in (False, True):
+        producer = Producer(array, is_old=is_old)
+        taken = dlpack.take(producer)
+        assert isinstance(taken, np.ndarray)
+        assert taken.dtype == array.dtype
+        assert np.shares_memory(taken, array)
+        np.testing.assert_array_equal(taken, array)
+    assert Tensor(array).dtype is DataType.BFLOAT16
+
+
+def test_a_strided_host_tensor_is_read_with_its_strides(model: engine.Model) -> None:
+    class Strided:
+        def __dlpack_device__(self) -> Any:
+            return (1, 0)
+
+        def __dlpack__(self, **asked: Any) -> Any:
+            return X.T.copy().T.__dlpack__(**asked)
+
+    np.testing.assert_array_equal(model.predict([Strided()])[0], 2 * X + 1)  # type: ignore[list-item]
+
+
+def test_gpu_memory_is_taken_ordered_on_the_legacy_stream_and_kept_alive() -> None:
+    buffer = gpu_tensor()._value
+    assert isinstance(buffer, DeviceBuffer)
+    owner = Owner()
+    buffer = replace(buffer, owner=owner)
+    alive = weakref.ref(owner)
+    producer = Producer(buffer, device=(2, 1))
+    taken = dlpack.take(producer)
+    assert isinstance(taken, DeviceBuffer)
+    assert (taken.pointer, taken.shape, taken.dtype) == (4096, (2, 3), DType.FLOAT32)
+    assert (taken.device, taken.stream) == (Device("gpu", 1), 0)
+    assert producer.asked == [{"stream": 1, "max_version": (1, 0)}]
+    del producer, buffer, owner
+    gc.collect()
+    assert alive() is not None  # not deleted while the buffer is there
+    del taken
+    gc.collect()
+    assert alive() is None
+
+
+class Owner:
+    """Owns nothing; that it goes is seen."""
+
+
+class StridedOnDevice(Producer):
+    """Says that its memory is the transposed."""
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        capsule = super().__dlpack__(**asked)
+        tensor, _ = dlpack._read(capsule)
+        tensor.strides[0], tensor.strides[1] = 1, 2
+        return capsule
+
+
+def test_gpu_memory_that_is_not_contiguous_is_refused_and_let_go() -> None:
+    owner = Owner()
+    alive = weakref.ref(owner)
+    buffer = replace(gpu_tensor()._value, owner=owner)
+    with pytest.raises(BufferError, match="not C-contiguous"):
+        dlpack.take(StridedOnDevice(buffer, device=(2, 0)))
+    del owner, buffer
+    gc.collect()
+    assert alive() is None
+
+
+def test_a_capsule_is_taken_once(model: engine.Model) -> None:
+    capsule = dlpack.export(np.zeros(2, ml_dtypes.bfloat16), True)
+    imported = dlpack._Imported(capsule)
+    assert imported.tensor.ndim == 1
+    with pytest.raises(BufferError, match="not yet taken over"):
+        dlpack._Imported(capsule)
+
+
+def test_a_newer_major_version_is_refused() -> None:
+    array = np.zeros(2, ml_dtypes.bfloat16)
+    capsule = dlpack.export(array, True)
+    _, managed = dlpack._read(capsule)
+    managed.major = 2  # type: ignore[union-attr]
+    with pytest.raises(BufferError, match=r"version 2\.0, expected 1\.x"):
+        dlpack._Imported(capsule)
+    managed.major = 1  # type: ignore[union-attr]  # as its destructor wants it
+
+
+@pytest.mark.parametrize(("said", "stream"), [(None, None), (1, 0), (2, 2), (99, 99)])
+def test_a_cuda_array_interface_is_taken(said: int | None, stream: int | None) -> None:
+    interface = {"shape": (2, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
+    producer = type("Cuda", (), {"__cuda_array_interface__": {**interface, "stream": said}})()
+    taken = dlpack.take_cuda_interface(producer, Device("gpu", 1))
+    assert taken == DeviceBuffer(4096, (2, 3), DType.FLOAT32, Device("gpu", 1), stream, taken.owner)
+    assert taken.owner is producer
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"strides": (4, 8)}, "not C-contiguous"), ({"typestr": ">f4"}, "native byte order"),
+     ({"stream": 0}, "forbids"), ({"mask": object()}, "mask")],
+)  # fmt: skip
+def test_a_cuda_array_interface_that_no_model_reads_is_refused(
+    change: dict[str, Any], message: str
+) -> None:
+    interface = {"shape": (2, 3), "typestr": "<f4", "data": (4096, True), "version": 3, **change}
+    producer = type("Cuda", (), {"__cuda_array_interface__": interface})()
+    with pytest.raises(BufferError, match=message):
+        dlpack.take_cuda_interface(producer, Device("gpu"))
+
+
+def test_what_cannot_be_taken_is_an_input_error_with_the_reason(model: engine.Model) -> None:
+    class Gradient(Producer):
+        def __dlpack__(self, **asked: Any) -> Any:
+            raise BufferError("requires grad")
+
+    message = r"input 'x': expected float32\[batch, 3\], and .*Gradient.* requires grad; convert"
+    with pytest.raises(engine.InputError, match=message):
+        model.predict([Gradient(X)])  # type: ignore[list-item]
+    with pytest.raises(engine.InputError, match="device of DLPack's type 10"):
+        model.predict([Producer(X, device=(10, 0))])  # type: ignore[list-item]
+    with pytest.raises(engine.InputError, match="got float64"):
+        model.predict([Producer(X.astype(np.float64))])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="inputs element must be Tensor, of numpy"):
+        model.predict([object()])  # type: ignore[list-item]

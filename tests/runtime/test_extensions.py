@@ -1,0 +1,152 @@
+"""Extensions: found by their entry points, called once a request, and not there when off."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine import Tensor
+from engine.runtime.extensions import GROUP
+from engine.testing import models, plugins
+
+pytestmark = pytest.mark.usefixtures("null_backend")
+
+X = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+NOTES = """
+models, events = [], []
+
+def wrap(model, predict):
+    models.append(model)
+
+    def noted(context, inputs, outputs, deadline_s):
+        events.append(("{name}", model.name, len(inputs), deadline_s is not None))
+        return predict(context, inputs, outputs, deadline_s)
+
+    return noted
+"""
+
+
+@pytest.fixture
+def notes(plugin_folder: Path) -> Any:
+    """Two extensions, "inner" and "outer", that note their events in one list."""
+    for name in ("outer", "inner"):
+        source = NOTES.format(name=name)
+        plugins.install(plugin_folder, name, f"notes_{name}:wrap", group=GROUP, source=source)
+    modules = [importlib.import_module(f"notes_{name}") for name in ("outer", "inner")]
+    modules[1].events = modules[0].events
+    modules[1].wrap.__globals__["events"] = modules[0].events
+    return modules[0]
+
+
+def load(tmp_path: Path) -> engine.Model:
+    return engine.load(models.affine(tmp_path), target="null")
+
+
+def test_off_means_the_backends_own_function(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for text in (None, "", " , "):
+        if text is not None:
+            monkeypatch.setenv("ENGINE_EXTENSIONS", text)
+        model = load(tmp_path)
+        assert model._plan is not None
+        assert model._predict is model._plan.predict is model._plan.backend.predict
+        assert model.predict([X])
+    assert notes.models == notes.events == []
+
+
+def test_off_imports_nothing(plugin_folder: Path, tmp_path: Path) -> None:
+    plugins.install(plugin_folder, "bad", "never_imported:wrap", group=GROUP, source="1 / 0")
+    assert load(tmp_path).predict([X])
+    assert "never_imported" not in sys.modules
+
+
+def test_one_event_a_request_with_the_models_name_the_first_outermost(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer, inner")
+    with load(tmp_path) as model:
+        for outputs in (None, [Tensor(np.empty_like(X))]):
+            np.testing.assert_array_equal(model.predict([X], outputs)[0], 2 * X + 1)
+        model.predict([X], timeout_s=60)
+    assert notes.events == [
+        event
+        for timed in (False, False, True)
+        for event in (("outer", "affine", 1, timed), ("inner", "affine", 1, timed))
+    ]
+    [description] = notes.models
+    assert (description.name, description.backends) == ("affine", ("null",))
+    assert description.path == str(models.affine(tmp_path))
+    assert [str(spec) for spec in description.inputs] == ["float32[batch, 3]"]
+
+
+def test_a_model_in_memory_is_named_by_its_graph(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onnx
+
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer")
+    proto = onnx.load(models.affine(tmp_path))
+    proto.graph.name = "the graph"
+    context = engine.Context()
+    context.target = ["null"]
+    model = engine.Model()
+    model.build_from_buffer(proto.SerializeToString(), context=context)
+    model.predict([X])
+    assert [(model.name, model.path) for model in notes.models] == [("the graph", "")]
+
+
+def test_one_that_is_not_installed_is_named_with_those_that_are(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,outre")
+    with pytest.raises(
+        engine.BackendError,
+        match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)",
+    ) as caught:
+        load(tmp_path)
+    assert str(caught.value).startswith("build_from_file failed! Error is ")
+    assert caught.value.name == "outre"
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("1 / 0", "importing 'bad_one:wrap' raised ZeroDivisionError"),
+        ("wrap = 5", "importing 'bad_one:wrap' raised TypeError: it is 5, expected a function"),
+        ("def wrap(model, predict): 1 / 0", "wrapping the model raised ZeroDivisionError"),
+        ("def wrap(model, predict): pass", "it returned None, expected a function"),
+    ],
+)
+def test_one_that_fails_is_at_fault_and_leaves_no_model(
+    source: str,
+    message: str,
+    plugin_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
+    with pytest.raises(
+        engine.BackendUnavailable, match=f"extension 'bad' is at fault: .*{message}"
+    ):
+        load(tmp_path)
+    monkeypatch.delenv("ENGINE_EXTENSIONS")
+    assert load(tmp_path).predict([X])
+
+
+def test_an_error_inside_an_extension_names_it(
+    plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "def wrap(model, predict): return lambda *arguments: 1 / 0"
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
+    with pytest.raises(engine.ModelError, match="'null', extended by bad, raised ZeroDivisionE"):
+        load(tmp_path).predict([X])
