@@ -42,7 +42,7 @@ T = TypeVar("T")
 class Plan:
     """A model ready to run.
 
-    backend: that of the target; others: those that run what it cannot. predict: the backend's own
+    backend: that of the target; others: those that run what it cannot, each with its device. predict: the backend's own
     function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
     pool: lends it contexts. device: that of the target. why: how this target came to be chosen.
     fallback_reasons: why nodes, by index, are not where the target would have them.
@@ -58,7 +58,7 @@ class Plan:
     pool: ContextPool
     device: Device
     why: str = ""
-    others: tuple[Backend, ...] = ()
+    others: tuple[tuple[Backend, Device], ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     weights: PlanWeights | None = None
@@ -80,8 +80,10 @@ class Plan:
 
     def lacks(self, capability: str) -> str:
         """Return the name of a backend of this plan that lacks `capability`; "" for none."""
-        backends = (self.backend, *self.others)
-        return next((backend.name for backend in backends if not backend.can(capability)), "")
+        parts = ((self.backend, self.device), *self.others)
+        return next(
+            (backend.name for backend, device in parts if backend.lacks(capability, device)), ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None, files={})
     pool = ContextPool(Opener(backend, executable))
-    devices = (options.device,) if backend.can(Capability.DEVICE_BUFFERS) else ()
+    has_memory = not backend.lacks(Capability.DEVICE_BUFFERS, options.device)
+    devices = (options.device,) if has_memory else ()
     plan = Plan(backend, source, executable, backend.predict, pool, options.device, devices=devices)
     return plan, {}
 

@@ -69,8 +69,8 @@ def compile_mixed(
     executable = compile_parts(partitioning)
     placed = {index for segment in executable.segments for index in segment.nodes}
     partitioning.warn(placed)
-    used = {segment.backend.name: segment.backend for segment in executable.segments}
-    used.pop(first.backend.name, None)
+    used = dict.fromkeys((segment.backend, segment.device) for segment in executable.segments)
+    used.pop((first.backend, first.options.device), None)
     return Plan(
         first.backend,
         replace(source, data=None, files={}),
@@ -78,7 +78,8 @@ def compile_mixed(
         segments.predict,
         ContextPool(executable),
         first.options.device,
-        others=tuple(used.values()),
+        others=tuple(used),
+        devices=tuple(executable.transfer.devices),
         fallback_reasons={
             index: why for index, why in partitioning.fallback_reasons.items() if index in placed
         },

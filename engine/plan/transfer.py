@@ -16,7 +16,7 @@ from engine.types import Capability, Device, DeviceBuffer, DType, TensorSpec, Va
 
 def takes_buffers(backend: Backend, device: Device) -> bool:
     """Return whether a backend takes and gives values in the memory of `device`."""
-    return backend.can(Capability.DEVICE_BUFFERS)
+    return not backend.lacks(Capability.DEVICE_BUFFERS, device)
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def _describe(plan: Plan, signature: Signature, path: str) -> ModelDescription:
     return ModelDescription(
         name=Path(path).stem if path else (graph.name if graph else ""),
         path=path,
-        backends=(plan.backend.name, *(backend.name for backend in plan.others)),
+        backends=(plan.backend.name, *(backend.name for backend, _ in plan.others)),
         inputs=signature.inputs,
         outputs=signature.outputs,
     )
