@@ -57,7 +57,7 @@ class Rank:
         self.backend = backend
         self.rank = rank
         self.world_size = world_size
-        self.store = connect(address, bytes.fromhex(os.environ["ENGINE_TESTING_STORE_KEY"]))
+        self.store = connect(address, bytes.fromhex(os.environ["KIT_STORE_KEY"]))
         found = backend.devices().found
         self.device: Device = found[rank % len(found)].device
         self.scenario = ""

@@ -96,7 +96,7 @@ def _run_ranks(backend: str, scenarios: Sequence[str], world: range) -> tuple[Re
             subprocess.Popen(
                 command("-m", "engine.testing.rank", backend, str(rank), str(WORLD_SIZE),
                         server.address, *scenarios),
-                env=environment(ENGINE_TESTING_STORE_KEY=server.key.hex()),
+                env=environment(KIT_STORE_KEY=server.key.hex()),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
