@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from engine.cli import converted, options
+from engine.cli import conversion_report, options
 from engine.cli.converter_lite import ConverterLiteCommand
 from engine.cli.interrupt import interruptible
 from engine.cli.output import as_json
@@ -57,9 +57,9 @@ def convert(request: Request, json: bool) -> None:
     job = request.job()
     report = _run(job)
     if json:
-        as_json(converted.values(job, report))
+        as_json(conversion_report.values(job, report))
     else:
-        converted.show(job, report)
+        conversion_report.show(job, report)
 
 
 def _run(job: Job) -> Report:
