@@ -42,8 +42,9 @@ T = TypeVar("T")
 class Plan:
     """A model ready to run.
 
-    backend: that of the target; others: those that run what it cannot, each with its device. predict: the backend's own
-    function, or that of `segments`: (context, inputs, outputs, deadline_s) -> values.
+    backend: that of the target; others: those that run what it cannot, each with its device.
+    predict: the backend's own function, or that of `segments`: (context, inputs, outputs,
+    deadline_s) -> values.
     pool: lends it contexts. device: that of the target. why: how this target came to be chosen.
     fallback_reasons: why nodes, by index, are not where the target would have them.
     devices: those whose DeviceBuffers predict takes and gives; () for host arrays alone.

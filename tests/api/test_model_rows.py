@@ -419,6 +419,6 @@ def test_dynamic_dims_are_what_the_configuration_gave(tmp_path: Path, null_backe
     }
     model = engine.load(path, target=null_backend, config=config)
     assert model.get_model_info("dynamic_dims") == "[1~2]"
-    config["null_context"] = {"dynamic_dims": "[3]"}
+    config["null_context"] = {"input_shape": "x:[-1,3]", "dynamic_dims": "[3]"}
     model = engine.load(path, target=null_backend, config=config)
     assert model.get_model_info("dynamic_dims") == "[3]"  # the backend's own section goes first

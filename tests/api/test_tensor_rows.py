@@ -233,7 +233,9 @@ from engine.types import Device, DeviceInfo, Devices
 
 @hookimpl
 def engine_backend():
-    return replace(null.engine_backend(), name="some_gpu", device_types=("gpu",))
+    return replace(
+        null.engine_backend(), name="some_gpu", device_types=("gpu",), capabilities=frozenset()
+    )
 
 @hookimpl
 def engine_devices():

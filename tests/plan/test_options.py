@@ -158,7 +158,8 @@ def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(
         assert high == ShapeRange((5, width), (6, width), (8, width))
     assert len({options.plan for options in parts}) == 1
     assert (whole.plan, whole.resident) == ("", frozenset())
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     x = np.ones((2, 3), np.float32)
     [y] = plan.predict(context, [x], None, None)
     np.testing.assert_allclose(y, -np.tanh(np.tanh(-x) @ np.ones((3, 2))), rtol=1e-6)
@@ -259,7 +260,8 @@ def test_a_compiled_form_of_no_use_is_compiled_anew_and_said(
     assert [compiled for compiled, _ in keeper.tried] == [folder, None]
     assert "made for version 1, this is 2" in caplog.text
     assert str(folder) in caplog.text
-    lent = plan.pool.take()
+    lease = plan.pool.borrow()
+    lent = lease.context
     [y] = plan.predict(lent, [np.ones((1, 3), np.float32)], None, None)
     assert y.tolist() == [[3, 3, 3]]
 

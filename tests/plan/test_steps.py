@@ -82,7 +82,8 @@ def x_of(count: int) -> np.ndarray:
 def test_from_the_third_run_on_segments_see_the_very_same_lists(
     plan: Plan, first: ModuleType, second: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for number in range(5):
         x = x_of(7) + number
         [y] = plan.predict(context, [x], None, None)
@@ -96,7 +97,8 @@ def test_from_the_third_run_on_segments_see_the_very_same_lists(
 
 
 def test_shapes_that_alternate_keep_their_lists(plan: Plan, first: ModuleType) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for count in (3, 5, 3, 5, 3, 5):
         [y] = plan.predict(context, [x_of(count)], None, None)
         np.testing.assert_allclose(y, expected(x_of(count)), rtol=1e-6)
@@ -107,7 +109,8 @@ def test_shapes_that_alternate_keep_their_lists(plan: Plan, first: ModuleType) -
 def test_what_a_caller_gets_is_its_own_and_what_it_passed_is_not_kept(
     plan: Plan, first: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     results = []
     for number in range(5):
         x = x_of(4) + number
@@ -125,7 +128,8 @@ def test_what_a_caller_gets_is_its_own_and_what_it_passed_is_not_kept(
 def test_large_inputs_and_outputs_are_not_copied(
     plan: Plan, first: ModuleType, second: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     count = COPIED_BYTES // 4 + 1
     x = x_of(count)
     for _ in range(4):
@@ -145,7 +149,8 @@ def test_large_inputs_and_outputs_are_not_copied(
 def test_intermediates_of_one_shape_share_memory(
     plan: Plan, first: ModuleType, second: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for _ in range(3):
         plan.predict(context, [x_of(6)], None, None)
     given = [out for module, count in ((first, 3), (second, 2)) for _, out in module.seen[-count:]]
@@ -156,7 +161,8 @@ def test_intermediates_of_one_shape_share_memory(
 def test_the_callers_buffers_are_filled_by_the_last_segment_itself(
     plan: Plan, first: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     inputs: list[Any] = [x_of(7)]
     outputs: list[Any] = [np.zeros(7, np.float32)]
     for number in range(4):
@@ -181,7 +187,8 @@ def test_the_callers_buffers_are_filled_by_the_last_segment_itself(
 def test_a_new_list_of_the_same_arrays_in_the_same_shapes_is_bound_still(
     plan: Plan, first: ModuleType
 ) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     x, outputs = x_of(8), [np.zeros(8, np.float32)]
     for _ in range(4):
         plan.predict(context, [x], outputs, None)
@@ -194,7 +201,8 @@ def test_a_new_list_of_the_same_arrays_in_the_same_shapes_is_bound_still(
 
 
 def test_a_buffer_that_overlaps_an_input_is_filled_last(plan: Plan) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for _ in range(4):
         x = x_of(5)
         [y] = plan.predict(context, [x], [x], None)
@@ -208,7 +216,8 @@ def test_results_whose_shape_depends_on_the_data_are_allocated_anew(
     nodes = [node("Relu", "x", "a"), node("NonZero", "a", "i"), node("Neg", "i", "y")]
     path = save(tmp_path, nodes, outputs=[value("y", [1, "k"], 7)])
     plan = plan_of(path)
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for count in (4, 4, 4, 2, 0, 3):
         x = np.zeros(6, np.float32)
         x[:count] = 1
@@ -225,7 +234,8 @@ def test_results_whose_shape_depends_on_the_data_are_allocated_anew(
 
 
 def test_a_closed_context_holds_no_buffers(plan: Plan) -> None:
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for _ in range(3):
         plan.predict(context, [x_of(9)], None, None)
     buffers = [weakref.ref(b) for w in context._workspaces.values() for b in w._own.values()]  # type: ignore[attr-defined]
@@ -274,7 +284,8 @@ def mixed_expected(x: np.ndarray) -> np.ndarray:
 def test_a_value_that_the_next_segment_of_its_device_reads_stays_there(
     mixed: Plan, device: ModuleType
 ) -> None:
-    context = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context = lease.context
     for count in (5, 5, 5, 3, 3, 3):
         device.copies.clear()
         [y] = mixed.predict(context, [x_of(count)], None, None)
@@ -294,7 +305,8 @@ def test_a_resident_value_is_copied_only_for_a_reader_elsewhere(
     nodes = [node("Neg", "x", "a"), node("Tanh", "a", "b"), helper_sum("a b", "y")]
     config = {"device_context": {"unsupported_ops": "Tanh"}}
     plan = plan_of(save(tmp_path, nodes), config, ("device", "host"))
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for _ in range(4):
         device.copies.clear()
         [y] = plan.predict(context, [x_of(4)], None, None)
@@ -303,7 +315,8 @@ def test_a_resident_value_is_copied_only_for_a_reader_elsewhere(
 
 
 def test_a_callers_buffers_and_devices_reach_the_segments(mixed: Plan, device: ModuleType) -> None:
-    context = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context = lease.context
     where = Device("null", 0)
     for _ in range(3):
         x = device.allocate(x_of(6), where)
@@ -322,13 +335,14 @@ def test_a_callers_buffers_and_devices_reach_the_segments(mixed: Plan, device: M
 
 
 def test_device_memory_is_freed_with_the_contexts(mixed: Plan, device: ModuleType) -> None:
-    context = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context = lease.context
     for _ in range(3):
         mixed.predict(context, [x_of(6)], None, None)
     assert device.memory
     context.close()
     device.ran.clear(), device.neighbours.clear()
-    del context
+    del context, lease
     gc.collect()
     assert not device.memory
 
@@ -340,7 +354,8 @@ def test_segments_of_one_plan_are_named_so_and_share_a_workspace(
     assert len(names) == 1
     assert "" not in names
     assert device.given[0].plan == "", "the first load was of the whole model"
-    context = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context = lease.context
     (one, alone), (_, beside) = device.neighbours[-2:]
     assert alone is None
     assert beside is one
@@ -353,7 +368,8 @@ def test_segments_of_one_plan_are_named_so_and_share_a_workspace(
 def test_cancel_stops_the_segment_that_runs_and_those_after_it(
     mixed: Plan, device: ModuleType
 ) -> None:
-    context: Any = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context: Any = lease.context
     mixed.predict(context, [x_of(3)], None, None)
     device.ran.clear()
     device.hold.set()
@@ -378,7 +394,8 @@ def test_cancel_stops_the_segment_that_runs_and_those_after_it(
 
 
 def test_a_cancel_between_two_segments_holds(mixed: Plan, device: ModuleType) -> None:
-    context: Any = mixed.pool.take()
+    lease = mixed.pool.borrow()
+    context: Any = lease.context
     context.cancel()
     with pytest.raises(Cancelled):
         mixed.predict(context, [x_of(3)], None, None)

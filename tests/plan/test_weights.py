@@ -87,7 +87,8 @@ def test_no_predict_sees_old_and_new_weights_in_two_segments(
     counts: list[int] = []
 
     def predict() -> None:
-        context = plan.pool.take()
+        lease = plan.pool.borrow()
+        context = lease.context
         x = np.array([5, 6])
         count, newest = 0, 0
         while not done.is_set() or not count:
@@ -98,7 +99,7 @@ def test_no_predict_sees_old_and_new_weights_in_two_segments(
                 wrong.append(y)
             newest, count = numbers[0], count + 1
         counts.append(count)
-        plan.pool.give_back(context)
+        plan.pool.give_back(lease)
 
     threads = [threading.Thread(target=predict) for _ in range(2)]
     for thread in threads:
@@ -110,10 +111,11 @@ def test_no_predict_sees_old_and_new_weights_in_two_segments(
         thread.join(60)
     assert wrong == []
     assert len(counts) == 2
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     [y] = plan.predict(context, [np.array([0])], None, None)
     assert y.tolist() == [10_000 * (1000003 + 7)]
-    plan.pool.give_back(context)
+    plan.pool.give_back(lease)
     plan.pool.close()
 
 
@@ -123,7 +125,8 @@ def test_one_segment_gives_what_it_gave_with_its_first_weights(
 ) -> None:
     plan = build(two_segments(tmp_path), target, **of(2))
     assert plan.weights is not None
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     buffer = [np.zeros(1, np.int64)]
     [y] = plan.predict(context, [np.array([1])], None, None)
     assert y.tolist() == [3 * 1000003 + 14]
@@ -155,7 +158,8 @@ def test_weights_that_do_not_fit_change_nothing(
     assert plan.weights is not None
     with pytest.raises(InputError, match=message):
         plan.weights.update(weights)
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     [y] = plan.predict(context, [np.array([1])], None, None)
     assert y.tolist() == [3 * 1000003 + 14]
 
@@ -184,7 +188,8 @@ def test_a_weight_that_only_a_body_reads_is_reached(null_backend: str, tmp_path:
         constants={"on": np.array(True)},
     )
     plan = build(path, ["null"], v=np.ones(1, np.float32))
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     [y] = plan.predict(context, [np.zeros(2, np.float32)], None, None)
     assert y.tolist() == [1, 1]
 
@@ -208,7 +213,8 @@ def test_weights_that_a_device_reads_lie_there_before_they_are_exchanged(
     assert plan.weights is not None
     homes = [getattr(weight, "device", None) for weight in plan.weights.values]
     assert homes == [Device("null", 0), Device("null", 0)]
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for number in (3, 4, 4, 4):
         plan.weights.update(of(number))
         device.copies.clear()
@@ -234,7 +240,8 @@ def test_a_weight_that_the_host_reads_too_stays_on_the_host(
     plan = build(path, ["device", "host"], config, v=np.array([3]))
     assert plan.weights is not None
     assert isinstance(plan.weights.values[0], np.ndarray)
-    context = plan.pool.take()
+    lease = plan.pool.borrow()
+    context = lease.context
     for _ in range(3):
         [y] = plan.predict(context, [np.array([1])], None, None)
         assert y.tolist() == [-12]
