@@ -10,6 +10,7 @@
     ├── ModelStateError            unbuilt, built twice, closed, forked
     ├── InputError                 inputs or outputs do not fit the model
     ├── DeadlineExceeded           a predict was stopped at its deadline
+    ├── ExtensionError             an extension that was switched on is not installed or fails
     ├── Cancelled                  a compile or a request was cancelled by its owner
     ├── QueueFull                  a bounded queue refused a request
     └── CommunicatorError          a collective failed or timed out: which ranks
@@ -98,6 +99,14 @@ class DeadlineExceeded(EngineError, RuntimeError, TimeoutError):
         self.timeout_s = timeout_s
 
 
+class ExtensionError(EngineError, RuntimeError):
+    """An extension that the user has switched on is not installed, or fails. `name`: its name."""
+
+    def __init__(self, message: str, name: str = "") -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Cancelled(EngineError, RuntimeError):
     """Long work was cancelled through its token."""
 
@@ -107,11 +116,17 @@ class QueueFull(EngineError, RuntimeError):
 
 
 class CommunicatorError(EngineError, RuntimeError):
-    """A collective failed or timed out. `ranks` are the ones that did not arrive, if known."""
+    """A collective failed or timed out.
 
-    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+    ranks: the ones that did not arrive, if known. timed_out: the time given for it has passed.
+    """
+
+    def __init__(
+        self, message: str, ranks: tuple[int, ...] = (), *, timed_out: bool = False
+    ) -> None:
         super().__init__(message)
         self.ranks = ranks
+        self.timed_out = timed_out
 
 
 def one_line(error: BaseException) -> str:

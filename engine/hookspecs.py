@@ -148,15 +148,18 @@ def engine_predict(
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
         dims as declared (equal symbols equal). Arrays may be read-only. With DEVICE_BUFFERS also
-        DeviceBuffers of the executable's device. Not modified; read anew in every call. With
+        DeviceBuffers of the executable's device: one whose stream is None is the caller's to
+        write again on return, one with a stream through that stream. Not modified; read anew in
+        every call. With
         `outputs` given, the very same list object as in the last such call means the same arrays
         in the same shapes, so what was bound for it still stands; that holds for `outputs` too.
     outputs: None, or a list with one entry per output: a buffer to fill in place (exactly the
         output's dtype and shape as far as it is known; no two overlap, but one may overlap an
         input); None to have that one allocated; with DEVICE_BUFFERS a DeviceBuffer of the
-        executable's device to fill, or its Device, to have it allocated there. Memory is reused
-        only where a buffer is given and for `CompileOptions.resident`: everything else returned
-        is new and belongs to the caller.
+        executable's device to fill, complete or ordered after its own stream on return, or that
+        Device, to have it allocated there (InputError for what is no tensor of numbers). Memory is
+        reused only where a buffer is given and for `CompileOptions.resident`: everything else
+        returned is new and belongs to the caller.
     deadline_s: a moment of time.monotonic(), or None.
     Returns one value per `executable.outputs`, in order; given buffers are returned themselves
         (`outputs` itself, if every one was given).
@@ -189,8 +192,8 @@ def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
 
     source, target: same dtype and shape; at least one is a DeviceBuffer. The copy comes after
         what `source.stream` and `target.stream` have queued.
-    stream: where the copy is queued; both must live until that has come to it. None: it is
-        complete on return.
+    stream: where the copy is queued, one of the target's device (of the source's where the target
+        is on the host); both must live until that has come to it. None: it is complete on return.
     Returns True.
     """
 
@@ -214,7 +217,8 @@ def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
     matter, shapes. The core stores it beside the form, uses the form only where the key is equal,
     and otherwise says which of these names differ. The model's content, `device.id` and the
     format of the folder's name are the core's business.
-    Cheap: it is asked for at every build. Capability: COMPILE_CACHE.
+    Cheap: it is asked for at every build. Raises BackendUnavailable where the device is gone.
+    Capability: COMPILE_CACHE.
     """
 
 

@@ -270,7 +270,7 @@ class BackendInfo:
     options: the settings it reads from `CompileOptions.options`, each an `Option` or one line on
         its values and meaning; a name ending in "*" stands for all that begin so. With them the
         core reports other keys to the user, once and with the nearest name, and passes on only
-        these.
+        these. Its own copy of the manifest holds `Option`s alone.
     completed_by: backends of the same device type, by name, that may run what this one reports as
         unsupported although the user did not list them. Needs MIXED_PLACEMENT.
     """
@@ -295,8 +295,9 @@ class DeviceBuffer:
 
     pointer: its address on the device. shape in elements, C-contiguous.
     stream: the handle of the stream that produces the contents: whoever reads orders after it
-        (engine_order). None means that the contents are complete. 0 is a stream like any other:
-        CUDA's legacy default stream.
+        (engine_order). It stays usable for as long as a buffer names it, also when the context
+        that it was of is closed. None means that the contents are complete. 0 is a stream like any
+        other: CUDA's legacy default stream.
     owner: keeps the memory alive; the memory is freed when the last buffer that names the owner
         is gone. None: the caller guarantees the lifetime for as long as the buffer is in use.
     """
@@ -334,8 +335,8 @@ class NodeInfo:
     """A node of the main graph as the file has it; `index` is its place there.
 
     attributes: those in the file, by name: an int, a float, a str, or a tuple of these; None for
-        one that is larger than that (a tensor, a graph, a type). A default that the file leaves
-        out is not there.
+        one that is larger than that (a tensor, a graph, a type; more than 4 KiB of numbers or
+        text) or whose type the file does not say. A default that the file leaves out is not there.
     """
 
     index: int
@@ -383,7 +384,8 @@ class ModelSource:
 
     format: "onnx", or a compiled form that the backend's `formats` lists.
     path: its file, or None when it exists only in memory.
-    data: its bytes, or None when it is to be read from `path` (mapped, if the runtime can).
+    data: its bytes, or None when it is to be read from `path` (mapped, if the runtime can). The
+        core then looks after load and after compile whether the file is still what it checked.
         Where `data` is set it is what has been checked, and the backend reads it instead of
         `path`, also for a model with external data.
     folder: what external data locations are relative to; None where there is none. They have
@@ -466,7 +468,11 @@ class Threads:
 
 @dataclass(frozen=True, slots=True)
 class ShapeRange:
-    """The shapes one input is compiled for: lowest, usual and highest size of each axis."""
+    """The shapes one input is compiled for: lowest, usual and highest size of each axis.
+
+    A usual and highest size of -1: no highest was given. With lowest 0 nothing was said of the
+    axis.
+    """
 
     lowest: tuple[int, ...]
     usual: tuple[int, ...]
@@ -499,14 +505,15 @@ class CompileOptions:
 
     device: where to. provider: one of the backend's providers, "" for its default.
     precision: the API's precision_mode: "enforce_fp32" (true fp32, no faster approximation) or
-        "preferred_fp16" for "cpu" and "gpu"; for "ascend" also "preferred_fp32", "enforce_fp16",
-        "enforce_origin", "preferred_optimal" and ""; "" for other device types.
+        "preferred_fp16" for "cpu", "gpu" and "ascend"; for "ascend" also "preferred_fp32",
+        "enforce_fp16", "enforce_origin", "preferred_optimal" and ""; "" for other device types.
     shapes: ranges to compile for, by input name; an input without one keeps its declared dims.
         A backend without DYNAMIC_SHAPES needs one with lowest = highest for every input that
         has symbolic dims, and says so in a ModelError where there is none. For a part of a model
         they are those of that part's inputs: the core derives them from the whole model's.
     profiles: where the user gave several sets of shapes (gears, optimisation profiles): each of
-        them, for every input that `shapes` names; `shapes` is then what encloses them all.
+        them, for every input that `shapes` names; `shapes` is then what encloses them all. ()
+        or at least two.
     threads: host threads to use; a backend that cannot pin threads ignores `threads.cores`.
     options: the user's settings for this backend: section [<backend>_context] of the
         configuration (for this project's own backends also [<device type>_context]). Keys and
@@ -516,12 +523,14 @@ class CompileOptions:
     config: every section, for backends that read others.
     plan: names the plan that this executable is a segment of; "" for a whole model. The segments
         of one plan run one after another, never at once in one predict: they may share one
-        thread pool.
+        thread pool, where that leaves other users of the runtime in this process alone.
     resident: outputs that stay on the device: engine_predict gives them as DeviceBuffers of the
         context's own, which it may write again in its next predict. Capability: DEVICE_BUFFERS.
     save_to: an empty folder into which load or compile writes the compiled form, giving back an
-        executable that uses what it wrote; None for none. Nothing else is to be written there,
-        and nothing there is ever changed afterwards. Capability: COMPILE_CACHE.
+        executable that uses what it wrote; None for none. It stays empty where this model has no
+        compiled form: always for a secret one, and for a source that is such a form itself. Nothing
+        there is changed afterwards; the folder may be renamed, and later removed, while
+        executables made from it are in use. Capability: COMPILE_CACHE.
     cache_folder: a folder for what compiles of different models share (timing caches), which the
         backend may read and write at any time, beside other processes; None for none, as for a
         model that is secret.
@@ -644,9 +653,9 @@ class ExecutionContext(Protocol):
     * `reset()`: let go of the caller's arrays. Called when a context that keeps arrays between
       calls goes from one thread to another.
     * `cancel()`: stop the predict that runs in this context, which then raises Cancelled soon. Any
-      thread may call it, from the moment in which the core calls engine_predict until that
-      returns, so also just before the runtime starts: it holds for that predict. The core closes
-      the context afterwards. Capability: CANCEL_PREDICT.
+      thread may call it while the core has lent the context for a predict: also just before
+      engine_predict is called and before the runtime starts; it holds for that predict. The core
+      closes the context afterwards. Capability: CANCEL_PREDICT.
     """
 
     def close(self) -> None:

@@ -144,7 +144,9 @@ class _Connected:
             self._idle.append(connection)
             return value
         self._idle.append(connection)
-        raise CommunicatorError(f"store: no rank has written {key!r} within {timeout_s:g} s")
+        raise CommunicatorError(
+            f"store: no rank has written {key!r} within {timeout_s:g} s", timed_out=True
+        )
 
     def close(self) -> None:
         """Close the connections; twice does nothing."""
@@ -228,7 +230,9 @@ def exchange(
         left_s = max(0.0, deadline_s - time.monotonic())
         try:
             values.append(store.get(f"value of {other}", left_s))
-        except CommunicatorError:
+        except CommunicatorError as error:
+            if not error.timed_out:
+                raise
             missing.append(other)
     if missing:
         listed = ", ".join(map(str, missing))
@@ -236,5 +240,6 @@ def exchange(
             f"rank {rank}: rank {listed} of {world_size} did not join within {timeout_s:g} s; look "
             "at its own messages, and whether it was started",
             tuple(missing),
+            timed_out=True,
         )
     return values

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import BackendNotInstalled, BackendUnavailable, EngineError, one_line
+from engine.errors import EngineError, ExtensionError, one_line
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -32,8 +32,7 @@ def wrap(plan: Plan, signature: Signature, path: str, names: tuple[str, ...]) ->
     """Return the plan's predict inside the extensions of these names, the first outermost.
 
     path: the model's file, "" for one in memory. Without names it is `plan.predict` itself.
-    Raises BackendNotInstalled for a name that no distribution offers, BackendUnavailable for an
-    extension that fails.
+    Raises ExtensionError for a name that no distribution offers and for one that fails.
     """
     predict: Predict = plan.predict
     if not names:
@@ -73,12 +72,11 @@ def _load(name: str) -> Extension:
     points = entry_points(group=GROUP)
     named = [point for point in points if point.name == name]
     if not named:
-        here = tuple(sorted({point.name for point in points}))
-        raise BackendNotInstalled(
+        here = sorted({point.name for point in points})
+        raise ExtensionError(
             f"{VARIABLE} names {name!r}, but no such extension is installed (installed: "
             f"{', '.join(here) or 'none'}); install what offers it, or leave it out of {VARIABLE}",
             name,
-            here,
         )
     if len(named) > 1:
         owners = sorted(point.dist.name if point.dist else "?" for point in named)
@@ -94,7 +92,7 @@ def _load(name: str) -> Extension:
     return extension
 
 
-def _failed(name: str, why: str) -> BackendUnavailable:
-    return BackendUnavailable(
+def _failed(name: str, why: str) -> ExtensionError:
+    return ExtensionError(
         f"extension {name!r} is at fault: {why}; mend it, or leave it out of {VARIABLE}", name
     )

@@ -54,7 +54,9 @@ class StoreCommunicator:
         for rank in range(self.world_size):
             try:
                 self._store.get(f"joined {rank}", max(0.0, end_s - time.monotonic()))
-            except CommunicatorError:
+            except CommunicatorError as error:
+                if not error.timed_out:
+                    raise
                 missing.append(rank)
         if missing:
             raise self._failure(f"did not join within {timeout_s:g} s", *missing)
@@ -153,13 +155,12 @@ class StoreCommunicator:
         while True:
             if self._ended:
                 raise self._failure(self._ended)
-            begin_s = time.monotonic()
             try:
                 data = self._store.get(key, _LOOK_S)
                 break
-            except CommunicatorError:
-                if time.monotonic() - begin_s < _LOOK_S / 2:
-                    raise  # no time-out: the store itself is gone
+            except CommunicatorError as error:
+                if not error.timed_out:
+                    raise
             if deadline_s is not None and time.monotonic() >= deadline_s:
                 raise self._failure("did not arrive in time", peer)
             if self._has_left(peer):

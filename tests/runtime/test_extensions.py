@@ -134,9 +134,7 @@ def test_one_that_fails_is_at_fault_and_leaves_no_model(
 ) -> None:
     plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
-    with pytest.raises(
-        engine.BackendUnavailable, match=f"extension 'bad' is at fault: .*{message}"
-    ):
+    with pytest.raises(engine.ExtensionError, match=f"extension 'bad' is at fault: .*{message}"):
         load(tmp_path)
     monkeypatch.delenv("ENGINE_EXTENSIONS")
     assert load(tmp_path).predict([X])
