@@ -12,7 +12,13 @@ import numpy as np
 
 from engine.config.checks import require, require_int, require_watchers
 from engine.config.wording import prefixed
-from engine.errors import BackendError, InputError, ModelError, ModelStateError
+from engine.errors import (
+    BackendError,
+    ExtensionError,
+    InputError,
+    ModelError,
+    ModelStateError,
+)
 from engine.host import fork
 from engine.runtime.descriptions import meta_for, tensor_for
 from engine.tensor import Array, Tensor, TensorMeta
@@ -229,7 +235,7 @@ class Model:
                     if isinstance(error, ImportError):  # an element type that needs ml_dtypes
                         raise ModelError(str(error)) from error
                     raise
-            except (BackendError, InputError, ModelError) as error:
+            except (BackendError, ExtensionError, InputError, ModelError) as error:
                 prefixed(error, f"{caller} failed! Error is ")
                 raise
             finally:

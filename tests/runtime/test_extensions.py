@@ -108,7 +108,7 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
 ) -> None:
     monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,outre")
     with pytest.raises(
-        engine.BackendError,
+        engine.ExtensionError,
         match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)",
     ) as caught:
         load(tmp_path)
