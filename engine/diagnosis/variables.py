@@ -14,6 +14,7 @@ VARIABLES = {
     "ENGINE_DEBUG": "the command line shows the traceback of an error",
     "ENGINE_DEC_KEY": "the key of the encrypted models that commands are given",
     "ENGINE_DISABLED_BACKENDS": "these backends are not used although they are installed",
+    "ENGINE_EXTENSIONS": "these extensions see every predict of the models that are built",
     "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
     "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
     "ENGINE_TARGET": "models run there, whatever target their script or command names",

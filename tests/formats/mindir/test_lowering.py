@@ -160,12 +160,13 @@ def test_collectives_become_nodes_with_their_group() -> None:
 def test_state_is_an_input_and_an_output_of_the_onnx_model() -> None:
     source = open_source(DATA / "nets" / "state_counter.mindir")
     assert source.graph is not None
-    slots = source.state  # type: ignore[attr-defined]
-    assert {slot.input for slot in slots} == {"count", "acc"}
+    slots = source.state
+    assert {slot.name for slot in slots} == {"count", "acc"}
     names = [spec.name for spec in source.graph.inputs]
-    assert names[-2:] == [slot.input for slot in slots]
-    assert [spec.name for spec in source.graph.outputs][-2:] == [slot.output for slot in slots]
-    initial = {slot.input: slot.initial.array() for slot in slots}
+    assert names[-2:] == [slot.name for slot in slots]
+    outputs = [spec.name for spec in source.graph.outputs]
+    assert outputs[-2:] == [f"{slot.name}.next" for slot in slots]
+    initial = {slot.name: slot.initial for slot in slots}
     np.testing.assert_array_equal(initial["acc"], np.ones((2, 3), np.float32))
 
 
