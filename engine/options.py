@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-CONSUMED = (
-    "provider",
-    "device_id",
-    "input_shape",
-    "dynamic_dims",
-    "opt_dims",
+READ = ("provider", "device_id", "input_shape", "dynamic_dims", "opt_dims")
+"""Keys of a backend's section that the core reads, for every backend: how the model runs, on which
+device, for which shapes.
+"""
+
+RESERVED = (
     "rank_table_file",
     "variable_weights_file",
     "variable_weights_list",
@@ -23,10 +23,12 @@ CONSUMED = (
     "model_cache_dir",
     "model_cache_mode",
 )
-"""Keys of a backend's section that the core reads for every backend.
+"""Keys that the core will read. This version does not; it tells a user who sets one."""
 
-They are passed on in fields of `CompileOptions` (`provider`, `device`, `shapes`, `profiles`, ...),
-never in `options`; a backend does not declare them.
+CONSUMED = (*READ, *RESERVED)
+"""Keys that never reach a backend in `CompileOptions.options`, and that it does not declare.
+
+What they say comes in fields of `CompileOptions`: `provider`, `device`, `shapes`, `profiles`, ...
 """
 
 

@@ -398,6 +398,7 @@ class ModelSource:
         they were then, `graph` included. Where it is of no use after all, raise CompiledFormError:
         the core loads the model anew, without it. Capability: COMPILE_CACHE.
     entry: which of several models in the file is meant, by name; "" for the first or only one.
+        This version of the core sets neither `compiled` nor `entry`.
     is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
         to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
     files: external data that is in memory, by the location that `data` names it with; it is in no
@@ -543,6 +544,9 @@ class CompileOptions:
         "machine" to others; "" if not. Capability: SHARE_WEIGHTS.
     shared_weights: map these instead of making a copy.
     progress, cancel: for work that takes long; either may be None.
+
+    This version of the core leaves at their defaults: save_to, cache_folder, communicators,
+    variable_weights, lend and shared_weights.
     """
 
     device: Device
@@ -684,7 +688,8 @@ class Store(Protocol):
     def get(self, key: str, timeout_s: float) -> bytes:
         """Read a key, waiting until some rank has written it.
 
-        Raises CommunicatorError when it has not been written after `timeout_s`.
+        Raises CommunicatorError when it has not been written after `timeout_s` (`timed_out` is True
+        then), and when the store is gone.
         """
 
 

@@ -1,58 +1,73 @@
-"""Check, before the first predict, that all ranks will run the same collectives in the same order.
+"""Check, before the first predict, that all ranks will run collectives that fit together.
 
-Ranks whose collectives differ exchange the wrong tensors or wait for ever. Each rank describes
-its sequence, one line a collective; the ranks compare digests, and only where these differ the
-lines, to name what differs.
+Ranks whose collectives differ exchange the wrong tensors or wait for ever. So each rank gives the
+others its sequence, and compares: what a group does together must be the same on each of its
+ranks, and what one rank sends another must receive.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
-from engine.distributed.store import GroupStore, exchange
+from engine.distributed.store import exchange
 from engine.errors import CommunicatorError
+from engine.plan.collectives import Collective, between, difference, of_group
 from engine.types import Store
 
 __all__ = ["agree"]
 
 
 def agree(
-    store: Store, rank: int, world_size: int, sequence: Sequence[str], timeout_s: float
+    store: Store,
+    rank: int,
+    world_size: int,
+    collectives: Sequence[Collective],
+    timeout_s: float,
 ) -> None:
-    """Compare this rank's collectives with those of all ranks of a group; every rank calls it.
+    """Compare this rank's collectives with those of all ranks of the job; every rank calls it.
 
-    store: the group's own. sequence: one line a collective, in running order, equal on all ranks
-        where the collectives fit together (operator, group, element type, shape, root).
+    store: its keys are this comparison's own. collectives: `engine.plan.collectives.sequence` of
+        this rank's model.
     Raises CommunicatorError naming two ranks and the first collective in which they differ, or
     the ranks that did not come within `timeout_s`.
     """
-    text = json.dumps(list(sequence)).encode()
-    digest = hashlib.sha256(text).digest()
-    digests = exchange(GroupStore(store, "digests"), rank, world_size, digest, timeout_s)
-    if len(set(digests)) == 1:
-        return
-    texts = exchange(GroupStore(store, "sequences"), rank, world_size, text, timeout_s)
-    sequences = [list(map(str, json.loads(text))) for text in texts]
-    first, *others = sequences
-    for other, lines in enumerate(others, 1):
-        if lines != first:
-            raise CommunicatorError(_difference(first, other, lines), (0, other))
-    raise AssertionError("digests differ and sequences do not")
+    text = json.dumps([asdict(collective) for collective in collectives]).encode()
+    texts = exchange(store, rank, world_size, text, timeout_s)
+    sequences = [[_collective(**fields) for fields in json.loads(text)] for text in texts]
+    # Every rank compares all pairs, so that all of them fail, with the same text.
+    for first in range(world_size):
+        for second in range(first + 1, world_size):
+            problem = _difference(sequences, first, second)
+            if problem:
+                raise CommunicatorError(
+                    f"the models of rank {first} and rank {second} do not fit together: {problem} "
+                    f"(here: rank {first}, there: rank {second}); give every rank its part of one "
+                    "sliced model",
+                    (first, second),
+                )
 
 
-def _difference(first: Sequence[str], other: int, lines: Sequence[str]) -> str:
-    """Describe the first collective in which rank 0 and rank `other` differ."""
-    for index in range(max(len(first), len(lines))):
-        theirs = [_line(part, index) for part in (first, lines)]
-        if theirs[0] != theirs[1]:
-            break
-    return (
-        f"the ranks' models do not fit together: collective {index} is {theirs[0]} on rank 0, but "
-        f"{theirs[1]} on rank {other}; give every rank its part of one sliced model"
+def _difference(sequences: Sequence[Sequence[Collective]], first: int, second: int) -> str:
+    """Describe the first collective in which two ranks differ; "" where they fit together."""
+    one, other = sequences[first], sequences[second]
+    groups = {collective.group for collective in one} & {collective.group for collective in other}
+    # The group of all ranks has no name: a rank without any of its collectives is a difference.
+    for group in sorted({"", *groups}):
+        problem = difference(of_group(one, group), of_group(other, group))
+        if problem:
+            return problem
+    return difference(between(one, first, second), between(other, second, first))
+
+
+def _collective(shape: list[Any] | None, attributes: list[list[Any]], **fields: Any) -> Collective:
+    """Return a collective out of JSON, which has lists for tuples."""
+    return Collective(
+        shape=None if shape is None else tuple(shape),
+        attributes=tuple(
+            (name, tuple(value) if isinstance(value, list) else value) for name, value in attributes
+        ),
+        **fields,
     )
-
-
-def _line(lines: Sequence[str], index: int) -> str:
-    return lines[index] if index < len(lines) else f"missing (there are {len(lines)})"

@@ -23,10 +23,7 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Collectives:
-    """The collectives of one backend as functions of its hooks' arguments, all eight of them.
-
-    allocate(dtype, shape) -> a buffer of the communicator's device. copy(source, target, stream).
-    """
+    """All collectives of one backend, as functions of its hooks' arguments."""
 
     allreduce: Hook
     allgather: Hook
@@ -51,7 +48,10 @@ def complete(
     """Give all collectives of a backend, composing those that are None.
 
     allocate: gives a buffer of the communicator's device. copy: see engine_copy.
+    The result keeps the scratch memory of its reduce-scatters, one buffer for each stream and
+    shape: what is queued may still read it when the call has returned.
     """
+    scratch: dict[tuple[int | None, DType, tuple[int, ...]], Value] = {}
 
     def composed_broadcast(
         comm: Communicator, buffer: Value, root: int, stream: int | None, deadline_s: float | None
@@ -77,7 +77,10 @@ def complete(
         deadline_s: float | None,
     ) -> bool:
         dtype, shape = description(send_buffer)
-        reduced = allocate(dtype, shape)
+        key = stream, dtype, shape
+        reduced = scratch.get(key)
+        if reduced is None:
+            reduced = scratch[key] = allocate(dtype, shape)
         allreduce(comm, send_buffer, reduced, op, stream, deterministic, deadline_s)
         copy(parts(reduced, comm.world_size)[comm.rank], receive_buffer, stream)
         return True

@@ -22,7 +22,13 @@ import threading
 import time
 from contextlib import suppress
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Connection, Listener
+from multiprocessing.connection import (
+    Client,
+    Connection,
+    Listener,
+    answer_challenge,
+    deliver_challenge,
+)
 from typing import Any
 
 from engine.errors import CommunicatorError
@@ -49,7 +55,7 @@ class StoreServer:
         self._changed = threading.Condition()
         self._closed = False
         self._connections: set[Connection[Any, Any]] = set()  # each closed by its own thread
-        self._listener = Listener(self.address, "AF_UNIX", backlog=128, authkey=self.key)
+        self._listener = Listener(self.address, "AF_UNIX", backlog=128)
         threading.Thread(target=self._accept, name="engine-store", daemon=True).start()
 
     def close(self) -> None:
@@ -76,13 +82,17 @@ class StoreServer:
         while not self._closed:
             try:
                 connection = self._listener.accept()
-            except (AuthenticationError, EOFError, OSError):
-                continue  # a stranger, or one that left at once
+            except OSError:  # no descriptor is left, say: others may give some back
+                time.sleep(0.01)
+                continue
             self._connections.add(connection)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         try:
+            # Here, not in accept: a client that says nothing must not keep the others out.
+            deliver_challenge(connection, self.key)
+            answer_challenge(connection, self.key)
             while not self._closed:
                 request = json.loads(connection.recv_bytes())
                 if request["do"] == _SET:
@@ -90,8 +100,8 @@ class StoreServer:
                 else:
                     for part in self._get(request["key"], request["timeout_s"]):
                         connection.send_bytes(part)
-        except (EOFError, OSError):
-            pass  # the rank has gone
+        except (AuthenticationError, EOFError, OSError):
+            pass  # a stranger, or a rank that has gone
         finally:
             self._connections.discard(connection)
             connection.close()
@@ -117,6 +127,7 @@ class _Connected:
     def __init__(self, address: str, key: bytes) -> None:
         self._address = address
         self._key = key
+        self._pid = os.getpid()
         self._idle: list[Connection[Any, Any]] = []
         self._idle.append(self._connect())
 
@@ -156,6 +167,8 @@ class _Connected:
     def _ask(
         self, request: dict[str, object], value: bytes | None = None
     ) -> tuple[bytes, Connection[Any, Any]]:
+        if self._pid != os.getpid():  # a forked child: the parent speaks on these
+            self._pid, self._idle = os.getpid(), []
         try:
             connection = self._idle.pop()
         except IndexError:

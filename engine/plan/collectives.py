@@ -7,7 +7,6 @@ computes (see `partition`), and ranks whose sequences differ must not start.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -63,17 +62,10 @@ def sequence(
     )
 
 
-def digest(collectives: Sequence[Collective]) -> str:
-    """Return a digest that is equal where these collectives are; for the exchange of ranks."""
-    text = "\n".join(map(str, collectives))
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def difference(own: Sequence[Collective], others: Sequence[Collective]) -> str:
     """Return where two ranks' sequences do not fit, in one line; "" where they do.
 
-    For ranks whose digests differ: what one file says of dtypes and shapes, the other may leave
-    open, and that is no difference.
+    What one file says of dtypes and shapes, the other may leave open: that is no difference.
     """
     for number, (mine, theirs) in enumerate(zip(own, others, strict=False)):
         is_typed = not (mine.dtype and theirs.dtype) or mine.dtype == theirs.dtype

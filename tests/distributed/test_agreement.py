@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from engine.distributed.agreement import agree
 from engine.distributed.store import StoreServer, connect
 from engine.errors import CommunicatorError
+from engine.plan.collectives import Collective
 
-ONE = ["AllReduce 'a' sum world float32[4]", "AllGather 'b' world float32[2, 3]"]
+
+def collective(op: str, shape: Any = (4,), **fields: Any) -> Collective:
+    known = {"group": "", "dtype": "float32", "peer": -1, "attributes": ()}
+    return Collective(op=op, shape=shape, **{**known, **fields})
 
 
-def compared(*sequences: Sequence[str]) -> list[str]:
+REDUCE = collective("AllReduce", attributes=(("reduction", "sum"), ("dims", (1, 2))))
+GATHER = collective("AllGather", (2, 3))
+
+
+def compared(*sequences: Sequence[Collective]) -> list[str]:
     """Let ranks with these sequences compare them; the error of each, "" for none."""
     errors = [""] * len(sequences)
 
@@ -34,26 +45,44 @@ def compared(*sequences: Sequence[str]) -> list[str]:
 
 
 def test_equal_sequences_fit_together() -> None:
-    assert compared(ONE, list(ONE), tuple(ONE)) == ["", "", ""]
+    assert compared([REDUCE, GATHER], (REDUCE, GATHER), [REDUCE, GATHER]) == ["", "", ""]
+
+
+def test_names_of_symbolic_dims_and_types_left_open_are_no_difference() -> None:
+    named, other = replace(REDUCE, shape=("batch", 3)), replace(REDUCE, shape=("N", 3))
+    assert compared([named, GATHER], [other, replace(GATHER, dtype="", shape=None)]) == ["", ""]
+
+
+def test_ranks_outside_a_group_need_not_have_its_collectives() -> None:
+    pair = replace(GATHER, group="0-1")
+    assert compared([REDUCE, pair], [pair, REDUCE], [REDUCE]) == ["", "", ""]
+
+
+def test_what_one_rank_sends_another_receives() -> None:
+    send, receive = collective("Send", peer=1), collective("Receive", peer=0)
+    assert compared([send, REDUCE], [REDUCE, receive]) == ["", ""]
+    errors = compared([send, REDUCE], [REDUCE])
+    assert errors[0] == errors[1] != ""
+    assert "1 collectives here, but 0 there" in errors[0]
 
 
 @pytest.mark.parametrize(
-    ("other", "difference"),
+    ("other", "says"),
     [
-        (ONE[::-1], "collective 0 is AllReduce 'a' .* on rank 0, but AllGather 'b' .* on rank 1"),
-        (ONE[:1], r"collective 1 is AllGather .* but missing \(there are 1\) on rank 1"),
-        ([*ONE, "Send 'c'"], r"collective 2 is missing \(there are 2\) on rank 0, but Send 'c' on"),
-        ([ONE[0].replace("[4]", "[5]"), ONE[1]], r"float32\[4\] on rank 0, but .*\[5\] on rank 1"),
+        ([GATHER, REDUCE], "collective 0 is AllReduce.* here, but AllGather.* there"),
+        ([REDUCE], "2 collectives here, but 1 there"),
+        ([REDUCE, GATHER, REDUCE], "2 collectives here, but 3 there"),
+        ([replace(REDUCE, shape=(5,)), GATHER], r"collective 0 is .*\(4,\).*\(5,\)"),
+        ([REDUCE, replace(GATHER, dtype="float16")], "collective 1 is .*float32.*float16"),
     ],
-    ids=["exchanged", "removed", "added", "reshaped"],
+    ids=["exchanged", "removed", "added", "reshaped", "retyped"],
 )
-def test_every_rank_is_told_of_the_first_difference(other: list[str], difference: str) -> None:
-    import re
-
-    errors = compared(ONE, other)
+def test_every_rank_is_told_of_the_first_difference(other: list[Collective], says: str) -> None:
+    errors = compared([REDUCE, GATHER], other)
     assert errors[0] == errors[1]
-    assert re.search(difference, errors[0]), errors[0]
+    assert re.search(says, errors[0]), errors[0]
 
 
-def test_the_rank_that_differs_is_named() -> None:
-    assert all("on rank 2;" in error for error in compared(ONE, ONE, ONE[:1], ONE))
+def test_the_two_ranks_that_differ_are_named() -> None:
+    errors = compared([REDUCE], [REDUCE], [GATHER], [REDUCE])
+    assert all("rank 0 and rank 2" in error for error in errors)

@@ -184,3 +184,25 @@ def test_a_part_that_would_begin_inside_a_byte_is_refused() -> None:
     buffer = DeviceBuffer(0, (2, 1), DType.INT4, Device("gpu"))
     with pytest.raises(ValueError, match="does not begin at a whole byte"):
         parts(buffer, 2)
+
+
+def test_what_a_queued_copy_reads_outlives_the_call() -> None:
+    copied: list[Any] = []
+    allocated: list[Any] = []
+
+    def allocate(dtype: DType, shape: tuple[int, ...]) -> Array:
+        allocated.append(np.zeros(shape, dtype.numpy))
+        return allocated[-1]
+
+    def work(comm: Any) -> Array:
+        queued = complete(
+            _allreduce, _allgather, _send, _receive, allocate, lambda *copy: copied.append(copy)
+        )
+        receive = np.empty((2,), np.int64)
+        for _ in range(2):
+            queued.reduce_scatter(comm, np.arange(2), receive, ReduceOp.SUM, 7, True, None)
+        return receive
+
+    run_ranks(1, work)
+    assert len(allocated) == 1, "one scratch buffer for a stream and shape"
+    assert [source.base is allocated[0] for source, _, _ in copied] == [True, True]

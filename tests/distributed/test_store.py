@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -137,3 +138,21 @@ def test_a_rank_that_does_not_come_is_named(server: StoreServer) -> None:
     with pytest.raises(CommunicatorError, match=r"rank 1, 2 of 3 did not join") as raised:
         exchange(store, 0, 3, b"here", 0.1)
     assert raised.value.ranks == (1, 2)
+
+
+def test_a_client_that_says_nothing_keeps_no_other_out(server: StoreServer) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect(server.address)
+        connect(server.address, server.key).set("id", b"1")
+
+
+def test_a_forked_child_speaks_on_connections_of_its_own(server: StoreServer) -> None:
+    store = connect(server.address, server.key)
+    child = os.fork()
+    if child == 0:
+        store.set("of the child", b"1")
+        os._exit(0)
+    store.set("of the parent", b"2")
+    assert os.waitpid(child, 0)[1] == 0
+    assert store.get("of the child", 5.0) == b"1"
+    assert store.get("of the parent", 5.0) == b"2"

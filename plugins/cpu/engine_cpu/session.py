@@ -153,17 +153,15 @@ def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuMod
         del session  # its weights are in memory of its own; those of the form are mapped
         trim()
         form = finish(folder, graph_of(source))
-    except ModelError as error:
+        if options.cancel is not None:
+            options.cancel.check()
+        session = _reopened(source, form, options)
+    except BaseException as error:
         discard(folder)
-        if _is_out_of_memory(error.__cause__):
+        is_of_no_use = isinstance(error, ModelError | OSError | ValueError)
+        if not is_of_no_use or _is_out_of_memory(error.__cause__):
             raise
         return None
-    except (OSError, ValueError):
-        discard(folder)
-        return None
-    if options.cancel is not None:
-        options.cancel.check()
-    session = _reopened(source, form, options)
     # A constant that the file lists among its inputs, and that is folded away, stays an input.
     if {item.name for item in session.get_inputs()} != {spec.name for spec in source_inputs}:
         discard(folder)

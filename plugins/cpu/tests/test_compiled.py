@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -14,7 +15,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.backends import open_backend
-from engine.errors import CompiledFormError
+from engine.cancel import CancelToken
+from engine.errors import Cancelled, CompiledFormError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.testing import models
@@ -183,6 +185,35 @@ def test_a_form_of_another_model_is_refused(path: Path, folder: Path, tmp_path: 
     written(path, folder)
     with pytest.raises(CompiledFormError, match="it records 7 nodes, but the model has"):
         compiled(source)
+
+
+def test_a_form_that_cannot_be_opened_again_costs_only_the_form(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise CompiledFormError("damaged on its way")
+
+    monkeypatch.setattr(session, "_reopened", refuse)
+    source = open_source(path)
+    executable = compiled(source, replace(OPTIONS, save_to=folder))
+    assert executable.inputs == compiled(source).inputs
+    assert list(folder.iterdir()) == []
+
+
+def test_a_compile_that_is_cancelled_while_it_writes_leaves_nothing(
+    path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = CancelToken()
+    finish = session.finish
+
+    def cancel_then(*arguments: Any) -> Any:
+        token.cancel()
+        return finish(*arguments)
+
+    monkeypatch.setattr(session, "finish", cancel_then)
+    with pytest.raises(Cancelled):
+        compiled(open_source(path), replace(OPTIONS, save_to=folder, cancel=token))
+    assert list(folder.iterdir()) == []
 
 
 def test_a_secret_model_leaves_nothing(path: Path, folder: Path) -> None:
