@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from engine.options import is_declared, nearest
+from engine.options import CONSUMED, is_declared, nearest
 
 _ANY = ("*",)
 
@@ -73,6 +73,9 @@ _OF_BACKENDS = ("ascend_context", "gpu_context")
 CORE = ("provider", "device_id", "input_shape", "dynamic_dims", "opt_dims")
 """What the core reads in a backend's section: how it runs, on which device, for which shapes."""
 
+UNSERVED = tuple(key for key in CONSUMED if key not in CORE)
+"""Keys that belong to the core in a backend's section, but that it does nothing with yet."""
+
 
 def unused_settings(
     config: Mapping[str, Mapping[str, str]],
@@ -98,6 +101,9 @@ def unused_settings(
             continue
         known = KNOWN.get(section, ())
         if section in read:
+            for key in keys:
+                if key in UNSERVED:
+                    yield f"configuration key [{section}] {key} has no effect yet"
             if options:
                 yield from _in_use(section, keys, known, backend, options)
         elif section in _OF_BACKENDS or section not in KNOWN:
@@ -105,7 +111,7 @@ def unused_settings(
             # looks like one of those is a mistake, what does not may be the backend's own.
             for key in keys:
                 near = nearest(key, known, 0.8)
-                if near and not is_declared(key, (*known, *CORE)):
+                if near and not is_declared(key, (*known, *CONSUMED)):
                     yield f"{_unknown(section, key)}; did you mean {near!r}?"
         else:
             for key in keys:
@@ -121,12 +127,12 @@ def _in_use(
     options: Collection[str],
 ) -> Iterator[str]:
     for key in keys:
-        if is_declared(key, (*options, *CORE)):
+        if is_declared(key, (*options, *CONSUMED)):
             continue
         if key in known:
             yield f"configuration key [{section}] {key} has no effect with backend {backend!r}"
             continue
-        near = nearest(key, (*options, *known, *CORE))
+        near = nearest(key, (*options, *known, *CONSUMED))
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
         yield f"{_unknown(section, key)}; {hint}"
 

@@ -252,6 +252,21 @@ def test_what_is_known_or_may_be_another_backends_own_is_not_told(config: Config
     assert told(config) == []
 
 
+@pytest.mark.parametrize(
+    "key",
+    ["rank_table_file", "variable_weights_file", "variable_weights_list", "model_cache_dir",
+     "model_cache_mode", "shareable_weight_pid_list", "shareable_weight_mem_handle"],
+)  # fmt: skip
+@pytest.mark.parametrize("section", ["ascend_context", "ascend_ge_context"])
+@pytest.mark.parametrize("options", [("soc_version",), ()])
+def test_a_key_that_nothing_serves_yet_is_told_once(
+    key: str, section: str, options: tuple[str, ...]
+) -> None:
+    read = ("ascend_context", "ascend_ge_context")
+    lines = told({section: {key: "1"}}, options, "ascend_ge", read)
+    assert lines == [f"configuration key [{section}] {key} has no effect yet"]
+
+
 @pytest.mark.parametrize("section", KNOWN)
 def test_mindspore_lites_own_keys_are_silent_for_other_targets(section: str) -> None:
     keys = {key.replace("*", "anything"): "1" for key in KNOWN[section]}

@@ -2,7 +2,8 @@
 
 An open (symbolic or unknown) dim gets the range that came with the compile (`shapes`, or one of
 `profiles`), and where none came the default (`batch_range` for axis 0, `dim_range` for the
-others). Axes of one symbol get one range.
+others). A range without a highest size ends where the default does, since TensorRT needs an end.
+Axes of one symbol get one range.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def _profile(
     profile = {}
     for spec in inputs:
         axes = [
-            symbols[dim] if isinstance(dim, str) else axis or _default(settings, index)
+            symbols[dim]
+            if isinstance(dim, str)
+            else _bounded_range(axis, _default(settings, index), spec.name, index)
             for index, (dim, axis) in enumerate(_dims(spec, known))
         ]
         columns = [tuple(axis[end] for axis in axes) for end in range(3)]
@@ -63,6 +66,25 @@ def _default(settings: Settings, axis: int) -> Range:
     return settings.batch_range if axis == 0 else settings.dim_range
 
 
+def _bounded_range(axis: Range | None, default: Range, name: str, index: int) -> Range:
+    """Return `axis` with the end of `default` where it has none; `default` where it is None.
+
+    Raises ValueError naming the input where the lowest size lies above that end.
+    """
+    if axis is None:
+        return default
+    if axis[2] >= 0:
+        return axis
+    lowest, highest = axis[0], default[2]
+    if lowest > highest:
+        key = "batch_range" if index == 0 else "dim_range"
+        raise ValueError(
+            f"input {name!r}: dim {index} is at least {lowest}, but {key} ends at {highest}; "
+            f"give the dim a highest size, or set {key}"
+        )
+    return lowest, max(default[1], lowest), highest
+
+
 def _symbols(
     inputs: Sequence[TensorSpec], known: Mapping[str, list[Range | None]], settings: Settings
 ) -> dict[str, Range]:
@@ -71,23 +93,32 @@ def _symbols(
     TensorRT wants axes that must be equal to have equal ranges.
     """
     symbols: dict[str, Range] = {}
-    defaults: dict[str, Range] = {}
+    first_axes: dict[str, tuple[str, int]] = {}
     for spec in inputs:
         for index, (dim, axis) in enumerate(_dims(spec, known)):
             if not isinstance(dim, str):
                 continue
-            defaults.setdefault(dim, _default(settings, index))
+            first_axes.setdefault(dim, (spec.name, index))
             if axis is None:
                 continue
             before = symbols.get(dim, axis)
-            lowest, highest = max(before[0], axis[0]), min(before[2], axis[2])
-            if lowest > highest:
+            lowest = max(before[0], axis[0])
+            highest = min((end for end in (before[2], axis[2]) if end >= 0), default=-1)
+            if 0 <= highest < lowest:
                 raise ValueError(
-                    f"input {spec.name!r}: {dim!r} is {axis[0]} to {axis[2]}, but {before[0]} to "
-                    f"{before[2]} in another input; equal names are equal sizes"
+                    f"input {spec.name!r}: {dim!r} is {_words(axis)}, but {_words(before)} "
+                    "in another input; equal names are equal sizes"
                 )
-            symbols[dim] = (lowest, min(max(before[1], lowest), highest), highest)
-    return defaults | symbols
+            usual = max(before[1] if before[1] >= 0 else axis[1], lowest)
+            symbols[dim] = (lowest, min(usual, highest), highest)
+    return {
+        dim: _bounded_range(symbols.get(dim), _default(settings, index), name, index)
+        for dim, (name, index) in first_axes.items()
+    }
+
+
+def _words(axis: Range) -> str:
+    return f"{axis[0]} to {axis[2]}" if axis[2] >= 0 else f"at least {axis[0]}"
 
 
 def bounded(spec: TensorSpec, ranges: Sequence[ShapeRange]) -> TensorSpec:
@@ -153,7 +184,10 @@ def outside_error(
 
 
 def _axes(spec: TensorSpec, asked: ShapeRange | None) -> list[Range | None]:
-    """Return the range of each axis of one input; None where nothing is said of it."""
+    """Return the range of each axis of one input; None where nothing is said of it.
+
+    A range without a highest size ends in -1.
+    """
     dims = spec.shape or ()
     if asked is not None:
         lengths = {len(asked.lowest), len(asked.usual), len(asked.highest)}
@@ -166,16 +200,18 @@ def _axes(spec: TensorSpec, asked: ShapeRange | None) -> list[Range | None]:
         axis: Range | None = None
         if asked is not None:
             axis = (asked.lowest[index], asked.usual[index], asked.highest[index])
-            if not 0 <= axis[0] <= axis[1] <= axis[2]:
+            if axis[0] < 0 or (axis[2] >= 0 and not axis[0] <= axis[1] <= axis[2]):
                 raise ValueError(
                     f"shapes for input {spec.name!r}: expected lowest <= usual <= highest in "
                     f"dim {index}, got {axis[0]}, {axis[1]}, {axis[2]}"
                 )
+            if axis[0] == 0 and axis[2] < 0:
+                axis = None
         if isinstance(dim, int):
             if axis is not None and axis != (dim,) * 3:
                 raise ValueError(
                     f"input {spec.name!r}: dim {index} is {dim} in the model, but the settings "
-                    f"say {axis[0]} to {axis[2]}"
+                    f"say {_words(axis)}"
                 )
             axis = (dim,) * 3
         axes.append(axis)

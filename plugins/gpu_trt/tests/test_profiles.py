@@ -60,6 +60,51 @@ def test_what_comes_with_the_compile_counts_more_than_the_default_ranges() -> No
     assert profile == {"x": asked["x"], "y": ShapeRange((1,), (1,), (2,))}
 
 
+def test_an_axis_left_open_gets_the_default_range() -> None:
+    settings = Settings(batch_range=(1, 2, 4), dim_range=(3, 5, 7))
+    asked = {"x": ShapeRange((0, 0, 8), (-1, -1, 8), (-1, -1, 8))}
+    for dims in (("a", "b", "c"), (None, None, None)):
+        [profile] = shape_profiles([spec("x", *dims)], asked, (), settings)
+        assert profile["x"] == ShapeRange((1, 3, 8), (2, 5, 8), (4, 7, 8))
+
+
+def test_a_fixed_axis_may_be_left_open() -> None:
+    asked = {"x": ShapeRange((0, 0), (-1, -1), (-1, -1))}
+    [profile] = shape_profiles([spec("x", 2, "n")], asked, (), Settings(dim_range=(1, 2, 3)))
+    assert profile["x"] == ShapeRange((2, 1), (2, 2), (2, 3))
+
+
+@pytest.mark.parametrize("dim", ["n", None])
+def test_a_range_without_a_highest_size_ends_where_the_default_does(dim: str | None) -> None:
+    asked = {"x": ShapeRange((4,), (-1,), (-1,))}
+    for default, expected in (
+        ((1, 2, 8), (4, 4, 8)),
+        ((1, 6, 8), (4, 6, 8)),
+        ((1, 1, 4), (4,) * 3),
+    ):
+        [profile] = shape_profiles([spec("x", dim)], asked, (), Settings(batch_range=default))
+        assert (profile["x"].lowest + profile["x"].usual + profile["x"].highest) == expected
+    message = "input 'x': dim 0 is at least 4, but batch_range ends at 3; give the dim a highest"
+    with pytest.raises(ValueError, match=message):
+        shape_profiles([spec("x", dim)], asked, (), Settings(batch_range=(1, 2, 3)))
+
+
+def test_a_symbol_without_a_highest_size_ends_where_another_input_says() -> None:
+    inputs = [spec("x", "n"), spec("y", "n"), spec("z", "n")]
+    given = {
+        "x": ShapeRange((4,), (-1,), (-1,)),
+        "y": ShapeRange((1,), (2,), (99,)),
+        "z": ShapeRange((0,), (-1,), (-1,)),
+    }
+    for names in ("xyz", "zyx", "yxz"):
+        ordered = {name: given[name] for name in names}
+        [profile] = shape_profiles(inputs, ordered, (), Settings())
+        assert profile["x"] == profile["y"] == profile["z"] == ShapeRange((4,), (4,), (99,))
+    given["y"] = ShapeRange((1,), (1,), (3,))
+    with pytest.raises(ValueError, match="'n' is 1 to 3, but at least 4 in another input"):
+        shape_profiles(inputs, given, (), Settings())
+
+
 def test_an_open_dim_may_be_fixed() -> None:
     asked = {"x": ShapeRange((4, 3), (4, 3), (4, 3))}
     [profile] = shape_profiles([spec("x", "a", 3)], asked, (), Settings())
@@ -87,6 +132,8 @@ def test_bounds_are_the_hull_of_all_profiles() -> None:
         (("n",), {"x": ShapeRange((), (), ())}, "expected 1 dims"),
         (("n",), {"x": ShapeRange((3,), (2,), (4,))}, "lowest <= usual <= highest"),
         (("n",), {"x": ShapeRange((-1,), (2,), (4,))}, "lowest <= usual <= highest"),
+        (("n",), {"x": ShapeRange((-1,), (-1,), (-1,))}, "lowest <= usual <= highest"),
+        ((2,), {"x": ShapeRange((4,), (-1,), (-1,))}, "but the settings say at least 4"),
     ],
 )
 def test_shapes_that_do_not_fit_the_model_are_named(

@@ -1,0 +1,121 @@
+"""[gpu_context] as a user writes it: shapes and profiles reach TensorRT through the core."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import engine
+from engine.testing import models
+
+DECLARED = tuple[str | int | None, ...]
+
+
+def load(path: Path, **settings: str) -> engine.Model:
+    config: Any = {"gpu_context": settings}
+    return engine.load(path, target="gpu", config=config)
+
+
+def relu(folder: Path, dims: DECLARED) -> Path:
+    """y = relu(x)."""
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in "xy")
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
+    path = folder / "relu.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[opset]), path)
+    return path
+
+
+def takes(model: engine.Model, *shape: int) -> bool:
+    x = np.linspace(-5, 5, int(np.prod(shape)), dtype=np.float32).reshape(shape)
+    try:
+        y = model(x=x)["y"]
+    except engine.InputError:
+        return False
+    np.testing.assert_array_equal(y, np.maximum(x, 0))
+    return True
+
+
+def test_a_fixed_shape_is_the_models(tmp_path: Path) -> None:
+    with load(relu(tmp_path, ("n", 3)), input_shape="x:[4,3]") as model:
+        assert model.get_inputs()[0].shape == [4, 3]
+        assert [takes(model, n, 3) for n in (3, 4, 5)] == [False, True, False]
+
+
+def test_a_range_is_what_the_model_takes(tmp_path: Path) -> None:
+    settings = {"input_shape": "x:[-1,3]", "dynamic_dims": "[2~8]", "opt_dims": "[4]"}
+    with load(relu(tmp_path, ("n", 3)), **settings) as model:
+        assert [takes(model, n, 3) for n in (1, 2, 5, 8, 9)] == [False, True, True, True, False]
+        with pytest.raises(engine.InputError, match=r"'x': dim 0 is 9, outside 2\.\.8"):
+            model(x=np.zeros((9, 3), np.float32))
+
+
+def test_a_shape_between_two_profiles_is_refused(tmp_path: Path) -> None:
+    settings = {
+        "input_shape": "x:[-1,-1]",
+        "dynamic_dims": "[1~2,8],[16~32,4~6]",
+        "opt_dims": "[2,8],[20,5]",
+    }
+    with load(relu(tmp_path, ("n", "m")), **settings) as model:
+        for shape in ((1, 8), (2, 8), (16, 4), (32, 6), (2, 8)):
+            assert takes(model, *shape)
+        for shape in ((2, 6), (8, 8), (16, 8), (33, 6)):
+            assert not takes(model, *shape)
+
+
+@pytest.mark.parametrize("dims", [("n", "m"), (None, None)])
+def test_dims_left_open_have_the_default_ranges(tmp_path: Path, dims: DECLARED) -> None:
+    # Nothing is said of the first dim: the second one's size must not take its default away.
+    settings = {"input_shape": "x:[-1,5]", "batch_range": "1~2~4", "dim_range": "1~2~3"}
+    with load(relu(tmp_path, dims), **settings) as model:
+        assert takes(model, 1, 5)
+        assert takes(model, 4, 5)
+        assert not takes(model, 5, 5)
+        assert not takes(model, 4, 3)
+        assert model.get_inputs()[0].shape == [-1, 5]
+
+
+def test_a_symbol_said_for_one_input_counts_for_the_other(tmp_path: Path) -> None:
+    settings = {"input_shape": "left:[-1,-1]", "dynamic_dims": "[1~2,3~5]"}
+    with load(models.shared_dims(tmp_path), **settings) as model:
+        for n, common in ((1, 3), (2, 5)):
+            y = model(left=np.ones((n, common), np.float32), right=np.ones((common, 2), np.float32))
+            np.testing.assert_array_equal(y["y"], np.full((n, 2), common, np.float32))
+        with pytest.raises(engine.InputError, match=r"dim 1 is 6, outside 3\.\.5"):
+            model(left=np.ones((1, 6), np.float32), right=np.ones((6, 2), np.float32))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"input_shape": "z:[1,3]"}, r"input_shape names 'z', but the inputs are \['x'\]"),
+        ({"input_shape": "x:[1,4]"}, "'x': dim 1 is 3 in the model, but the settings say 4"),
+        ({"input_shape": "x:[1]"}, "input_shape gives 1 dims for input 'x'"),
+        ({"dynamic_dims": "[1~2]"}, "input_shape must be given with dynamic_dims"),
+        ({"input_shape": "x:[-1,3]", "dynamic_dims": "[8~2]"}, "dynamic_dims"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(
+    tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(relu(tmp_path, ("n", 3)), **settings)
+
+
+def test_a_key_that_nothing_serves_yet_is_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    path = relu(tmp_path, ("n", 3))
+    with caplog.at_level(logging.WARNING, "engine"):
+        for _ in range(2):
+            load(path, variable_weights_list="w").close()
+    assert caplog.messages == [
+        "configuration key [gpu_context] variable_weights_list has no effect yet"
+    ]
