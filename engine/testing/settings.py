@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import pickle
+import subprocess
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from engine.backends.manifest import describe
-from engine.errors import EngineError
+from engine.host.child import command, environment
 from engine.testing import models
 from engine.testing.level import Level, Trial
 from engine.types import Option
+
+LIMIT_S = 240
 
 
 class Settings(Level):
@@ -20,22 +25,26 @@ class Settings(Level):
     """
 
     def test_declared_values_of_options_are_taken(self, trial: Trial) -> None:
-        for name, option in _typed(trial):
-            for value in _values(option):
-                refusal = _refusal(trial, name, value)
-                assert refusal is None, (
-                    f"option {name!r} is declared to take {value!r} ({describe(option)}), "
-                    f"but: {refusal}"
-                )
+        asked = [
+            (name, option, value) for name, option in _typed(trial) for value in _values(option)
+        ]
+        refusals = _refusals(trial, [(name, value) for name, _, value in asked])
+        for (name, option, value), refusal in zip(asked, refusals, strict=True):
+            assert refusal is None, (
+                f"option {name!r} is declared to take {value!r} ({describe(option)}), "
+                f"but: {refusal}"
+            )
 
     def test_other_values_of_options_are_refused(self, trial: Trial) -> None:
-        for name, option in _typed(trial):
-            for value in _others(option):
-                refusal = _refusal(trial, name, value)
-                assert refusal is not None, (
-                    f"option {name!r} is declared {describe(option)}, but takes {value!r}"
-                )
-                assert name in refusal, f"the message does not name option {name!r}: {refusal}"
+        asked = [
+            (name, option, value) for name, option in _typed(trial) for value in _others(option)
+        ]
+        refusals = _refusals(trial, [(name, value) for name, _, value in asked])
+        for (name, option, value), refusal in zip(asked, refusals, strict=True):
+            assert refusal is not None, (
+                f"option {name!r} is declared {describe(option)}, but takes {value!r}"
+            )
+            assert name in refusal, f"the message does not name option {name!r}: {refusal}"
 
 
 def _typed(trial: Trial) -> Iterator[tuple[str, Option]]:
@@ -45,16 +54,31 @@ def _typed(trial: Trial) -> Iterator[tuple[str, Option]]:
             yield name, option
 
 
-def _refusal(trial: Trial, name: str, value: str) -> str | None:
-    """Return why a value of an option is not understood; None where it is."""
-    x = np.ones((1, 3), np.float32)
-    try:
-        trial.compile(models.affine, x, options={name: value}).close()
-    except EngineError:
-        return None  # understood, but this machine or this model cannot have it
-    except ValueError as error:
-        return str(error)
-    return None
+def _refusals(trial: Trial, asked: Sequence[tuple[str, str]]) -> list[str | None]:
+    """Return why each value of an option is not understood, in a fresh process; None where it is.
+
+    asked: names of options and the values that they are set to, one at a time.
+    """
+    if not asked:
+        return []
+    source = trial.source(models.affine)
+    options = trial.options(shapes=trial.shapes(source, [np.ones((1, 3), np.float32)]))
+    order, answer = trial.folder / "values.pickle", trial.folder / "values.jsonl"
+    order.write_bytes(pickle.dumps((trial.backend.name, source, options, asked)))
+    child = subprocess.run(
+        command("-m", "engine.testing.option_values", str(order), str(answer)),
+        env=environment(),
+        cwd=trial.folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    lines = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
+    at = "the end" if len(lines) == len(asked) else " = ".join(asked[len(lines)])
+    assert child.returncode == 0, f"a fresh process failed at {at}:\n{child.stdout}{child.stderr}"
+    return [json.loads(line) for line in lines]
 
 
 def _values(option: Option) -> list[str]:
