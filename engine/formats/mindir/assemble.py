@@ -66,7 +66,7 @@ def lower(
             )
     flat = [
         leaf if isinstance(leaf, Value) else low.g.constant(leaf)
-        for leaf in map(low.now, leaves(result))
+        for leaf in map(low.current_value, leaves(result))
         if leaf is not MONAD and leaf is not None
     ]
     if not flat:

@@ -12,7 +12,7 @@ from engine.formats.mindir import constants, decode
 from engine.formats.mindir.decode import ValueProto
 from engine.formats.mindir.errors import refused
 from engine.formats.mindir.names import local, primitive_named
-from engine.formats.mindir.primitives import known
+from engine.formats.mindir.primitives import primitive_table
 from engine.formats.mindir.structural import STRUCTURAL
 from engine.formats.mindir.values import Abstract, leaves
 from engine.types import ParameterInfo, TensorSpec
@@ -55,8 +55,12 @@ def describe(path: Path | None, content: Content) -> Description:
                 if node.op_type == "Constant" or node.op_type.removeprefix("REF::") in functions:
                     continue
                 counts[primitive_named(model, node.op_type)[0] or "(call)"] += 1
-        table = {*known(), *STRUCTURAL, "(call)"}
-        shared = [name for name in counts if name in known() and known()[name].is_collective]
+        table = {*primitive_table(), *STRUCTURAL, "(call)"}
+        shared = [
+            name
+            for name in counts
+            if name in primitive_table() and primitive_table()[name].is_collective
+        ]
         return Description(
             producer=" ".join(part for part in (model.producer, model.version) if part),
             name=local(main.name),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
-from engine.formats.mindir.primitives import known, primitive
+from engine.formats.mindir.primitives import primitive, primitive_table
 from engine.formats.mindir.primitives.arithmetic import common
 from engine.formats.mindir.primitives.indexing import scattered
 from engine.formats.mindir.values import DType, Value
@@ -54,7 +54,7 @@ _IN_PLACE = {
 def _like(name: str, other: str) -> None:
     @primitive(name, writes=True)
     def lower(g: Emitter, x: Value, *rest: Any) -> Value:
-        found = known()[other](g, (x, *rest), {})
+        found = primitive_table()[other](g, (x, *rest), {})
         return g.node("Identity", g.cast(found, x.dtype), shape=x.shape)
 
 
@@ -76,7 +76,7 @@ def zero_in_place(g: Emitter, x: Value) -> Value:
 def index_add_in_place(
     g: Emitter, x: Value, dim: Any, index: Value, source: Value, alpha: Any = 1
 ) -> Value:
-    found: Value = known()["IndexAddExt"](g, (x, index, source, dim, alpha), {})
+    found: Value = primitive_table()["IndexAddExt"](g, (x, index, source, dim, alpha), {})
     return found
 
 
