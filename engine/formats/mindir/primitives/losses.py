@@ -31,8 +31,8 @@ def binary_cross_entropy(
 ) -> Value:
     one, least = g.constant(1, x.dtype), g.constant(1e-12, x.dtype)
 
-    def log(item: Value) -> Value:
-        return g.node("Log", g.node("Max", item, least))
+    def log(value: Value) -> Value:
+        return g.node("Log", g.node("Max", value, least))
 
     yes = g.node("Mul", target, log(x))
     no = g.node("Mul", g.node("Sub", one, target), log(g.node("Sub", one, x)))
