@@ -44,7 +44,7 @@ def require_choice(name: str, value: object, *choices: str) -> str:
 
 
 def require_list(name: str, value: object, kind: type[T]) -> list[T]:
-    """A copy of `value` if it is a list of `kind`, else TypeError."""
+    """Return a copy of `value` if it is a list of `kind`, else TypeError."""
     return _elements(name, require(name, value, list), kind)
 
 
@@ -56,7 +56,7 @@ def require_shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
-    """A copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
+    """Return a copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
     sections: dict[str, dict[str, str]] = {}
     for section, keys in require(name, value, dict).items():
         copy = sections[require(f"{name}_key", section, str)] = {}

@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
 
 
 def _section(line: str) -> str | None:
-    """The name in a "[name]" line, which a comment may follow; None for any other line."""
+    """Return the name in a "[name]" line, which a comment may follow; None for any other line."""
     name, bracket, rest = line[1:].partition("]")
     if line[0] != "[" or not bracket or rest.strip()[:1] not in ("", "#", ";"):
         return None

@@ -90,7 +90,7 @@ def _convert(job: Job) -> Report:
 def _changed(
     model: ModelProto, job: Job
 ) -> tuple[ModelProto, list[str], Mapping[str, Mapping[str, float]]]:
-    """The model as it is to be, notes on that, and the accuracy of a quantized one."""
+    """Return the model as it is to be, notes on that, and the accuracy of a quantized one."""
     from engine.convert import unused_settings
 
     notes = list(unused_settings.unread(job))

@@ -222,7 +222,7 @@ class _Walk:
         self._outside: dict[tuple[str, int], int] = {}
 
     def nodes(self, job: Job) -> list[NodeProto]:
-        """All nodes in order, as they are to be. Raises _Unfit, Cancelled."""
+        """Return all nodes in order, as they are to be. Raises _Unfit, Cancelled."""
         result = []
         for node in self._graph.node:
             job.cancel.check()
@@ -550,7 +550,7 @@ def _product(dims: Dims) -> int:
 
 
 def _dims(kind: TypeProto) -> Dims | None:
-    """The dims of a tensor, None for an open one; None for an unknown rank."""
+    """Return the dims of a tensor, None for an open one; None for an unknown rank."""
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -564,7 +564,7 @@ def _text(dims: Dims) -> str:
 
 
 def _attribute(node: NodeProto, name: str) -> Any:
-    """An attribute's value; 0 where it is not given."""
+    """Return an attribute's value; 0 where it is not given."""
     return next(
         (
             helper.get_attribute_value(attribute)

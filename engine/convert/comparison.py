@@ -53,7 +53,7 @@ class Comparison:
         folder: Path | None,
         job: Job,
     ) -> list[Arrays]:
-        """The outputs of a model: on the few samples from each start, or once on all.
+        """Return the outputs of a model: on the few samples from each start, or once on all.
 
         model: a light one. weights: its own; where these refer to a file, it is in `folder`, and
             the model is written there too.

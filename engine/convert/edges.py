@@ -47,7 +47,7 @@ class _Edge:
 
 
 def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
-    """The model's own layouts, of inputs and of outputs: its framework's.
+    """Return the model's own layouts, of inputs and of outputs: its framework's.
 
     A result of this converter says its own, if that is not NCHW.
     """
@@ -201,7 +201,7 @@ def _steps(
     model: ModelProto,
     names: Names,
 ) -> list[NodeProto]:
-    """The nodes that make one value from the other."""
+    """Return the nodes that make one value from the other."""
     element = after.tensor_type.elem_type
     casts = before.tensor_type.elem_type != element
     if not perm:

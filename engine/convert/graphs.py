@@ -28,7 +28,7 @@ def add_weights(copy: ModelProto, model: ModelProto) -> ModelProto:
 
 
 def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
-    """A light copy for shape inference: small weights whole, of the others their types."""
+    """Return a light copy for shape inference: small weights whole, of the others their types."""
     result = ModelProto()
     result.CopyFrom(copy)
     inputs = {value.name for value in copy.graph.input}

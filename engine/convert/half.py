@@ -42,7 +42,7 @@ _NO_WEIGHTS = {
 
 
 def store(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
-    """The model with float32 weights of 1 KiB and more stored as float16, and notes on that.
+    """Return the model with float32 weights of 1 KiB and more stored as float16, and notes on that.
 
     Weights are initializers and Constant nodes, those in subgraphs and functions too. One that
     float16 cannot hold stays as it is, with a note; so do scales and statistics of normalizations
@@ -102,7 +102,7 @@ class _Work:
             graph.node.insert(0, node)
 
     def store_nodes(self, body: Body) -> None:
-        """The tensors of a body's Constant nodes."""
+        """Return the tensors of a body's Constant nodes."""
         opsets = body.opset_import if isinstance(body, FunctionProto) else self._opsets
         for place in range(len(body.node) - 1, -1, -1):
             node = body.node[place]
@@ -116,7 +116,7 @@ class _Work:
                 body.node.insert(place + 1, cast(half.name, name, TensorProto.FLOAT, opsets))
 
     def _half(self, tensor: TensorProto, name: str) -> TensorProto | None:
-        """A weight as float16 under a name of its own; None for what stays as it is."""
+        """Return a weight as float16 under a name of its own; None for what stays as it is."""
         self._job.cancel.check()
         if (
             tensor.data_type != TensorProto.FLOAT

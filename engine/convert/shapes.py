@@ -16,7 +16,7 @@ from engine.formats.onnx.graphs import bodies, inputs, light
 
 
 def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
-    """The model with its inputs shaped as `job.input_shape` says, and notes on that.
+    """Return the model with its inputs shaped as `job.input_shape` says, and notes on that.
 
     Open dims become what is asked, a symbolic one wherever it stands; -1 leaves a dim as it is. A
     fixed first axis that is to have another size, the batch, is changed by `batch.rebatch`. All
@@ -174,7 +174,7 @@ def _complete(kind: TypeProto, inferred: TypeProto) -> None:
 
 
 def _texts(values: Iterable[ValueInfoProto]) -> str:
-    """Inputs and their shapes: 'x' 1,3,h,w; 'y' 1."""
+    """Return inputs and their shapes: 'x' 1,3,h,w; 'y' 1."""
     texts = []
     for value in values:
         tensor = value.type.tensor_type

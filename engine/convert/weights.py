@@ -19,7 +19,7 @@ _PART_BYTES = 64 << 20
 
 
 def total_bytes(model: ModelProto) -> int:
-    """The size of all tensors, without serializing them: beyond 2 GB that fails."""
+    """Return the size of all tensors, without serializing them: beyond 2 GB that fails."""
     from engine.formats.onnx.graphs import tensors
 
     return sum(map(_nbytes, tensors(model)))

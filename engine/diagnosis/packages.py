@@ -142,7 +142,7 @@ class Packages:
                 yield Finding(Status.NOTE, "requirements", f"{needs}: {there}")
 
     def _closure(self, name: str, direct: Iterable[tuple[Requirement, bool]]) -> list[str]:
-        """The installed distributions that `name` needs, and those that they need in turn.
+        """Return the installed distributions that `name` needs, and those that they need in turn.
 
         The core has a diagnosis of its own, and its extras are no needs of its.
         """
@@ -192,7 +192,7 @@ class Packages:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name in the one form that all its spellings share."""
+    """Return a distribution's name in the one form that all its spellings share."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -216,7 +216,7 @@ def _fits(requirement: Requirement, version: str) -> bool:
 
 
 def _files_text(dist: Any) -> str:
-    """The list of a wheel's files, lines of "path,hash,size"; "" where it came otherwise."""
+    """Return the list of a wheel's files, lines of "path,hash,size"; "" where it came otherwise."""
     try:
         return str(dist.read_text("RECORD") or "")
     except Exception:  # somebody's damaged metadata

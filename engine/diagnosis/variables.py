@@ -22,7 +22,7 @@ VARIABLES = {
 
 
 def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
-    """A note on each that is set; a problem where its value stops every model."""
+    """Return a note on each that is set; a problem where its value stops every model."""
     findings = []
     for name in sorted(item for item in environ if item.startswith(_PREFIX)):
         if name not in VARIABLES:

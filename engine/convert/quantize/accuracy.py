@@ -72,7 +72,7 @@ class _Difference:
         self.product += float(first @ second)
 
     def measures(self) -> dict[str, float]:
-        """The measures by name."""
+        """Return the measures by name."""
         if self.is_whole:
             return {"agreement": self.equal / self.count}
         size = math.sqrt(self.signal * self.own)
@@ -142,7 +142,7 @@ def doubts(accuracy: Accuracy) -> list[str]:
 
 
 def generated(specs: Sequence[TensorSpec]) -> Callable[[int], Sample]:
-    """Samples that are made up, open axes 1."""
+    """Return samples that are made up, open axes 1."""
 
     def read(index: int) -> Sample:
         chance = np.random.default_rng(index)

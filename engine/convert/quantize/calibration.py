@@ -49,7 +49,7 @@ class Samples:
 
 
 def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
-    """The inputs that a predict gives; ModelError for one that is no tensor."""
+    """Return the inputs that a predict gives; ModelError for one that is no tensor."""
     specs = []
     for value in inputs(model.graph):
         kind = value.type.tensor_type
@@ -68,7 +68,7 @@ def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def find_samples(data: Data, specs: Sequence[TensorSpec]) -> Samples:
-    """All samples in the folders that [data_preprocess_param] names.
+    """Return all samples in the folders that [data_preprocess_param] names.
 
     Raises ModelError for a folder that is missing or empty, an input without a folder or a folder
     without an input, folders of unequal size, and image settings that do not fit the inputs.
@@ -166,7 +166,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _read_array(path: Path, spec: TensorSpec) -> Array:
-    """A sample from a .npy file, or from raw elements in any other."""
+    """Return a sample from a .npy file, or from raw elements in any other."""
     if path.suffix != ".npy":
         array = read_raw(path, spec, None, "save samples as .npy, or fix the input's shape")
         if not array.size:

@@ -50,7 +50,7 @@ def quantize_full(
     job: Job,
     folder: Path,
 ) -> tuple[ModelProto, list[str]]:
-    """An int8 form of a regular model, and notes.
+    """Return an int8 form of a regular model, and notes.
 
     chosen: the samples that calibrate. folder: for temporary files.
     Raises ModelError where ONNX Runtime cannot run or quantize the model, InputError for a sample
@@ -114,7 +114,7 @@ def quantize_full(
 def _ranges(
     model: ModelProto, method: str, samples: Samples, chosen: Sequence[int], job: Job
 ) -> dict[str, _Range]:
-    """The range of every float tensor that nodes read or make, over the chosen samples."""
+    """Return the range of every float tensor that nodes read or make, over the chosen samples."""
     ranges: dict[str, _Range] = {}
     for values in _observed(model, samples, chosen, job, "calibrating"):
         for name, array in values.items():
@@ -137,7 +137,7 @@ def _narrowed(
     chosen: Sequence[int],
     job: Job,
 ) -> dict[str, _Range]:
-    """Ranges that leave out rare values, by a histogram of each tensor.
+    """Return ranges that leave out rare values, by a histogram of each tensor.
 
     A second pass over the samples: histograms of unknown range grow without bound, and keeping
     all values would take their memory times the number of samples.
@@ -176,7 +176,7 @@ def _divergent(histogram: _Histogram) -> _Range:
 
 
 def _cut(histogram: _Histogram) -> _Range:
-    """The range of _CUT percent of the values, as many left out below it as above."""
+    """Return the range of _CUT percent of the values, as many left out below it as above."""
     counts, edges, low, high, _ = histogram
     share, rest = np.cumsum(counts) / counts.sum(), (100 - _CUT) / 200
     first, last = np.searchsorted(share, (rest, 1 - rest))

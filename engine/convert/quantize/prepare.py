@@ -19,7 +19,7 @@ _MARKS = ("onnx.infer", "onnx.quant.pre_process")
 
 
 def regular(model: ModelProto, bits: int) -> ModelProto:
-    """A copy of the model with the same results, ready to be quantized.
+    """Return a copy of the model with the same results, ready to be quantized.
 
     Every node has a name of its own, weights are initializers, no inputs and not described again
     (a quantizer transposes some, and checks them against that), and the opset has what stores
@@ -108,7 +108,7 @@ def unmark(model: ModelProto) -> None:
 
 
 def _raised(model: ModelProto, wanted: int) -> ModelProto:
-    """A copy of the model of at least this opset."""
+    """Return a copy of the model of at least this opset."""
     found = next(
         (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0
     )

@@ -33,7 +33,7 @@ _SAVED_MODEL = "saved_model.pb"
 
 
 def read(job: Job) -> Read:
-    """The model as ONNX, all its weights in memory, and notes on how it was read.
+    """Return the model as ONNX, all its weights in memory, and notes on how it was read.
 
     Raises ModelError for what cannot be read, is of another framework than the job says, or needs
     a package that is not installed.
@@ -56,7 +56,7 @@ def read(job: Job) -> Read:
 
 
 def framework_of(file: ModelFile) -> FmkType | None:
-    """The framework that a file's content tells of; None where it tells of none.
+    """Return the framework that a file's content tells of; None where it tells of none.
 
     Raises ModelError for what cannot be read, and for a folder that is no SavedModel.
     """

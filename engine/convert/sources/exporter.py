@@ -153,7 +153,7 @@ def _say(answers: IO[str], **values: object) -> None:
 
 
 def shortened(text: str, length: int = 400) -> str:
-    """The beginning of what an exporter says at length."""
+    """Return the beginning of what an exporter says at length."""
     return text if len(text) <= length else f"{text[:length]} ..."
 
 

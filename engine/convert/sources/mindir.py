@@ -42,7 +42,7 @@ def read(job: Job) -> Read:
 
 
 def _parts(model: ModelProto) -> list[str]:
-    """A note on a model that is one rank's part of another."""
+    """Return a note on a model that is one rank's part of another."""
     nodes = model.graph.node
     found = sorted({node.op_type for node in nodes if is_collective(node.op_type, node.domain)})
     if not found:

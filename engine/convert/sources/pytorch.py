@@ -249,7 +249,7 @@ def _stateful(name: str) -> ModelError:
 
 
 def _with_defaults(module: Any) -> Any:
-    """The module as one that takes only the first of its arguments."""
+    """Return the module as one that takes only the first of its arguments."""
     import torch
 
     class Call(torch.nn.Module):  # type: ignore[misc] # Any where torch is not installed
@@ -264,7 +264,7 @@ def _with_defaults(module: Any) -> Any:
 
 
 def _arguments(module: Any, shapes: Shapes) -> list[str]:
-    """The names of `forward`'s arguments that become inputs: what was given a shape."""
+    """Return the names of `forward`'s arguments that become inputs: what was given a shape."""
     arguments = module.forward.schema.arguments[1:]  # the first is the module itself
     names = [argument.name for argument in arguments]
     needed = [argument.name for argument in arguments if not argument.has_default_value()]

@@ -198,7 +198,7 @@ def _frozen(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
 def _converted(
     frozen: Any, name: str, inputs: Sequence[str], outputs: Sequence[str], **more: Any
 ) -> ModelProto:
-    """A frozen graph as ONNX: what `python -m tf2onnx.convert` does after loading."""
+    """Return a frozen graph as ONNX: what `python -m tf2onnx.convert` does after loading."""
     from tf2onnx import convert
 
     model: ModelProto
@@ -237,7 +237,7 @@ def _open_dims(graph_def: Any, names_of: Mapping[str, str], shapes: Shapes) -> d
 def _filled(
     own: Sequence[int | None] | None, asked: Sequence[int] | None
 ) -> list[int | None] | None:
-    """A model's own shape (open dims: None or -1; None: open rank), open dims as asked."""
+    """Return a model's own shape (open dims: None or -1; None: open rank), open dims as asked."""
     if own is None:
         return None if asked is None else [None if dim < 0 else dim for dim in asked]
     shape = [None if dim is None or dim < 0 else dim for dim in own]

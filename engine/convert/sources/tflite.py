@@ -59,7 +59,7 @@ def export(request: Mapping[str, Any], step: Callable[[], None]) -> None:
 
 
 def _names(interpreter: Any) -> dict[str, str]:
-    """The names of inputs and outputs by tensor: the signature's, else those without ":0".
+    """Return the names of inputs and outputs by tensor: the signature's, else those without ":0".
 
     A tensor of two names keeps the input's.
     """

@@ -1,4 +1,4 @@
-"""Errors of files that cannot be read, in words for their user."""
+"""Translate errors of decoding and lowering into ModelError, with the file's name."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ class Lowering:
                 return Exits(0, {name: (self.with_updates(args), dict(self.state))})
         elif name in self._headers:
             raise Unsupported(RECURSION)
-        members = self._functions.around(name, self._headers)
+        members = self._functions.component_of(name, self._headers)
         if members:
             return self._enter(name, members, self.with_updates(args), is_tail)
         return self._inline(name, args, is_tail)
@@ -356,7 +356,7 @@ class Lowering:
         """Give a constant a name of its own: equal constants are shared, and one may be updated."""
         if value.is_parameter:
             return value
-        return self.g.stored(Value("", value.dtype, value.shape, value.data))
+        return self.g.register(Value("", value.dtype, value.shape, value.data))
 
     def _target(self, node: NodeProto) -> Any:
         """Return the function, closure or choice that a node calls; None for a primitive."""
@@ -377,7 +377,7 @@ class Lowering:
         """Return the primitive's name and attributes, in any dialect of the format."""
         name, row = primitive_named(self._model, node.op_type)
         if row is not None:
-            settings = constants.Settings(self._model.source, row.attributes, self.g.all_stored)
+            settings = constants.Settings(self._model.source, row.attributes, self.g.register_all)
             self._primitives[node.op_type] = name, settings  # all nodes that name it share it
             return name, settings
         if node.op_type.startswith("REF::"):
@@ -385,7 +385,7 @@ class Lowering:
                 raise DecodeError(f"it names {node.op_type[5:]!r}, which the file does not define")
             return name, {}
         own = {
-            attribute.name: self.g.all_stored(constants.value_of(attribute))
+            attribute.name: self.g.register_all(constants.value_of(attribute))
             for attribute in node.decoded()
             if attribute.name not in ("shape", "") and attribute.form[:6] != "shape:"
         }
@@ -423,7 +423,7 @@ class Lowering:
             if not decoded:
                 raise DecodeError(f"the constant {node.output!r} has no value")
             attribute = decoded[0]
-        return self.g.all_stored(constants.value_of(attribute))
+        return self.g.register_all(constants.value_of(attribute))
 
     def parameter_value(self, name: str, state: State) -> Value:
         """Return the value of a parameter in a state."""

@@ -93,12 +93,12 @@ def _count(dims: list[int]) -> int:
 
 
 def _specs(proto: ValueProto) -> list[TensorSpec]:
-    told = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
-    if not told and proto.structure is not None:
-        told = (constants.abstract(proto.structure),)
-    flat = [leaf for leaf in leaves(told) if isinstance(leaf, Abstract)]
+    declared = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
+    if not declared and proto.structure is not None:
+        declared = (constants.abstract(proto.structure),)
+    flat = [leaf for leaf in leaves(declared) if isinstance(leaf, Abstract)]
     name = local(proto.name)
     return [
-        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", item.dtype, item.shape)
-        for place, item in enumerate(flat)
+        TensorSpec(name if len(flat) == 1 else f"{name}_{index}", item.dtype, item.shape)
+        for index, item in enumerate(flat)
     ]

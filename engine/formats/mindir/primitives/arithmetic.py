@@ -18,11 +18,11 @@ _ORDER = (
 
 
 def common(g: Emitter, *operands: Any) -> list[Value]:
-    """The operands as tensors of one type: numbers take that of the tensors beside them."""
+    """Promote operands to tensors of one dtype: numbers take that of the tensors beside them."""
     tensors = [operand for operand in operands if isinstance(operand, Value)]
     types = {operand.dtype for operand in tensors}
     if len(types) > 1:
-        # A tensor without axes is a number too: it does not widen one that has some.
+        # A scalar tensor counts as a number: it does not widen a tensor that has axes.
         wide = {operand.dtype for operand in tensors if operand.rank != 0} or types
         floats = {dtype for dtype in types if dtype in FLOATS}
         if floats and not wide & FLOATS:
@@ -38,7 +38,7 @@ def common(g: Emitter, *operands: Any) -> list[Value]:
 
 
 def result_type(g: Emitter, default: DType) -> DType:
-    """The element type that the file gives for this node's result."""
+    """Return the element type that the file gives for this node's result."""
     return g.result.dtype if isinstance(g.result, Abstract) else default
 
 
@@ -52,7 +52,7 @@ def binary(op_type: str, *names: str, **attributes: Any) -> None:
 
 
 def unary(op_type: str, *names: str, **attributes: Any) -> None:
-    """A primitive of one operand that ONNX has as it is."""
+    """Register a primitive of one operand that is one ONNX operator."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any) -> Value:
@@ -71,7 +71,7 @@ _OF_FLOATS = frozenset(
 
 
 def compare(op_type: str, *names: str) -> None:
-    """A comparison."""
+    """Register a comparison."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any, y: Any) -> Value:
@@ -171,7 +171,7 @@ _SMALL = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 
 def via_int32(g: Emitter, op_type: str, *inputs: Value, **attributes: Any) -> Value:
-    """An operator that runtimes lack for small integers, in int32."""
+    """Emit an operator, in int32 for small integers: runtimes lack kernels for those."""
     dtype = inputs[0].dtype
     if dtype not in _SMALL:
         return g.node(op_type, *inputs, **attributes)
@@ -289,7 +289,7 @@ def squared_difference(g: Emitter, x: Any, y: Any) -> Value:
 
 @primitive("Atan2", "Atan2Ext")
 def atan2(g: Emitter, x: Any, y: Any) -> Value:
-    """The angle of (y, x) with its quadrant; ONNX has no such operator before version 26."""
+    """Return the angle of (y, x) with its quadrant; ONNX has no such operator before version 26."""
     up, right = common(g, x, y)
     zero = g.constant(0, up.dtype)
     pi = g.constant(math.pi, up.dtype)
@@ -370,7 +370,7 @@ def log(
 
 @primitive("Log1p")
 def log1p(g: Emitter, x: Value) -> Value:
-    """log(1 + x), exact for small x too: log(u) x / (u - 1) with u = 1 + x as it was rounded."""
+    """Lower log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x after rounding."""
     u = g.node("Add", x, 1)
     rest = g.node("Sub", u, 1)
     none = g.node("Equal", rest, g.constant(0, x.dtype), dtype=DType.BOOL)
@@ -399,7 +399,7 @@ def exp2(g: Emitter, x: Value) -> Value:
 
 @primitive("Expm1")
 def expm1(g: Emitter, x: Value) -> Value:
-    """exp(x) - 1, exact for small x too: 2 sinh(x/2) exp(x/2)."""
+    """Lower exp(x) - 1, exact for small x too: 2 sinh(x/2) exp(x/2)."""
     half = g.node("Mul", x, 0.5)
     small = g.node("Mul", g.node("Mul", g.node("Sinh", half), 2), g.node("Exp", half))
     plain = g.node("Sub", g.node("Exp", x), 1)
@@ -552,7 +552,7 @@ def cast(g: Emitter, x: Any, dst_type: Any = None) -> Value:
 
 
 def type_of(g: Emitter, given: Any) -> DType:
-    """An element type given as an argument: MindSpore's number for it, or a type."""
+    """Return an element type given as an argument: MindSpore's number for it, or a type."""
     from engine.formats.mindir.values import TYPE_IDS
 
     if isinstance(given, TypeId):
@@ -622,7 +622,7 @@ def logit(g: Emitter, x: Value, eps: float = -1.0) -> Value:
 
 @primitive("Cdist")
 def cdist(g: Emitter, x: Value, y: Value, p: float = 2.0) -> Value:
-    """Distances of each row of one to each row of the other."""
+    """Return distances of each row of one to each row of the other."""
     from engine.formats.mindir.primitives.reductions import norm
 
     apart = g.node("Sub", g.unsqueeze(x, (-2,)), g.unsqueeze(y, (-3,)))
@@ -653,7 +653,7 @@ def heaviside(g: Emitter, x: Value, at_zero: Value) -> Value:
 
 @primitive("Sinc")
 def sinc(g: Emitter, x: Value) -> Value:
-    """sin(pi x) / (pi x), and 1 at 0."""
+    """Lower sin(pi x) / (pi x), 1 at 0."""
     x = x if x.dtype in FLOATS else g.cast(x, result_type(g, DType.FLOAT32))
     angle = g.node("Mul", x, math.pi)
     none = g.node("Equal", angle, g.constant(0, x.dtype), dtype=DType.BOOL)
@@ -664,7 +664,7 @@ def sinc(g: Emitter, x: Value) -> Value:
 
 @primitive("Fmax")
 def fmax(g: Emitter, x: Any, y: Any) -> Value:
-    """The greater one; the other where one is no number."""
+    """Return the greater operand, ignoring NaN: the other one where one is NaN."""
     return _numbers(g, "Max", x, y)
 
 
@@ -690,7 +690,7 @@ def approximately(g: Emitter, x: Value, y: Value, *, tolerance: float = 1e-5) ->
 
 @primitive("LogAddExp")
 def log_add_exp(g: Emitter, x: Value, y: Value) -> Value:
-    """log(exp(x) + exp(y)) without overflow."""
+    """Lower log(exp(x) + exp(y)) without overflow."""
     left, right = common(g, x, y)
     distance = g.node("Abs", g.node("Sub", left, right))
     return g.node("Add", g.node("Max", left, right), g.node("Softplus", g.node("Neg", distance)))
@@ -704,7 +704,7 @@ def log_add_exp2(g: Emitter, x: Value, y: Value) -> Value:
 
 @primitive("Eps")
 def eps(g: Emitter, x: Value) -> Value:
-    """The least step above 1 in this type."""
+    """Return the least step above 1 in this type."""
     step = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT64: 2.0**-52}
     smallest = g.constant(step.get(x.dtype, 2.0**-23), x.dtype)
     return g.node("Expand", smallest, g.shape(x), shape=x.shape)

@@ -1,4 +1,4 @@
-"""Boxes of detectors: how much they overlap, which to keep, and what lies in them."""
+"""Bounding boxes of object detectors: IoU, non-maximum suppression, RoI pooling, decoding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.formats.mindir.values import DType, Value
 
 
 def _columns(g: Emitter, boxes: Value) -> list[Value]:
-    """Each coordinate of [..., 4] boxes as [..., 1]."""
+    """Return each coordinate of [..., 4] boxes as [..., 1]."""
     return [
         g.node("Slice", boxes, *map(g.ints, (column, column + 1, -1)), shape=(None, 1))
         for column in range(4)

@@ -19,7 +19,7 @@ _MAX_BINNED_SIZE = (
 
 
 def spatial(value: Any, count: int, default: int = 1) -> list[int]:
-    """The last `count` of a tuple; a number stands for all of them."""
+    """Return the last `count` sizes of a tuple; a number stands for all of them."""
     if value is None:
         return [default] * count
     sizes = list(axes_of(value))
@@ -27,7 +27,7 @@ def spatial(value: Any, count: int, default: int = 1) -> list[int]:
 
 
 def mode_of(pad_mode: Any) -> str:
-    """ "same", "valid" or "pad", whichever way the file says it."""
+    """Return "same", "valid" or "pad" for any spelling of the pad mode."""
     text = pad_mode.upper() if isinstance(pad_mode, str) else pad_mode
     mode = _MODES.get(text)
     if mode is None:
@@ -36,14 +36,14 @@ def mode_of(pad_mode: Any) -> str:
 
 
 def check_layout(layout: Any) -> None:
-    """Refuse what is not channels first."""
+    """Raise Unsupported for a layout other than channels first (NCHW)."""
     # 0 and 14 are MindSpore's numbers for NCHW and NCDHW.
     if layout not in (None, 0, 14, "NCHW", "NCDHW", "DefaultFormat", ""):
         raise Unsupported(f"the layout {layout!r}; export the model in NCHW")
 
 
 def _pads_from(pad: Any, count: int) -> tuple[list[int], list[int]] | None:
-    """Begin and end pads from one list: a pair an axis, or one number an axis, or one for all."""
+    """Return begin and end pads from a list: a pair an axis, a number an axis, or one for all."""
     if pad is None:
         return None
     sizes = list(axes_of(pad))
@@ -59,7 +59,7 @@ def _pads_from(pad: Any, count: int) -> tuple[list[int], list[int]] | None:
 def pads_of(
     x: Value, mode: str, kernel: list[int], stride: list[int], dilation: list[int], *given: Any
 ) -> dict[str, Any]:
-    """The ONNX attributes that say the padding."""
+    """Return the ONNX attributes for the padding."""
     count = len(kernel)
     if mode == "valid":
         return {"pads": [0] * 2 * count}
@@ -123,7 +123,7 @@ def depthwise(
     pad_list: Any = None, pad: Any = 0, stride: Any = 1, dilation: Any = 1,
     format: Any = "NCHW",
 ) -> Value:  # fmt: skip
-    """The weight is [multiplier, channels, h, w]; each channel has a group of its own."""
+    """Lower to a Conv with a group for each channel; the weight is [multiplier, channels, h, w]."""
     check_layout(format)
     if weight.shape is None or None in weight.shape:
         raise Unsupported("a convolution with a weight of unknown size")
@@ -223,7 +223,7 @@ def conv_transpose(
     dilation: Any = None, dilations: Any = None, group: Any = 1, format: Any = "NCHW",
     output_padding: Any = 0,
 ) -> Value:  # fmt: skip
-    """The gradient of a convolution: `input_sizes` is the shape that it gives."""
+    """Lower a transposed convolution. input_sizes: the shape of its result."""
     check_layout(format)
     count = g.rank(weight) - 2
     if weight.shape is None or None in weight.shape:
@@ -314,7 +314,7 @@ def avg_pool(
     g: Emitter, x: Value, kernel_size: Any = 1, strides: Any = 1, pad_mode: Any = "VALID",
     format: Any = "NCHW", *, pad: Any = 0,
 ) -> Value:  # fmt: skip
-    """Padding does not count as elements."""
+    """Average over the elements of each window, padding not counted."""
     check_layout(format)
     count = g.rank(x) - 2
     kernel, stride = spatial(kernel_size, count), spatial(strides, count)
@@ -374,7 +374,7 @@ def _max_with_indices(
     ceil_mode: Any,
     count: int,
 ) -> tuple[Value, Value]:
-    """Maxima and where they are in the flattened plane of each channel."""
+    """Max-pool; return maxima and their indices in the flattened plane of each channel."""
     sizes = spatial(kernel, count)
     strides = spatial(stride, count) if stride not in (None, ()) else sizes
     sides = spatial(pads, count, 0)
@@ -390,7 +390,7 @@ def _max_with_indices(
             plane *= size
         else:
             plane = g.node("Mul", g.scalar(plane, DType.INT64), g.scalar(size, DType.INT64))
-    # ONNX counts through the whole tensor.
+    # ONNX's indices run through the whole tensor, MindSpore's through one plane.
     return y, g.node("Mod", indices, g.scalar(plane, DType.INT64))
 
 
@@ -437,7 +437,7 @@ def adaptive_max_pool(g: Emitter, x: Value, output_size: Any, *rest: Any) -> Any
 
 
 def _argmax_of_bins(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | None:
-    """Position of each bin's greatest element in the flattened image; None where it is unknown."""
+    """Return the index of each bin's maximum in the flattened image; None where sizes are open."""
     if x.shape is None or None in x.shape[-len(sizes) :]:
         return None
     lengths = [dim or 0 for dim in x.shape[-len(sizes) :]]
@@ -462,7 +462,7 @@ def _argmax_of_bins(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> V
 
 
 def _bins(length: int, size: int) -> tuple[np.ndarray[Any, Any], list[tuple[int, int]]]:
-    """[size, width] places of each bin, its last one repeated to the widest; and the bins."""
+    """Return each bin's indices [size, width], the last one repeated as padding; and the bins."""
     bins = [(index * length // size, -(-(index + 1) * length // size)) for index in range(size)]
     width = max(stop - start for start, stop in bins)
     return np.array(
@@ -471,7 +471,7 @@ def _bins(length: int, size: int) -> tuple[np.ndarray[Any, Any], list[tuple[int,
 
 
 def _mean_of_open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
-    """Means over the bins of an axis whose length is known only at run time, from running sums."""
+    """Average over bins of an axis whose length is known only at run time, by cumulative sums."""
     length = g.scalar(g.dim(x, axis), DType.INT64)
     bins = np.arange(size)
     start = g.node(
@@ -493,7 +493,10 @@ def _mean_of_open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
 
 
 def _adaptive(g: Emitter, x: Value, output_size: Any, op_type: str) -> Value:
-    """Pooling into so many bins: one axis after another, since both can be taken so."""
+    """Pool into a fixed number of bins, one axis after another: mean and max are separable.
+
+    ONNX has no adaptive pooling: bins are gathered by index and reduced.
+    """
     rank = g.rank(x)
     sizes = output_size if isinstance(output_size, tuple) else (output_size,)
     declared = g.result.shape if hasattr(g.result, "shape") else None
@@ -549,7 +552,7 @@ def im2col(
     padding_mode: Any = "CALCULATED", kernel_size: Any = None, dilation: Any = None,
     padding: Any = None,
 ) -> Value:  # fmt: skip
-    """Windows as columns: a convolution with one-hot kernels."""
+    """Unfold windows into columns: a convolution with one-hot kernels, as ONNX has no Im2Col."""
     kernel = spatial(kernel_size if kernel_size is not None else ksizes, 2)
     stride = spatial(strides, 2)
     spacing = spatial(dilation if dilation is not None else dilations, 2)
@@ -574,7 +577,7 @@ def col2im_ext(
     g: Emitter, x: Value, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
     stride: Any = 1,
 ) -> Value:  # fmt: skip
-    """Columns [batch, channels * places, windows] back to an image: overlaps are added."""
+    """Fold columns [batch, channels * kernel area, windows] into an image; overlaps are summed."""
     kernel = spatial(kernel_size, 2)
     sides = spatial(padding, 2, 0)
     return g.node(
@@ -588,7 +591,7 @@ def col2im(
     g: Emitter, x: Value, output_size: Any, *, kernel_size: Any, dilation: Any = 1,
     padding: Any = 0, stride: Any = 1,
 ) -> Value:  # fmt: skip
-    """The same of [batch, channels, places, windows]."""
+    """Fold columns [batch, channels, kernel area, windows] into an image."""
     dims = g.dims(x)
     flat = g.reshape(x, (dims[0], -1, dims[3]))
     return col2im_ext(g, flat, output_size, kernel_size, dilation, padding, stride)

@@ -44,7 +44,7 @@ def _coordinates(align_corners: Any, half_pixel: Any) -> str:
 
 
 def _nearest(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any) -> Value:
-    """Nearest neighbours, by the very formula that picks them, where the sizes are known."""
+    """Resize to nearest neighbours; by a Gather with MindSpore's formula where sizes are known."""
     size = as_static(size)
     if not isinstance(size, tuple) or x.shape is None:
         return _resize(
@@ -139,7 +139,7 @@ def linear_1d(
 
 
 def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[Any, Any]:
-    """The matrix float32[new, old] that resizes one axis as MindSpore does.
+    """Return the matrix float32[new, old] that resizes one axis as MindSpore does.
 
     Places between pixels are rounded to 1/1024, for which it keeps a table of coefficients.
     """
@@ -171,7 +171,7 @@ def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[An
 def bicubic(
     g: Emitter, x: Value, size: Any, align_corners: Any = False, half_pixel_centers: Any = False
 ) -> Value:
-    """Cubic: with -0.5 and without what falls outside where pixels have halves, else -0.75."""
+    """Resize by cubic convolution; a = -0.5 with outside excluded for half pixels, else -0.75."""
     half = bool(half_pixel_centers)
     size = as_static(size)
     old = x.shape[2:] if x.shape is not None else (None,)
@@ -209,7 +209,7 @@ def resize(
     cubic_coeff: float = -0.75, exclude_outside: Any = 0, nearest_mode: Any = 0,
     format: Any = "NCHW",
 ) -> Value:  # fmt: skip
-    """The one primitive that converters make of many: method 0 linear, 1 nearest, 2 cubic."""
+    """Lower MindSpore Lite's fused Resize: method 0 linear, 1 nearest, 2 cubic."""
     check_layout(format)
     method = {"linear": 0, "nearest": 1, "cubic": 2}.get(method, method)
     coordinates = {0: "asymmetric", 1: "align_corners", 2: "half_pixel"}[

@@ -1,4 +1,4 @@
-"""Taking elements out of tensors and putting them in."""
+"""Gather, slice and scatter primitives."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from engine.formats.mindir.primitives.arithmetic import common
 from engine.formats.mindir.primitives.shapes import as_int, as_static, axes_of
 from engine.formats.mindir.values import FLOATS, DType, Value
 
-_FAR = 1 << 62
+_FAR = 1 << 62  # a bound beyond any axis: "to the end" of an ONNX Slice
 
 
 @primitive("Gather", "GatherV2", "SparseGatherV2", "gather")
 def gather(g: Emitter, params: Value, indices: Any, axis: Any = 0, batch_dims: Any = 0) -> Value:
-    """Elements along an axis; the first `batch_dims` axes of both go together."""
+    """Return elements along an axis; the first `batch_dims` axes of both go together."""
     ids = _ids(g, indices)
     axis = as_int(axis) % max(g.rank(params), 1)
     batch = as_int(batch_dims)
@@ -48,7 +48,7 @@ def _ids(g: Emitter, indices: Any) -> Value:
 
 @primitive("EmbeddingLookup")
 def embedding_lookup(g: Emitter, params: Value, indices: Value, offset: Any = 0) -> Value:
-    """Rows; an index outside of the table gives zeros."""
+    """Gather rows; an index outside of the table gives zeros."""
     ids = _ids(g, indices)
     shift = as_static(offset)
     if shift != 0:
@@ -94,7 +94,7 @@ def gather_nd(g: Emitter, x: Value, indices: Value) -> Value:
 
 @primitive("Index", "InnerIndex")
 def index(g: Emitter, x: Value, indices: Any) -> Value:
-    """x[i, j, ...] by tensors for the first axes."""
+    """Lower x[i, j, ...], with a tensor for each of the first axes."""
     index_tensors = indices if isinstance(indices, tuple) else (indices,)
     if len(index_tensors) == 1:
         if index_tensors[0].dtype is DType.BOOL:
@@ -113,7 +113,7 @@ def index(g: Emitter, x: Value, indices: Any) -> Value:
 
 @primitive("MaskedSelect")
 def masked_select(g: Emitter, x: Value, mask: Value) -> Value:
-    """The elements where the mask holds, both broadcast; the number is known only at run time."""
+    """Select the elements where the mask is true, both broadcast; a 1-D tensor of open size."""
     if x.shape != mask.shape:
         ones = g.node("Expand", g.constant(True), g.shape(x), shape=x.shape)
         mask = g.node("And", mask, ones)
@@ -130,7 +130,7 @@ def _select_true(g: Emitter, x: Value, mask: Value) -> Value:
 
 @primitive("NonZero", "nonzero", "InnerNonZero")
 def non_zero(g: Emitter, x: Value) -> Value:
-    """Places of what is not zero, a row each."""
+    """Return the coordinates of non-zero elements, a row for each."""
     return g.node("Transpose", g.node("NonZero", x, dtype=DType.INT64), perm=[1, 0])
 
 
@@ -199,7 +199,7 @@ def strided_slice(
     g: Emitter, x: Value, begin: Any, end: Any, strides: Any = None, begin_mask: Any = 0,
     end_mask: Any = 0, ellipsis_mask: Any = 0, new_axis_mask: Any = 0, shrink_axis_mask: Any = 0,
 ) -> Value:  # fmt: skip
-    """Python's x[a:b:c, ..., None, i], said with a bit in a mask for what is not a plain slice."""
+    """Lower Python's x[a:b:c, ..., None, i]; a bit mask for each kind that is no plain slice."""
     spec = _SliceSpec(
         g, x, as_static(begin), as_static(end), strides, begin_mask, end_mask, ellipsis_mask,
         new_axis_mask, shrink_axis_mask,
@@ -263,7 +263,7 @@ class _SliceSpec:
             axis += 1
 
     def add(self, axis: int, start: Any, stop: Any, step: int) -> None:
-        """Cut an axis."""
+        """Slice an axis."""
         self.axes.append(axis)
         self.starts.append(start)
         self.stops.append(stop)
@@ -273,14 +273,14 @@ class _SliceSpec:
 def _after(g: Emitter, start: Any) -> Any:
     if isinstance(start, int):
         return start + 1 if start != -1 else _FAR
-    # The place behind -1 is not 0 but the end.
+    # The exclusive stop after -1 is not 0 but the end.
     is_last = g.node("Equal", start, g.constant(-1, start.dtype), dtype=DType.BOOL)
     following = g.node("Add", start, 1)
     return g.node("Where", is_last, g.constant(_FAR, start.dtype), following, like=start)
 
 
 def _parts(g: Emitter, value: Any) -> list[Any]:
-    """The elements of a tuple, or of a computed vector."""
+    """Return the elements of a tuple, or of a computed vector."""
     if isinstance(value, tuple):
         return [g.cast(part, DType.INT64) if isinstance(part, Value) else part for part in value]
     if not isinstance(value, Value):
@@ -303,7 +303,7 @@ _HALVES = (DType.FLOAT16, DType.BFLOAT16)
 def scatter_into(
     g: Emitter, x: Value, indices: Value, updates: Value, reduction: str, axis: int | None = None
 ) -> Value:
-    """x with updates put or reduced into it: along an axis, or at the places of ScatterND."""
+    """Scatter updates into x: along an axis (ScatterElements), or by coordinates (ScatterND)."""
     op_type = "ScatterND" if axis is None else "ScatterElements"
     if reduction == "sub":
         updates, reduction = g.node("Neg", updates), "add"
@@ -445,7 +445,10 @@ def sequence_mask(g: Emitter, lengths: Value, maxlen: Any = None) -> Value:
 def copy_slices(
     g: Emitter, x: Value, value: Value, begin: Any, end: Any, strides: Any = None
 ) -> Value:
-    """x with x[begin:end:strides] replaced, by number for the first axes."""
+    """Assign to x[begin:end:strides], given for the first axes.
+
+    ONNX has no slice assignment: a mask over each axis selects between x and the gathered value.
+    """
     starts, stops = _parts(g, as_static(begin)), _parts(g, as_static(end))
     steps = axes_of(as_static(strides)) if strides is not None else (1,) * len(starts)
     dims = g.dims(x)
@@ -502,7 +505,7 @@ def select_v2(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
 def kv_cache_scatter_update(
     g: Emitter, x: Value, indices: Value, updates: Value, axis: Any, reduce: Any = "none"
 ) -> Value:
-    """x [batch, heads, length, size]: each batch's updates go to its place along the axis."""
+    """Write each batch's updates at its position along the axis; x [batch, heads, length, size]."""
     axis = as_int(axis) % g.rank(x)
     dims = g.dims(updates)
     starts = g.reshape(_ids(g, indices), (-1, *[1] * (len(dims) - 1)))

@@ -1,8 +1,8 @@
-"""Lower an index like x[a:b, ids, ...] where sizes are known only at run time.
+"""Tuple indices like x[a:b, ids, ...] of tensors whose sizes are known only at run time.
 
-The index comes with a kind for each of its places, up to eight, 0 behind the last. How many axes
+An index comes with a kind for each of its positions, up to eight, 0 behind the last. How many axes
 a tensor has is known when the model is read; so are the lengths of all tuples here, and which
-axis a place means. Only the numbers in the tuples may be computed.
+axis a position means. Only the numbers in the tuples may be computed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.shapes import as_int, axes_of
 from engine.formats.mindir.values import DType, Value
 
-_NONE, _ELLIPSIS, _SLICE, _TENSOR = 7, 9, 15, 17  # the kinds of a place
+_NONE, _ELLIPSIS, _SLICE, _TENSOR = 7, 9, 15, 17  # the kinds of a position
 
 
 def _kinds(types: Any) -> list[int]:
@@ -22,7 +22,7 @@ def _kinds(types: Any) -> list[int]:
 
 
 def _axis(kinds: list[int], position: int, rank: int, expanded: int) -> int:
-    """The axis that a place of the index means. expanded: a bit for each place that is new."""
+    """Return the axis that a position of the index means. expanded: bit mask of new axes."""
     if expanded:
         raise Unsupported("an index with a new axis, of a tensor whose sizes are open")
     if _ELLIPSIS in kinds and position > kinds.index(_ELLIPSIS):
@@ -38,7 +38,7 @@ def _range(g: Emitter, start: Any, stop: Any, step: Any = 1) -> Value:
 
 
 def _wrap_index(g: Emitter, index: Any, size: Any) -> Any:
-    """An index that may count from the end."""
+    """Make a possibly negative index count from the start."""
     if type(index) is int:
         return index if index >= 0 else _add(g, index, size)
     index = g.cast(index, DType.INT64)
@@ -54,7 +54,7 @@ def _add(g: Emitter, index: int, size: Any) -> Any:
 
 
 def _clamp_bound(g: Emitter, bound: Any, size: Any) -> Any:
-    """An end of a slice, within the axis."""
+    """Clamp a bound of a slice to the axis."""
     bound = _wrap_index(g, bound, size)
     if type(bound) is int and (bound == 0 or type(size) is int):
         return min(max(bound, 0), size) if bound else 0
@@ -67,7 +67,7 @@ def slice_to_indices(
     g: Emitter, x: Value, start: Any, stop: Any, step: Any, *, tuple_index_axis: int = 0,
     tuple_index_types: Any = (), expand_dims_mask: int = 0, init_by_none: Any = (0, 0, 0),
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The places that a slice takes, the shape of what it takes, its ends and step; 1 if none."""
+    """Return a slice's indices, result shape, start, stop, step, and 1 if it is empty, else 0."""
     kinds, dims = _kinds(tuple_index_types), g.dims(x)
     size = dims[_axis(kinds, tuple_index_axis, len(dims), expand_dims_mask) if kinds else 0]
     no_start, no_stop, no_step = axes_of(init_by_none)
@@ -93,7 +93,7 @@ def normalize_tuple_index(
     g: Emitter, x: Value, index: Any, *, origin_index_type: str, tuple_index_axis: int = 0,
     tuple_index_types: Any = (), expand_dims_mask: int = 0,
 ) -> Value:  # fmt: skip
-    """One place of an index as a tensor of numbers that are not below zero."""
+    """Return one position of an index as a tensor of non-negative numbers."""
     kinds, rank = _kinds(tuple_index_types), g.rank(x)
     if origin_index_type == "ellipsis_index":  # the place counts the axes that "..." stands for
         axis = kinds.index(_ELLIPSIS) + tuple_index_axis
@@ -183,7 +183,7 @@ def _tensor_axes_position(kinds: list[int]) -> int:
 def _broadcast_shape(
     g: Emitter, longer: tuple[Any, ...], shorter: tuple[Any, ...]
 ) -> tuple[Any, ...]:
-    """The shape that both are broadcast to."""
+    """Return the shape that both are broadcast to."""
     if len(longer) < len(shorter):
         longer, shorter = shorter, longer
     lead = len(longer) - len(shorter)
@@ -212,7 +212,7 @@ def remove_expanded_dims(
     tuple_index_types: Any = (), empty_indices_out: bool = False, has_true: bool = False,
     has_sequence: bool = False, expand_dims_cnt: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return whether an assignment writes anything, and the value's shape without new axes.
+    """Return how much an assignment writes, and the value's shape without new axes.
 
     Gives 0 for nothing, 1 for the whole tensor and -1 for what is in between; the shape; and where
     the axes of the index's tensors go.

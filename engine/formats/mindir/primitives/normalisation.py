@@ -135,7 +135,7 @@ def group_norm(
     beta: Any = None,
     epsilon: float = 1e-5,
 ) -> tuple[Any, ...]:
-    """Each group of channels over itself: as an instance norm of the groups, then scaled."""
+    """Lower GroupNorm as an InstanceNormalization of the groups, then scaled per channel."""
     dims = g.dims(x)
     groups = as_int(num_groups)
     bounded(groups)

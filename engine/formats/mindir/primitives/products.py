@@ -17,7 +17,7 @@ def _flipped(g: Emitter, x: Value) -> Value:
 
 
 def product(g: Emitter, x: Value, y: Value, flip_x: bool = False, flip_y: bool = False) -> Value:
-    """A product of matrices or stacks of them; Gemm where it may take a bias."""
+    """Return a product of matrices or stacks of them; Gemm where it may take a bias."""
     if x.rank == 2 and y.rank == 2 and x.dtype in FLOATS:
         return g.node("Gemm", x, y, transA=1 if flip_x else None, transB=1 if flip_y else None)
     x = _flipped(g, x) if flip_x else x
@@ -57,7 +57,7 @@ def dense(
     has_bias: Any = None,
     activation_type: Any = 0,
 ) -> Value:
-    """x times the transposed weight."""
+    """Multiply x by the transposed weight, and add the bias."""
     flip = g.rank(weight) == 2
     y = product(g, x, weight, False, flip)
     return g.node("Add", y, bias) if isinstance(bias, Value) else y
@@ -152,7 +152,7 @@ def determinant(g: Emitter, x: Value) -> Value:
 
 @primitive("LogMatrixDeterminant")
 def log_determinant(g: Emitter, x: Value) -> tuple[Value, Value]:
-    """The determinant's sign, and the logarithm of its size."""
+    """Return the determinant's sign, and the logarithm of its size."""
     det = determinant(g, x)
     return g.node("Sign", det), g.node("Log", g.node("Abs", det))
 

@@ -12,7 +12,7 @@ from engine.formats.mindir.values import Value
 
 
 def _reordered(g: Emitter, gates: Value, size: int, order: tuple[int, ...]) -> Value:
-    """The gates' blocks of rows in ONNX's order."""
+    """Return the gates' blocks of rows in ONNX's order."""
     parts = g.nodes(
         "Split", gates, types=[(None, None)] * len(order), axis=0, num_outputs=len(order)
     )
@@ -20,7 +20,7 @@ def _reordered(g: Emitter, gates: Value, size: int, order: tuple[int, ...]) -> V
 
 
 class _Packed:
-    """Reads one part after another from a flat vector."""
+    """Reader of consecutive parts of a flat weight vector."""
 
     def __init__(self, g: Emitter, flat: Value) -> None:
         self.g = g

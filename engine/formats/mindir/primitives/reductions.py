@@ -16,7 +16,7 @@ from engine.formats.mindir.values import FLOATS, Abstract, DType, Value
 def reduce(
     g: Emitter, op_type: str, x: Value, axis: Any, keep_dims: Any, skip: Any = False
 ) -> Value:
-    """A reduction; () and None are all axes, or none of them where `skip` is set."""
+    """Reduce over axes; () and None mean all of them, or none where `skip` is set."""
     axis = as_static(axis)
     if axis is None or axis == ():
         if axis == () and skip:
@@ -59,7 +59,7 @@ def sum_square(g: Emitter, x: Value, axis: Any = (), keep_dims: Any = False) -> 
 
 
 def _typed(op_type: str, *names: str) -> None:
-    """The newer forms, which take the element type to compute in."""
+    """Register the newer form of a reduction, which takes the dtype to compute in."""
 
     @primitive(*names)
     def lower(
@@ -103,7 +103,7 @@ def log_sum_exp(g: Emitter, x: Value, axis: Any = (), keep_dims: Any = False) ->
 def _variance(
     g: Emitter, x: Value, axis: Any, correction: Any, keep_dims: Any
 ) -> tuple[Value, Value]:
-    """Variance and mean. correction: what is taken off the count."""
+    """Return variance and mean. correction: subtracted from the count (Bessel's correction)."""
     axis = as_static(axis)
     axes = tuple(range(g.rank(x))) if axis is None or axis == () else axes_of(axis)
     centre = g.node("ReduceMean", x, g.ints(axes), keepdims=1)
@@ -224,7 +224,7 @@ def _cumulated(g: Emitter, x: Value, axis: Any, exclusive: Any, reverse: Any) ->
 def cum_prod(
     g: Emitter, x: Value, axis: Any, exclusive: Any = False, reverse: Any = False
 ) -> Value:
-    """By a running product over slices: the axis must have a known size."""
+    """Lower a cumulative product by a scan: ONNX has none. The axis must have a known size."""
     axis = as_int(axis) % g.rank(x)
     size = x.shape[axis] if x.shape is not None else None
     return _scan(g, x, axis, size, "Mul", 1, bool(exclusive), bool(reverse))
@@ -240,7 +240,7 @@ def _scan(
     exclusive: bool,
     reverse: bool,
 ) -> Value:
-    """A running reduction in log2(size) steps, each of the whole tensor with itself, shifted."""
+    """Scan (cumulative reduction) in log2(size) steps, each with the tensor shifted."""
     from engine.formats.mindir.emit import Unsupported
 
     if size is None:
@@ -280,7 +280,7 @@ def cummin(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
 def _running_extreme_with_index(
     g: Emitter, x: Value, axis: int, size: int | None, op_type: str
 ) -> tuple[Value, Value]:
-    """The running extreme, and where it was last met."""
+    """Return the running extreme, and where it was last met."""
     least = lowest(x.dtype)
     neutral = least if op_type == "Max" else np.inf if least == -np.inf else -1 - least
     if str(x.dtype).startswith("u") and op_type == "Min":
@@ -320,7 +320,7 @@ def count_non_zero(g: Emitter, x: Value, axis: Any = None, keep_dims: Any = Fals
 def cumulative_log_sum_exp(
     g: Emitter, x: Value, axis: Any, *, exclusive: Any = False, reverse: Any = False
 ) -> Value:
-    """By running sums of what the greatest element was taken off."""
+    """Lower by cumulative sums of exp(x - max), which do not overflow."""
     axis = as_int(axis)
     maximum = g.node("ReduceMax", x, g.ints((axis,)), keepdims=1)
     scaled = g.node("Exp", g.node("Sub", x, maximum))

@@ -1,4 +1,4 @@
-"""Python's numbers and tuples, as graphs with open shapes compute with them."""
+"""Arithmetic on Python's numbers and tuples, which graphs with open shapes compute sizes with."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _scalar(
 
 
 def _computed(exact: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
-    """The result for two of Python's values, as far as MindSpore's own int64 goes."""
+    """Compute on two Python values. Raises Unsupported beyond MindSpore's int64."""
     numbers = isinstance(x, int | float) and isinstance(y, int | float)
     if exact in _ARITHMETIC and not numbers:  # a text times a million is one, too
         raise Unsupported(f"{type(x).__name__} and {type(y).__name__} to calculate with")
@@ -55,7 +55,7 @@ _ARITHMETIC = (
 
 
 def _plain(value: Any) -> Any:
-    """A constant tensor without axes as the number it is."""
+    """Return a constant tensor without axes as the number it is."""
     if isinstance(value, Value) and value.rank == 0:
         array = value.array()
         if array is not None:
@@ -240,7 +240,7 @@ def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
 
 @primitive("JoinedStr")
 def joined_text(g: Emitter, *parts: Any) -> str:
-    """The text of an error that the source raises."""
+    """Return the text of an error that the source raises."""
     return "".join(str(part) for part in parts if not isinstance(part, Value))
 
 

@@ -13,7 +13,7 @@ from engine.formats.mindir.values import Abstract, DType, Value
 
 
 def axes_of(axis: Any) -> tuple[int, ...]:
-    """Axes given as a number or a tuple."""
+    """Return axes as a tuple, given as a number, a tuple or a constant tensor."""
     if isinstance(axis, Value):
         array = axis.array()
         if array is None:
@@ -23,13 +23,13 @@ def axes_of(axis: Any) -> tuple[int, ...]:
 
 
 def as_int(axis: Any) -> int:
-    """A number that must be known when the model is read."""
+    """Return a number as an int. Raises Unsupported where it is computed at run time."""
     (value,) = axes_of(axis)
     return value
 
 
 def as_static(value: Any) -> Any:
-    """A tensor of numbers that is constant as a tuple of them; anything else as it is."""
+    """Return a constant tensor as a tuple or number; any other value unchanged."""
     if isinstance(value, Value):
         array = value.array()
         if array is not None and array.ndim <= 1:
@@ -436,7 +436,7 @@ def pad_v3(
     mode: str = "constant",
     paddings_contiguous: bool = True,
 ) -> Value:
-    """Pairs for the last axes first; or, not contiguous, all starts and then all ends."""
+    """Pad. paddings: pairs, the last axis first; not contiguous: all starts and then all ends."""
     rank = g.rank(x)
     flat = as_static(paddings)
     if isinstance(flat, Value):
@@ -472,7 +472,7 @@ def constant_pad(g: Emitter, x: Value, padding: Any, value: Any = 0) -> Value:
 
 @primitive("DepthToSpace")
 def depth_to_space(g: Emitter, x: Value, *, block_size: int, format: Any = "NCHW") -> Value:
-    """As ONNX in its DCR order."""
+    """Lower to DepthToSpace in ONNX's DCR order."""
     return g.node("DepthToSpace", x, blocksize=int(block_size), mode="DCR")
 
 
@@ -593,7 +593,7 @@ def roll(
 
 @primitive("Meshgrid", "meshgrid")
 def meshgrid(g: Emitter, items: tuple[Any, ...], indexing: Any = "xy") -> tuple[Value, ...]:
-    """Each vector over the grid of all; indexing 1 is "xy", which swaps the first two axes."""
+    """Broadcast each vector over the grid of all; indexing 1 is "xy": first two axes swapped."""
     swapped = indexing in (1, "xy") and len(items) > 1
     order = [1, 0, *range(2, len(items))] if swapped else list(range(len(items)))
     sizes: list[Any] = [g.dim(items[index], 0) for index in order]
@@ -629,7 +629,7 @@ def _triangle(g: Emitter, x: Value, diagonal: Any, upper: int) -> Value:
 
 @primitive("Diag")
 def diag(g: Emitter, x: Value) -> Value:
-    """The elements on the diagonal of zeros, with each axis twice."""
+    """Put the elements onto the diagonal of a tensor of zeros that has each axis twice."""
     dims = g.dims(x)
     flat = g.reshape(x, (-1,))
     square_ = g.node("Expand", g.constant(0.0), g.ints((g.dim(flat, 0),) * 2))
@@ -640,7 +640,7 @@ def diag(g: Emitter, x: Value) -> Value:
 
 @primitive("DiagExt")
 def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
-    """A vector onto a diagonal, or the diagonal of a matrix."""
+    """Put a vector onto a diagonal, or take the diagonal of a matrix."""
     offset = as_int(diagonal)
     if g.rank(x) != 1:
         return diag_part(g, x, offset)
@@ -653,7 +653,7 @@ def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
 
 @primitive("MatrixSetDiagV3")
 def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align: str = "") -> Value:
-    """x with one of its diagonals replaced."""
+    """Replace one diagonal of x."""
     offsets = axes_of(as_static(k))
     shape_ = x.shape
     if len(set(offsets)) != 1 or shape_ is None or None in shape_[-2:]:
@@ -673,7 +673,7 @@ def matrix_diag(
     g: Emitter, x: Value, k: Any = 0, rows: Any = -1, columns: Any = -1, padding: Any = 0, *,
     align: str = "",
 ) -> Value:  # fmt: skip
-    """Vectors onto the diagonal of square matrices, beside a padding value."""
+    """Put vectors onto the diagonal of square matrices filled with a padding value."""
     length_ = g.dim(x, -1)
     if set(axes_of(as_static(k))) != {0} or not {as_static(rows), as_static(columns)} <= {
         -1,
@@ -707,7 +707,7 @@ def trace(g: Emitter, x: Value) -> Value:
 def trace_v2(
     g: Emitter, x: Value, offset: Any = 0, axis1: Any = 1, axis2: Any = 0, dtype: Any = None
 ) -> Value:
-    """The sums of the diagonals of two axes."""
+    """Return the sums of the diagonals of two axes."""
     if x.rank != 2 or as_int(offset):
         raise Unsupported("a trace beside the main diagonal, or of more than a matrix")
     return trace(g, x)

@@ -1,4 +1,4 @@
-"""Order: the largest, the smallest, the sorted, the distinct."""
+"""Sorting and selection: TopK, Sort, ArgMax, Unique, Median."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def arg_sort(
 
 @primitive("Unique")
 def unique(g: Emitter, x: Value) -> tuple[Value, Value]:
-    """The distinct values in the order in which they come first, and each element's place there."""
+    """Return the distinct values in order of first occurrence, and each element's index in them."""
     flat = g.reshape(_sortable(g, x), (-1,))
     kind = _second(g, DType.INT32)
     values, _, inverse, _ = g.nodes(
@@ -164,7 +164,7 @@ def median(
     g: Emitter, x: Value, axis: Any = -1, keep_dims: Any = False, *, global_median: Any = False,
     ignore_nan: Any = False,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """The lower of the middle elements, and where it is."""
+    """Return the lower of the middle elements, and where it is."""
     if global_median:
         x, axis = g.reshape(x, (-1,)), 0
     return kth_value(g, x, None, axis, keep_dims)
@@ -179,7 +179,7 @@ def whole_median(g: Emitter, x: Value) -> Value:
 def kth_value(
     g: Emitter, x: Value, k: Any, axis: Any = -1, keep_dims: Any = False
 ) -> tuple[Value, Value]:
-    """The k-th smallest (from 1) along an axis, the middle one for None; and where it is."""
+    """Return the k-th smallest (from 1) along an axis, the middle one for None; and where it is."""
     axis = as_int(axis)
     size = g.dim(x, axis)
     if k is not None:

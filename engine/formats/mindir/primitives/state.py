@@ -1,4 +1,4 @@
-"""Writing to parameters. What is returned is what the parameter holds afterwards."""
+"""Primitives that assign to parameters; each returns the parameter's new value."""
 
 from __future__ import annotations
 
