@@ -1,4 +1,4 @@
-"""Weights stored as float16: half the file, and the same model but for their rounding.
+"""Float16 storage pass: half the file, and the same model but for the weights' rounding.
 
 Each is followed by a Cast back, which runtimes fold when they load the model: it computes in
 float32 as before.
@@ -69,7 +69,7 @@ def store(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
 
 
 class _Work:
-    """notes: what stays float32 and why. count: tensors that are float16 now."""
+    """State of the pass. notes: what stays float32 and why. count: tensors stored as float16."""
 
     def __init__(self, model: ModelProto, job: Job) -> None:
         self.notes: list[str] = []
@@ -78,11 +78,11 @@ class _Work:
         self._names = Names(model)
         self._opsets = model.opset_import
         self._kept = {
-            node.input[place]
+            node.input[position]
             for body in bodies(model)
             for node in body.node
-            for place in _NO_WEIGHTS.get(node.op_type, ())
-            if place < len(node.input)
+            for position in _NO_WEIGHTS.get(node.op_type, ())
+            if position < len(node.input)
         }
 
     def store_initializers(self, tensors: Iterable[TensorProto], graph: GraphProto) -> None:
@@ -104,8 +104,8 @@ class _Work:
     def store_nodes(self, body: Body) -> None:
         """Return the tensors of a body's Constant nodes."""
         opsets = body.opset_import if isinstance(body, FunctionProto) else self._opsets
-        for place in range(len(body.node) - 1, -1, -1):
-            node = body.node[place]
+        for position in range(len(body.node) - 1, -1, -1):
+            node = body.node[position]
             if node.op_type != "Constant" or node.attribute[0].name != "value":
                 continue
             name = node.output[0]
@@ -113,7 +113,7 @@ class _Work:
             if half is not None:
                 node.output[0] = half.name
                 node.attribute[0].t.CopyFrom(half)
-                body.node.insert(place + 1, cast(half.name, name, TensorProto.FLOAT, opsets))
+                body.node.insert(position + 1, cast(half.name, name, TensorProto.FLOAT, opsets))
 
     def _half(self, tensor: TensorProto, name: str) -> TensorProto | None:
         """Return a weight as float16 under a name of its own; None for what stays as it is."""

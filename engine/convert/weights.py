@@ -1,4 +1,4 @@
-"""External data: weights beside a model's file, on their way into the model and out of it."""
+"""External data: load weights from files beside a model, and write them there."""
 
 from __future__ import annotations
 

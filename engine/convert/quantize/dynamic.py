@@ -1,4 +1,4 @@
-"""Weights as int8, activations quantized in each predict by the range that they have there."""
+"""Dynamic quantization: int8 weights; activations by their range in each predict."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _names(interpreter: Any) -> dict[str, str]:
     if len(signatures) == 1:
         runner = interpreter.get_signature_runner(*signatures)
         details = [*runner.get_output_details().items(), *runner.get_input_details().items()]
-        names |= {item["name"]: name for name, item in details}
+        names |= {detail["name"]: name for name, detail in details}
     if len(set(names.values())) < len(names):
         return {}
     return names

@@ -13,8 +13,8 @@ from engine.formats.mindir.shape_inference import shape_of
 from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
 from engine.formats.onnx.writer import Attribute, Node
 
-NODES = 200_000  # of one model; inlined functions count as often as they are called
-ELEMENTS = 1 << 24  # of a constant or tuple that lowering generates
+MAX_NODES = 200_000  # of one model; inlined functions count as often as they are called
+MAX_ELEMENTS = 1 << 24  # of a constant or tuple that lowering generates
 CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
 
 
@@ -135,8 +135,8 @@ class Emitter:
     def fresh(self) -> str:
         """Return an unused value name."""
         self._count += 1
-        if self._count > NODES:
-            raise Unsupported(f"the model unfolds into more than {NODES:,} operators")
+        if self._count > MAX_NODES:
+            raise Unsupported(f"the model unfolds into more than {MAX_NODES:,} operators")
         return f"%{self._count}"
 
     def title(self) -> str:
@@ -147,30 +147,30 @@ class Emitter:
 
     # --------------------------------------------------------------------------------- constants
 
-    def constant(self, number: Any, dtype: DType | None = None) -> Value:
+    def constant(self, literal: Any, dtype: DType | None = None) -> Value:
         """Return a constant tensor: a Python number or tuple of them, or a numpy array.
 
         dtype: for Python numbers; None is float32, int64 or bool by what they are. An array keeps
         its own unless `dtype` is given.
         """
-        if isinstance(number, Value):
-            return self.register(number)
-        key: tuple[Any, ...] = (number, dtype) if type(number) is int else ()
+        if isinstance(literal, Value):
+            return self.register(literal)
+        key: tuple[Any, ...] = (literal, dtype) if type(literal) is int else ()
         if key in self._constants:  # the most frequent ones
             return self._constants[key]
-        if isinstance(number, TypeId):
+        if isinstance(literal, TypeId):
             raise Unsupported("an element type where a tensor belongs")
-        if isinstance(number, str):
+        if isinstance(literal, str):
             raise Unsupported(
                 "a text where a tensor belongs; only tensors and numbers can be computed"
             )
-        array = np.asarray(number)
+        array = np.asarray(literal)
         if array.dtype == object:
-            raise Unsupported(f"{type(number).__name__} where a tensor belongs")
+            raise Unsupported(f"{type(literal).__name__} where a tensor belongs")
         if dtype is None:
             dtype = (
                 DType.from_numpy(array.dtype)
-                if isinstance(number, np.ndarray | np.generic)
+                if isinstance(literal, np.ndarray | np.generic)
                 else DType.BOOL if array.dtype == bool
                 else DType.INT64 if array.dtype.kind in "iu"
                 else DType.FLOAT32
@@ -324,7 +324,7 @@ class Emitter:
 
 def bounded(*sizes: int) -> None:
     """Raise Unsupported where a constant would get too many elements: a damaged file says any."""
-    if math.prod(max(size, 0) for size in sizes) > ELEMENTS:
+    if math.prod(max(size, 0) for size in sizes) > MAX_ELEMENTS:
         raise Unsupported(f"sizes of {' x '.join(map(str, sizes))} to be written out")
 
 

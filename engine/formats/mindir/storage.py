@@ -51,9 +51,8 @@ class Storage:
         self._key = key
         self._mode = mode
         self._in_memory: dict[str, memoryview] = {}  # data files in memory
-        self._on_disk: dict[
-            str, tuple[str, int]
-        ] = {}  # others: as the ONNX model names them; sizes
+        # Data files read by runtimes: location in the ONNX model, and size.
+        self._on_disk: dict[str, tuple[str, int]] = {}
         self._left_in: str | None = None  # the model's file, where tensors may stay in it
 
     @property

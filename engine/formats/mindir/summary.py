@@ -99,6 +99,6 @@ def _specs(proto: ValueProto) -> list[TensorSpec]:
     flat = [leaf for leaf in leaves(declared) if isinstance(leaf, Abstract)]
     name = local(proto.name)
     return [
-        TensorSpec(name if len(flat) == 1 else f"{name}_{index}", item.dtype, item.shape)
-        for index, item in enumerate(flat)
+        TensorSpec(name if len(flat) == 1 else f"{name}_{index}", abstract.dtype, abstract.shape)
+        for index, abstract in enumerate(flat)
     ]
