@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 def require(name: str, value: object, kind: type[T]) -> T:
-    """`value` if it is a `kind`, else TypeError."""
+    """Return `value` if it is a `kind`, else raise TypeError."""
     if not _is(value, kind):
         raise TypeError(f"{name} must be {kind.__name__}, but got {type(value)}.")
     return value  # type: ignore[return-value]  # what _is has found
 
 
 def require_int(name: str, value: object) -> int:
-    """`value` as an int if it is an integer, else TypeError."""
+    """Return `value` as an int if it is an integer, else raise TypeError."""
     return int(require(name, value, int))
 
 
@@ -36,7 +36,7 @@ def require_count(name: str, value: object, caller: str = "") -> int:
 
 
 def require_choice(name: str, value: object, *choices: str) -> str:
-    """`value` if it is one of `choices`, else TypeError or ValueError."""
+    """Return `value` if it is one of `choices`, else raise TypeError or ValueError."""
     text = require(name, value, str)
     if text not in choices:
         raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {text}.")
@@ -44,19 +44,19 @@ def require_choice(name: str, value: object, *choices: str) -> str:
 
 
 def require_list(name: str, value: object, kind: type[T]) -> list[T]:
-    """A copy of `value` if it is a list of `kind`, else TypeError."""
+    """Return a copy of `value` if it is a list of `kind`, else TypeError."""
     return _elements(name, require(name, value, list), kind)
 
 
 def require_shape(name: str, value: object) -> tuple[int, ...]:
-    """`value` as a tuple of ints if it is a list or tuple of integers, else TypeError."""
+    """Return a list or tuple of integers as a tuple, else raise TypeError."""
     if not isinstance(value, list | tuple):
         raise TypeError(f"{name} must be list or tuple, but got {type(value)}.")
     return tuple(int(dim) for dim in _elements(name, value, int))
 
 
 def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
-    """A copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
+    """Return a copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
     sections: dict[str, dict[str, str]] = {}
     for section, keys in require(name, value, dict).items():
         copy = sections[require(f"{name}_key", section, str)] = {}
@@ -70,7 +70,7 @@ def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
 
 
 def require_watchers(progress: object, cancel: object) -> None:
-    """TypeError unless long work can call `progress` and look at `cancel`; either may be None."""
+    """Raise TypeError unless `progress` is callable and `cancel` a token; either may be None."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, but got {type(progress)}.")
     if cancel is not None and not hasattr(cancel, "cancelled"):

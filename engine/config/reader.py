@@ -25,7 +25,7 @@ _MAX_BYTES = 16 * 1024 * 1024
 
 
 def configuration(path: str, over: object, caller: str) -> Config:
-    """The sections of the file at `path` ("" for none), with those of the dict `over` over them.
+    """Read the file at `path` ("" for none), overridden by the sections of the dict `over`.
 
     over: what a user passed as config_dict; nothing is read of one that is empty or None.
     caller: the method to name where there is no such file.
@@ -48,7 +48,7 @@ def configuration(path: str, over: object, caller: str) -> Config:
 
 
 def read_config(path: str) -> Config:
-    """The sections of a configuration file; ModelError naming the file, and the line, if bad."""
+    """Parse a configuration file's sections. Raises ModelError naming the file and the line."""
     try:
         text = _text(Path(path))
     except (OSError, ValueError) as error:
@@ -60,8 +60,8 @@ def read_config(path: str) -> Config:
         line = raw.strip()
         if len(line) <= 2 or line[0] in "#;":
             continue
-        if (found := _section(line)) is not None:
-            name, section = found, config.setdefault(found, {})
+        if (section_name := _section(line)) is not None:
+            name, section = section_name, config.setdefault(section_name, {})
             continue
         key, equals, value = (_bare(part) for part in line.partition("="))
         if section is None or not equals or not key:
@@ -96,7 +96,7 @@ def _text(path: Path) -> str:
 
 
 def _section(line: str) -> str | None:
-    """The name in a "[name]" line, which a comment may follow; None for any other line."""
+    """Return the name in a "[name]" line, which a comment may follow; None for any other line."""
     name, bracket, rest = line[1:].partition("]")
     if line[0] != "[" or not bracket or rest.strip()[:1] not in ("", "#", ";"):
         return None
@@ -113,7 +113,7 @@ def number_devices(
     targets: Sequence[str], sections: dict[str, dict[str, str]], device_id: int
 ) -> None:
     """Say a device's number to the backends that Context has no settings for."""
-    names = {each.lower().partition(":")[0] for each in targets}
+    names = {target.lower().partition(":")[0] for target in targets}
     # The host that stands behind another device for a fallback is not numbered with it.
     has_own = {"gpu", "ascend"} if names == {"cpu"} else {"gpu", "ascend", "cpu"}
     for name in names - has_own:

@@ -1,4 +1,4 @@
-"""What sections and keys a configuration may have, and a word on those that nobody reads.
+"""Schema of a configuration: its sections and keys; finds unused settings.
 
 The table is MindSpore Lite's. A backend's own settings are what its `BackendInfo.options` says;
 they go in section [<backend>_context].
@@ -84,7 +84,7 @@ def unused_settings(
     options: Collection[str],
     backends: Callable[[], Iterable[str]],
 ) -> Iterator[str]:
-    """What a user should know of a configuration that a model is built with, a line each.
+    """Return notes on a configuration that a model is built with, a line each.
 
     backend: the one that compiles the model; it reads the sections `read`, and in them `options`,
         as its manifest declares them ({}: it does not say).

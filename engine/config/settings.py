@@ -1,4 +1,4 @@
-"""How the classes of Context declare their settings: one method each.
+"""Descriptor by which the classes of Context declare their settings: one method each.
 
     class CpuSettings(Settings):
         @setting(0)

@@ -124,7 +124,7 @@ class Profiles:
 
 
 def _groups(key: str, named: Inputs, text: str) -> list[dict[str, list[str]]]:
-    """The bracketed lists of `text`, by profile and input: each as long as the input's open dims.
+    """Parse the bracketed lists of `text`, by profile and input: as long as its open dims.
 
     An input without open dims may have an empty entry, or one "[]" a profile.
     """
@@ -213,16 +213,16 @@ class Gears:
         # The user's sizes follow the order in which input_shape names the inputs.
         rest = (name for name in known if name not in named)
         order = [*named, *rest]
-        places = [
+        positions = [
             (name, index)
             for name in order
             for index, axis in enumerate(known[name])
             if axis[0] != axis[2]
         ]
-        _check_gears(gears, places, known, dynamic)
+        _check_gears(gears, positions, known, dynamic)
         filled: list[Inputs] = []
         for gear in gears:
-            sizes = dict(zip(places, gear, strict=True))
+            sizes = dict(zip(positions, gear, strict=True))
             filled.append(
                 {
                     name: tuple(
@@ -260,19 +260,19 @@ class Gears:
         )
 
 
-def _size_or_range(item: str, part: str) -> Axis:
-    if item == "-1":
+def _size_or_range(size: str, part: str) -> Axis:
+    if size == "-1":
         return OPEN
-    if re.fullmatch(r"\d+", item) and int(item) > 0:
-        return int(item), int(item), int(item)
-    ends = re.fullmatch(r"(\d+)\s*~\s*(\d+|-1)", item)
+    if re.fullmatch(r"\d+", size) and int(size) > 0:
+        return int(size), int(size), int(size)
+    ends = re.fullmatch(r"(\d+)\s*~\s*(\d+|-1)", size)
     if ends:
         lowest, highest = int(ends[1]), int(ends[2])
         if highest < 0 or lowest <= highest:
             return lowest, highest, highest
     raise ValueError(
         f"option 'input_shape': expected a size above 0, a range 'lowest~highest' or -1, "
-        f"got {item!r} in {part!r}"
+        f"got {size!r} in {part!r}"
     )
 
 
@@ -298,14 +298,14 @@ def _parse_gears(text: str) -> list[tuple[int, ...]]:
 
 def _check_gears(
     gears: Sequence[tuple[int, ...]],
-    places: Sequence[tuple[str, int]],
+    positions: Sequence[tuple[str, int]],
     known: Inputs,
     text: str,
 ) -> None:
     """Raise ValueError unless there are 2 to 100 gears, each with a size for every open axis."""
-    if not places:
+    if not positions:
         raise ValueError("option 'dynamic_dims': no size is open; set it to -1 in 'input_shape'")
-    for name, index in places:
+    for name, index in positions:
         if known[name][index] != OPEN:
             raise ValueError(
                 f"option 'dynamic_dims' excludes ranges: write dim {index} of {name!r} as -1 in "
@@ -318,10 +318,12 @@ def _check_gears(
             f"{more}{min(len(gears), MOST_GEARS)}"
         )
     for gear in gears:
-        if len(gear) != len(places):
+        if len(gear) != len(positions):
             raise ValueError(
-                f"option 'dynamic_dims': expected {len(places)} sizes in each gear, one for each "
-                f"-1 ({', '.join(f'{name}[{index}]' for name, index in places)}), got {list(gear)}"
+                f"option 'dynamic_dims': expected {len(positions)} sizes in each gear, one for "
+                "each "
+                f"-1 ({', '.join(f'{name}[{index}]' for name, index in positions)}), "
+                f"got {list(gear)}"
             )
     if len(set(gears)) != len(gears):
         raise ValueError(f"option 'dynamic_dims': a gear comes twice in {text!r}")

@@ -167,15 +167,15 @@ def _declared(dim: int | str | None, symbols: Mapping[str, Axis]) -> Axis:
     return symbols.get(dim, OPEN) if dim is not None else OPEN
 
 
-def _intersection(one: Axis, other: Axis) -> Axis | None:
+def _intersection(first: Axis, second: Axis) -> Axis | None:
     """Return the sizes in both ranges, the usual one that of `one` where it fits; None for none."""
-    lowest = max(one[0], other[0])
-    highest = min((axis[2] for axis in (one, other) if axis[2] >= 0), default=-1)
+    lowest = max(first[0], second[0])
+    highest = min((axis[2] for axis in (first, second) if axis[2] >= 0), default=-1)
     if highest < 0:
         return lowest, -1, -1
     if lowest > highest:
         return None
-    usual = one[1] if one[1] >= 0 else other[1]
+    usual = first[1] if first[1] >= 0 else second[1]
     return lowest, min(max(usual, lowest), highest), highest
 
 
@@ -207,10 +207,10 @@ def _says_more(given: ShapeRange, spec: TensorSpec | None) -> bool:
 def _enclosing(ranges: Sequence[ShapeRange]) -> ShapeRange:
     """Return the hull of the profiles' ranges; an axis open in one of them is open."""
     return ShapeRange(
-        tuple(map(min, zip(*(each.lowest for each in ranges), strict=True))),
+        tuple(map(min, zip(*(bounds.lowest for bounds in ranges), strict=True))),
         ranges[0].usual,
         tuple(
             -1 if min(sizes) < 0 else max(sizes)
-            for sizes in zip(*(each.highest for each in ranges), strict=True)
+            for sizes in zip(*(bounds.highest for bounds in ranges), strict=True)
         ),
     )

@@ -1,4 +1,4 @@
-"""The conversion of models: read, changed as the job says, written as ONNX.
+"""The converter's pipeline: read a model, apply the job's passes, write ONNX.
 
 job.py         what is asked, and the report of what was done
 sources/       the frameworks: one file each
@@ -63,11 +63,11 @@ def _convert(job: Job) -> Report:
     _require_onnx()
     notes = unused_settings.warn(job.config)
     with job.phase("reading"):
-        model, said = sources.read(job)
-    notes += said
+        model, pass_notes = sources.read(job)
+    notes += pass_notes
     size_before = _size_before(model, job)
-    model, said, accuracy = _changed(model, job)
-    notes += said
+    model, pass_notes, accuracy = _apply_passes(model, job)
+    notes += pass_notes
     _sign(model, job)
     with job.phase("writing"):
         written = write(model, job)
@@ -87,10 +87,13 @@ def _convert(job: Job) -> Report:
     )
 
 
-def _changed(
+def _apply_passes(
     model: ModelProto, job: Job
 ) -> tuple[ModelProto, list[str], Mapping[str, Mapping[str, float]]]:
-    """The model as it is to be, notes on that, and the accuracy of a quantized one."""
+    """Apply the job's passes in order: shapes, quantization, float16, edges.
+
+    Returns the model, notes on what was done, and the accuracy of a quantized one.
+    """
     from engine.convert import unused_settings
 
     notes = list(unused_settings.unread(job))
@@ -100,27 +103,27 @@ def _changed(
         from engine.convert import shapes
 
         with job.phase("input shapes"):
-            model, said = shapes.fix(model, job)
-        notes += said
+            model, pass_notes = shapes.fix(model, job)
+        notes += pass_notes
     if job.config:
         from engine.convert import quantize
 
         if quantize.asked(job.config):
             with job.phase("quantizing"):
-                model, said, accuracy = quantize.quantize(model, job)
-            notes += said
+                model, pass_notes, accuracy = quantize.quantize(model, job)
+            notes += pass_notes
     if job.weight_fp16:
         from engine.convert import half
 
         with job.phase("float16"):
-            model, said = half.store(model, job)
-        notes += said
+            model, pass_notes = half.store(model, job)
+        notes += pass_notes
     if any((job.input_dtype, job.output_dtype, job.input_format, job.output_format)):
         from engine.convert import edges  # last: calibration data is what the model itself takes
 
         with job.phase("inputs and outputs"):
-            model, said = edges.adapt(model, job)
-        notes += said
+            model, pass_notes = edges.adapt(model, job)
+        notes += pass_notes
     return model, notes, accuracy
 
 

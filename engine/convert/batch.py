@@ -1,9 +1,9 @@
-"""Another batch for a model that was exported with a fixed one.
+"""Rebatch pass: another batch size for a model that was exported with a fixed one.
 
 Such a file has its batch in the shapes that Reshape, Expand and the like are given, and in
 constants that were made for each sample. The nodes are walked in order, with the shapes of their
 values as they are and as they are to be; where the second do not follow from the first, the
-constant is exchanged. Whether the result means the same is then not argued but tried: on random
+constant is replaced. That the result computes the same is then not proven but tested: on random
 samples it must give what the original gives.
 """
 
@@ -71,26 +71,28 @@ def rebatch(model: ModelProto, weights: ModelProto, batches: Batches, job: Job) 
     _, *others = bodies(model)
     for body in others:
         if isinstance(body, GraphProto):
-            _forget((*body.input, *body.output))
+            _clear_shapes((*body.input, *body.output))
     try:
-        walk = _Walk(model, weights, given, batches)
-        nodes = walk.nodes(job)
+        rewriter = _BatchRewriter(model, weights, given, batches)
+        nodes = rewriter.nodes(job)
         comparison = Comparison(given, batches)
-        with _runnable(weights, job) as (tensors, folder):
+        with _weights_to_run(weights, job) as (tensors, folder):
             job.progress(_PHASE, 0, 2)
             try:
                 before = comparison.run(model, tensors, grows, folder, job)
             except (ModelError, InputError, ModelStateError) as error:
-                raise _Unfit(f"as it is it does not run, to compare with: {error}") from error
+                raise _CannotRebatch(
+                    f"as it is it does not run, to compare with: {error}"
+                ) from error
             job.progress(_PHASE, 1, 2)
-            declared = _put(model, nodes, walk.added, batches)
+            declared = _replace_nodes(model, nodes, rewriter.added, batches)
             after = comparison.run(model, tensors, not grows, folder, job)
             job.progress(_PHASE, 2, 2)
         difference = comparison.difference(before, after)
         if difference:
-            raise _Unfit(difference)
-    except (_Unfit, ModelError, InputError, ModelStateError) as error:
-        raise _refusal(given, batches, str(error), job) from error
+            raise _CannotRebatch(difference)
+    except (_CannotRebatch, ModelError, InputError, ModelStateError) as error:
+        raise _cannot_rebatch_error(given, batches, str(error), job) from error
     for output, kind in zip(model.graph.output, declared, strict=True):
         shapes = before[0][output.name].shape, after[0][output.name].shape
         for dim, old, new in zip(kind.tensor_type.shape.dim, *shapes):
@@ -98,28 +100,30 @@ def rebatch(model: ModelProto, weights: ModelProto, batches: Batches, job: Job) 
                 dim.dim_value = new
         output.type.CopyFrom(kind)
     return [
-        f"the fixed batch of {_changes(batches)}: {len(walk.added)} constants exchanged; on random "
-        "samples the cpu backend gives what it gives for the original"
+        f"the fixed batch of {_describe_changes(batches)}: {len(rewriter.added)} constants "
+        "exchanged; on random samples the cpu backend gives what it gives for the original"
     ]
 
 
 @contextmanager
-def _runnable(model: ModelProto, job: Job) -> Iterator[tuple[Iterable[TensorProto], Path | None]]:
-    """Weights to run a model with; those of a large one in a file, for as long as that lasts."""
+def _weights_to_run(
+    model: ModelProto, job: Job
+) -> Iterator[tuple[Iterable[TensorProto], Path | None]]:
+    """Yield the weights to run a model with; those of a large one are in a temporary file."""
     size = total_bytes(model)
     if size <= (INLINE_BYTES if job.is_secret else MAPPED_BYTES):
         yield model.graph.initializer, None
         return
     if job.is_secret:
-        raise _Unfit("it is encrypted, and too large to be run without writing it to disk")
+        raise _CannotRebatch("it is encrypted, and too large to be run without writing it to disk")
     with TemporaryDirectory(prefix=".", dir=job.output_file.parent) as folder:
         yield write_weights(model, Path(folder, "weights")), Path(folder)
 
 
-def _put(
+def _replace_nodes(
     model: ModelProto, nodes: list[NodeProto], added: list[TensorProto], batches: Batches
 ) -> list[TypeProto]:
-    """Make a model the new one, with outputs of unknown shape; returns their types until now."""
+    """Replace a model's nodes and batch sizes, and clear output shapes; return the old types."""
     graph = model.graph
     del graph.node[:]
     graph.node.extend(nodes)
@@ -131,26 +135,26 @@ def _put(
     for output in graph.output:
         declared.append(TypeProto())
         declared[-1].CopyFrom(output.type)
-    _forget(graph.output)
+    _clear_shapes(graph.output)
     return declared
 
 
-def _forget(values: Iterable[ValueInfoProto]) -> None:
+def _clear_shapes(values: Iterable[ValueInfoProto]) -> None:
     """Drop declared shapes: the batch may be in them."""
     for value in values:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
 
 
-class _Unfit(Exception):
-    """Why the batch cannot be changed."""
+class _CannotRebatch(Exception):
+    """The batch cannot be changed. The message says why."""
 
 
-def _changes(batches: Batches) -> str:
+def _describe_changes(batches: Batches) -> str:
     return ", ".join(f"{name!r} from {old} to {new}" for name, (old, new) in batches.items())
 
 
-def _refusal(
+def _cannot_rebatch_error(
     given: Sequence[ValueInfoProto], batches: Batches, reason: str, job: Job
 ) -> ModelError:
     olds = {old for old, _ in batches.values()} - {1}
@@ -162,14 +166,15 @@ def _refusal(
     hint = f"give {', '.join(others)} another batch too, or " if others else ""
     return ModelError(
         f"{job.model_file}: the batch is fixed in the model, and changing that of "
-        f"{_changes(batches)} fails: {reason}; {hint}export the model with a dynamic batch axis",
+        f"{_describe_changes(batches)} fails: {reason}; {hint}export the model with a dynamic "
+        "batch axis",
         str(job.model_file),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """Facts known of a value before a run. data: where it is small and the same in every run."""
+    """Static type of a value. data: its elements, for a small constant."""
 
     type: TypeProto | None = None
     data: Array | None = None
@@ -187,8 +192,8 @@ class _Value:
 _UNKNOWN = _Value()
 
 
-class _Walk:
-    """The nodes of a graph for another batch. added: their new constants."""
+class _BatchRewriter:
+    """Rewriter of a graph's nodes for another batch. added: their new constants."""
 
     def __init__(
         self,
@@ -218,28 +223,29 @@ class _Walk:
             self._new[name] = _Value(kind)
         self._inserted: list[NodeProto] = []
         self._from_one = min(old for old, _ in batches.values()) == 1
-        # Where on an axis the batch lies: so many steps of it are in each of those before it.
-        self._outside: dict[tuple[str, int], int] = {}
+        # Stride of the batch within an axis it has been merged into: a Reshape of [batch, time] to
+        # [time * batch] puts it inside of `time`, so later nodes must find it there.
+        self._strides: dict[tuple[str, int], int] = {}
 
     def nodes(self, job: Job) -> list[NodeProto]:
-        """All nodes in order, as they are to be. Raises _Unfit, Cancelled."""
+        """Return all nodes in order, rewritten. Raises _CannotRebatch, Cancelled."""
         result = []
         for node in self._graph.node:
             job.cancel.check()
             needed = reads(node)
             try:
-                before = self._outcome(node, self._old)
+                before = self._infer(node, self._old)
             except onnx.shape_inference.InferenceError:
                 before = {}
             after = before
             if any(self._is_changed(name) for name in needed):
-                node = self._fitted(node, before)
+                node = self._rewrite(node, before)
                 try:
-                    after = self._outcome(node, self._new)
+                    after = self._infer(node, self._new)
                 except onnx.shape_inference.InferenceError as error:
                     if before:
                         text = " ".join(str(error).split())
-                        raise _Unfit(f"{title(node)}: {text}") from error
+                        raise _CannotRebatch(f"{title(node)}: {text}") from error
                     after = {}
             for name in node.output:
                 old = self._old[name] = before.get(name, _UNKNOWN)
@@ -247,26 +253,26 @@ class _Walk:
                 same = after is before or (name in after and old.equals(new))
                 self._new[name] = old if same else new
             if after is not before:
-                self._follow(node)
+                self._propagate_strides(node)
             result += [*self._inserted, node]
             self._inserted.clear()
         return result
 
-    def _follow(self, node: NodeProto) -> None:
-        """Note where the batch lies on the outputs' axes: as on axes of these sizes before."""
-        where = {
-            self._pair(name, axis): outside
-            for (name, axis), outside in self._outside.items()
+    def _propagate_strides(self, node: NodeProto) -> None:
+        """Propagate the batch's strides to output axes that have the sizes of an input's axis."""
+        strides = {
+            self._axis_sizes(name, axis): stride
+            for (name, axis), stride in self._strides.items()
             if name in node.input
         }
-        for name in node.output if where else ():
+        for name in node.output if strides else ():
             for axis in range(len(self._new[name].dims or ())):
-                old, new = self._pair(name, axis)
-                outside = where.get((old, new))
-                if outside is not None and old != new:
-                    self._outside.setdefault((name, axis), outside)
+                old, new = self._axis_sizes(name, axis)
+                stride = strides.get((old, new))
+                if stride is not None and old != new:
+                    self._strides.setdefault((name, axis), stride)
 
-    def _pair(self, name: str, axis: int) -> tuple[int | None, int | None]:
+    def _axis_sizes(self, name: str, axis: int) -> tuple[int | None, int | None]:
         old, new = self._old[name].dims, self._new[name].dims
         if old is None or new is None or len(old) != len(new):
             return None, None
@@ -277,7 +283,7 @@ class _Walk:
 
     # -------------------------------------------------------------------------- what a node makes
 
-    def _outcome(self, node: NodeProto, known: Mapping[str, _Value]) -> dict[str, _Value]:
+    def _infer(self, node: NodeProto, known: Mapping[str, _Value]) -> dict[str, _Value]:
         """Infer the facts of a node's outputs; none where a fact that it reads is missing.
 
         Raises onnx's InferenceError where the node cannot take what it reads.
@@ -296,16 +302,16 @@ class _Walk:
             schema = onnx.defs.get_schema(node.op_type, self._opsets.get(domain, 1), domain)
         except onnx.defs.SchemaError:
             return {}
-        found = onnx.shape_inference.infer_node_outputs(
+        output_types = onnx.shape_inference.infer_node_outputs(
             schema, node, types, data, opset_imports=self._imports
         )
-        arrays = self._computed(node, known, found)
-        return {name: _Value(kind, arrays.get(name)) for name, kind in found.items()}
+        arrays = self._fold_small_constants(node, known, output_types)
+        return {name: _Value(kind, arrays.get(name)) for name, kind in output_types.items()}
 
-    def _computed(
+    def _fold_small_constants(
         self, node: NodeProto, known: Mapping[str, _Value], types: Mapping[str, TypeProto]
     ) -> Mapping[str, Array]:
-        """The outputs of a node that computes small constants: mostly shapes for other nodes."""
+        """Evaluate a node whose inputs are small constants: mostly shapes for other nodes."""
         sizes = [_dims(kind) for kind in types.values()]
         if node.domain not in ("", "ai.onnx") or any(
             dims is None or None in dims or _product(dims) > SMALL for dims in sizes
@@ -341,58 +347,58 @@ class _Walk:
 
     # ----------------------------------------------------------------------- what is to be changed
 
-    def _fitted(self, node: NodeProto, before: Mapping[str, _Value]) -> NodeProto:
-        """A node, with other constants where those that it has are made for the old batch."""
-        fitted = NodeProto()
-        fitted.CopyFrom(node)
+    def _rewrite(self, node: NodeProto, before: Mapping[str, _Value]) -> NodeProto:
+        """Return a copy of a node, its constants replaced where they hold the old batch."""
+        rewritten = NodeProto()
+        rewritten.CopyFrom(node)
         if node.op_type == "Reshape":
-            self._fit_reshape(fitted, before)
+            self._fit_reshape(rewritten, before)
         elif node.op_type == "Expand":
-            self._fit_sizes(fitted, 1, from_end=True)
-            self._fit_expanded(fitted)
+            self._fit_sizes(rewritten, 1, from_end=True)
+            self._fit_expanded(rewritten)
         elif node.op_type == "Resize" and len(node.input) > 3 and not _attribute(node, "axes"):
-            self._fit_sizes(fitted, 3)
+            self._fit_sizes(rewritten, 3)
         elif node.op_type == "Slice" and len(node.input) > 2:
-            self._fit_slice(fitted)
+            self._fit_slice(rewritten)
         elif node.op_type in _BROADCAST:
-            self._fit_operands(fitted, skip=2 if node.op_type == "MatMul" else 0)
+            self._fit_operands(rewritten, skip=2 if node.op_type == "MatMul" else 0)
         elif node.op_type == "Concat":
-            self._fit_concat(fitted)
+            self._fit_concat(rewritten)
         elif node.op_type in ("GRU", "LSTM", "RNN") and not _attribute(node, "layout"):
-            for place, axis in ((4, 0), (5, 1), (6, 1)):
-                if place < len(node.input):
-                    self._fit_rows(fitted, place, axis, *self._pair(node.input[0], 1))
-        return fitted
+            for position, axis in ((4, 0), (5, 1), (6, 1)):
+                if position < len(node.input):
+                    self._fit_rows(rewritten, position, axis, *self._axis_sizes(node.input[0], 1))
+        return rewritten
 
     def _fit_reshape(self, node: NodeProto, before: Mapping[str, _Value]) -> None:
-        """Give the axis of the result in which the batch comes first its new size."""
+        """Set the new size of the result's axis that has the batch."""
         data, shape = node.input[0], node.input[1]
         old, new = self._old[data].dims, self._new[data].dims
-        asked = self._old[shape].data
-        made = before[node.output[0]].dims if node.output[0] in before else None
-        if old is None or new is None or asked is None or made is None or old == new:
+        requested = self._old[shape].data
+        result = before[node.output[0]].dims if node.output[0] in before else None
+        if old is None or new is None or requested is None or result is None or old == new:
             return
-        wanted = list(made)
-        for axis, (size, to_be) in enumerate(zip(old, new)):
-            if size == to_be:
+        target = list(result)
+        for axis, (size, new_size) in enumerate(zip(old, new)):
+            if size == new_size:
                 continue
-            place = None
-            if size and to_be and None not in old[:axis]:
-                before_it = _product(old[:axis]) * self._outside.get((data, axis), 1)
-                place = _place(made, before_it, Fraction(to_be, size), self._from_one)
-            if place is None:
-                raise _Unfit(
-                    f"{title(node)} makes {_text(made)} of {_text(old)}, in which the batch has "
+            result_axis = None
+            if size and new_size and None not in old[:axis]:
+                outer = _product(old[:axis]) * self._strides.get((data, axis), 1)
+                result_axis = _batch_axis(result, outer, Fraction(new_size, size), self._from_one)
+            if result_axis is None:
+                raise _CannotRebatch(
+                    f"{title(node)} makes {_text(result)} of {_text(old)}, in which the batch has "
                     "no axis"
                 )
-            there = made[place]
-            wanted[place] = None if there is None else there * to_be // size
-            self._outside[node.output[0], place] = before_it // _product(made[:place])
+            result_size = result[result_axis]
+            target[result_axis] = None if result_size is None else result_size * new_size // size
+            self._strides[node.output[0], result_axis] = outer // _product(result[:result_axis])
         try:
-            found = self._outcome(node, self._new)
+            inferred = self._infer(node, self._new)
         except onnx.shape_inference.InferenceError:
-            found = {}
-        if node.output[0] in found and found[node.output[0]].dims == tuple(wanted):
+            inferred = {}
+        if node.output[0] in inferred and inferred[node.output[0]].dims == tuple(target):
             return
         if self._is_changed(shape):
             return  # computed from shapes by the model itself
@@ -401,31 +407,36 @@ class _Walk:
             int(given)
             if size is None
             or given == -1
-            or (given == 0 and not keeps_zero and place < len(new) and size == new[place])
+            or (
+                given == 0
+                and not keeps_zero
+                and result_axis < len(new)
+                and size == new[result_axis]
+            )
             else size
-            for place, (given, size) in enumerate(zip(asked.tolist(), wanted))
+            for result_axis, (given, size) in enumerate(zip(requested.tolist(), target))
         ]
         node.input[1] = self._constant(node, np.array(sizes, np.int64))
 
-    def _fit_sizes(self, node: NodeProto, place: int, from_end: bool = False) -> None:
+    def _fit_sizes(self, node: NodeProto, position: int, from_end: bool = False) -> None:
         """Change sizes that are given for the axes of the first input."""
-        sizes = self._old[node.input[place]].data if node.input[place] else None
+        sizes = self._old[node.input[position]].data if node.input[position] else None
         old, new = self._old[node.input[0]].dims, self._new[node.input[0]].dims
-        if sizes is None or old is None or new is None or self._is_changed(node.input[place]):
+        if sizes is None or old is None or new is None or self._is_changed(node.input[position]):
             return
-        wanted = sizes.copy()
+        fitted = sizes.copy()
         shift = len(sizes) - len(old) if from_end else 0
-        for axis, (size, to_be) in enumerate(zip(old, new)):
-            target = axis + shift
-            if size == to_be or target < 0 or (from_end and size == 1):
+        for axis, (size, new_size) in enumerate(zip(old, new)):
+            sizes_axis = axis + shift
+            if size == new_size or sizes_axis < 0 or (from_end and size == 1):
                 continue  # Expand leaves an axis as it is where it is given a 1
-            if wanted[target] == size:
-                wanted[target] = to_be
-        if not np.array_equal(wanted, sizes):
-            node.input[place] = self._constant(node, wanted)
+            if fitted[sizes_axis] == size:
+                fitted[sizes_axis] = new_size
+        if not np.array_equal(fitted, sizes):
+            node.input[position] = self._constant(node, fitted)
 
     def _fit_expanded(self, node: NodeProto) -> None:
-        """Fit what is expanded to sizes that the model computes."""
+        """Fit the input of an Expand whose sizes the model computes."""
         old, new = (known[node.input[1]].data for known in (self._old, self._new))
         dims = self._new[node.input[0]].dims
         if old is None or new is None or dims is None or len(old) != len(new):
@@ -447,14 +458,14 @@ class _Walk:
             or (names[2] and axes is None)
         ):
             return
-        wanted = ends.copy()
-        for place, axis in enumerate(range(len(ends)) if axes is None else axes.tolist()):
-            size, to_be = old[axis], new[axis]
-            whole = size is not None and starts[place] == 0 and ends[place] >= size
-            if whole and to_be is not None and ends[place] < to_be:
-                wanted[place] = to_be
-        if not np.array_equal(wanted, ends):
-            node.input[2] = self._constant(node, wanted)
+        fitted = ends.copy()
+        for position, axis in enumerate(range(len(ends)) if axes is None else axes.tolist()):
+            size, new_size = old[axis], new[axis]
+            whole = size is not None and starts[position] == 0 and ends[position] >= size
+            if whole and new_size is not None and ends[position] < new_size:
+                fitted[position] = new_size
+        if not np.array_equal(fitted, ends):
+            node.input[2] = self._constant(node, fitted)
 
     def _fit_operands(self, node: NodeProto, skip: int) -> None:
         """Fit operands that are constant to those that change; skip: last axes left alone."""
@@ -465,43 +476,45 @@ class _Walk:
             for back in range(skip + 1, len(old) + 1):
                 if old[-back] == new[-back] or old[-back] == 1:
                     continue
-                for place, other in enumerate(node.input):
+                for position, other in enumerate(node.input):
                     dims = self._new[other].dims
                     if dims is not None and len(dims) >= back and not self._is_changed(other):
-                        self._fit_rows(node, place, len(dims) - back, old[-back], new[-back])
+                        self._fit_rows(node, position, len(dims) - back, old[-back], new[-back])
 
     def _fit_concat(self, node: NodeProto) -> None:
-        joined = _attribute(node, "axis")
+        concat_axis = _attribute(node, "axis")
         for name in dict.fromkeys(node.input):
             old, new = self._old[name].dims, self._new[name].dims
             for axis in range(len(old or ())):
-                if old is None or new is None or axis == joined % len(old):
+                if old is None or new is None or axis == concat_axis % len(old):
                     continue
-                for place, other in enumerate(node.input):
+                for position, other in enumerate(node.input):
                     if not self._is_changed(other):
-                        self._fit_rows(node, place, axis, old[axis], new[axis])
+                        self._fit_rows(node, position, axis, old[axis], new[axis])
 
     def _fit_rows(
-        self, node: NodeProto, place: int, axis: int, old: int | None, new: int | None
+        self, node: NodeProto, position: int, axis: int, old: int | None, new: int | None
     ) -> None:
         """Make an operand of `old` rows along an axis one of `new`: the first, or all repeated."""
-        name = node.input[place]
+        name = node.input[position]
         dims = self._new[name].dims if name else None
         if old is None or new is None or old == new or dims is None or dims[axis] != old:
             return
         if self._is_changed(name):
             return
         if self._opsets[""] < 10:
-            raise _Unfit(f"{title(node)}: {name!r} is made for {old}, and opset 10 is needed")
-        unit = new if new < old else gcd(old, new)
-        if unit < old:
-            bounds = [self._constant(node, np.array([item])) for item in (0, unit, axis)]
+            raise _CannotRebatch(
+                f"{title(node)}: {name!r} is made for {old}, and opset 10 is needed"
+            )
+        block = new if new < old else gcd(old, new)
+        if block < old:
+            bounds = [self._constant(node, np.array([bound])) for bound in (0, block, axis)]
             name = self._insert("Slice", [name, *bounds])
-        if unit < new:
+        if block < new:
             repeats = np.ones(len(dims), np.int64)
-            repeats[axis] = new // unit
+            repeats[axis] = new // block
             name = self._insert("Tile", [name, self._constant(node, repeats)])
-        node.input[place] = name
+        node.input[position] = name
 
     def _insert(self, op_type: str, operands: list[str]) -> str:
         """Put a node before the one that is being fitted; returns what it makes."""
@@ -509,7 +522,7 @@ class _Walk:
         node = helper.make_node(op_type, operands, [name], name=name)
         self._inserted.append(node)
         self._old[name] = self._old[operands[0]]
-        self._new[name] = self._outcome(node, self._new)[name]
+        self._new[name] = self._infer(node, self._new)[name]
         return name
 
     def _constant(self, node: NodeProto, array: Array) -> str:
@@ -521,28 +534,28 @@ class _Walk:
         return name
 
 
-def _place(made: Dims, before: int, ratio: Fraction, from_one: bool) -> int | None:
-    """The axis of a reshaped tensor that has the batch, of which `before` elements lie outside.
+def _batch_axis(dims: Dims, outer: int, ratio: Fraction, from_one: bool) -> int | None:
+    """Return the axis of a reshaped tensor that has the batch; `outer` elements lie outside of it.
 
     It begins there, or the batch is inside it. A batch of one may as well be the end of an axis:
     then it is the first axis that begins there, but not the last of the tensor, which has features.
     """
-    begins, covers, ends = [], [], []
-    for place, size in enumerate(made):
-        if None in made[:place]:
+    starting, covering, ending = [], [], []
+    for axis, size in enumerate(dims):
+        if None in dims[:axis]:
             break
-        start = _product(made[:place])
+        start = _product(dims[:axis])
         if size is not None and (size * ratio).denominator != 1:
             continue
-        if start == before:
-            begins.append(place)
-        elif start < before and before % start == 0 and (size is None or before < start * size):
-            covers.append(place)
-        elif start < before and size is not None and from_one and before == start * size:
-            ends.append(place)
-    last = len(made) - 1
-    able = [*(start for start in begins if start < last), *covers, *ends, *begins]
-    return able[0] if able else None
+        if start == outer:
+            starting.append(axis)
+        elif start < outer and outer % start == 0 and (size is None or outer < start * size):
+            covering.append(axis)
+        elif start < outer and size is not None and from_one and outer == start * size:
+            ending.append(axis)
+    last = len(dims) - 1
+    candidates = [*(start for start in starting if start < last), *covering, *ending, *starting]
+    return candidates[0] if candidates else None
 
 
 def _product(dims: Dims) -> int:
@@ -550,7 +563,7 @@ def _product(dims: Dims) -> int:
 
 
 def _dims(kind: TypeProto) -> Dims | None:
-    """The dims of a tensor, None for an open one; None for an unknown rank."""
+    """Return the dims of a tensor, None for an open one; None for an unknown rank."""
     if not kind.HasField("tensor_type") or not kind.tensor_type.HasField("shape"):
         return None
     return tuple(
@@ -564,7 +577,7 @@ def _text(dims: Dims) -> str:
 
 
 def _attribute(node: NodeProto, name: str) -> Any:
-    """An attribute's value; 0 where it is not given."""
+    """Return an attribute's value; 0 where it is not given."""
     return next(
         (
             helper.get_attribute_value(attribute)

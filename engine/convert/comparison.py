@@ -28,7 +28,7 @@ OPEN = 8
 
 
 class Comparison:
-    """Of two models on random samples: all for that of the larger batch, some for the other."""
+    """Comparison of two models on random samples: all for the larger batch, some for the other."""
 
     def __init__(
         self, given: Sequence[ValueInfoProto], batches: Mapping[str, tuple[int, int]]
@@ -39,7 +39,7 @@ class Comparison:
         # Inputs may have several rows for each sample.
         self._rows = {name: max(sizes) // self._all for name, sizes in batches.items()}
         self._inputs = {
-            value.name: _drawn(value, self._rows.get(value.name, 0) * self._all, chance)
+            value.name: _draw(value, self._rows.get(value.name, 0) * self._all, chance)
             for value in given
         }
         # 1 shows what depends on a sample's place in the batch, also where that has a period.
@@ -53,7 +53,7 @@ class Comparison:
         folder: Path | None,
         job: Job,
     ) -> list[Arrays]:
-        """The outputs of a model: on the few samples from each start, or once on all.
+        """Return the outputs of a model: on the few samples from each start, or once on all.
 
         model: a light one. weights: its own; where these refer to a file, it is in `folder`, and
             the model is written there too.
@@ -96,9 +96,9 @@ class Comparison:
         parts, [whole] = (one, other) if len(one) > 1 else (other, one)
         for start, part in zip(self._starts, parts, strict=True):
             for name, few in part.items():
-                found = self._compared(few, whole[name], start)
-                if found:
-                    return f"output {name!r} {found}"
+                mismatch = self._compared(few, whole[name], start)
+                if mismatch:
+                    return f"output {name!r} {mismatch}"
         if all(np.array_equal(parts[0][name], parts[-1][name], equal_nan=True) for name in whole):
             return "random samples all give the same, so nothing can be compared"
         return ""
@@ -112,11 +112,11 @@ class Comparison:
             a != b and (a % count or a // count * self._all != b) for a, b in zip(small, large)
         ):
             return f"is of shape {small} for {count} and of {large} for {self._all}"
-        place = tuple(
+        rows = tuple(
             slice(None) if a == b else slice(start * a // count, start * a // count + a)
             for a, b in zip(small, large)
         )
-        same = everything[place]
+        same = everything[rows]
         if DType.from_numpy(few.dtype) not in FLOATS:
             wrong = np.count_nonzero(few != same)
             return f"has {wrong} of {few.size} values that differ" if wrong else ""
@@ -133,8 +133,8 @@ class Comparison:
         )
 
 
-def _drawn(value: ValueInfoProto, batch: int, chance: np.random.Generator) -> npt.NDArray[Any]:
-    """Random values for an input; batch: the size of its first axis, 0 for as it is."""
+def _draw(value: ValueInfoProto, batch: int, chance: np.random.Generator) -> npt.NDArray[Any]:
+    """Draw random values for an input; batch: the size of its first axis, 0 for its own."""
     tensor = value.type.tensor_type
     dims = [
         dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else OPEN

@@ -1,4 +1,4 @@
-"""Edges of a model: inputs and outputs of another element type or layout than its own.
+"""Edge pass: give a model's inputs and outputs another element type or layout.
 
 A Transpose or Cast between the edge and the model; inputs and outputs keep their names.
 """
@@ -47,14 +47,14 @@ class _Edge:
 
 
 def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
-    """The model's own layouts, of inputs and of outputs: its framework's.
+    """Return the model's own layouts, of inputs and of outputs: its framework's.
 
     A result of this converter says its own, if that is not NCHW.
     """
     if framework in (FmkType.TF, FmkType.TFLITE):
         return Format.NHWC, Format.NHWC
-    said = {entry.key: entry.value for entry in model.metadata_props}
-    first, last = (_LAYOUTS.get(said.get(key, ""), Format.NCHW) for key in LAYOUT_KEYS)
+    metadata = {entry.key: entry.value for entry in model.metadata_props}
+    first, last = (_LAYOUTS.get(metadata.get(key, ""), Format.NCHW) for key in LAYOUT_KEYS)
     return first, last
 
 
@@ -84,17 +84,23 @@ def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
         for output in result.graph.output
     }
     for name in given.keys() & taken.keys():
-        one, other = given[name], taken[name]
-        if (one.outer, one.perm) != (other.outer, other.perm):
+        given_edge, taken_edge = given[name], taken[name]
+        if (given_edge.outer, given_edge.perm) != (taken_edge.outer, taken_edge.perm):
             text = f"{name!r} stays as it is: an input and an output that are one value"
-            given[name] = taken[name] = _Edge(name, one.inner, one.inner, notes=[text])
-    edges = [*given.values(), *(one_name for name, one_name in taken.items() if name not in given)]
+            given[name] = taken[name] = _Edge(
+                name, given_edge.inner, given_edge.inner, notes=[text]
+            )
+    edges = [*given.values(), *(edge for name, edge in taken.items() if name not in given)]
     notes = exposed + [note for edge in edges for note in edge.notes]
-    for what, asked, found in (
+    for what, requested, specs in (
         ("input", job.input_format, given), ("output", job.output_format, taken),
     ):  # fmt: skip
-        ranked = [item.inner for item in found.values() if item.inner.tensor_type.HasField("shape")]
-        if asked is not None and len(ranked) == len(found) and not any(map(_is_picture, ranked)):
+        ranked = [spec.inner for spec in specs.values() if spec.inner.tensor_type.HasField("shape")]
+        if (
+            requested is not None
+            and len(ranked) == len(specs)
+            and not any(map(_is_picture, ranked))
+        ):
             notes.append(f"{what}_format has no effect: no {what} has 4 axes")
     if not exposed and not any(edge.is_changed for edge in edges):
         return model, notes
@@ -141,7 +147,7 @@ def _element(dtype: DataType | None) -> DType | None:
 def _edge(
     value: ValueInfoProto, what: str, dtype: DType | None, layout: Format | None, own: Format
 ) -> _Edge:
-    """Planned change of one input or output."""
+    """Plan the change of one input or output."""
     edge = _Edge(value.name, TypeProto(), TypeProto())
     edge.inner.CopyFrom(value.type)
     edge.outer.CopyFrom(value.type)
@@ -171,19 +177,19 @@ def _is_picture(kind: TypeProto) -> bool:
 
 def _set_dtype(edge: _Edge, what: str, wanted: DType) -> None:
     """Give the edge another element type where that is safe."""
-    found = DType.from_onnx(edge.inner.tensor_type.elem_type)
-    if found is wanted:
+    current = DType.from_onnx(edge.inner.tensor_type.elem_type)
+    if current is wanted:
         return
     # Each int32 is an int64: such may go in as the first and come out as the second.
-    narrow, wide = (wanted, found) if what == "input" else (found, wanted)
-    if found not in _FLOATS and (narrow, wide) != _IDS:
+    narrow, wide = (wanted, current) if what == "input" else (current, wanted)
+    if current not in _FLOATS and (narrow, wide) != _IDS:
         edge.notes.append(
-            f"{what} {edge.name!r} stays {found}: only floating ones become {wanted} safely"
+            f"{what} {edge.name!r} stays {current}: only floating ones become {wanted} safely"
         )
         return
     edge.outer.tensor_type.elem_type = wanted.onnx
-    text = f"{what} {edge.name!r} is {wanted}, the model's is {found}"
-    if wanted not in _FLOATS and found in _FLOATS:
+    text = f"{what} {edge.name!r} is {wanted}, the model's is {current}"
+    if wanted not in _FLOATS and current in _FLOATS:
         text += "; a plain cast, without scale" + (
             ""
             if what == "input"
@@ -201,7 +207,7 @@ def _steps(
     model: ModelProto,
     names: Names,
 ) -> list[NodeProto]:
-    """The nodes that make one value from the other."""
+    """Return the nodes that make one value from the other."""
     element = after.tensor_type.elem_type
     casts = before.tensor_type.elem_type != element
     if not perm:

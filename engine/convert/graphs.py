@@ -1,4 +1,4 @@
-"""Graph helpers of the passes: weights apart from the nodes, casts, and free names."""
+"""Graph utilities of the passes: weights apart from the nodes, casts, and free names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_weights(copy: ModelProto, model: ModelProto) -> ModelProto:
 
 
 def typed(copy: ModelProto, model: ModelProto) -> ModelProto:
-    """A light copy for shape inference: small weights whole, of the others their types."""
+    """Return a light copy for shape inference: small weights whole, of the others their types."""
     result = ModelProto()
     result.CopyFrom(copy)
     inputs = {value.name for value in copy.graph.input}
@@ -81,7 +81,7 @@ def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdP
 
 
 class Names:
-    """Names that are taken in a model: of values and of nodes, in every graph of it."""
+    """Names in use in a model: of values and of nodes, in every graph of it."""
 
     def __init__(self, model: ModelProto) -> None:
         self._taken: set[str] = set(constants(model.graph))
@@ -95,7 +95,7 @@ class Names:
                 self._taken |= {node.name, *node.input, *node.output}
 
     def free(self, wanted: str) -> str:
-        """`wanted`, or `wanted` with a number where that is taken; it is taken from now on."""
+        """Return `wanted`, with a number where that is taken, and mark it as taken."""
         name, number = wanted, 2
         while name in self._taken:
             name, number = f"{wanted}_{number}", number + 1
@@ -107,9 +107,9 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
     """Rename values where nodes make or read them; a subgraph's own are others."""
     for node in graph.node:
         for values in (node.input, node.output):
-            for place, name in enumerate(values):
+            for index, name in enumerate(values):
                 if name in names:
-                    values[place] = names[name]
+                    values[index] = names[name]
         for inner in subgraphs(node):
             own = constants(inner) | {value.name for value in inner.input}
             own.update(name for node in inner.node for name in node.output)

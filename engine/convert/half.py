@@ -1,4 +1,4 @@
-"""Weights stored as float16: half the file, and the same model but for their rounding.
+"""Float16 storage pass: half the file, and the same model but for the weights' rounding.
 
 Each is followed by a Cast back, which runtimes fold when they load the model: it computes in
 float32 as before.
@@ -42,7 +42,7 @@ _NO_WEIGHTS = {
 
 
 def store(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
-    """The model with float32 weights of 1 KiB and more stored as float16, and notes on that.
+    """Return the model with float32 weights of 1 KiB and more stored as float16, and notes on that.
 
     Weights are initializers and Constant nodes, those in subgraphs and functions too. One that
     float16 cannot hold stays as it is, with a note; so do scales and statistics of normalizations
@@ -69,7 +69,7 @@ def store(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
 
 
 class _Work:
-    """notes: what stays float32 and why. count: tensors that are float16 now."""
+    """State of the pass. notes: what stays float32 and why. count: tensors stored as float16."""
 
     def __init__(self, model: ModelProto, job: Job) -> None:
         self.notes: list[str] = []
@@ -78,11 +78,11 @@ class _Work:
         self._names = Names(model)
         self._opsets = model.opset_import
         self._kept = {
-            node.input[place]
+            node.input[position]
             for body in bodies(model)
             for node in body.node
-            for place in _NO_WEIGHTS.get(node.op_type, ())
-            if place < len(node.input)
+            for position in _NO_WEIGHTS.get(node.op_type, ())
+            if position < len(node.input)
         }
 
     def store_initializers(self, tensors: Iterable[TensorProto], graph: GraphProto) -> None:
@@ -102,10 +102,10 @@ class _Work:
             graph.node.insert(0, node)
 
     def store_nodes(self, body: Body) -> None:
-        """The tensors of a body's Constant nodes."""
+        """Return the tensors of a body's Constant nodes."""
         opsets = body.opset_import if isinstance(body, FunctionProto) else self._opsets
-        for place in range(len(body.node) - 1, -1, -1):
-            node = body.node[place]
+        for position in range(len(body.node) - 1, -1, -1):
+            node = body.node[position]
             if node.op_type != "Constant" or node.attribute[0].name != "value":
                 continue
             name = node.output[0]
@@ -113,10 +113,10 @@ class _Work:
             if half is not None:
                 node.output[0] = half.name
                 node.attribute[0].t.CopyFrom(half)
-                body.node.insert(place + 1, cast(half.name, name, TensorProto.FLOAT, opsets))
+                body.node.insert(position + 1, cast(half.name, name, TensorProto.FLOAT, opsets))
 
     def _half(self, tensor: TensorProto, name: str) -> TensorProto | None:
-        """A weight as float16 under a name of its own; None for what stays as it is."""
+        """Return a weight as float16 under a name of its own; None for what stays as it is."""
         self._job.cancel.check()
         if (
             tensor.data_type != TensorProto.FLOAT

@@ -80,9 +80,9 @@ def _scale(
     kinds = {(node.op_type, *node.input[1:]) for node in nodes}
     if dtype is None or len(kinds) != 1:
         return ""
-    [(found, *names)] = kinds
+    [(op_type, *names)] = kinds
     scale, point = (weights.get(name) for name in [*names, "", ""][:2])
-    if found != operator:
+    if op_type != operator:
         return ""
     if scale is None or point is None or point.data_type != dtype.onnx or scale.dims:
         return ""

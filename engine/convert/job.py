@@ -93,7 +93,7 @@ class Job:
         self.progress(name, 1, 1)
 
     def watched(self, progress: Progress | None, cancel: CancelToken | None) -> Job:
-        """The same job, watched by these; None watches nothing."""
+        """Return the same job, watched by these; None watches nothing."""
         return replace(self, progress=progress or _silent, cancel=cancel or CancelToken())
 
 

@@ -1,4 +1,4 @@
-"""Values that are made up for inputs, where nobody gave any."""
+"""Generate sample inputs, where the user gave none."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
 
 
 def closed(shape: Sequence[Dim], size: int = 1) -> list[int]:
-    """A shape whose open dims are `size`."""
+    """Return a shape whose open dims are `size`."""
     return [dim if isinstance(dim, int) else size for dim in shape]
 
 
 def ones(dtype: DType, dims: Sequence[int]) -> Array:
-    """All 1, as text "1". Raises MemoryError where no memory could hold it."""
+    """Return an array of ones ("1" for strings). Raises MemoryError where it cannot be held."""
     _check(dims)
     return np.full(dims, "1" if dtype is DType.STRING else 1, dtype.numpy)
 

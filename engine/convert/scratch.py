@@ -1,4 +1,4 @@
-"""Folders for what is written on the way from a model to its result."""
+"""Temporary folders for intermediate files of a conversion."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MEMORY = Path("/dev/shm")
 
 @contextmanager
 def scratch(job: Job) -> Iterator[Path]:
-    """A folder of the user's own, which is gone afterwards; in memory where the job has keys.
+    """Yield a temporary folder of the user's own; in memory (tmpfs) where the job has keys.
 
     What is encrypted should not reach a disk in clear, deleted or not.
     Raises ModelError where there is no such memory.

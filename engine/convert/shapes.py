@@ -1,4 +1,4 @@
-"""The shapes of inputs, set, and what follows from them for the rest of a model."""
+"""Shape pass: set the inputs' shapes and infer those of the rest of the model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engine.formats.onnx.graphs import bodies, inputs, light
 
 
 def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
-    """The model with its inputs shaped as `job.input_shape` says, and notes on that.
+    """Return the model with its inputs shaped as `job.input_shape` says, and notes on that.
 
     Open dims become what is asked, a symbolic one wherever it stands; -1 leaves a dim as it is. A
     fixed first axis that is to have another size, the batch, is changed by `batch.rebatch`. All
@@ -66,9 +66,9 @@ def _drop_unread(model: ModelProto) -> None:
     for body in bodies(model):
         if isinstance(body, GraphProto):
             read.update(value.name for value in (*body.input, *body.output))
-    for place in range(len(graph.initializer) - 1, -1, -1):
-        if graph.initializer[place].name not in read:
-            del graph.initializer[place]
+    for index in range(len(graph.initializer) - 1, -1, -1):
+        if graph.initializer[index].name not in read:
+            del graph.initializer[index]
 
 
 def _ask(
@@ -146,20 +146,20 @@ def _infer(model: ModelProto, weights: ModelProto, job: Job) -> None:
     infer = onnx.shape_inference.infer_shapes
     whole = typed(model, weights)
     try:
-        found = infer(whole, strict_mode=True, data_prop=True)
+        known = infer(whole, strict_mode=True, data_prop=True)
     except Exception as error:  # onnx's, of several kinds
         try:
             infer(typed(light(weights), weights), strict_mode=True, data_prop=True)
         except Exception:  # what it does not understand is not new
-            found = infer(whole, data_prop=True)
+            known = infer(whole, data_prop=True)
         else:
             raise ModelError(
                 f"{job.model_file}: the model cannot have these input shapes: {one_line(error)}; "
                 "give sizes that fit its layers",
                 str(job.model_file),
             ) from error
-    model.graph.value_info.extend(found.graph.value_info)
-    for output, inferred in zip(model.graph.output, found.graph.output, strict=True):
+    model.graph.value_info.extend(known.graph.value_info)
+    for output, inferred in zip(model.graph.output, known.graph.output, strict=True):
         _complete(output.type, inferred.type)
 
 
@@ -168,13 +168,13 @@ def _complete(kind: TypeProto, inferred: TypeProto) -> None:
     if not kind.tensor_type.HasField("shape"):
         kind.CopyFrom(inferred)
         return
-    for dim, found in zip(kind.tensor_type.shape.dim, inferred.tensor_type.shape.dim):
-        if found.dim_value:
-            dim.dim_value = found.dim_value
+    for dim, inferred_dim in zip(kind.tensor_type.shape.dim, inferred.tensor_type.shape.dim):
+        if inferred_dim.dim_value:
+            dim.dim_value = inferred_dim.dim_value
 
 
 def _texts(values: Iterable[ValueInfoProto]) -> str:
-    """Inputs and their shapes: 'x' 1,3,h,w; 'y' 1."""
+    """Return inputs and their shapes: 'x' 1,3,h,w; 'y' 1."""
     texts = []
     for value in values:
         tensor = value.type.tensor_type

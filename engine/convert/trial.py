@@ -1,4 +1,4 @@
-"""The trial run: whether a result works, before it is written for good."""
+"""The trial run: run a converted model once before it is written."""
 
 from __future__ import annotations
 

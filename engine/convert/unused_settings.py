@@ -1,4 +1,4 @@
-"""Settings that nothing reads, for the report; mistakes are logged too."""
+"""Report settings of the configuration that nothing reads; mistakes are logged too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _QUANTIZING = (
 
 
 def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Log and return a line for each section that does not exist, and each key that nobody reads.
+    """Log and return a line for each unknown section and each unused key.
 
     The keys that say how to quantize are looked at by `quantize.settings`.
     """

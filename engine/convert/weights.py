@@ -1,4 +1,4 @@
-"""External data: weights beside a model's file, on their way into the model and out of it."""
+"""External data: load weights from files beside a model, and write them there."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PART_BYTES = 64 << 20
 
 
 def total_bytes(model: ModelProto) -> int:
-    """The size of all tensors, without serializing them: beyond 2 GB that fails."""
+    """Return the size of all tensors, without serializing them: beyond 2 GB that fails."""
     from engine.formats.onnx.graphs import tensors
 
     return sum(map(_nbytes, tensors(model)))

@@ -1,4 +1,4 @@
-"""Writes a result: checked, tried and encrypted before it takes the place of an earlier one."""
+"""Write a result: check, try and encrypt it before it replaces an earlier one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Written:
 
 
 def check_output(job: Job) -> None:
-    """ModelError where the result could not be written: before the work, not after it."""
+    """Raise ModelError where the result could not be written: before the work, not after it."""
     file = job.output_file
     folder = file.parent
     if not folder.is_dir():
@@ -113,7 +113,7 @@ def _in_two_files(model: ModelProto, job: Job) -> Written:
 
 
 def _beside(file: Path) -> TemporaryDirectory[str]:
-    """A folder to write in, so that renaming is all that is left to do when everything is well."""
+    """Yield a folder on the output's file system: a finished result is moved by one rename."""
     return TemporaryDirectory(prefix=".converting-", dir=file.parent)
 
 

@@ -21,7 +21,7 @@ __all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose"]
 
 @dataclass(frozen=True, slots=True)
 class BackendDiagnosis:
-    """A backend's record, and what was found."""
+    """A backend's record, and the findings on it."""
 
     record: BackendRecord
     findings: tuple[Finding, ...]
@@ -68,7 +68,7 @@ def diagnose(names: Sequence[str] = (), time_limit_s: float = TIME_LIMIT_S) -> D
 
 
 def _backend(name: str) -> str:
-    """The backend that somebody means who gives a target: "gpu" is this project's gpu_trt."""
+    """Return the backend that a target stands for: "gpu" is this project's gpu_trt."""
     name = name.lower() if name.lower() in OFFICIAL else name
     return name if name in installed() else OFFICIAL.get(name, name)
 
@@ -89,18 +89,18 @@ def _judge(examined: Examination, packages: Packages, is_named: bool) -> Backend
     return BackendDiagnosis(found, tuple(findings))
 
 
-def _state(found: BackendRecord, is_named: bool) -> Finding:
-    state = found.state.replace("_", " ")
-    if found.state is BackendState.READY:
-        devices = found.devices.found if found.devices else ()
+def _state(record: BackendRecord, is_named: bool) -> Finding:
+    state = record.state.replace("_", " ")
+    if record.state is BackendState.READY:
+        devices = record.devices.found if record.devices else ()
         said = ", ".join(f"{device.device} ({device.name})" for device in devices)
         return Finding(Status.OK, "state", f"{state}, with {said}")
-    intended = found.state in (BackendState.NOT_INSTALLED, BackendState.DISABLED)
+    intended = record.state in (BackendState.NOT_INSTALLED, BackendState.DISABLED)
     status = Status.NOTE if intended and not is_named else Status.PROBLEM
-    fix = found.fix
+    fix = record.fix
     if "engine doctor" in fix:  # that is where we are
         fix = (
-            f"run: pip install --force-reinstall {found.distribution or found.name}; "
+            f"run: pip install --force-reinstall {record.distribution or record.name}; "
             "if that does not help, report it to its authors"
         )
-    return Finding(status, "state", f"{state}: {found.reason}", fix)
+    return Finding(status, "state", f"{state}: {record.reason}", fix)

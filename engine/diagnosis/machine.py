@@ -21,7 +21,7 @@ from engine.types import DType
 
 
 def look_at_machine(packages: Packages, environ: Mapping[str, str]) -> list[Finding]:
-    """The findings on this machine and process, in the order in which one would mend them."""
+    """Return the findings on this machine and process, in the order to fix them."""
     return [
         _python(),
         _platform(),
@@ -73,14 +73,14 @@ def _backends() -> Finding:
 
 def _processors() -> Finding:
     processes = local_processes()
-    said = [f"{usable_cpus(processes=processes)} of {os.cpu_count()} usable by this process"]
+    facts = [f"{usable_cpus(processes=processes)} of {os.cpu_count()} usable by this process"]
     if hasattr(os, "sched_getaffinity"):
-        said.append(f"{len(os.sched_getaffinity(0))} in its affinity mask")
+        facts.append(f"{len(os.sched_getaffinity(0))} in its affinity mask")
     quota = cgroup_quota(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))
-    said.append("no cgroup quota" if quota is None else f"cgroup quota {quota:g}")
+    facts.append("no cgroup quota" if quota is None else f"cgroup quota {quota:g}")
     if processes > 1:
-        said.append(f"shared by {processes} processes of this job")
-    return Finding(Status.OK, "processors", ", ".join(said))
+        facts.append(f"shared by {processes} processes of this job")
+    return Finding(Status.OK, "processors", ", ".join(facts))
 
 
 def _element_types() -> Finding:

@@ -75,13 +75,16 @@ class Packages:
             ),
         ]
         if not findings:
-            there = [
+            present = [
                 requirement
                 for requirement, optional in direct
                 if not optional and self._has(requirement)
             ]
-            said = ", ".join(self._said(requirement.name) for requirement in there) or "none"
-            findings.append(Finding(Status.OK, "requirements", said))
+            names = (
+                ", ".join(self._versioned_name(requirement.name) for requirement in present)
+                or "none"
+            )
+            findings.append(Finding(Status.OK, "requirements", names))
         needed = self._closure(name, direct)
         for other in needed:
             required = [
@@ -94,7 +97,7 @@ class Packages:
     def _has(self, requirement: Requirement) -> bool:
         return _normal(requirement.name) in self._installed
 
-    def _said(self, name: str) -> str:
+    def _versioned_name(self, name: str) -> str:
         dist = self._installed[_normal(name)]
         return f"{dist.name} {dist.version}"
 
@@ -104,7 +107,7 @@ class Packages:
 
         dist = self._installed[name]
         extras = dist.metadata.get_all("Provides-Extra") or ()
-        found = []
+        result = []
         for text in dist.requires or ():
             try:
                 requirement = Requirement(text)
@@ -112,58 +115,61 @@ class Packages:
                 continue
             marker = requirement.marker
             if marker is None or marker.evaluate({"extra": ""}):
-                found.append((requirement, False))
+                result.append((requirement, False))
             elif any(marker.evaluate({"extra": extra}) for extra in extras):
-                found.append((requirement, True))
-        return found
+                result.append((requirement, True))
+        return result
 
     def _unmet(
         self, name: str, requirements: Iterable[Requirement], status: Status
     ) -> Iterator[Finding]:
-        """One finding for each requirement that is absent or has a version that does not fit."""
+        """Yield a finding for each requirement that is absent or of an unfit version."""
         for requirement in requirements:
             wanted = _text(requirement)
-            needs = f"{self._said(name)} needs {wanted}"
+            needs = f"{self._versioned_name(name)} needs {wanted}"
             fix = f'run: pip install "{wanted}"'
             if self._has(requirement):
                 if CORE in (name, _normal(requirement.name)):  # their versions move together
                     fix = f"run: pip install --upgrade {name} {requirement.name}"
                 if not _fits(requirement, self._installed[_normal(requirement.name)].version):
-                    there = f"{self._said(requirement.name)} is installed"
-                    yield Finding(status, "requirements", f"{needs}; {there}", fix)
+                    present = f"{self._versioned_name(requirement.name)} is installed"
+                    yield Finding(status, "requirements", f"{needs}; {present}", fix)
                 continue
             module = _normal(requirement.name).replace("-", "_")
             if not _is_there(module):
                 yield Finding(status, "requirements", f"{needs}, which is not installed", fix)
             else:
                 # As onnxruntime-gpu stands in for onnxruntime.
-                owners = ", ".join(map(self._said, self._owners.get(module, ()))) or "elsewhere"
-                there = f"not installed; a module {module!r} is there, from {owners}"
-                yield Finding(Status.NOTE, "requirements", f"{needs}: {there}")
+                owners = (
+                    ", ".join(map(self._versioned_name, self._owners.get(module, ())))
+                    or "elsewhere"
+                )
+                present = f"not installed; a module {module!r} is there, from {owners}"
+                yield Finding(Status.NOTE, "requirements", f"{needs}: {present}")
 
     def _closure(self, name: str, direct: Iterable[tuple[Requirement, bool]]) -> list[str]:
-        """The installed distributions that `name` needs, and those that they need in turn.
+        """Return the installed distributions that `name` needs, and those that they need in turn.
 
         The core has a diagnosis of its own, and its extras are no needs of its.
         """
         waiting = [
             requirement for requirement, optional in direct if not (optional and name == CORE)
         ]
-        found: list[str] = []
+        result: list[str] = []
         while waiting:
             requirement = waiting.pop(0)
             other = _normal(requirement.name)
-            if other not in (name, CORE, *found) and self._has(requirement):
-                found.append(other)
+            if other not in (name, CORE, *result) and self._has(requirement):
+                result.append(other)
                 waiting += [
                     requirement
                     for requirement, optional in self._requirements(other)
                     if not optional
                 ]
-        return found
+        return result
 
     def _overwritten(self, needed: list[str], wanted: dict[str, str]) -> Iterator[Finding]:
-        """One finding for each module of these whose files two distributions have written."""
+        """Yield a finding for each of these modules whose files two distributions have written."""
         modules = {_normal(name).replace("-", "_"): None for name in wanted} | {
             module: None for module, owners in self._owners.items() if {*owners} & {*needed}
         }
@@ -175,7 +181,8 @@ class Packages:
             yield Finding(
                 Status.PROBLEM,
                 f"module {module}",
-                f"{' and '.join(map(self._said, owners))} have overwritten each other's files",
+                f"{' and '.join(map(self._versioned_name, owners))} have overwritten each "
+                "other's files",
                 f"run: pip uninstall -y {' '.join(owners)} && "
                 f'pip install "{wanted.get(kept, kept)}"',
             )
@@ -192,7 +199,7 @@ class Packages:
 
 
 def _normal(name: str) -> str:
-    """A distribution's name in the one form that all its spellings share."""
+    """Return a distribution's name in the one form that all its spellings share."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
@@ -216,7 +223,7 @@ def _fits(requirement: Requirement, version: str) -> bool:
 
 
 def _files_text(dist: Any) -> str:
-    """The list of a wheel's files, lines of "path,hash,size"; "" where it came otherwise."""
+    """Return the list of a wheel's files, lines of "path,hash,size"; "" where it came otherwise."""
     try:
         return str(dist.read_text("RECORD") or "")
     except Exception:  # somebody's damaged metadata

@@ -23,9 +23,9 @@ VARIABLES = {
 
 
 def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
-    """A note on each that is set; a problem where its value stops every model."""
+    """Return a note on each that is set; a problem where its value stops every model."""
     findings = []
-    for name in sorted(item for item in environ if item.startswith(_PREFIX)):
+    for name in sorted(key for key in environ if key.startswith(_PREFIX)):
         if name not in VARIABLES:
             findings.append(_unknown(name))
         elif environ[name]:  # an empty one is as good as none
@@ -35,21 +35,21 @@ def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
 
 def _known(name: str, value: str) -> Finding:
     shown = "(not shown)" if name == "ENGINE_DEC_KEY" else repr(value)
-    status, said, fix = Status.NOTE, f"{shown}: {VARIABLES[name]}", f"run: unset {name}"
+    status, text, fix = Status.NOTE, f"{shown}: {VARIABLES[name]}", f"run: unset {name}"
     parts = [part for part in value.replace(" ", "").split(",") if part]
     here = f"installed: {', '.join(installed()) or 'none'}"
     if name == "ENGINE_TARGET":
         absent = [part for part in parts if not is_target(part)]
         if absent:
             status = Status.PROBLEM
-            said += f"; no backend serves {', '.join(map(repr, absent))} ({here})"
+            text += f"; no backend serves {', '.join(map(repr, absent))} ({here})"
     elif name == "ENGINE_DISABLED_BACKENDS":
         absent = [part for part in parts if part not in installed()]
         if absent:
-            said += f"; there is no {', '.join(map(repr, absent))} ({here})"
+            text += f"; there is no {', '.join(map(repr, absent))} ({here})"
     elif name == "ENGINE_LOCAL_SIZE" and not (value.isdecimal() and int(value) > 0):
-        said = f"{value!r} is ignored: expected a whole number above 0"
-    return Finding(status, name, said, fix)
+        text = f"{value!r} is ignored: expected a whole number above 0"
+    return Finding(status, name, text, fix)
 
 
 def _unknown(name: str) -> Finding:

@@ -63,14 +63,14 @@ def quantize(model: ModelProto, job: Job) -> tuple[ModelProto, list[str], accura
     notes.append(_summary(model, result, kind))
     if samples is not None and parts is not None:
         chosen = parts.compare if kind is Kind.FULL else tuple(range(len(samples)))
-        found = accuracy.measure(model, result, samples.read, chosen, job)
-        notes += accuracy.doubts(found)
+        measured = accuracy.measure(model, result, samples.read, chosen, job)
+        notes += accuracy.doubts(measured)
     else:
-        found = _measured_without_data(model, result, specs, job, notes)
+        measured = _measured_without_data(model, result, specs, job, notes)
     if settings.common.debug_info_save_path:
-        path = accuracy.write_table(found, Path(settings.common.debug_info_save_path))
+        path = accuracy.write_table(measured, Path(settings.common.debug_info_save_path))
         notes.append(f"accuracy is in {path}")
-    return result, notes, found
+    return result, notes, measured
 
 
 def _measured_without_data(
@@ -86,7 +86,7 @@ def _measured_without_data(
         return {}
     try:
         read, chosen = accuracy.generated(specs), range(accuracy.GENERATED)
-        found = accuracy.measure(original, quantized, read, chosen, job)
+        measured = accuracy.measure(original, quantized, read, chosen, job)
     except (ModelError, InputError) as error:
         notes.append(
             f"accuracy was not measured: {error}; give data with [data_preprocess_param] "
@@ -97,7 +97,7 @@ def _measured_without_data(
         f"accuracy is of {accuracy.GENERATED} random inputs, which says little; give real ones "
         "with [data_preprocess_param] calibrate_path"
     )
-    return found
+    return measured
 
 
 def _check_weights(model: ModelProto) -> None:
@@ -136,7 +136,7 @@ def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
         and initializer.name not in before
         and math.prod(initializer.dims) > 1
     ]
-    weights = [item for item in whole if len(item.dims) > 1]
+    weights = [tensor for tensor in whole if len(tensor.dims) > 1]
     if not weights:
         if any(
             "Quantize" in node.op_type or "Integer" in node.op_type for node in model.graph.node

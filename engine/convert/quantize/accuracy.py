@@ -33,7 +33,7 @@ GENERATED = 8
 
 @dataclass(slots=True)
 class _Difference:
-    """Sums over what was compared so far, in float64."""
+    """Running sums of the comparison of one output, in float64."""
 
     count: int = 0
     highest: float = 0.0
@@ -72,12 +72,12 @@ class _Difference:
         self.product += float(first @ second)
 
     def measures(self) -> dict[str, float]:
-        """The measures by name."""
+        """Return the measures by name."""
         if self.is_whole:
             return {"agreement": self.equal / self.count}
         size = math.sqrt(self.signal * self.own)
         same = 1.0 if self.noise == 0 else 0.0
-        found = {
+        result = {
             "max_abs_error": self.highest,
             "mean_abs_error": self.absolute / self.count,
             "cosine": self.product / size if size else same,
@@ -86,8 +86,8 @@ class _Difference:
             else BEST_SNR_DB * same,
         }
         if self.rows:
-            found["top1_agreement"] = self.agreeing / self.rows
-        return found
+            result["top1_agreement"] = self.agreeing / self.rows
+        return result
 
 
 def measure(
@@ -124,17 +124,17 @@ def measure(
 
 
 def doubts(accuracy: Accuracy) -> list[str]:
-    """A note on each output that is far from the original's."""
+    """Return a note on each output that is far from the original's."""
     notes = []
     for name, measures in accuracy.items():
         if any(measures.get(key, 1.0) < limit for key, limit in LOW.items()):
-            said = ", ".join(
+            values = ", ".join(
                 f"{key} {measures[key]:.3g}"
                 for key in ("cosine", "snr_db", "top1_agreement", "agreement")
                 if key in measures
             )
             notes.append(
-                f"the accuracy of output {name!r} is low ({said}); try more calibration data, "
+                f"the accuracy of output {name!r} is low ({values}); try more calibration data, "
                 "another activation_quant_method, skip_quant_node for its last layers, or "
                 "WEIGHT_QUANT"
             )
@@ -142,7 +142,7 @@ def doubts(accuracy: Accuracy) -> list[str]:
 
 
 def generated(specs: Sequence[TensorSpec]) -> Callable[[int], Sample]:
-    """Samples that are made up, open axes 1."""
+    """Return samples that are made up, open axes 1."""
 
     def read(index: int) -> Sample:
         chance = np.random.default_rng(index)

@@ -39,7 +39,7 @@ class Samples:
         return len(self.rows)
 
     def read(self, index: int) -> Sample:
-        """One sample; raises InputError naming the file that does not fit."""
+        """Read one sample. Raises InputError naming the file that does not fit."""
         return {
             spec.name: self.picture.read(path, spec)
             if self.picture is not None
@@ -49,7 +49,7 @@ class Samples:
 
 
 def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
-    """The inputs that a predict gives; ModelError for one that is no tensor."""
+    """Return the inputs that a predict gives; ModelError for one that is no tensor."""
     specs = []
     for value in inputs(model.graph):
         kind = value.type.tensor_type
@@ -68,7 +68,7 @@ def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
 
 
 def find_samples(data: Data, specs: Sequence[TensorSpec]) -> Samples:
-    """All samples in the folders that [data_preprocess_param] names.
+    """Return all samples in the folders that [data_preprocess_param] names.
 
     Raises ModelError for a folder that is missing or empty, an input without a folder or a folder
     without an input, folders of unequal size, and image settings that do not fit the inputs.
@@ -83,10 +83,10 @@ def find_samples(data: Data, specs: Sequence[TensorSpec]) -> Samples:
     files = {spec.name: _files(folders[spec.name], spec.name) for spec in specs}
     counts = {len(file) for file in files.values()}
     if len(counts) > 1:
-        said = ", ".join(
+        listing = ", ".join(
             f"{name!r} has {len(file)} in {folders[name]}" for name, file in files.items()
         )
-        raise ModelError(f"calibration data: expected as many files for each input; {said}")
+        raise ModelError(f"calibration data: expected as many files for each input; {listing}")
     picture = Picture(data) if data.input_type == "IMAGE" else None
     if picture is not None:
         for spec in specs:
@@ -110,9 +110,9 @@ def split(count: int, wanted: int | None) -> Split:
     both. Of more than MOST_HELD_BACK an evenly spread choice compares.
     """
     used = count if wanted is None else min(wanted, count)
-    said = f"calibration: {count} samples found"
+    summary = f"calibration: {count} samples found"
     if wanted is not None and wanted > count:
-        said += f", fewer than calibrate_size={wanted}"
+        summary += f", fewer than calibrate_size={wanted}"
     everything = tuple(range(count))
     if used < count:
         calibrate, compare = everything[:used], everything[used:]
@@ -120,17 +120,17 @@ def split(count: int, wanted: int | None) -> Split:
         compare = everything[4::5]
         calibrate = tuple(index for index in everything if index % 5 != 4)
     else:
-        note = f"{said}; {used} calibrated and compared: too few to hold any back"
+        note = f"{summary}; {used} calibrated and compared: too few to hold any back"
         return Split(everything, everything, note)
     step = max(1, math.ceil(len(compare) / MOST_HELD_BACK))
     compare = compare[::step]
-    note = f"{said}; {len(calibrate)} calibrated, {len(compare)} others compared"
+    note = f"{summary}; {len(calibrate)} calibrated, {len(compare)} others compared"
     return Split(calibrate, compare, note)
 
 
 def _folders(text: str, names: Sequence[str]) -> dict[str, Path]:
-    """`input1:/folder1,input2:/folder2` by input; input names may hold colons themselves."""
-    found: dict[str, Path] = {}
+    """Parse `input1:/folder1,input2:/folder2` by input; input names may hold colons themselves."""
+    folders: dict[str, Path] = {}
     for part in (word.strip().strip("\"'") for word in text.split(",")):
         if not part:
             continue
@@ -144,13 +144,13 @@ def _folders(text: str, names: Sequence[str]) -> dict[str, Path]:
                     f"[data_preprocess_param] calibrate_path: {part!r} names no input of the "
                     f"model; expected input:/folder with one of: {', '.join(map(repr, names))}"
                 )
-        if name in found:
+        if name in folders:
             raise ModelError(
                 f"[data_preprocess_param] calibrate_path: input {name!r} is given twice: "
-                f"{found[name]} and {part[len(name) + 1 :]}"
+                f"{folders[name]} and {part[len(name) + 1 :]}"
             )
-        found[name] = Path(part[len(name) + 1 :].strip().strip("\"'"))
-    return found
+        folders[name] = Path(part[len(name) + 1 :].strip().strip("\"'"))
+    return folders
 
 
 def _files(folder: Path, name: str) -> list[Path]:
@@ -166,7 +166,7 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def _read_array(path: Path, spec: TensorSpec) -> Array:
-    """A sample from a .npy file, or from raw elements in any other."""
+    """Return a sample from a .npy file, or from raw elements in any other."""
     if path.suffix != ".npy":
         array = read_raw(path, spec, None, "save samples as .npy, or fix the input's shape")
         if not array.size:

@@ -1,4 +1,4 @@
-"""Weights as int8, activations quantized in each predict by the range that they have there."""
+"""Dynamic quantization: int8 weights; activations by their range in each predict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormal
 def quantize_dynamic(
     model: ModelProto, settings: Settings, job: Job, folder: Path
 ) -> tuple[ModelProto, list[str]]:
-    """A form of a regular model, which is changed, with int8 products; and notes.
+    """Return a form of a regular model, which is changed, with int8 products; and notes.
 
     folder: for temporary files. Raises ModelError where ONNX Runtime cannot quantize the model.
     """

@@ -1,4 +1,4 @@
-"""Weights and activations as int8, by ranges from calibration data, as QuantizeLinear nodes."""
+"""Static (full) quantization: int8 weights and activations as QDQ nodes, ranges by calibration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _Range: TypeAlias = tuple[Any, Any]  # lowest and highest, each a scalar of the 
 # Counts by bin, the bins' edges, the lowest and highest value, the end of the last bin.
 _Histogram: TypeAlias = tuple[Array, Array, Any, Any, float]
 
-_STAY = frozenset(
+_NOT_QUANTIZED = frozenset(
     {
         # Their results need more than 256 levels.
         "Softmax", "ArgMax", "TopK", "CumSum",
@@ -30,15 +30,15 @@ _STAY = frozenset(
         "EmbedLayerNormalization", "Attention",
     }
 )  # fmt: skip
-"""Operators that stay as they are."""
+"""Operators that are not quantized."""
 
-_ABSURD = 1e30
+_MASK_VALUE = 1e30
 """Values beyond it are no measurements but masks ("minus infinity")."""
 
 _BINS = {"KL": 512, "REMOVAL_OUTLIER": 2048}
 """Bins of a histogram; the search for KL's threshold takes time with their square."""
 
-_CUT = 99.99
+_PERCENTILE = 99.99
 """Percent of the values that REMOVAL_OUTLIER keeps."""
 
 
@@ -50,7 +50,7 @@ def quantize_full(
     job: Job,
     folder: Path,
 ) -> tuple[ModelProto, list[str]]:
-    """An int8 form of a regular model, and notes.
+    """Return an int8 form of a regular model, and notes.
 
     chosen: the samples that calibrate. folder: for temporary files.
     Raises ModelError where ONNX Runtime cannot run or quantize the model, InputError for a sample
@@ -63,17 +63,17 @@ def quantize_full(
     prepare.infer(model)
     ranges = _ranges(model, settings.full.activation_quant_method, samples, chosen, job)
     notes: list[str] = []
-    wild = {name for name, (low, high) in ranges.items() if not _is_sane(low, high)}
-    masks = [node.name for node in model.graph.node if wild & {*node.input, *node.output}]
+    unbounded = {name for name, (low, high) in ranges.items() if not _is_bounded(low, high)}
+    masks = [node.name for node in model.graph.node if unbounded & {*node.input, *node.output}]
     if masks:
         notes.append(
             f"{len(masks)} nodes stay as they are: their values are not finite or beyond "
-            f"{_ABSURD:g}, such as {masks[0]!r}"
+            f"{_MASK_VALUE:g}, such as {masks[0]!r}"
         )
     calibrate = needed("onnxruntime.quantization.calibrate", "quantizing a model")
     data = calibrate.TensorsData(
         calibrate.CalibrationMethod.MinMax,
-        {name: bounds for name, bounds in ranges.items() if name not in wild},
+        {name: bounds for name, bounds in ranges.items() if name not in unbounded},
     )
     registry = needed("onnxruntime.quantization.registry", "quantizing a model")
     known = {*registry.QLinearOpsRegistry, *registry.QDQRegistry}
@@ -91,7 +91,7 @@ def quantize_full(
                 tensors_range=data,
                 nodes_to_quantize=[],
                 nodes_to_exclude=[*skipped, *masks],
-                op_types_to_quantize=sorted(known - _STAY),
+                op_types_to_quantize=sorted(known - _NOT_QUANTIZED),
                 extra_options={
                     # These devices have no zero point.
                     "ActivationSymmetric": target in ("NVGPU", "ASCEND"),
@@ -114,22 +114,22 @@ def quantize_full(
 def _ranges(
     model: ModelProto, method: str, samples: Samples, chosen: Sequence[int], job: Job
 ) -> dict[str, _Range]:
-    """The range of every float tensor that nodes read or make, over the chosen samples."""
+    """Return the range of every float tensor that nodes read or make, over the chosen samples."""
     ranges: dict[str, _Range] = {}
-    for values in _observed(model, samples, chosen, job, "calibrating"):
+    for values in _observe(model, samples, chosen, job, "calibrating"):
         for name, array in values.items():
             if array.size:
                 low, high = ranges.get(name, (array.max(), array.min()))
                 ranges[name] = (np.minimum(low, array.min()), np.maximum(high, array.max()))
     # A tensor that was empty in each sample has no range; any will do.
-    for name in _floats(model):
+    for name in _float_activations(model):
         ranges.setdefault(name, (np.float32(0), np.float32(1)))
     if method == "MAX_MIN":
         return ranges
-    return _narrowed(model, method, ranges, samples, chosen, job)
+    return _clip_outliers(model, method, ranges, samples, chosen, job)
 
 
-def _narrowed(
+def _clip_outliers(
     model: ModelProto,
     method: str,
     ranges: Mapping[str, _Range],
@@ -137,17 +137,17 @@ def _narrowed(
     chosen: Sequence[int],
     job: Job,
 ) -> dict[str, _Range]:
-    """Ranges that leave out rare values, by a histogram of each tensor.
+    """Clip ranges to leave out outliers, by a histogram of each tensor.
 
     A second pass over the samples: histograms of unknown range grow without bound, and keeping
     all values would take their memory times the number of samples.
     """
     histograms: dict[str, _Histogram] = {}
-    for values in _observed(model, samples, chosen, job, "calibrating (histograms)"):
+    for values in _observe(model, samples, chosen, job, "calibrating (histograms)"):
         for name, array in values.items():
             low, high = ranges[name]
             reach = float(max(abs(low), abs(high)))
-            if array.size and reach > 0 and _is_sane(low, high):
+            if array.size and reach > 0 and _is_bounded(low, high):
                 counts, edges = np.histogram(array, _BINS[method], (-reach, reach))
                 counts = counts + (histograms[name][0] if name in histograms else 0)
                 histograms[name] = (counts, edges.astype(array.dtype), low, high, reach)
@@ -155,41 +155,41 @@ def _narrowed(
     for done, (name, histogram) in enumerate(histograms.items()):
         job.cancel.check()
         job.progress("finding thresholds", done, len(histograms))
-        narrow[name] = _divergent(histogram) if method == "KL" else _cut(histogram)
+        narrow[name] = _entropy_range(histogram) if method == "KL" else _percentile_range(histogram)
     job.progress("finding thresholds", len(histograms), len(histograms))
     return narrow
 
 
-def _divergent(histogram: _Histogram) -> _Range:
-    """The range in which 128 steps lose least of the distribution, by Kullback and Leibler."""
+def _entropy_range(histogram: _Histogram) -> _Range:
+    """Return the range of least Kullback-Leibler divergence at 128 levels (entropy calibration)."""
     calibrate = needed("onnxruntime.quantization.calibrate", "quantizing a model")
     finder = calibrate.HistogramCollector(
         method="entropy",
         symmetric=False,
         num_bins=_BINS["KL"],
         num_quantized_bins=128,
-        percentile=_CUT,
+        percentile=_PERCENTILE,
         scenario="same",
     )
     low, high = finder.get_entropy_threshold(histogram, 128)
     return low, high
 
 
-def _cut(histogram: _Histogram) -> _Range:
-    """The range of _CUT percent of the values, as many left out below it as above."""
+def _percentile_range(histogram: _Histogram) -> _Range:
+    """Return the percentile range of _CUT percent of the values, symmetric in their number."""
     counts, edges, low, high, _ = histogram
-    share, rest = np.cumsum(counts) / counts.sum(), (100 - _CUT) / 200
+    share, rest = np.cumsum(counts) / counts.sum(), (100 - _PERCENTILE) / 200
     first, last = np.searchsorted(share, (rest, 1 - rest))
     return max(low, edges[first]), min(high, edges[last + 1])
 
 
-def _observed(
+def _observe(
     model: ModelProto, samples: Samples, chosen: Sequence[int], job: Job, phase: str
 ) -> Iterator[dict[str, Array]]:
-    """Every float tensor's value, sample by sample."""
+    """Yield every float tensor's value, sample by sample."""
     import onnxruntime
 
-    names = _floats(model)
+    names = _float_activations(model)
     open_model = ModelProto()
     open_model.CopyFrom(model)
     graph = open_model.graph
@@ -202,13 +202,13 @@ def _observed(
         "the model",
         graph_optimization_level=onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
     )
-    wanted = [name for name in names if name not in inputs]
+    fetched = [name for name in names if name not in inputs]
     for done, index in enumerate(chosen):
         job.cancel.check()
         job.progress(phase, done, len(chosen))
         sample = samples.read(index)
         try:
-            values = dict(zip(wanted, session.run(wanted, dict(sample)), strict=True))
+            values = dict(zip(fetched, session.run(fetched, dict(sample)), strict=True))
         except Exception as error:  # onnxruntime's own, of no common base
             files = ", ".join(map(str, samples.rows[index]))
             raise InputError(f"{files}: the model cannot run on it: {one_line(error)}") from error
@@ -216,8 +216,8 @@ def _observed(
     job.progress(phase, len(chosen), len(chosen))
 
 
-def _floats(model: ModelProto) -> list[str]:
-    """The float tensors that nodes of the main graph read or make; weights are not among them."""
+def _float_activations(model: ModelProto) -> list[str]:
+    """Return the names of the main graph's float activations."""
     graph = model.graph
     floats = {
         value.name
@@ -228,5 +228,5 @@ def _floats(model: ModelProto) -> list[str]:
     return [name for name in seen if name in floats]
 
 
-def _is_sane(low: float, high: float) -> bool:
-    return -_ABSURD < float(low) <= float(high) < _ABSURD
+def _is_bounded(low: float, high: float) -> bool:
+    return -_MASK_VALUE < float(low) <= float(high) < _MASK_VALUE

@@ -112,8 +112,8 @@ class Picture:
                 return _Layout(one or 1, True, two, three, batch)
             if three in allowed:
                 return _Layout(three or 1, False, one, two, batch)
-        said = f"image_to_format={self._data.image_to_format}: " if wanted else ""
+        setting = f"image_to_format={self._data.image_to_format}: " if wanted else ""
         raise ModelError(
-            f"input_type=IMAGE: {said}input {spec.name!r} is {spec}: expected an image of "
+            f"input_type=IMAGE: {setting}input {spec.name!r} is {spec}: expected an image of "
             f"{' or '.join(map(str, allowed))} channels, NCHW or NHWC; use input_type=BIN"
         )

@@ -1,4 +1,4 @@
-"""A model in the form that quantizers want: named nodes, plain weights, an opset that has int8."""
+"""Prepare a model for quantizers: named nodes, plain weights, an opset that has int8."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MARKS = ("onnx.infer", "onnx.quant.pre_process")
 
 
 def regular(model: ModelProto, bits: int) -> ModelProto:
-    """A copy of the model with the same results, ready to be quantized.
+    """Return a copy of the model with the same results, ready to be quantized.
 
     Every node has a name of its own, weights are initializers, no inputs and not described again
     (a quantizer transposes some, and checks them against that), and the opset has what stores
     weights of that many bits. Raises ModelError where the opset cannot be raised.
     """
-    model = _raised(model, 21 if bits == 4 else 13)
+    model = _raise_opset(model, 21 if bits == 4 else 13)
     graph = model.graph
     if model.ir_version < 4:  # before, every weight stood among the inputs too
         given = inputs(graph)
@@ -107,24 +107,24 @@ def unmark(model: ModelProto) -> None:
     model.metadata_props.extend(others)
 
 
-def _raised(model: ModelProto, wanted: int) -> ModelProto:
-    """A copy of the model of at least this opset."""
-    found = next(
+def _raise_opset(model: ModelProto, minimum: int) -> ModelProto:
+    """Return a copy of the model of at least this opset."""
+    current = next(
         (opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 0
     )
-    if found >= wanted:
+    if current >= minimum:
         return add_weights(light(model), model)
     try:
         if total_bytes(model) > LARGEST:
             raise ModelError("it is too large to be rewritten")
-        raised = version_converter.convert_version(model, wanted)
+        raised = version_converter.convert_version(model, minimum)
         del raised.metadata_props[:]
         raised.metadata_props.extend(model.metadata_props)
         return raised
     except Exception as error:  # the converter's own, of no common base
         raise ModelError(
-            f"quantizing needs opset {wanted}, the model has {found}, and it cannot be raised: "
-            f"{one_line(error)}; export the model with opset {wanted} or newer"
+            f"quantizing needs opset {minimum}, the model has {current}, and it cannot be raised: "
+            f"{one_line(error)}; export the model with opset {minimum} or newer"
         ) from error
 
 

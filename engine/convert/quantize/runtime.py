@@ -40,7 +40,7 @@ def needed(module: str, what: str) -> ModuleType:
 
 
 def open_session(model: ModelProto, what: str, **options: Any) -> Any:
-    """An onnxruntime.InferenceSession of the model on the CPU.
+    """Return an onnxruntime.InferenceSession of the model on the CPU.
 
     what: names the model in an error. options: attributes of SessionOptions.
     Raises ModelError where ONNX Runtime does not take the model.

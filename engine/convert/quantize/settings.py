@@ -266,5 +266,5 @@ def _read(shape: type[_Section], section: str, config: Config, notes: list[str])
 
 
 def _bare(text: str) -> str:
-    """A value without the spaces and quotes around it."""
+    """Return a value without the spaces and quotes around it."""
     return text.strip().strip("\"'").strip()

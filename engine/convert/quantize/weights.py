@@ -1,4 +1,4 @@
-"""Weights as 8 or 4-bit integers that a DequantizeLinear node turns back where they are used.
+"""Weight-only quantization: 8 or 4-bit weights with a DequantizeLinear node before their readers.
 
 Plain ONNX, so every backend runs it; each node computes in float32 as before. The integers keep
 the zero of the weights (no zero point) and leave out the lowest value: symmetric.
@@ -55,15 +55,15 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     graph = model.graph
     readers: dict[str, list[tuple[NodeProto, int]]] = defaultdict(list)
     for node in graph.node:
-        for place, name in enumerate(node.input):
-            readers[name].append((node, place))
+        for position, name in enumerate(node.input):
+            readers[name].append((node, position))
     _, *inside = bodies(model)  # their operators are not looked at
     kept = {value.name for value in (*graph.input, *graph.output)}
     kept |= {name for body in inside for node in body.node for name in node.input}
     names = Names(model)
     nodes: list[NodeProto] = []
     wider = 0
-    left: dict[str, list[str]] = defaultdict(list)
+    kept_float: dict[str, list[str]] = defaultdict(list)
     tensors = list(graph.initializer)
     for done, tensor in enumerate(tensors):
         job.cancel.check()
@@ -74,7 +74,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
         array = numpy_helper.to_array(tensor)
         reason = _reason(array, axis, common)
         if reason:
-            left[reason].append(tensor.name)
+            kept_float[reason].append(tensor.name)
             continue
         in_blocks = (
             common.bit_num == 4
@@ -103,7 +103,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
     graph.node.extend(nodes)
     notes = [
         f"float32 stays: {len(stay)} of the weights, such as {stay[0]!r}: {reason}"
-        for reason, stay in left.items()
+        for reason, stay in kept_float.items()
     ]
     if wider:
         notes.append(f"bit_num=4: {wider} weights that are no matrices have 8 bits")
@@ -111,7 +111,7 @@ def quantize_weights(model: ModelProto, settings: Settings, job: Job) -> list[st
 
 
 def _reason(array: Array, axis: int, common: Common) -> str:
-    """Why a weight stays float32; "" where it does not."""
+    """Return the reason why a weight stays float32; "" where it is quantized."""
     if array.size <= common.min_quant_weight_size:
         return f"at most min_quant_weight_size={common.min_quant_weight_size} elements"
     if array.shape[axis] <= common.min_quant_weight_channel:
@@ -122,21 +122,21 @@ def _reason(array: Array, axis: int, common: Common) -> str:
 def _axis(
     tensor: TensorProto, readers: list[tuple[NodeProto, int]], skipped: Collection[str]
 ) -> int | None:
-    """The axis of a weight's channels; None where it is no weight, or is to stay as it is."""
+    """Return the axis of a weight's channels; None where it is not to be quantized."""
     if tensor.data_type != TensorProto.FLOAT or len(tensor.dims) < 2:
         return None
     axes = [
         None
-        if node.name in skipped or place not in _AXES.get(node.op_type, {})
-        else _AXES[node.op_type][place](node, len(tensor.dims))
-        for node, place in readers
+        if node.name in skipped or position not in _AXES.get(node.op_type, {})
+        else _AXES[node.op_type][position](node, len(tensor.dims))
+        for node, position in readers
     ]
     # Where readers differ, one of them suits: the scales are right along any axis.
     return axes[0] if axes and None not in axes else None
 
 
 def _by_channel(array: Array, axis: int | None) -> tuple[tuple[Array, Array], dict[str, int]]:
-    """int8 with a scale for each channel along `axis`, or one for all."""
+    """Quantize to int8 with a scale for each channel along `axis`, or one for all."""
     others = tuple(index for index in range(array.ndim) if index != axis)
     highest = np.abs(array).max(axis=others if axis is not None else None, keepdims=True)
     scale = np.where(highest > 0, highest / 127, 1).astype(np.float32)
@@ -147,7 +147,7 @@ def _by_channel(array: Array, axis: int | None) -> tuple[tuple[Array, Array], di
 
 
 def _in_blocks(array: Array, axis: int) -> tuple[tuple[Array, Array], dict[str, int]]:
-    """int4 with a scale for each BLOCK weights along `axis` of a matrix; the last may be short."""
+    """Quantize to int4 with a scale for each BLOCK weights along `axis`; the last may be short."""
     import ml_dtypes
 
     starts = np.arange(0, array.shape[axis], BLOCK)

@@ -1,4 +1,4 @@
-"""The frameworks that models come from: one file each, which reads its models into ONNX."""
+"""Frontends: one file for each framework, which reads its models into ONNX."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _SAVED_MODEL = "saved_model.pb"
 
 
 def read(job: Job) -> Read:
-    """The model as ONNX, all its weights in memory, and notes on how it was read.
+    """Return the model as ONNX, all its weights in memory, and notes on how it was read.
 
     Raises ModelError for what cannot be read, is of another framework than the job says, or needs
     a package that is not installed.
     """
-    found = framework_of(job.file)
+    detected = framework_of(job.file)
     # What this converter writes is ONNX under MindIR's name, so that one is read as the other.
-    if found not in (None, job.framework) and (found, job.framework) != (
+    if detected not in (None, job.framework) and (detected, job.framework) != (
         FmkType.ONNX,
         FmkType.MINDIR,
     ):
-        assert found is not None
+        assert detected is not None
         raise ModelError(
-            f"{job.model_file}: holds {_named(found)}, but fmk_type is {job.framework}; pass "
-            f"{found} (on the command line: --fmk {found.name})",
+            f"{job.model_file}: holds {_named(detected)}, but fmk_type is {job.framework}; pass "
+            f"{detected} (on the command line: --fmk {detected.name})",
             str(job.model_file),
         )
     module = import_module(f"engine.convert.sources.{_READERS[job.framework]}")
@@ -56,7 +56,7 @@ def read(job: Job) -> Read:
 
 
 def framework_of(file: ModelFile) -> FmkType | None:
-    """The framework that a file's content tells of; None where it tells of none.
+    """Return the framework that a file's content tells of; None where it tells of none.
 
     Raises ModelError for what cannot be read, and for a folder that is no SavedModel.
     """

@@ -1,4 +1,4 @@
-"""Caffe models: nothing that is still maintained reads them, so here is what to do instead."""
+"""Caffe models: refused with advice, since no maintained tool reads them."""
 
 from __future__ import annotations
 

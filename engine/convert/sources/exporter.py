@@ -1,4 +1,4 @@
-"""A process of its own for each run of a framework's exporter.
+"""Run a framework's exporter in a process of its own.
 
 Its log stays off the user's terminal, a crash on a damaged file costs that process only, and a
 cancel ends it at once. That is no wall against a hostile file: the process has the user's rights.
@@ -40,7 +40,7 @@ def exported(job: Job, module: str, framework: str, extra: str, packages: Sequen
     framework, extra, packages: for the message where one of the packages is not installed.
     Raises ModelError, with the end of what the exporter printed as a note; Cancelled.
     """
-    missing = [item for item in ("onnx", *packages) if find_spec(item) is None]
+    missing = [package for package in ("onnx", *packages) if find_spec(package) is None]
     if missing:
         raise ModelError(
             f"converting {framework} models needs {' and '.join(missing)}; run: "
@@ -102,9 +102,9 @@ def _run(
             str(job.model_file),
         )
         log.seek(0)
-        said = log.read().decode(errors="replace").strip().splitlines()[-_NOTE_LINES:]
-        if said:
-            error.add_note("\n".join(["the exporter printed last:", *said]))
+        last_lines = log.read().decode(errors="replace").strip().splitlines()[-_NOTE_LINES:]
+        if last_lines:
+            error.add_note("\n".join(["the exporter printed last:", *last_lines]))
         raise error
 
 
@@ -118,7 +118,7 @@ def _answer(descriptor: int) -> dict[str, Any]:
 
 
 def serve() -> None:
-    """Be the exporter's process: sys.argv has the module, the request's file, where answers go."""
+    """Serve one export in the child process; sys.argv: module, request file, answer file."""
     os.dup2(2, 1)  # what is printed goes into the log
     answers = os.fdopen(int(sys.argv[3]), "w")
     try:
@@ -153,7 +153,7 @@ def _say(answers: IO[str], **values: object) -> None:
 
 
 def shortened(text: str, length: int = 400) -> str:
-    """The beginning of what an exporter says at length."""
+    """Shorten an exporter's error text."""
     return text if len(text) <= length else f"{text[:length]} ..."
 
 

@@ -42,12 +42,12 @@ def read(job: Job) -> Read:
 
 
 def _parts(model: ModelProto) -> list[str]:
-    """A note on a model that is one rank's part of another."""
+    """Return a note on a model that is one rank's part of another."""
     nodes = model.graph.node
-    found = sorted({node.op_type for node in nodes if is_collective(node.op_type, node.domain)})
-    if not found:
+    op_types = sorted({node.op_type for node in nodes if is_collective(node.op_type, node.domain)})
+    if not op_types:
         return []
     return [
-        f"the model is one rank's part of a distributed one ({', '.join(found)}): the result "
+        f"the model is one rank's part of a distributed one ({', '.join(op_types)}): the result "
         "runs only with the other ranks, and not yet here"
     ]

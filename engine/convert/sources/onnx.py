@@ -20,7 +20,7 @@ def read(job: Job) -> Read:
 
 
 def whole(source: ModelSource, job: Job) -> ModelProto:
-    """The model that `source` is, its external data in it.
+    """Return the model that `source` is, its external data in it.
 
     Raises ModelError where the data cannot be read, and Cancelled.
     """

@@ -236,8 +236,8 @@ def _export_script(module: Any, shapes: Shapes, dtype: str | None, result: str) 
 
 
 def _state(module: Any) -> dict[str, tuple[int, int]]:
-    """Position of each buffer and number of writes to it."""
-    return {name: (item.data_ptr(), item._version) for name, item in module.named_buffers()}
+    """Return each buffer's address and version counter, which tell whether a run wrote to it."""
+    return {name: (buffer.data_ptr(), buffer._version) for name, buffer in module.named_buffers()}
 
 
 def _stateful(name: str) -> ModelError:
@@ -249,7 +249,7 @@ def _stateful(name: str) -> ModelError:
 
 
 def _with_defaults(module: Any) -> Any:
-    """The module as one that takes only the first of its arguments."""
+    """Return the module as one that takes only the first of its arguments."""
     import torch
 
     class Call(torch.nn.Module):  # type: ignore[misc] # Any where torch is not installed
@@ -264,7 +264,7 @@ def _with_defaults(module: Any) -> Any:
 
 
 def _arguments(module: Any, shapes: Shapes) -> list[str]:
-    """The names of `forward`'s arguments that become inputs: what was given a shape."""
+    """Return the names of `forward`'s arguments that become inputs: what was given a shape."""
     arguments = module.forward.schema.arguments[1:]  # the first is the module itself
     names = [argument.name for argument in arguments]
     needed = [argument.name for argument in arguments if not argument.has_default_value()]
@@ -299,7 +299,7 @@ _ATTEMPTS = 500
 
 
 def _example(module: Any, shapes: Sequence[Sequence[int]], wanted: str | None) -> tuple[Any, ...]:
-    """Inputs of these shapes that `forward` takes: all zero, of the types that work first."""
+    """Return zero inputs of these shapes, of the first types that `forward` takes."""
     import torch
 
     floating = (

@@ -125,7 +125,7 @@ def _keras(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
     outputs = [output.name for output in concrete.outputs]
     names = list(getattr(model, "output_names", ()))
     if len({*names}) != len(outputs):  # a Sequential has none
-        names = [f"output_{place}" for place in range(len(outputs))] if outputs[1:] else ["output"]
+        names = [f"output_{index}" for index in range(len(outputs))] if outputs[1:] else ["output"]
     taken = {value.name for value in model.inputs}
     frozen, tables = tf_loader.from_trackable(model, concrete, inputs, outputs, large_model=False)
     return _converted(
@@ -198,7 +198,7 @@ def _frozen(path: Path, shapes: Shapes, step: Callable[[], None]) -> ModelProto:
 def _converted(
     frozen: Any, name: str, inputs: Sequence[str], outputs: Sequence[str], **more: Any
 ) -> ModelProto:
-    """A frozen graph as ONNX: what `python -m tf2onnx.convert` does after loading."""
+    """Return a frozen graph as ONNX: what `python -m tf2onnx.convert` does after loading."""
     from tf2onnx import convert
 
     model: ModelProto
@@ -214,30 +214,30 @@ _NO_RESULTS = frozenset({"Placeholder", "Const", "NoOp", "Assert", "SaveV2", "Me
 
 
 def _without_zero(names: Sequence[str]) -> dict[str, str]:
-    """TensorFlow's "x:0" is x; "x:1", a second output of one operation, stays as it is."""
+    """Strip ":0" from a tensor's name; "x:1", an operation's second output, stays as it is."""
     return {name: name.removesuffix(":0") for name in names}
 
 
 def _open_dims(graph_def: Any, names_of: Mapping[str, str], shapes: Shapes) -> dict[str, list[int]]:
-    """The shapes that were asked for, by tensor, where they fill in open dims and nothing else.
+    """Return the requested shapes by tensor, where they only fill in open dims.
 
     What contradicts the model is left for the conversion's later steps, which say so.
     """
     placeholders = {f"{node.name}:0": node for node in graph_def.node if node.op == "Placeholder"}
-    found = {}
+    filled_shapes = {}
     for tensor, name in names_of.items():
         if name in shapes and tensor in placeholders:
             shape = placeholders[tensor].attr["shape"].shape
             own = None if shape.unknown_rank else [dim.size for dim in shape.dim]
             filled = _filled(own, shapes[name])
-            found[tensor] = [-1 if dim is None else dim for dim in filled or ()]
-    return found
+            filled_shapes[tensor] = [-1 if dim is None else dim for dim in filled or ()]
+    return filled_shapes
 
 
 def _filled(
     own: Sequence[int | None] | None, asked: Sequence[int] | None
 ) -> list[int | None] | None:
-    """A model's own shape (open dims: None or -1; None: open rank), open dims as asked."""
+    """Return a model's own shape (open dims: None or -1; None: open rank), open dims as asked."""
     if own is None:
         return None if asked is None else [None if dim < 0 else dim for dim in asked]
     shape = [None if dim is None or dim < 0 else dim for dim in own]

@@ -59,7 +59,7 @@ def export(request: Mapping[str, Any], step: Callable[[], None]) -> None:
 
 
 def _names(interpreter: Any) -> dict[str, str]:
-    """The names of inputs and outputs by tensor: the signature's, else those without ":0".
+    """Return the names of inputs and outputs by tensor: the signature's, else those without ":0".
 
     A tensor of two names keeps the input's.
     """
@@ -69,7 +69,7 @@ def _names(interpreter: Any) -> dict[str, str]:
     if len(signatures) == 1:
         runner = interpreter.get_signature_runner(*signatures)
         details = [*runner.get_output_details().items(), *runner.get_input_details().items()]
-        names |= {item["name"]: name for name, item in details}
+        names |= {detail["name"]: name for name, detail in details}
     if len(set(names.values())) < len(names):
         return {}
     return names

@@ -1,4 +1,4 @@
-"""From a decoded .mindir to the bytes of an ONNX model."""
+"""Assemble an ONNX model from a decoded .mindir: lower the graph, fold it, serialize it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ OPSET = 21
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The ONNX model, the parameters that live from run to run, and those declared variable.
+    """The ONNX model, its state (parameters that it assigns to), and its variable weights.
 
-    info: the model's description; None where it is for the reader to make.
+    info: the model's description; None where the ONNX reader must parse it from `data`.
     """
 
     data: bytes
@@ -66,7 +66,7 @@ def lower(
             )
     flat = [
         leaf if isinstance(leaf, Value) else low.g.constant(leaf)
-        for leaf in map(low.now, leaves(result))
+        for leaf in map(low.current_value, leaves(result))
         if leaf is not MONAD and leaf is not None
     ]
     if not flat:
@@ -124,11 +124,13 @@ def _run(
     inputs: list[Any],
     variable: Container[str],
 ) -> tuple[Lowering, Any, dict[str, Any]]:
-    """Run the main graph; the data of parameters that it assigns to or that vary is hidden from it.
+    """Lower the main graph; parameters that it assigns to, or that vary, are no constants in it.
 
-    What a parameter is at first must not be taken for a constant where it changes from run to run.
-    Which ones do is known when the graph has been run; then it is run again. Where that finds
-    more, all are hidden, so that three runs are the most.
+    A constant's value is folded into the nodes that read it, so the initial value of a parameter
+    that changes must be hidden while lowering. Which parameters the model assigns to is known only
+    after a first pass; the second one hides those. Where that makes more assignments reachable, a
+    third pass hides all parameters.
+    Returns the lowering, its result, and the hidden data by parameter.
     """
     assert model.graph is not None
     hidden: dict[str, Any] = {}
@@ -136,7 +138,7 @@ def _run(
         if value.name in variable:
             hidden[value.name] = value.data
             value.data = None
-    for turn in (1, 2, 3):
+    for attempt in (1, 2, 3):
         low = Lowering(model, parameters)
         try:
             result = low.run(model.graph, inputs)
@@ -147,7 +149,7 @@ def _run(
             if low.state.keys() <= hidden.keys():
                 return low, result, hidden
         for value in parameters.values():
-            if (value.name in low.state or turn == 2) and value.name not in hidden:
+            if (value.name in low.state or attempt == 2) and value.name not in hidden:
                 hidden[value.name] = value.data
                 value.data = None
         model.source.settings.clear()  # the values in it have names of this run
@@ -162,7 +164,7 @@ def _outputs(
     names: set[str],
     renamed: dict[str, str],
 ) -> list[ValueInfo]:
-    """The ONNX model's outputs; `renamed` gets the names that nodes are to give instead."""
+    """Return the ONNX model's outputs; `renamed` gets the names that nodes are to give instead."""
     assert model.graph is not None
     # A network may give an input back as it is: then the two have one name, as in the file.
     given = {leaf.name for tree in inputs for leaf in leaves(tree) if isinstance(leaf, Value)}
@@ -171,42 +173,42 @@ def _outputs(
         is_input = title == value.name and value.name in given
         given.discard(value.name)
         titles.append(title if is_input else unique(title, names))
-    found = []
-    made = {name for node in low.g.scope.nodes for name in node.outputs}
+    infos = []
+    produced = {name for node in low.g.scope.nodes for name in node.outputs}
     types = declared(model.graph)
-    for place, (value, title) in enumerate(zip(flat, titles, strict=True)):
-        if value.name in made and value.name not in renamed:
+    for index, (value, title) in enumerate(zip(flat, titles, strict=True)):
+        if value.name in produced and value.name not in renamed:
             renamed[value.name] = title
         elif title != value.name:
             source = renamed.get(value.name, value.name)
             low.g.add(Node("Identity", [source], [title], {}, title))
         shape = value.shape
-        if len(types) == len(flat) and types[place] is not None:
-            told = types[place]
-            shape = told.shape if told.shape is not None else shape
-        found.append(ValueInfo(title, value.dtype, shape))
-    return found
+        if len(types) == len(flat) and types[index] is not None:
+            declared_type = types[index]
+            shape = declared_type.shape if declared_type.shape is not None else shape
+        infos.append(ValueInfo(title, value.dtype, shape))
+    return infos
 
 
 def _input(proto: ValueProto, names: set[str]) -> Any:
-    """The value that a graph's input stands for: a tensor, or a tuple of them."""
+    """Return the value that a graph's input stands for: a tensor, or a tuple of them."""
     name = local(proto.name)
 
-    def value(told: Any, title: str) -> Any:
-        if isinstance(told, tuple):
-            return tuple(value(item, f"{title}_{place}") for place, item in enumerate(told))
-        if not isinstance(told, Abstract):
+    def value(abstract: Any, title: str) -> Any:
+        if isinstance(abstract, tuple):
+            return tuple(value(part, f"{title}_{index}") for index, part in enumerate(abstract))
+        if not isinstance(abstract, Abstract):
             raise DecodeError(f"the input {name!r} has no type that is known here")
-        return Value(unique(title, names), told.dtype, told.shape)
+        return Value(unique(title, names), abstract.dtype, abstract.shape)
 
-    told: Any = None
+    abstract: Any = None
     if proto.tensors:
-        told = constants.tensor_type(proto.tensors[0])
+        abstract = constants.tensor_type(proto.tensors[0])
     elif proto.structure is not None:
         if proto.structure.type in (23, 24):
             return MONAD
-        told = constants.abstract(proto.structure)
-    return value(told, name)
+        abstract = constants.abstract(proto.structure)
+    return value(abstract, name)
 
 
 def _symbolic(value: Value) -> Any:

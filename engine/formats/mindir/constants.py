@@ -1,6 +1,6 @@
-"""Decode attributes: a constant's value, or the type inferred for a node.
+"""Decode attributes: a constant's value, or the type that MindSpore inferred for a node.
 
-Newer files say it by the attribute's type; older ones by a form such as "scalar:Tuple[value1,
+Newer files tag an attribute with a type; older ones with a form such as "scalar:Tuple[value1,
 value2,]" (ref_attr_name), with the numbers in one flat list beside it.
 """
 
@@ -28,15 +28,15 @@ from engine.types import DType
 _DIM, _DATA_TYPE = key_of(1, VARINT), key_of(2, VARINT)  # of a TensorProto
 _TENSORS, _FORM = key_of(12, BYTES), key_of(15, BYTES)  # of an AttributeProto
 _TYPE, _VALUES = key_of(16, VARINT), key_of(17, BYTES)
-REPEATED_BYTES = 256  # of an encoded attribute that is worth remembering: longer ones are unique
-_COUNTED = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integer
+CACHED_BYTES = 256  # of an encoded attribute that is worth remembering: longer ones are unique
+_INTEGER_TYPES = frozenset(range(2, 8)) | {9, 12, 13}  # types whose value is an integer
 _TOKEN = re.compile(r"(Tuple|List|tuple|list)?\[|\]|[\w:]+")
 
 
 class Settings(Mapping[str, Any]):
-    """A primitive's settings by name, each decoded when it is looked up: most never are.
+    """A primitive's attributes by name, decoded lazily: most are never looked up.
 
-    stored: what is done to a value before it is given out.
+    stored: applied to each value after decoding.
     """
 
     def __init__(self, source: Source, spans: Iterable[Span], stored: Callable[[Any], Any]) -> None:
@@ -46,7 +46,7 @@ class Settings(Mapping[str, Any]):
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        """The value. Raises KeyError, and DecodeError for one that cannot be decoded."""
+        """Return the value. Raises KeyError, and DecodeError for one that cannot be decoded."""
         if name not in self._values:
             self._values[name] = self._stored(_setting_at(self._source, self._spans[name]))
         return self._values[name]
@@ -62,7 +62,7 @@ class Settings(Mapping[str, Any]):
 
 
 def _setting_at(source: Source, span: Span) -> Any:
-    if span[1] - span[0] > REPEATED_BYTES:
+    if span[1] - span[0] > CACHED_BYTES:
         return value_of(decode.attribute(source, span))
     encoded = bytes(source.data[span[0] : span[1]])
     if encoded not in source.settings:
@@ -71,7 +71,7 @@ def _setting_at(source: Source, span: Span) -> Any:
 
 
 def value_of(attribute: AttributeProto) -> Any:
-    """The value of a constant or setting: a number, a string, a tuple, None, a tensor..."""
+    """Return the value of a constant or setting: a number, a string, a tuple, None, a tensor..."""
     if attribute.form:
         return _by_form(attribute)
     kind = attribute.type
@@ -97,15 +97,15 @@ def _scalar(attribute: AttributeProto) -> Any:
     kind = attribute.type
     if kind == decode.BOOL:
         return bool(attribute.i or any(attribute.ints))
-    if kind in _COUNTED:
+    if kind in _INTEGER_TYPES:
         return attribute.ints[0] if attribute.ints else attribute.i
     if kind == decode.FLOAT:
         return attribute.floats[0] if attribute.floats else attribute.f
     if kind == decode.DOUBLE:
         return attribute.floats[0] if attribute.floats else attribute.d
     if kind == decode.STRING:
-        found = attribute.strings[0] if attribute.strings else attribute.s
-        return found.decode("utf-8", "replace")
+        text = attribute.strings[0] if attribute.strings else attribute.s
+        return text.decode("utf-8", "replace")
     if kind in (10, 16):
         return attribute.f or (attribute.floats[0] if attribute.floats else attribute.d)
     if kind == 0:  # files from before attributes had types
@@ -141,12 +141,12 @@ def _flat(attribute: AttributeProto) -> Iterator[Any]:
     else:
         yield from attribute.ints
     yield from attribute.floats
-    yield from (item.decode("utf-8", "replace") for item in attribute.strings)
+    yield from (text.decode("utf-8", "replace") for text in attribute.strings)
     yield from map(_tensor_or_type, attribute.tensors)
 
 
 def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
-    """The tuple that `text` describes, its leaves taken in order."""
+    """Return the tuple that `text` describes, its leaves taken in order."""
     stack: list[list[Any]] = [[]]
     for token in _TOKEN.finditer(text):
         word = token[0]
@@ -172,7 +172,7 @@ def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
 
 
 def _tensor_or_type(proto: TensorProto) -> Any:
-    """A constant tensor; where it has no data, the element type that it stands for."""
+    """Return a constant tensor; where it has no data, the element type that it stands for."""
     if proto.raw is None and not proto.numbers and not proto.location:
         if not proto.dims:
             return TypeId(dtype_of(proto))
@@ -182,8 +182,8 @@ def _tensor_or_type(proto: TensorProto) -> Any:
 
 
 def tensor_value(proto: TensorProto, name: str) -> Value:
-    """A tensor whose data lies in the file that was decoded."""
-    dtype, shape, wanted = size_of(proto)
+    """Return a tensor whose data lies in the file that was decoded."""
+    dtype, shape, nbytes = size_of(proto)
     if proto.compression:
         raise DecodeError(
             f"the tensor {proto.name!r} is compressed (type {proto.compression}); export the "
@@ -192,16 +192,16 @@ def tensor_value(proto: TensorProto, name: str) -> Value:
     data: Any = proto.raw
     if data is None:
         data = _typed(proto, dtype, prod(shape))
-    if len(data) != wanted:
+    if len(data) != nbytes:
         raise DecodeError(
             f"the tensor {proto.name!r} has {len(data):,} bytes of data; its {dtype}"
-            f"{list(shape)} needs {wanted:,}"
+            f"{list(shape)} needs {nbytes:,}"
         )
     return Value(name, dtype, shape, data)
 
 
 def size_of(proto: TensorProto) -> tuple[DType, tuple[int, ...], int]:
-    """Element type, shape and bytes of a tensor of the file."""
+    """Return the dtype, shape and size in bytes of a tensor of the file."""
     dtype = dtype_of(proto)
     shape = tuple(proto.dims)
     if shape and min(shape) < 0:
@@ -225,11 +225,11 @@ def _typed(proto: TensorProto, dtype: DType, count: int) -> bytes:
 
 
 def dtype_of(proto: TensorProto) -> DType:
-    """The element type of a tensor of the file."""
-    found = DTYPES.get(proto.data_type)
-    if found is None:
+    """Return the element type of a tensor of the file."""
+    dtype = DTYPES.get(proto.data_type)
+    if dtype is None:
         raise DecodeError(f"the tensor {proto.name!r} has element type {proto.data_type}")
-    return found
+    return dtype
 
 
 # ---------------------------------------------------------------------------------- inferred types
@@ -238,11 +238,11 @@ def dtype_of(proto: TensorProto) -> DType:
 def abstract_of(node: NodeProto) -> Any:
     """Return the type in the file of a node's result: an Abstract, a tuple of them, or None."""
     span = node.attribute_at("shape")
-    return None if span is None else _remembered(node.source, span)
+    return None if span is None else _cached_abstract(node.source, span)
 
 
-def _remembered(source: Source, span: Span) -> Any:
-    if span[1] - span[0] > REPEATED_BYTES:
+def _cached_abstract(source: Source, span: Span) -> Any:
+    if span[1] - span[0] > CACHED_BYTES:
         return _abstract(source, span)
     encoded = bytes(source.data[span[0] : span[1]])
     if encoded not in source.types:
@@ -251,7 +251,7 @@ def _remembered(source: Source, span: Span) -> Any:
 
 
 def _abstract(source: Source, span: Span) -> Any:
-    """As `abstract`, from the encoded attribute: nearly every node has one, so it is read lean."""
+    """Decode a type as `abstract` does, without an AttributeProto: nearly every node has one."""
     kind = 0
     tensors: list[Span] = []
     values: list[Span] = []
@@ -265,7 +265,7 @@ def _abstract(source: Source, span: Span) -> Any:
         elif key == _FORM or (key >> 3 in (12, 16, 17)):
             return abstract(decode.attribute(source, span))
     if kind in (decode.TUPLE, decode.LIST) and len(values) < 100:
-        return tuple(_remembered(source, value) for value in values)
+        return tuple(_cached_abstract(source, value) for value in values)
     if kind in (decode.TENSORS, decode.SCALAR) and len(tensors) == 1:
         dims: list[int] = []
         number = 0
@@ -286,7 +286,7 @@ def _abstract(source: Source, span: Span) -> Any:
 
 
 def abstract(attribute: AttributeProto) -> Any:
-    """The type that an attribute describes."""
+    """Return the inferred type that an attribute holds: Abstract, a tuple of them, or None."""
     kind = attribute.type
     if attribute.form.startswith("shape:"):
         if "[" in attribute.form:
@@ -305,13 +305,13 @@ def abstract(attribute: AttributeProto) -> Any:
 
 
 def tensor_type(proto: TensorProto) -> Abstract | None:
-    """The type in a tensor's description."""
+    """Return the type in a tensor's description."""
     dtype = DTYPES.get(proto.data_type)
     return None if dtype is None else Abstract(dtype, shape_of(proto.dims))
 
 
 def shape_of(dims: list[int]) -> Shape:
-    """The shape: None for an unknown rank (-2), None in it for an unknown size (-1)."""
+    """Return the shape: None for an unknown rank (-2), None in it for an unknown size (-1)."""
     if -2 in dims:
         return None
     return tuple(dim if dim >= 0 else None for dim in dims)

@@ -1,9 +1,11 @@
-"""Functions that call each other, as ONNX says it: nodes in place, If, and Loop.
+"""Lower control flow: conditional calls to If, recursive tail calls to Loop.
 
-A `while` of the source is a set of functions that call each other in tail position: a header, a
-body, what follows an `if` in it. Entering such a set from outside opens a Loop. Within it every
-function ends in one of a few ways (`Exits`): it calls the header again, it calls a function beyond
-the loop, or it returns. An If gives which way was taken and what goes along.
+MindIR has functions and calls, ONNX has structured control flow. A `while` of the source is a
+strongly connected set of functions that call each other in tail position: a header, a body, what
+follows an `if` in it. Calling its header from outside opens a Loop. Within it every function ends
+in one of a few exits (`Exits`): a jump back to the header, a call of a function outside of the
+loop, or a return. Branches with different exits are merged by an If that also returns the index of
+the exit taken, and the arguments of each exit (zeros for those not taken).
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ if TYPE_CHECKING:
     from engine.formats.mindir.lower import Lowering
 
 State = dict[str, Value]
-RETURN = ""  # the way out that is no call
-ROUNDS = 64  # of finding out what changes in a loop
+RETURN = ""  # the exit that is a return, not a call
+MAX_PASSES = 64  # of the fixed-point iteration over a loop's types
 RECURSION = (
     "a function that calls itself and goes on afterwards (recursion); write it as a loop, or let "
     "the number of calls be known when the model is exported"
@@ -30,18 +32,23 @@ RECURSION = (
 
 @dataclass(slots=True)
 class Exits:
-    """Exits of a loop's function. ways: values passed on, by the name of the function called.
+    """Exits of a function within a loop.
 
-    index: which of the ways (their order) is taken: a number, or a tensor without axes.
+    targets: arguments and state passed on, by the name of the function called or RETURN.
+    index: the exit taken, as its index in `targets`: an int, or a scalar tensor.
     """
 
     index: int | Value
-    ways: dict[str, tuple[Any, State]]
+    targets: dict[str, tuple[Any, State]]
 
 
 @dataclass(slots=True)
 class Loop:
-    """A loop that is being lowered. carried: its header's arguments within one turn, flat."""
+    """A loop that is being lowered.
+
+    carried: its header's arguments in one iteration, flat; those that change are loop-carried
+    values. state: loop-carried parameters.
+    """
 
     header: str
     members: frozenset[str]
@@ -49,34 +56,34 @@ class Loop:
     state: State = field(default_factory=dict)
 
 
-def select(
+def lower_select(
     low: Lowering, condition: Value, chosen: Callable[[], Any], other: Callable[[], Any]
 ) -> Any:
-    """The result of one of two functions, as an If."""
+    """Lower two branches into an If and return the merged result."""
     before = low.state
     changes = low.changes()
     sides: list[tuple[Scope, Any, State]] = []
     made: set[str] = set()
     for side in (chosen, other):
         low.state = dict(before)
-        low.change_back(changes)
-        with low.inner() as scope:
-            outcome = low.held(side())
+        low.restore_changes(changes)
+        with low.nested_scope() as scope:
+            outcome = low.with_updates(side())
         made |= low.changed_since(changes)
         if outcome is NEVER:  # ONNX raises no errors: the other side is what happens
             low.state = dict(before)
-            low.change_back(changes)
+            low.restore_changes(changes)
             return (other if side is chosen else chosen)()
         sides.append((scope, outcome, low.state))
     low.state = dict(before)
-    low.change_back(changes, made)
+    low.restore_changes(changes, made)
     merge = _Merge(low, condition, sides[0][0], sides[1][0])
     (_, left, left_state), (_, right, right_state) = sides
     if isinstance(left, Exits) or isinstance(right, Exits):
         result = _merge_exits(merge, left, left_state, right, right_state)
     else:
-        result = merge.both(left, right)
-        low.state = merge.states(left_state, right_state)
+        result = merge.merge(left, right)
+        low.state = merge.merge_states(left_state, right_state)
     merge.finish()
     return result
 
@@ -88,21 +95,21 @@ def _merge_exits(
         left = Exits(0, {RETURN: (left, left_state)})
     if not isinstance(right, Exits):
         right = Exits(0, {RETURN: (right, right_state)})
-    ways: dict[str, tuple[Any, State]] = {}
-    for name in (*left.ways, *(name for name in right.ways if name not in left.ways)):
-        if name in left.ways and name in right.ways:
-            (one, one_state), (two, two_state) = left.ways[name], right.ways[name]
-            ways[name] = (merge.both(one, two), merge.states(one_state, two_state))
+    targets: dict[str, tuple[Any, State]] = {}
+    for name in (*left.targets, *(name for name in right.targets if name not in left.targets)):
+        if name in left.targets and name in right.targets:
+            (one, one_state), (two, two_state) = left.targets[name], right.targets[name]
+            targets[name] = (merge.merge(one, two), merge.merge_states(one_state, two_state))
         else:
-            of_left = name in left.ways
-            value, state = (left if of_left else right).ways[name]
-            ways[name] = merge.only(of_left, name, value, state)
-    order = list(ways)
-    return Exits(merge.index(left, right, order), ways)
+            of_left = name in left.targets
+            value, state = (left if of_left else right).targets[name]
+            targets[name] = merge.one_sided(of_left, name, value, state)
+    order = list(targets)
+    return Exits(merge.index(left, right, order), targets)
 
 
 class _Merge:
-    """The outputs of an If that is being made."""
+    """An If under construction: merges the results of its branches into outputs."""
 
     def __init__(self, low: Lowering, condition: Value, left: Scope, right: Scope) -> None:
         self.low = low
@@ -113,52 +120,58 @@ class _Merge:
         self.outputs: list[tuple[Value, Value, Value]] = []
         self._made: dict[tuple[int, int], Value] = {}
 
-    def both(self, one: Any, two: Any) -> Any:
+    def merge(self, left: Any, right: Any) -> Any:
         """Return the value that is `one` in the left branch and `two` in the right branch."""
-        if same(one, two) and not self._is_inner(one):
-            return one
-        if isinstance(one, tuple) and isinstance(two, tuple) and len(one) == len(two):
-            return tuple(self.both(*pair) for pair in zip(one, two, strict=True))
-        if isinstance(one, Closure) and isinstance(two, Closure):
-            if one.graph == two.graph and len(one.bound) == len(two.bound):
-                return Closure(one.graph, self.both(one.bound, two.bound))
-            return Choice(self.condition, self._out(one, True), self._out(two, False))
-        if isinstance(one, Closure | Choice) or isinstance(two, Closure | Choice):
-            return Choice(self.condition, self._out(one, True), self._out(two, False))
-        first, second = self._tensor(one, self.left), self._tensor(two, self.right)
+        if is_same(left, right) and not self._is_nested(left):
+            return left
+        if isinstance(left, tuple) and isinstance(right, tuple) and len(left) == len(right):
+            return tuple(self.merge(*pair) for pair in zip(left, right, strict=True))
+        if isinstance(left, Closure) and isinstance(right, Closure):
+            if left.graph == right.graph and len(left.bound) == len(right.bound):
+                return Closure(left.graph, self.merge(left.bound, right.bound))
+            return Choice(self.condition, self._export(left, True), self._export(right, False))
+        if isinstance(left, Closure | Choice) or isinstance(right, Closure | Choice):
+            return Choice(self.condition, self._export(left, True), self._export(right, False))
+        first, second = self._tensor(left, self.left), self._tensor(right, self.right)
         if first.dtype is not second.dtype:
             raise Unsupported(f"branches that give {first.dtype} and {second.dtype}")
-        return self._output(first, second, joined(first.shape, second.shape))
+        return self._output(first, second, merge_shapes(first.shape, second.shape))
 
-    def only(self, of_left: bool, name: str, value: Any, state: State) -> tuple[Any, State]:
+    def one_sided(self, of_left: bool, name: str, value: Any, state: State) -> tuple[Any, State]:
         """Return the values passed on along an exit that only one branch takes."""
-        loop = self.low.loop
+        lower_loop = self.low.loop
         defaults: list[Any] = []
         changed: Mapping[str, Value] = {}
-        if loop is not None and name == loop.header:
-            defaults, changed = loop.carried, loop.state
+        if lower_loop is not None and name == lower_loop.header:
+            defaults, changed = lower_loop.carried, lower_loop.state
         flat = list(leaves(value))
         fallback = defaults if len(defaults) == len(flat) else [None] * len(flat)
         exported = [
-            self._out(item, of_left, default) for item, default in zip(flat, fallback, strict=True)
+            self._export(leaf, of_left, default)
+            for leaf, default in zip(flat, fallback, strict=True)
         ]
-        kept = {key: self._out(item, of_left, changed.get(key)) for key, item in state.items()}
-        return rebuilt(value, iter(exported)), kept
+        kept = {key: self._export(leaf, of_left, changed.get(key)) for key, leaf in state.items()}
+        return unflatten(value, iter(exported)), kept
 
-    def states(self, one: State, two: State) -> State:
-        """The parameters' values after the If."""
+    def merge_states(self, left: State, right: State) -> State:
+        """Merge the parameters' values of both branches."""
         return {
-            key: self.both(self.low.current(key, one), self.low.current(key, two))
-            for key in {**one, **two}
+            key: self.merge(
+                self.low.parameter_value(key, left), self.low.parameter_value(key, right)
+            )
+            for key in {**left, **right}
         }
 
     def index(self, left: Exits, right: Exits, order: list[str]) -> int | Value:
         """Return the exit that is taken, as its index in `order`."""
-        places = [self._place(left, order, self.left), self._place(right, order, self.right)]
-        if isinstance(places[0], int) and places[0] == places[1]:
-            return places[0]
-        first = self._tensor(places[0], self.left)
-        return self._output(first, self._tensor(places[1], self.right), ())
+        indices = [
+            self._exit_index(left, order, self.left),
+            self._exit_index(right, order, self.right),
+        ]
+        if isinstance(indices[0], int) and indices[0] == indices[1]:
+            return indices[0]
+        first = self._tensor(indices[0], self.left)
+        return self._output(first, self._tensor(indices[1], self.right), ())
 
     def finish(self) -> None:
         """Write the If node."""
@@ -168,13 +181,13 @@ class _Merge:
         bodies = []
         for side, scope in enumerate((self.left, self.right)):
             results = [triple[side] for triple in self.outputs]
-            names = [low.produced(scope, value, set()) for value in results]
+            names = [low.name_in_scope(scope, value, set()) for value in results]
             # A value that is given out twice needs two names.
             seen: set[str] = set()
-            for place, name in enumerate(names):
+            for index, name in enumerate(names):
                 if name in seen:
-                    names[place] = low.produced(scope, results[place], {name})
-                seen.add(names[place])
+                    names[index] = low.name_in_scope(scope, results[index], {name})
+                seen.add(names[index])
             infos = [
                 ValueInfo(name, value.dtype, value.shape)
                 for name, value in zip(names, results, strict=True)
@@ -190,124 +203,134 @@ class _Merge:
             )
         )
 
-    def _place(self, exits: Exits, order: list[str], scope: Scope) -> int | Value:
-        places = [order.index(name) for name in exits.ways]
+    def _exit_index(self, exits: Exits, order: list[str], scope: Scope) -> int | Value:
+        indices = [order.index(name) for name in exits.targets]
         if isinstance(exits.index, int):
-            return places[exits.index]
-        if places == list(range(len(places))):
+            return indices[exits.index]
+        if indices == list(range(len(indices))):
             return exits.index
         g = self.low.g
-        with self.low.within(scope):
-            return g.node("Gather", g.ints(tuple(places)), exits.index, axis=0, shape=())
+        with self.low.in_scope(scope):
+            return g.node("Gather", g.ints(tuple(indices)), exits.index, axis=0, shape=())
 
-    def _is_inner(self, item: Any) -> bool:
-        return any(isinstance(leaf, Value) and leaf.depth > self.depth for leaf in leaves(item))
+    def _is_nested(self, value: Any) -> bool:
+        return any(isinstance(leaf, Value) and leaf.depth > self.depth for leaf in leaves(value))
 
-    def _out(self, item: Any, of_left: bool, default: Any = None) -> Any:
-        """A value of one side, seen from outside; `default` or zeros on the other side."""
-        if isinstance(item, tuple):
-            return tuple(self._out(part, of_left) for part in item)
-        if isinstance(item, Closure):
-            return Closure(item.graph, self._out(item.bound, of_left))
-        if isinstance(item, Choice):
+    def _export(self, value: Any, of_left: bool, default: Any = None) -> Any:
+        """Make a value of one branch an output of the If; the other one gives default or zeros."""
+        if isinstance(value, tuple):
+            return tuple(self._export(part, of_left) for part in value)
+        if isinstance(value, Closure):
+            return Closure(value.graph, self._export(value.bound, of_left))
+        if isinstance(value, Choice):
             return Choice(
-                self._out(item.condition, of_left),
-                self._out(item.chosen, of_left),
-                self._out(item.other, of_left),
+                self._export(value.condition, of_left),
+                self._export(value.chosen, of_left),
+                self._export(value.other, of_left),
             )
-        if default is not None and not same(item, default):
+        if default is not None and not is_same(value, default):
             scope = self.left if of_left else self.right
             other = self.right if of_left else self.left
-            value = self._tensor(item, scope)
-            if not isinstance(default, Value) or default.dtype is value.dtype:
+            tensor = self._tensor(value, scope)
+            if not isinstance(default, Value) or default.dtype is tensor.dtype:
                 back = self._tensor(default, other)
-                pair = (value, back) if of_left else (back, value)
-                return self._output(*pair, joined(value.shape, back.shape))
-        if not isinstance(item, Value) or item.depth <= self.depth:
-            return item
+                pair = (tensor, back) if of_left else (back, tensor)
+                return self._output(*pair, merge_shapes(tensor.shape, back.shape))
+        if not isinstance(value, Value) or value.depth <= self.depth:
+            return value
         other = self.right if of_left else self.left
-        with self.low.within(other):
-            back = self.low.zeros(item)
-        pair = (item, back) if of_left else (back, item)
-        return self._output(*pair, item.shape)
+        with self.low.in_scope(other):
+            back = self.low.zeros(value)
+        pair = (value, back) if of_left else (back, value)
+        return self._output(*pair, value.shape)
 
-    def _tensor(self, item: Any, scope: Scope) -> Value:
-        with self.low.within(scope):
-            return self.low.g.constant(item) if not isinstance(item, Value) else item
+    def _tensor(self, value: Any, scope: Scope) -> Value:
+        with self.low.in_scope(scope):
+            return self.low.g.constant(value) if not isinstance(value, Value) else value
 
-    def _output(self, one: Value, two: Value, shape: Shape) -> Value:
-        key = (id(one), id(two))
+    def _output(self, left: Value, right: Value, shape: Shape) -> Value:
+        key = (id(left), id(right))
         if key not in self._made:
-            out = Value(self.low.g.fresh(), one.dtype, shape, depth=self.depth)
-            self.outputs.append((one, two, out))
+            out = Value(self.low.g.fresh(), left.dtype, shape, depth=self.depth)
+            self.outputs.append((left, right, out))
             self._made[key] = out
         return self._made[key]
 
 
-def loop(low: Lowering, header: str, members: frozenset[str], args: tuple[Any, ...]) -> Exits:
-    """Enter a loop by calling its header; how it ends."""
+def lower_loop(low: Lowering, header: str, members: frozenset[str], args: tuple[Any, ...]) -> Exits:
+    """Lower a loop that is entered by calling its header, and return its exits.
+
+    Which arguments change, and to which shapes, is known only once the body has been lowered. So it
+    is lowered again, with what changed as loop-carried values of widened shapes, until nothing more
+    changes (a fixed point: two passes for most loops). Arguments that stay the same are not
+    carried: constants among them can be folded in the body.
+    """
     initial = list(leaves(args))
     before, changes = dict(low.state), low.changes()
     types: dict[int, tuple[DType, Shape]] = {}
     changed: dict[str, tuple[DType, Shape]] = {}
-    for _ in range(ROUNDS):
+    for _ in range(MAX_PASSES):
         frame = Loop(header, members)
-        low.change_back(changes)
-        with low.inner() as scope:
+        low.restore_changes(changes)
+        with low.nested_scope() as scope:
             frame.carried = [
-                Value(low.g.fresh(), *types[place], depth=scope.depth) if place in types else item
-                for place, item in enumerate(initial)
+                Value(low.g.fresh(), *types[position], depth=scope.depth)
+                if position in types
+                else value
+                for position, value in enumerate(initial)
             ]
             frame.state = {
                 key: Value(low.g.fresh(), *kind, depth=scope.depth) for key, kind in changed.items()
             }
             low.state = {**before, **frame.state}
-            exits = low.lower_iteration(frame, rebuilt(args, iter(frame.carried)))
+            exits = low.lower_iteration(frame, unflatten(args, iter(frame.carried)))
         low.state = dict(before)
-        if header not in exits.ways:  # it never comes back: no loop at all
+        if header not in exits.targets:  # it never jumps back: no loop after all
             return low.lower_iteration(frame, args)
-        again, state = exits.ways[header]
-        if not _grow(low, initial, before, frame, list(leaves(again)), state, types, changed):
-            return _emit(low, scope, frame, exits, initial, before, types, changed)
+        next_args, state = exits.targets[header]
+        if not _widen_carried(
+            low, initial, before, frame, list(leaves(next_args)), state, types, changed
+        ):
+            return _emit_loop(low, scope, frame, exits, initial, before, types, changed)
     raise Unsupported("a loop whose values change their shapes in every turn")
 
 
-def _grow(
+def _widen_carried(
     low: Lowering,
     initial: list[Any],
     before: State,
     frame: Loop,
-    again: list[Any],
+    next_args: list[Any],
     state: State,
     types: dict[int, tuple[DType, Shape]],
     changed: dict[str, tuple[DType, Shape]],
 ) -> bool:
-    """Note what one more turn would change. Whether that is more than was known."""
-    if len(again) != len(initial):
+    """Record what one more iteration would change; return True if that is more than before."""
+    if len(next_args) != len(initial):
         raise Unsupported("a loop that calls its header with another number of values")
     grown = False
-    for place, (now, new) in enumerate(zip(frame.carried, again, strict=True)):
-        if same(now, new):
+    for position, (carried, new) in enumerate(zip(frame.carried, next_args, strict=True)):
+        if is_same(carried, new):
             continue
-        start = low.g.constant(initial[place])
+        start = low.g.constant(initial[position])
         value = low.g.constant(new, start.dtype) if not isinstance(new, Value) else new
         if value.dtype is not start.dtype:
             raise Unsupported(f"a loop that turns {start.dtype} into {value.dtype}")
-        grown |= _widen(types, place, start, value)
+        grown |= _widen_type(types, position, start, value)
     for key, new in state.items():
-        if not same(low.current(key, frame.state), new):
-            grown |= _widen(changed, key, low.current(key, before), new)
+        if not is_same(low.parameter_value(key, frame.state), new):
+            grown |= _widen_type(changed, key, low.parameter_value(key, before), new)
     return grown
 
 
-def _widen(types: dict[Any, tuple[DType, Shape]], key: Any, start: Value, new: Value) -> bool:
+def _widen_type(types: dict[Any, tuple[DType, Shape]], key: Any, start: Value, new: Value) -> bool:
     known = types.get(key)
-    shape = joined(known[1] if known else start.shape, new.shape)
+    shape = merge_shapes(known[1] if known else start.shape, new.shape)
     types[key] = (start.dtype, shape)
     return known is None or known[1] != shape
 
 
-def _emit(
+def _emit_loop(
     low: Lowering,
     scope: Scope,
     frame: Loop,
@@ -317,12 +340,12 @@ def _emit(
     types: dict[int, tuple[DType, Shape]],
     changed: dict[str, tuple[DType, Shape]],
 ) -> Exits:
-    """Write the Loop node of a turn that is known by now."""
+    """Write the Loop node around the body that has been lowered."""
     g = low.g
-    order = list(exits.ways)
-    again, again_state = exits.ways[frame.header]
-    flat = list(leaves(again))
-    # name in the body, first value, value for the next turn, value after the loop
+    order = list(exits.targets)
+    next_args, next_state = exits.targets[frame.header]
+    flat = list(leaves(next_args))
+    # loop-carried: value in the body, initial value, value for the next iteration, value after it
     slots: list[tuple[Value, Value, Value, Value]] = []
     after: dict[str, Value] = {}
 
@@ -332,51 +355,53 @@ def _emit(
         after[inside.name] = result
         return result
 
-    with low.within(scope):
-        place = order.index(frame.header)
-        turns = (
-            g.node("Equal", exits.index, place, dtype=DType.BOOL, shape=())
+    with low.in_scope(scope):
+        position = order.index(frame.header)
+        continues = (
+            g.node("Equal", exits.index, position, dtype=DType.BOOL, shape=())
             if isinstance(exits.index, Value)
             else g.constant(True)
         )
-    for place, (dtype, _) in types.items():
-        inside = frame.carried[place]
-        following = flat[place]
+    for position, (dtype, _) in types.items():
+        inside = frame.carried[position]
+        following = flat[position]
         carry(
             inside,
-            g.constant(initial[place], dtype),
+            g.constant(initial[position], dtype),
             following if isinstance(following, Value) else g.constant(following, dtype),
         )
     for key in changed:
-        carry(frame.state[key], low.current(key, before), low.current(key, again_state))
+        carry(
+            frame.state[key], low.parameter_value(key, before), low.parameter_value(key, next_state)
+        )
 
-    def leaving(item: Any) -> Any:
-        if isinstance(item, tuple):
-            return tuple(map(leaving, item))
-        if isinstance(item, Closure):
-            return Closure(item.graph, leaving(item.bound))
-        if isinstance(item, Choice):
-            return Choice(leaving(item.condition), leaving(item.chosen), leaving(item.other))
-        if not isinstance(item, Value) or item.depth < scope.depth:
-            return item
-        if item.name not in after:
-            inside = Value(g.fresh(), item.dtype, item.shape, depth=scope.depth)
-            after[item.name] = carry(inside, low.zeros(item), item)
-        return after[item.name]
+    def export(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(export, value))
+        if isinstance(value, Closure):
+            return Closure(value.graph, export(value.bound))
+        if isinstance(value, Choice):
+            return Choice(export(value.condition), export(value.chosen), export(value.other))
+        if not isinstance(value, Value) or value.depth < scope.depth:
+            return value
+        if value.name not in after:
+            inside = Value(g.fresh(), value.dtype, value.shape, depth=scope.depth)
+            after[value.name] = carry(inside, low.zeros(value), value)
+        return after[value.name]
 
-    ways = {
-        name: (leaving(value), {key: leaving(item) for key, item in state.items()})
-        for name, (value, state) in exits.ways.items()
+    targets = {
+        name: (export(value), {key: export(value) for key, value in state.items()})
+        for name, (value, state) in exits.targets.items()
         if name != frame.header
     }
-    if not ways:
+    if not targets:
         raise Unsupported("a loop without an end")
-    taken: Value | None = leaving(exits.index) if len(ways) > 1 else None
+    exit_index: Value | None = export(exits.index) if len(targets) > 1 else None
 
     names: set[str] = set()
     outputs = []
-    for value in (turns, *(slot[2] for slot in slots)):
-        name = low.produced(scope, value, names)
+    for value in (continues, *(slot[2] for slot in slots)):
+        name = low.name_in_scope(scope, value, names)
         names.add(name)
         outputs.append(ValueInfo(name, value.dtype, value.shape))
     inputs = [
@@ -395,35 +420,35 @@ def _emit(
         )
     )
     index: int | Value = 0
-    if taken is not None:
-        numbers = iter(range(len(ways)))
-        places = tuple(0 if name == frame.header else next(numbers) for name in order)
-        index = g.node("Gather", g.ints(places), taken, axis=0, shape=())
-    return Exits(index, ways)
+    if exit_index is not None:
+        numbers = iter(range(len(targets)))
+        indices = tuple(0 if name == frame.header else next(numbers) for name in order)
+        index = g.node("Gather", g.ints(indices), exit_index, axis=0, shape=())
+    return Exits(index, targets)
 
 
-def same(one: Any, two: Any) -> bool:
+def is_same(left: Any, right: Any) -> bool:
     """Return True if two values are known to be equal."""
-    if one is two:
+    if left is right:
         return True
-    if isinstance(one, Value) or isinstance(two, Value):
-        return isinstance(one, Value) and isinstance(two, Value) and one.name == two.name
-    if isinstance(one, tuple) and isinstance(two, tuple):
-        return len(one) == len(two) and all(map(same, one, two))
-    if isinstance(one, Closure) and isinstance(two, Closure):
-        return one.graph == two.graph and same(one.bound, two.bound)
-    return type(one) is type(two) and bool(one == two)
+    if isinstance(left, Value) or isinstance(right, Value):
+        return isinstance(left, Value) and isinstance(right, Value) and left.name == right.name
+    if isinstance(left, tuple) and isinstance(right, tuple):
+        return len(left) == len(right) and all(map(is_same, left, right))
+    if isinstance(left, Closure) and isinstance(right, Closure):
+        return left.graph == right.graph and is_same(left.bound, right.bound)
+    return type(left) is type(right) and bool(left == right)
 
 
-def rebuilt(template: Any, flat: Any) -> Any:
-    """A nested tuple like `template` with other leaves."""
+def unflatten(template: Any, flat: Any) -> Any:
+    """Return a nested tuple of the structure of `template` with the leaves of `flat`."""
     if isinstance(template, tuple):
-        return tuple(rebuilt(item, flat) for item in template)
+        return tuple(unflatten(part, flat) for part in template)
     return next(flat)
 
 
-def joined(one: Shape, two: Shape) -> Shape:
-    """The shape that both have; None where they differ."""
-    if one is None or two is None or len(one) != len(two):
+def merge_shapes(left: Shape, right: Shape) -> Shape:
+    """Return the most specific shape that holds for both; None for what differs."""
+    if left is None or right is None or len(left) != len(right):
         return None
-    return tuple(a if a == b else None for a, b in zip(one, two, strict=True))
+    return tuple(a if a == b else None for a, b in zip(left, right, strict=True))

@@ -1,8 +1,8 @@
-"""Decodes the messages of a .mindir file (proto2, package mind_ir) into small objects.
+"""Decode the protobuf messages of a .mindir file (proto2, package mind_ir) into small objects.
 
 Field numbers stand beside the code that reads them. Unknown fields are passed over, because each
 version of MindSpore adds some. Nothing of a weight is copied: a tensor keeps slices of the file.
-Attributes stay encoded, as places in the file, until somebody asks: most are never asked for.
+Attributes stay encoded, as byte ranges of the file, until they are read: most never are.
 
 By hand, because classes that protobuf compiles copy every weight, take longer for the same file
 (7.8 ms against 4.8 ms) and 26 ms to import, and would need MindSpore's schema, which differs from
@@ -38,11 +38,11 @@ class DecodeError(ValueError):
 
 
 Span: TypeAlias = tuple[int, int]
-"""The part of a file that holds a message: where it begins and where it ends."""
+"""Byte range of an encoded message in the file: start, end."""
 
 
 class Source:
-    """The file that messages are in, and how many more fields of it may be looked at.
+    """The file that messages are decoded from, with the number of fields that may still be read.
 
     view: all of it. data: the same, but where possible what the view is of: see `wire.spans`.
     names, types, settings: texts and what encoded attributes turned out to say, by their bytes,
@@ -62,29 +62,29 @@ class Source:
         self.budget = Budget(FIELDS)
 
     def fields(self, span: Span) -> Iterator[tuple[int, int, int]]:
-        """The fields of a message: see `wire.spans`."""
+        """Return the fields of a message: see `wire.spans`."""
         return spans(self.data, span[0], span[1], self.budget)
 
     def text(self, first: int, past: int) -> str:
-        """A name. Bytes that are no UTF-8 are damage."""
+        """Decode a name. Raises DecodeError where it is too long or no UTF-8."""
         if past < 0:
             raise DecodeError(_MISTYPED)
         if past - first > NAME_BYTES:
             raise DecodeError(f"a name of {past - first:,} bytes; at most {NAME_BYTES:,} are read")
         encoded = self.data[first:past]
-        found = self.names.get(encoded)
-        if found is None:
+        name = self.names.get(encoded)
+        if name is None:
             try:
-                found = self.names[encoded] = str(encoded, "utf-8")
+                name = self.names[encoded] = str(encoded, "utf-8")
             except UnicodeDecodeError:
                 shown = bytes(encoded[:40])
                 raise DecodeError(f"the name {shown!r} is not UTF-8") from None
-        return found
+        return name
 
 
 @dataclass(slots=True)
 class TensorProto:
-    """dims, the element type by MindIR's number, and where the data is."""
+    """A tensor: name, dims, element type by MindIR's number, and the location of its data."""
 
     name: str
     dims: list[int]
@@ -100,7 +100,7 @@ class TensorProto:
 
 @dataclass(slots=True)
 class AttributeProto:
-    """A constant, a setting of a primitive, or the type that was inferred for a node."""
+    """An attribute: a constant, a setting of a primitive, or the type inferred for a node."""
 
     name: str = ""
     type: int = 0
@@ -118,7 +118,7 @@ class AttributeProto:
 
 @dataclass(slots=True)
 class NodeProto:
-    """inputs and its one output by name; attributes encoded."""
+    """A node: its inputs and its one output by name; attributes encoded."""
 
     source: Source
     name: str
@@ -136,12 +136,12 @@ class NodeProto:
         return None
 
     def attribute(self, name: str) -> AttributeProto | None:
-        """The attribute of that name, decoded now."""
+        """Return the attribute of that name, decoded now."""
         span = self.attribute_at(name)
         return None if span is None else attribute(self.source, span)
 
     def decoded(self) -> list[AttributeProto]:
-        """Every attribute."""
+        """Return every attribute."""
         return [attribute(self.source, span) for span in self.attributes]
 
 
@@ -192,54 +192,54 @@ class ModelProto:
 def model(view: memoryview) -> ModelProto:
     """Decode a file. Raises WireError and DecodeError."""
     source = Source(view)
-    found = ModelProto(source)
+    result = ModelProto(source)
     for key, first, past in source.fields((0, len(view))):
         number = key >> 3
         if number == 2:
-            found.producer = source.text(first, past)
+            result.producer = source.text(first, past)
         elif number == 5:
-            found.version = source.text(first, past)
+            result.version = source.text(first, past)
         elif number == 7:
-            if found.graph is not None:
+            if result.graph is not None:
                 raise DecodeError("two main graphs; expected one")
-            found.graph = graph(source, _span(first, past))
+            result.graph = graph(source, _span(first, past))
         elif number == 8:
             function = graph(source, _span(first, past))
-            if function.name in found.functions:
+            if function.name in result.functions:
                 raise DecodeError(f"two functions are named {function.name!r}")
-            found.functions[function.name] = function
+            result.functions[function.name] = function
         elif number == 10:
-            found.little_endian = bool(_integer(first, past))
+            result.little_endian = bool(_integer(first, past))
         elif number == 12:
-            one = _primitive(source, _span(first, past))
-            found.primitives[one.name] = one
+            primitive = _primitive(source, _span(first, past))
+            result.primitives[primitive.name] = primitive
         elif number == 14:
             entry = {1: "", 2: ""}
             for part, begin, end in source.fields(_span(first, past)):
                 if part >> 3 in entry:
                     entry[part >> 3] = source.text(begin, end)
-            found.user_info[entry[1]] = entry[2]
-    if found.graph is None:
+            result.user_info[entry[1]] = entry[2]
+    if result.graph is None:
         raise DecodeError("no graph in it")
-    return found
+    return result
 
 
 def graph(source: Source, span: Span) -> GraphProto:
     """Decode a function."""
-    found = GraphProto()
+    result = GraphProto()
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            found.nodes.append(_node(source, _span(first, past)))
+            result.nodes.append(_node(source, _span(first, past)))
         elif number == 2:
-            found.name = source.text(first, past)
+            result.name = source.text(first, past)
         elif number == 3:
-            found.parameters.append(tensor(source, _span(first, past)))
+            result.parameters.append(tensor(source, _span(first, past)))
         elif number == 5:
-            found.inputs.append(_value(source, _span(first, past)))
+            result.inputs.append(_value(source, _span(first, past)))
         elif number == 6:
-            found.outputs.append(_value(source, _span(first, past)))
-    return found
+            result.outputs.append(_value(source, _span(first, past)))
+    return result
 
 
 def _node(source: Source, span: Span) -> NodeProto:
@@ -284,18 +284,18 @@ def _primitive(source: Source, span: Span) -> PrimitiveProto:
 
 
 def _value(source: Source, span: Span) -> ValueProto:
-    found = ValueProto()
+    result = ValueProto()
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            found.name = source.text(first, past)
+            result.name = source.text(first, past)
         elif number == 2:
-            found.tensors.append(tensor(source, _span(first, past)))
+            result.tensors.append(tensor(source, _span(first, past)))
         elif number == 4:
-            found.denotation = source.text(first, past)
+            result.denotation = source.text(first, past)
         elif number == 5:
-            found.structure = attribute(source, _span(first, past))
-    return found
+            result.structure = attribute(source, _span(first, past))
+    return result
 
 
 def tensor(source: Source, span: Span) -> TensorProto:
@@ -350,7 +350,7 @@ def tensor(source: Source, span: Span) -> TensorProto:
 
 
 def name_at(source: Source, span: Span) -> str:
-    """The name of an attribute, without decoding the rest of it."""
+    """Return the name of an attribute, without decoding the rest of it."""
     first = span[0] + 2
     if first < span[1]:
         key, length = source.data[span[0] : first]
@@ -364,34 +364,34 @@ def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
     """Decode an attribute and what is nested in it."""
     if depth > DEPTH:
         raise DecodeError(f"a constant is nested more than {DEPTH} levels deep")
-    found = AttributeProto()
+    result = AttributeProto()
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            found.name = source.text(first, past)
+            result.name = source.text(first, past)
         elif number == 2:
-            (found.f,) = struct.unpack("<f", _fixed(source, first, past, 4))
+            (result.f,) = struct.unpack("<f", _fixed(source, first, past, 4))
         elif number == 3:
-            found.i = _integer(first, past)
+            result.i = _integer(first, past)
         elif number == 4:
-            (found.d,) = struct.unpack("<d", _fixed(source, first, past, 8))
+            (result.d,) = struct.unpack("<d", _fixed(source, first, past, 8))
         elif number == 5:
-            found.s = _bytes(source, first, past)
+            result.s = _bytes(source, first, past)
         elif number in (8, 9):
-            found.floats += _reals(source, first, past, number == 9)
+            result.floats += _reals(source, first, past, number == 9)
         elif number == 10:
-            found.ints += _integers(source, key, first, past)
+            result.ints += _integers(source, key, first, past)
         elif number == 11:
-            found.strings.append(_bytes(source, first, past))
+            result.strings.append(_bytes(source, first, past))
         elif number == 6 or number == 12:
-            found.tensors.append(tensor(source, _span(first, past)))
+            result.tensors.append(tensor(source, _span(first, past)))
         elif number == 15:
-            found.form = source.text(first, past)
+            result.form = source.text(first, past)
         elif number == 16:
-            found.type = _integer(first, past)
+            result.type = _integer(first, past)
         elif number == 17:
-            found.values.append(attribute(source, _span(first, past), depth + 1))
-    return found
+            result.values.append(attribute(source, _span(first, past), depth + 1))
+    return result
 
 
 _NAME = key_of(1, BYTES)  # of an AttributeProto

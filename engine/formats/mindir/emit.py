@@ -1,4 +1,4 @@
-"""Collects ONNX nodes while a graph is lowered: what a primitive's function writes with."""
+"""The builder of ONNX graphs that lowering emits nodes and constants with."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.formats.mindir.shape_inference import shape_of
 from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
 from engine.formats.onnx.writer import Attribute, Node
 
-NODES = 200_000
-PLACES = 1 << 24  # of a constant, or a tuple, that is made up here
+MAX_NODES = 200_000  # of one model; inlined functions count as often as they are called
+MAX_ELEMENTS = 1 << 24  # of a constant or tuple that lowering generates
 CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
 
 
 class Unsupported(ValueError):
-    """This node cannot be said in ONNX. The message says why; the caller adds which node it is."""
+    """A node cannot be expressed in ONNX. The message says why; the caller adds which node."""
 
 
 class Scope:
@@ -92,24 +92,24 @@ class Emitter:
         self._append(op_type, names, [value.name for value in values], attributes, domain)
         return values
 
-    def _named(self, inputs: Sequence[Any], first: Value | None) -> tuple[list[str], Value | None]:
-        """The names of a node's inputs, and the Value that says the type of what is none."""
-        if first is None:
-            for item in inputs:
-                if isinstance(item, Value):
-                    first = item
+    def _named(self, inputs: Sequence[Any], typed: Value | None) -> tuple[list[str], Value | None]:
+        """Return the inputs' names, and the Value whose dtype constants among them take."""
+        if typed is None:
+            for input_ in inputs:
+                if isinstance(input_, Value):
+                    typed = input_
                     break
         names = []
-        for item in inputs:
-            if isinstance(item, Value):
-                names.append(item.name)
-            elif item is None:
+        for input_ in inputs:
+            if isinstance(input_, Value):
+                names.append(input_.name)
+            elif input_ is None:
                 names.append("")
             else:
-                names.append(self.constant(item, first.dtype if first else None).name)
+                names.append(self.constant(input_, typed.dtype if typed else None).name)
         while names and not names[-1]:
             names.pop()
-        return names, first
+        return names, typed
 
     @staticmethod
     def _type_of(op_type: str, first: Value | None) -> DType:
@@ -125,52 +125,52 @@ class Emitter:
         attributes: dict[str, Attribute | None],
         domain: str,
     ) -> None:
-        given = {key: item for key, item in attributes.items() if item is not None}
-        self.scope.nodes.append(Node(op_type, inputs, outputs, given, self.title(), domain))
+        present = {key: value for key, value in attributes.items() if value is not None}
+        self.scope.nodes.append(Node(op_type, inputs, outputs, present, self.title(), domain))
 
     def add(self, node: Node) -> None:
         """Append a finished node."""
         self.scope.nodes.append(node)
 
     def fresh(self) -> str:
-        """A name that nothing has yet."""
+        """Return an unused value name."""
         self._count += 1
-        if self._count > NODES:
-            raise Unsupported(f"the model unfolds into more than {NODES:,} operators")
+        if self._count > MAX_NODES:
+            raise Unsupported(f"the model unfolds into more than {MAX_NODES:,} operators")
         return f"%{self._count}"
 
     def title(self) -> str:
-        """The node's name: that of its origin, with a number where there are several."""
+        """Return the node's name: that of its origin, with a number where there are several."""
         number = self._origins.get(self.origin, 0)
         self._origins[self.origin] = number + 1
         return f"{self.origin}_{number}" if number else self.origin
 
     # --------------------------------------------------------------------------------- constants
 
-    def constant(self, item: Any, dtype: DType | None = None) -> Value:
-        """A constant tensor: a Python number or tuple of them, or a numpy array.
+    def constant(self, literal: Any, dtype: DType | None = None) -> Value:
+        """Return a constant tensor: a Python number or tuple of them, or a numpy array.
 
         dtype: for Python numbers; None is float32, int64 or bool by what they are. An array keeps
         its own unless `dtype` is given.
         """
-        if isinstance(item, Value):
-            return self.stored(item)
-        key: tuple[Any, ...] = (item, dtype) if type(item) is int else ()
+        if isinstance(literal, Value):
+            return self.register(literal)
+        key: tuple[Any, ...] = (literal, dtype) if type(literal) is int else ()
         if key in self._constants:  # the most frequent ones
             return self._constants[key]
-        if isinstance(item, TypeId):
+        if isinstance(literal, TypeId):
             raise Unsupported("an element type where a tensor belongs")
-        if isinstance(item, str):
+        if isinstance(literal, str):
             raise Unsupported(
                 "a text where a tensor belongs; only tensors and numbers can be computed"
             )
-        array = np.asarray(item)
+        array = np.asarray(literal)
         if array.dtype == object:
-            raise Unsupported(f"{type(item).__name__} where a tensor belongs")
+            raise Unsupported(f"{type(literal).__name__} where a tensor belongs")
         if dtype is None:
             dtype = (
                 DType.from_numpy(array.dtype)
-                if isinstance(item, np.ndarray | np.generic)
+                if isinstance(literal, np.ndarray | np.generic)
                 else DType.BOOL if array.dtype == bool
                 else DType.INT64 if array.dtype.kind in "iu"
                 else DType.FLOAT32
@@ -179,35 +179,35 @@ class Emitter:
         if len(data) > CONSTANT_BYTES:
             raise Unsupported(f"a constant of {len(data):,} bytes")
         shape = tuple(array.shape)
-        found = self._constants.get((dtype, shape, data))
-        if found is None:
-            found = self.stored(Value("", dtype, shape, data))
-            self._constants[dtype, shape, data] = found
+        value = self._constants.get((dtype, shape, data))
+        if value is None:
+            value = self.register(Value("", dtype, shape, data))
+            self._constants[dtype, shape, data] = value
         if key:
-            self._constants[key] = found
-        return found
+            self._constants[key] = value
+        return value
 
-    def stored(self, value: Value) -> Value:
-        """The value; a constant has a name afterwards and can be written into the model."""
+    def register(self, value: Value) -> Value:
+        """Register a constant, so that it has a name and is written if used; return the value."""
         if value.data is not None and not value.is_parameter:
             value.name = value.name or self.fresh()
             self.constants[value.name] = value
         return value
 
-    def all_stored(self, item: Any) -> Any:
-        """The item, every constant in it stored."""
-        if isinstance(item, Value | tuple):
-            for leaf in leaves(item):
+    def register_all(self, value: Any) -> Any:
+        """Register every constant in a value or nested tuple, and return it."""
+        if isinstance(value, Value | tuple):
+            for leaf in leaves(value):
                 if isinstance(leaf, Value):
-                    self.stored(leaf)
-        return item
+                    self.register(leaf)
+        return value
 
-    def ints(self, item: Any) -> Value:
-        """A 1-D int64 tensor: of a number, a tuple that may hold computed ones, or a tensor."""
-        if isinstance(item, Value):
-            item = self.cast(item, DType.INT64)
-            return item if item.rank not in (0, None) else self.reshape(item, (-1,))
-        parts = item if isinstance(item, tuple | list) else (item,)
+    def ints(self, value: Any) -> Value:
+        """Return a 1-D int64 tensor of a number, a tuple (may hold scalar tensors), or a tensor."""
+        if isinstance(value, Value):
+            value = self.cast(value, DType.INT64)
+            return value if value.rank not in (0, None) else self.reshape(value, (-1,))
+        parts = value if isinstance(value, tuple | list) else (value,)
         if not any(isinstance(part, Value) for part in parts):
             return self.constant(np.array(parts, np.int64).reshape(-1))
         if len(parts) == 1:
@@ -220,17 +220,17 @@ class Emitter:
         value = self.ints(part)
         return value if value.shape == (1,) else self.reshape(value, (1,))
 
-    def scalar(self, item: Any, dtype: DType) -> Value:
-        """A tensor without axes of that type."""
-        if isinstance(item, Value):
-            item = self.cast(item, dtype)
-            return item if item.rank in (0, None) else self.reshape(item, ())
-        return self.constant(item, dtype)
+    def scalar(self, value: Any, dtype: DType) -> Value:
+        """Return a scalar tensor (no axes) of that dtype."""
+        if isinstance(value, Value):
+            value = self.cast(value, dtype)
+            return value if value.rank in (0, None) else self.reshape(value, ())
+        return self.constant(value, dtype)
 
     # ------------------------------------------------------------------------------ common parts
 
     def cast(self, value: Any, dtype: DType) -> Value:
-        """The value as `dtype`; itself where it is that."""
+        """Cast a value to `dtype`; return it unchanged where it has that already."""
         if not isinstance(value, Value):
             return self.constant(value, dtype)
         if value.dtype is dtype:
@@ -241,7 +241,7 @@ class Emitter:
         return self.node("Cast", value, dtype=dtype, shape=value.shape, to=dtype.onnx)
 
     def reshape(self, value: Value, shape: Any) -> Value:
-        """The value in another shape: a tuple that may hold computed numbers, or a tensor."""
+        """Reshape a value. shape: a tuple that may hold scalar tensors, or a tensor."""
         known = shape if isinstance(shape, tuple) and all(type(d) is int for d in shape) else None
         resolved = None
         if known is not None:
@@ -255,21 +255,21 @@ class Emitter:
             if resolved == value.shape and None not in (value.shape or (None,)):
                 return value
         if value.data is not None and resolved is not None and None not in resolved:
-            return self.stored(Value("", value.dtype, resolved, value.data))
-        # MindSpore's zero is a size, not "as it was".
+            return self.register(Value("", value.dtype, resolved, value.data))
+        # A 0 is a size in MindSpore; without allowzero ONNX takes it as "copy from the input".
         zero = known is None or 0 in known
         return self.node(
             "Reshape", value, self.ints(shape), shape=resolved, allowzero=1 if zero else None
         )
 
     def shape(self, value: Value) -> Value:
-        """The sizes of a tensor's axes, as a 1-D int64 tensor."""
+        """Return the sizes of a tensor's axes, as a 1-D int64 tensor."""
         if value.shape is not None and None not in value.shape:
             return self.ints(value.shape)
-        return self.node("Shape", value, dtype=DType.INT64, shape=_one(value.rank))
+        return self.node("Shape", value, dtype=DType.INT64, shape=_vector_shape(value.rank))
 
     def shape_part(self, value: Value, first: int, stop: int) -> Value:
-        """The sizes of the axes from `first` to before `stop`, as a 1-D int64 tensor."""
+        """Return the sizes of the axes from `first` to before `stop`, as a 1-D int64 tensor."""
         if value.shape is not None and None not in value.shape[first:stop]:
             return self.ints(value.shape[first:stop])
         return self.node(
@@ -277,18 +277,18 @@ class Emitter:
         )
 
     def dim(self, value: Value, axis: int) -> Any:
-        """The size of one axis: an int where it is known, else a tensor without axes."""
+        """Return the size of one axis: an int where it is known, else a scalar tensor."""
         if value.shape is not None and value.shape[axis] is not None:
             return value.shape[axis]
         sizes = self.shape(value)
         return self.node("Gather", sizes, self.constant(axis, DType.INT64), axis=0, shape=())
 
     def dims(self, value: Value) -> tuple[Any, ...]:
-        """Every axis's size, as `dim` gives it."""
+        """Return every axis's size, as `dim` gives it."""
         return tuple(self.dim(value, axis) for axis in range(self.rank(value)))
 
     def rank(self, value: Value) -> int:
-        """The number of axes; Unsupported where the file leaves it open."""
+        """Return the number of axes. Raises Unsupported where the file leaves it open."""
         if value.rank is None:
             raise Unsupported("a tensor of unknown rank; export with the rank fixed")
         return value.rank
@@ -323,13 +323,13 @@ class Emitter:
 
 
 def bounded(*sizes: int) -> None:
-    """Unsupported where so many places would be written out: a damaged file may say any number."""
-    if math.prod(max(size, 0) for size in sizes) > PLACES:
+    """Raise Unsupported where a constant would get too many elements: a damaged file says any."""
+    if math.prod(max(size, 0) for size in sizes) > MAX_ELEMENTS:
         raise Unsupported(f"sizes of {' x '.join(map(str, sizes))} to be written out")
 
 
 def encode(array: np.ndarray[Any, Any], dtype: DType) -> bytes:
-    """The array's elements as `dtype`, C order, little endian."""
+    """Encode an array's elements as `dtype`, C order, little endian."""
     if dtype is DType.BFLOAT16:
         bits = np.ascontiguousarray(array, "<f4").view("<u4").astype(np.uint64)
         # Round half to even, as the hardware does.
@@ -340,17 +340,17 @@ def encode(array: np.ndarray[Any, Any], dtype: DType) -> bytes:
 
 
 def lowest(dtype: DType) -> Any:
-    """The least number of a type."""
+    """Return the lowest number of a dtype."""
     if dtype in FLOATS:
         return -np.inf
     return 0 if dtype is DType.BOOL else int(np.iinfo(str(dtype)).min)
 
 
 def single(number: float) -> float:
-    """The float32 nearest to a number, as the file's floats are."""
+    """Round a number to float32, the precision of floats in the file."""
     result: float = struct.unpack("<f", struct.pack("<f", number))[0]
     return result
 
 
-def _one(rank: int | None) -> Shape:
+def _vector_shape(rank: int | None) -> Shape:
     return None if rank is None else (rank,)

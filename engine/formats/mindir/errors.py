@@ -1,4 +1,4 @@
-"""Errors of files that cannot be read, in words for their user."""
+"""Translate errors of decoding and lowering into ModelError, with the file's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.errors import InputError, ModelError
 from engine.formats import encryption
 from engine.formats.mindir.decode import DecodeError
 from engine.formats.mindir.emit import Unsupported
-from engine.formats.mindir.lower import ILL_FITTING, LoweringError
+from engine.formats.mindir.lower import ARGUMENT_ERRORS, LoweringError
 from engine.formats.protobuf import TooManyFields, WireError
 
 
@@ -44,7 +44,7 @@ def refused(path: Path | None, view: memoryview) -> Iterator[None]:
         ) from None
     except MemoryError:
         raise ModelError(f"{name}: not enough memory to read it", where) from None
-    except ILL_FITTING as error:  # a damaged file may put anything anywhere
+    except ARGUMENT_ERRORS as error:  # a damaged file may put anything anywhere
         raise ModelError(
             f"{name}: not a valid MindIR model: its parts do not fit: {type(error).__name__}: "
             f"{_short(error)}",

@@ -1,4 +1,9 @@
-"""Tidies the nodes of a lowered graph: drops what nobody reads, joins what belongs together."""
+"""Graph optimization after lowering: dead code elimination, bias and BatchNormalization folding.
+
+MindIR has a convolution, its BiasAdd and its BatchNorm as nodes of their own. Runtimes fuse them
+only on some devices and at some optimization levels, quantizers expect them fused, and the folded
+model has fewer nodes to place. Weights are computed anew only where copies are cheap (`may_copy`).
+"""
 
 from __future__ import annotations
 
@@ -11,31 +16,31 @@ import numpy as np
 from engine.formats.mindir.values import DType, Value
 from engine.formats.onnx.writer import Graph, Node
 
-_KEPT = frozenset({"Send", "Receive", "Barrier"})  # they act, whoever reads their result
+_KEPT = frozenset({"Send", "Receive", "Barrier"})  # side effects: never dead code
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
 def fold(
     nodes: list[Node], constants: dict[str, Value], outputs: set[str], may_copy: bool
 ) -> list[Node]:
-    """The nodes that are needed for `outputs`, biases and scales joined to what they apply to.
+    """Return the nodes needed for `outputs`, with biases and normalisation folded into them.
 
     constants: parameters and other stored values by name; those made here are added.
-    may_copy: weights may be computed anew; else they stay where they lie, and runtimes do it.
+    may_copy: weights may be computed anew; else they stay in their file, and runtimes fold them.
     """
     with np.errstate(all="ignore"):
-        return _joined(_needed(nodes, outputs), constants, outputs, may_copy)
+        return _fold_into_linear(_eliminate_dead_code(nodes, outputs), constants, outputs, may_copy)
 
 
 def bodies(node: Node) -> Iterable[Graph]:
-    """The graphs in a node's attributes."""
+    """Return the graphs in a node's attributes."""
     if node.op_type not in ("If", "Loop"):  # what control.py writes
         return ()
     return [attribute for attribute in node.attributes.values() if isinstance(attribute, Graph)]
 
 
 def names_used(nodes: Sequence[Node]) -> set[str]:
-    """Every name that the nodes, or graphs in them, read."""
+    """Return every name that the nodes, or graphs in them, read."""
     used: set[str] = set()
     for node in nodes:
         used.update(node.inputs)
@@ -55,77 +60,79 @@ def uses_domain(nodes: Sequence[Node], domain: str) -> bool:
     return False
 
 
-def _needed(nodes: Sequence[Node], outputs: set[str]) -> list[Node]:
-    wanted = set(outputs)
+def _eliminate_dead_code(nodes: Sequence[Node], outputs: set[str]) -> list[Node]:
+    live = set(outputs)
     kept: list[Node] = []
     for node in reversed(nodes):
-        if node.op_type in _KEPT or not wanted.isdisjoint(node.outputs):
+        if node.op_type in _KEPT or not live.isdisjoint(node.outputs):
             inner = bodies(node)
             for body in inner:
-                body.nodes = _needed(body.nodes, {output.name for output in body.outputs})
-            wanted.update(names_used([node]) if inner else node.inputs)
+                body.nodes = _eliminate_dead_code(
+                    body.nodes, {output.name for output in body.outputs}
+                )
+            live.update(names_used([node]) if inner else node.inputs)
             kept.append(node)
     kept.reverse()
     return kept
 
 
-def _joined(
+def _fold_into_linear(
     nodes: list[Node], constants: dict[str, Value], outputs: set[str], may_copy: bool
 ) -> list[Node]:
-    """A Conv and the like takes over what follows it alone: constant biases, normalisation."""
+    """Fold an Add or BatchNormalization into the Conv, ConvTranspose or Gemm that only it reads."""
     readers: Counter[str] = Counter()
     for node in nodes:
         readers.update(names_used([node]) if bodies(node) else node.inputs)
-    made_by: dict[str, Node] = {}
+    producers: dict[str, Node] = {}
     kept = []
     for node in nodes:
-        before = _linear_before(node, made_by, constants)
+        before = _linear_before(node, producers, constants)
         if (
             before is not None
             and readers[before.outputs[0]] == 1
             and before.outputs[0] not in outputs
             and (
-                _take_bias(before, node, constants)
+                _fold_bias(before, node, constants)
                 if node.op_type == "Add"
-                else may_copy and _take_scale(before, node, constants)
+                else may_copy and _fold_batch_norm(before, node, constants)
             )
         ):
             before.outputs = list(node.outputs)
-            made_by[node.outputs[0]] = before
+            producers[node.outputs[0]] = before
             continue
         kept.append(node)
         if node.op_type in _LINEAR and not node.domain:
-            made_by[node.outputs[0]] = node
+            producers[node.outputs[0]] = node
     return kept
 
 
 def _linear_before(
-    node: Node, made_by: dict[str, Node], constants: dict[str, Value]
+    node: Node, producers: dict[str, Node], constants: dict[str, Value]
 ) -> Node | None:
-    """The Conv, ConvTranspose or Gemm that a node adds a constant to, or normalises."""
+    """Return the Conv, ConvTranspose or Gemm that a node adds a constant to, or normalises."""
     if node.op_type == "BatchNormalization":
-        return made_by.get(node.inputs[0])
+        return producers.get(node.inputs[0])
     if node.op_type != "Add" or node.domain or len(node.inputs) != 2:
         return None
     value, other = node.inputs if node.inputs[1] in constants else node.inputs[::-1]
-    return made_by.get(value) if other in constants else None
+    return producers.get(value) if other in constants else None
 
 
-def _take_bias(before: Node, node: Node, constants: dict[str, Value]) -> bool:
-    """Give `before` the constant that `node` adds, where it has no bias and that fits."""
+def _fold_bias(before: Node, node: Node, constants: dict[str, Value]) -> bool:
+    """Fold the constant that `node` adds into `before` as its bias; return True if it fits."""
     if len(before.inputs) != 2:
         return False
     value, other = node.inputs
     bias = constants[other if value == before.outputs[0] else value]
-    vector = _vector(before, bias, constants)
+    vector = _bias_name(before, bias, constants)
     if vector is None:
         return False
     before.inputs = [*before.inputs, vector]
     return True
 
 
-def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | None:
-    """The name of the bias as `before` takes it, None where it does not fit."""
+def _bias_name(before: Node, bias: Value, constants: dict[str, Value]) -> str | None:
+    """Return the name of the bias as `before` takes it, None where it does not fit."""
     shape = bias.shape
     if shape is None or None in shape or bias.data is None:
         return None
@@ -143,8 +150,8 @@ def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | Non
         return None
     channels = weight.shape[0 if before.op_type == "Conv" else 1]
     axes = len(weight.shape) - 2
-    wanted = (channels, *[1] * axes)
-    if shape not in (wanted, (1, *wanted)):
+    expected = (channels, *[1] * axes)
+    if shape not in (expected, (1, *expected)):
         return None
     name = f"{bias.name}%"
     if name not in constants:
@@ -152,8 +159,8 @@ def _vector(before: Node, bias: Value, constants: dict[str, Value]) -> str | Non
     return name
 
 
-def _take_scale(before: Node, node: Node, constants: dict[str, Value]) -> bool:
-    """Multiply a Conv's weight by what BatchNormalization does to each channel."""
+def _fold_batch_norm(before: Node, node: Node, constants: dict[str, Value]) -> bool:
+    """Fold a BatchNormalization into a Conv's weight and bias: it is affine per channel."""
     if before.op_type != "Conv":
         return False
     names = (*before.inputs[1:], *node.inputs[1:])

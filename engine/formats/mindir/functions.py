@@ -1,4 +1,4 @@
-"""Call graph of a file's functions."""
+"""Call graph of a file's functions: finds those that form a loop."""
 
 from __future__ import annotations
 
@@ -14,31 +14,29 @@ class Functions:
         self._functions = functions
         self._reachable: dict[str, frozenset[str]] = {}
 
-    def around(self, name: str, headers: Sequence[str]) -> frozenset[str]:
-        """The functions that `name` calls and that call it; empty where it does not recur.
+    def component_of(self, name: str, headers: Sequence[str]) -> frozenset[str]:
+        """Return the strongly connected component of `name`; empty where it is not recursive.
 
         headers: of loops under way; what is called through one of them does not count.
         """
         reached = self._reached(name, headers)
         if name not in reached:
             return frozenset()
-        return frozenset(
-            one_name for one_name in reached if name in self._reached(one_name, headers)
-        )
+        return frozenset(other for other in reached if name in self._reached(other, headers))
 
     def _reached(self, name: str, headers: Sequence[str]) -> frozenset[str]:
         key = "\0".join((name, *headers))
-        found = self._reachable.get(key)
-        if found is None:
-            seen: set[str] = set()
-            todo = [name]
-            while todo:
-                for other in self._named(todo.pop()):
-                    if other not in seen and other not in headers:
-                        seen.add(other)
-                        todo.append(other)
-            found = self._reachable[key] = frozenset(seen)
-        return found
+        reachable = self._reachable.get(key)
+        if reachable is None:
+            visited: set[str] = set()
+            worklist = [name]
+            while worklist:
+                for other in self._named(worklist.pop()):
+                    if other not in visited and other not in headers:
+                        visited.add(other)
+                        worklist.append(other)
+            reachable = self._reachable[key] = frozenset(visited)
+        return reachable
 
     def _named(self, name: str) -> Iterator[str]:
         graph = self._functions.get(name)

@@ -1,8 +1,11 @@
-"""Lowers a decoded .mindir to ONNX by running it on symbols.
+"""Lower a decoded .mindir to ONNX by symbolic execution (abstract interpretation).
 
-Each node of the main graph is looked at in the file's order. What only arranges values - tuples,
-monads, Load, Depend, functions that are called - is done here and leaves nothing behind; other
-primitives are looked up in the table and write ONNX nodes.
+The main graph is interpreted node by node in the file's order, which is topological and keeps the
+order of effects. Each name is bound to a symbolic value: a tensor (`Value`), a tuple of them, a
+function (`Closure`). Structural primitives (tuples, monads, Load, Depend, calls: structural.py) are
+evaluated here and emit nothing; functions are inlined; all other primitives are looked up in the
+table (primitives/) and emit ONNX nodes. Conditional calls become If and recursive tail calls become
+Loop: control.py.
 """
 
 from __future__ import annotations
@@ -12,13 +15,21 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from engine.formats.mindir import constants
-from engine.formats.mindir.control import RECURSION, RETURN, Exits, Loop, State, loop, select
+from engine.formats.mindir.control import (
+    RECURSION,
+    RETURN,
+    Exits,
+    Loop,
+    State,
+    lower_loop,
+    lower_select,
+)
 from engine.formats.mindir.decode import DecodeError, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
 from engine.formats.mindir.functions import Functions
 from engine.formats.mindir.names import local, primitive_named, primitives_of
-from engine.formats.mindir.primitives import known
-from engine.formats.mindir.structural import QUICK, STRUCTURAL
+from engine.formats.mindir.primitives import primitive_table
+from engine.formats.mindir.structural import PASS_THROUGH, STRUCTURAL
 from engine.formats.mindir.values import (
     COMPLEX,
     MONAD,
@@ -33,12 +44,13 @@ from engine.formats.protobuf import WireError
 
 Changes: TypeAlias = "tuple[dict[str, Value], set[str]]"
 
-STEPS = 300_000  # nodes looked at, each as often as its function is called
-NESTED = 100_000  # values in one tuple and the tuples in it
-CALLS = 100  # functions that call each other, one inside the other
+# Inlining can grow a small file exponentially; these limits stop one that was made to do so.
+MAX_NODES = 300_000  # nodes interpreted, each as often as its function is called
+MAX_NESTED_VALUES = 100_000  # values in one tuple and the tuples in it
+MAX_CALL_DEPTH = 100  # nesting of inlined calls
 
 
-ILL_FITTING = (
+ARGUMENT_ERRORS = (
     TypeError, ValueError, LookupError, AttributeError, ArithmeticError, AssertionError,
     RuntimeError,
 )  # fmt: skip
@@ -46,11 +58,15 @@ ILL_FITTING = (
 
 
 class LoweringError(ValueError):
-    """A node that cannot be lowered: the message says which and why."""
+    """A node cannot be lowered. The message names the node and the reason."""
 
 
 class Lowering:
-    """One model on its way. parameters: by the name in the file. loop: the innermost one."""
+    """Lowering state of one model.
+
+    parameters: by the name in the file. state: what parameters hold that the model has assigned to
+    so far, by their ONNX name. loop: the innermost loop that is being lowered.
+    """
 
     def __init__(self, model: ModelProto, parameters: Mapping[str, Value]) -> None:
         assert model.graph is not None
@@ -59,24 +75,26 @@ class Lowering:
         self.loop: Loop | None = None
         self._model = model
         self._functions = Functions(model.functions)
-        self._table = known()
+        self._table = primitive_table()
         self._structural = {
             f"REF::{key}": STRUCTURAL[row.op_type]
             for key, row in model.primitives.items()
-            if row.op_type in QUICK
+            if row.op_type in PASS_THROUGH
         }
         self._parameters = parameters
         self._frames: list[dict[str, Any]] = []
         self._headers: list[str] = []
         self._steps = 0
-        self._weights: dict[int, tuple[int, Any]] = {}
+        self._nested_counts: dict[int, tuple[int, Any]] = {}
         self._calls = 0
         self._by_own_name = {parameter.name: parameter for parameter in parameters.values()}
         self._snapshots: dict[str, Value] = {}
-        self._written: dict[str, Value] = {}  # what tensors hold that were changed in place
-        self._outdated: set[str] = set()  # tensors changed in a branch or loop that they are not of
+        # MindSpore updates tensors in place, ONNX values are immutable: later readers of a name get
+        # the new value from here.
+        self._written: dict[str, Value] = {}
+        self._outdated: set[str] = set()  # updated in a branch or loop of which they are no output
         self._primitives: dict[str, tuple[str, Mapping[str, Any]]] = {}
-        self._is_writing = any(
+        self._has_writes = any(
             row is not None and row.writes for row in map(self._table.get, primitives_of(model))
         )
         self._constants: dict[str, Any] = {
@@ -89,7 +107,7 @@ class Lowering:
     # ------------------------------------------------------------------------------------ graphs
 
     def run(self, graph: GraphProto, args: Sequence[Any]) -> Any:
-        """The result of a function for these arguments."""
+        """Interpret a function's body on symbolic arguments and return its result."""
         if len(args) < len(graph.inputs):
             raise DecodeError(
                 f"function {graph.name!r} takes {len(graph.inputs)} values, and a call gives "
@@ -100,16 +118,17 @@ class Lowering:
         }
         self._frames.append(frame)
         try:
-            tail = _tail(graph)
+            tail = _tail_node(graph)
             self._steps += len(graph.nodes)
-            if self._steps > STEPS:
-                raise DecodeError(f"the graph unfolds into more than {STEPS:,} nodes")
+            if self._steps > MAX_NODES:
+                raise DecodeError(f"the graph unfolds into more than {MAX_NODES:,} nodes")
             for node in graph.nodes:
                 kind = node.op_type
                 if kind == "Constant":
                     continue
                 inputs = [
-                    frame[e] if e in frame else self._resolve_free_name(e) for e in node.inputs
+                    frame[name] if name in frame else self._resolve_free_name(name)
+                    for name in node.inputs
                 ]
                 handler = self._structural.get(kind)
                 if handler is not None and inputs:  # half of a file's nodes
@@ -117,15 +136,21 @@ class Lowering:
                 else:
                     frame[node.output] = self._node(graph, node, inputs, node.output == tail)
             names = [output.name for output in graph.outputs]
-            results = [frame[e] if e in frame else self._resolve_free_name(e) for e in names]
+            results = [
+                frame[name] if name in frame else self._resolve_free_name(name) for name in names
+            ]
             return results[0] if len(results) == 1 else tuple(results)
         finally:
             self._frames.pop()
 
     def call(self, target: Any, args: tuple[Any, ...], is_tail: bool) -> Any:
-        """The result of calling a closure."""
+        """Call a closure, or the one that a Choice selects, and return the result.
+
+        is_tail: the result is that of the calling function too. Such a call may jump back to a
+        loop's header or leave the loop, and then returns Exits.
+        """
         if isinstance(target, Choice):
-            return select(
+            return lower_select(
                 self,
                 target.condition,
                 lambda: self.call(target.chosen, args, is_tail),
@@ -137,20 +162,20 @@ class Lowering:
         args = (*target.bound, *args)
         if self.loop is not None and is_tail:
             if name not in self.loop.members or name == self.loop.header:
-                return Exits(0, {name: (self.held(args), dict(self.state))})
+                return Exits(0, {name: (self.with_updates(args), dict(self.state))})
         elif name in self._headers:
             raise Unsupported(RECURSION)
-        members = self._functions.around(name, self._headers)
+        members = self._functions.component_of(name, self._headers)
         if members:
-            return self._enter(name, members, self.held(args), is_tail)
+            return self._enter(name, members, self.with_updates(args), is_tail)
         return self._inline(name, args, is_tail)
 
     def lower_iteration(self, frame: Loop, args: Any) -> Exits:
-        """One turn of a loop: its header, and what that calls within the loop."""
+        """Lower one iteration of a loop: its header, and what that calls within the loop."""
         outer, self.loop = self.loop, frame
         self._headers.append(frame.header)
         try:
-            outcome = self.held(self._inline(frame.header, args, True))
+            outcome = self.with_updates(self._inline(frame.header, args, True))
         finally:
             self._headers.pop()
             self.loop = outer
@@ -165,28 +190,28 @@ class Lowering:
     ) -> Any:
         outer, self.loop = self.loop, None
         try:
-            exits = loop(self, name, members, args)
+            exits = lower_loop(self, name, members, args)
             self.loop = outer if is_tail else None
             return self._leave(exits)
         finally:
             self.loop = outer
 
     def _leave(self, exits: Exits) -> Any:
-        """Go on after a loop, the way it ended."""
-        ways = list(exits.ways.items())
+        """Continue after a loop, with a branch for each of its exits."""
+        targets = list(exits.targets.items())
 
-        def take(place: int) -> Any:
-            name, (value, state) = ways[place]
+        def take(index: int) -> Any:
+            name, (value, state) = targets[index]
             self.state = dict(state)
             if name == RETURN:
                 return value
             return self.call(Closure(name), value, self.loop is not None)
 
         def among(first: int) -> Any:
-            if first == len(ways) - 1 or not isinstance(exits.index, Value):
+            if first == len(targets) - 1 or not isinstance(exits.index, Value):
                 return take(first)
             condition = self.g.node("Equal", exits.index, first, dtype=DType.BOOL, shape=())
-            return select(self, condition, lambda: take(first), lambda: among(first + 1))
+            return lower_select(self, condition, lambda: take(first), lambda: among(first + 1))
 
         return among(0 if isinstance(exits.index, Value) else exits.index)
 
@@ -195,8 +220,8 @@ class Lowering:
         if graph is None:
             raise DecodeError(f"a call of {name!r}, which is no function of the file")
         self._calls += 1
-        if self._calls > CALLS:
-            raise Unsupported(f"functions that call each other {CALLS} deep")
+        if self._calls > MAX_CALL_DEPTH:
+            raise Unsupported(f"functions that call each other {MAX_CALL_DEPTH} deep")
         outer = self.loop
         if outer is not None and not (is_tail and name in outer.members):
             self.loop = None
@@ -214,18 +239,18 @@ class Lowering:
         g.origin = node.domain or local(node.name)
         kind = node.op_type
         try:
-            known = self._primitives.get(kind)
-            if known is None:
+            primitive = self._primitives.get(kind)
+            if primitive is None:
                 target = self._target(node)
                 if target is not None:
                     return self.call(target, tuple(inputs), is_tail)
-                known = self._primitive(node)
-            kind, attributes = known
+                primitive = self._primitive(node)
+            kind, attributes = primitive
             handler = STRUCTURAL.get(kind)
             if handler is not None:
                 return handler(self, inputs, attributes)
             g.result = constants.abstract_of(node)
-            return settled(g, self._lower(kind, inputs, attributes), g.result)
+            return apply_abstract(g, self._lower(kind, inputs, attributes), g.result)
         except (Unsupported, DecodeError) as error:
             raise LoweringError(
                 f"primitive {kind!r} at node {local(node.name or node.output)!r} "
@@ -234,60 +259,70 @@ class Lowering:
         finally:
             g.origin, g.result = outer
 
-    def weighed(self, item: Any) -> Any:
-        """The item, unless it nests too many values: what holds one twice doubles it."""
-        if isinstance(item, tuple | Closure):
-            self._weigh(item)
-        return item
+    def check_nesting(self, value: Any) -> Any:
+        """Return the value; raise DecodeError where it nests too many.
 
-    def _weigh(self, item: Any) -> int:
-        if isinstance(item, Closure):
-            item = item.bound
-        parts = (item.chosen, item.other) if isinstance(item, Choice) else item
+        A tuple that holds another one twice doubles its size, so a short file can describe one that
+        no memory holds.
+        """
+        if isinstance(value, tuple | Closure):
+            self._count_nested(value)
+        return value
+
+    def _count_nested(self, value: Any) -> int:
+        if isinstance(value, Closure):
+            value = value.bound
+        parts = (value.chosen, value.other) if isinstance(value, Choice) else value
         if not isinstance(parts, tuple):
             return 1
-        known = self._weights.get(id(item))
-        if known is None:
-            count = 1 + sum(map(self._weigh, parts))
-            if count > NESTED:
-                raise DecodeError(f"tuples that nest more than {NESTED:,} values")
-            known = self._weights[id(item)] = (count, item)  # kept, so that its id stays its own
-        return known[0]
+        counted = self._nested_counts.get(id(value))
+        if counted is None:
+            count = 1 + sum(map(self._count_nested, parts))
+            if count > MAX_NESTED_VALUES:
+                raise DecodeError(f"tuples that nest more than {MAX_NESTED_VALUES:,} values")
+            # The value is stored beside its count: while it lives, no other one has its id.
+            counted = self._nested_counts[id(value)] = (count, value)
+        return counted[0]
 
     def _lower(self, kind: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
         row = self._table.get(kind)
         if row is None:
             raise Unsupported(_advice(kind, attributes))
-        told = self.g.result
-        if not isinstance(told, Abstract) or told.dtype in COMPLEX:
-            _check(told)
-        taken = []
-        for one_value in inputs:
-            if one_value is MONAD:
+        declared = self.g.result
+        if not isinstance(declared, Abstract) or declared.dtype in COMPLEX:
+            _check(declared)
+        args = []
+        for value in inputs:
+            if value is MONAD:  # orders effects, and is no argument of an operator
                 continue
-            if not isinstance(one_value, Value) or one_value.dtype in COMPLEX:
-                _check(one_value)
-            taken.append(self.now(one_value))
+            if not isinstance(value, Value) or value.dtype in COMPLEX:
+                _check(value)
+            args.append(self.current_value(value))
         target = (
             next((value for value in inputs if value is not MONAD), None) if row.writes else None
         )
         try:
-            result = row(self.g, taken, attributes)
+            result = row(self.g, args, attributes)
         except (Unsupported, DecodeError, WireError, RecursionError):
             raise
-        except ILL_FITTING as error:  # a file may give a primitive anything for an argument
+        except ARGUMENT_ERRORS as error:  # a file may give a primitive anything for an argument
             raise DecodeError(
                 f"its arguments do not fit: {type(error).__name__}: {error}"
             ) from error
-        self.weighed(result)
+        self.check_nesting(result)
         if isinstance(target, Value):
             return self._write(target, result)
-        if self._is_writing and isinstance(result, Value) and result.data is not None:
-            return self._own(result)
+        if self._has_writes and isinstance(result, Value) and result.data is not None:
+            return self._distinct_constant(result)
         return result
 
     def _write(self, target: Value, result: Any) -> Any:
-        """Let a parameter or tensor be what was assigned to it."""
+        """Bind a parameter or tensor to the value that was assigned to it.
+
+        A parameter's new value becomes state, an output of the model. Another tensor's is seen by
+        later readers, if it is of this scope: a value of an If's or Loop's body is not visible
+        outside.
+        """
         written = self.g.cast(result[0] if isinstance(result, tuple) else result, target.dtype)
         if target.is_parameter:
             self.state[target.name] = written
@@ -302,23 +337,26 @@ class Lowering:
         """Return the tensors that have been changed in place so far."""
         return dict(self._written), set(self._outdated)
 
-    def change_back(self, to: Changes, outdated: Iterable[str] = ()) -> None:
-        """Take the tensors as they were, for another branch or turn; `outdated` are not to be used.
+    def restore_changes(self, snapshot: Changes, outdated: Iterable[str] = ()) -> None:
+        """Return to a snapshot of in-place updates, to lower another branch or iteration.
 
-        outdated: what a branch has changed that may not have been taken.
+        outdated: tensors that a branch has updated; they must not be read after it, since the
+        branch may not have been taken.
         """
-        self._written, self._outdated = dict(to[0]), {*to[1], *outdated}
+        self._written, self._outdated = dict(snapshot[0]), {*snapshot[1], *outdated}
 
-    def changed_since(self, then: Changes) -> set[str]:
-        """The tensors that have been changed in place since."""
-        now = {name for name, value in self._written.items() if then[0].get(name) is not value}
-        return now | (self._outdated - then[1])
+    def changed_since(self, snapshot: Changes) -> set[str]:
+        """Return the tensors that have been changed in place since the snapshot."""
+        changed = {
+            name for name, value in self._written.items() if snapshot[0].get(name) is not value
+        }
+        return changed | (self._outdated - snapshot[1])
 
-    def _own(self, value: Value) -> Value:
-        """A constant that is another one than its equals: a later node may assign to it."""
+    def _distinct_constant(self, value: Value) -> Value:
+        """Give a constant a name of its own: equal constants are shared, and one may be updated."""
         if value.is_parameter:
             return value
-        return self.g.stored(Value("", value.dtype, value.shape, value.data))
+        return self.g.register(Value("", value.dtype, value.shape, value.data))
 
     def _target(self, node: NodeProto) -> Any:
         """Return the function, closure or choice that a node calls; None for a primitive."""
@@ -328,18 +366,18 @@ class Lowering:
             if key in self._model.primitives:
                 return None
             if key not in self._model.functions:
-                found = self._find(key)
-                if isinstance(found, Closure | Choice):
-                    return found
-                if found is not None:
+                target = self._find(key)
+                if isinstance(target, Closure | Choice):
+                    return target
+                if target is not None:
                     raise Unsupported("it calls what is no function")
         return Closure(key) if key in self._model.functions else None
 
     def _primitive(self, node: NodeProto) -> tuple[str, Mapping[str, Any]]:
-        """The primitive's name and settings, in any of the dialects."""
+        """Return the primitive's name and attributes, in any dialect of the format."""
         name, row = primitive_named(self._model, node.op_type)
         if row is not None:
-            settings = constants.Settings(self._model.source, row.attributes, self.g.all_stored)
+            settings = constants.Settings(self._model.source, row.attributes, self.g.register_all)
             self._primitives[node.op_type] = name, settings  # all nodes that name it share it
             return name, settings
         if node.op_type.startswith("REF::"):
@@ -347,7 +385,7 @@ class Lowering:
                 raise DecodeError(f"it names {node.op_type[5:]!r}, which the file does not define")
             return name, {}
         own = {
-            attribute.name: self.g.all_stored(constants.value_of(attribute))
+            attribute.name: self.g.register_all(constants.value_of(attribute))
             for attribute in node.decoded()
             if attribute.name not in ("shape", "") and attribute.form[:6] != "shape:"
         }
@@ -363,14 +401,14 @@ class Lowering:
 
     def _resolve_free_name(self, name: str) -> Any:
         """Return the value of a name that the function itself does not define."""
-        found = self._parameters.get(name)
-        if found is not None:
-            return found
+        value = self._parameters.get(name)
+        if value is not None:
+            return value
         if name in self._constants:
-            found = self._constants[name]
-            if isinstance(found, NodeProto):
-                found = self._constants[name] = self._constant(found)
-            return found
+            value = self._constants[name]
+            if isinstance(value, NodeProto):
+                value = self._constants[name] = self._constant(value)
+            return value
         if name in self._model.functions:
             return Closure(name)
         for frame in reversed(self._frames):
@@ -385,41 +423,45 @@ class Lowering:
             if not decoded:
                 raise DecodeError(f"the constant {node.output!r} has no value")
             attribute = decoded[0]
-        return self.g.all_stored(constants.value_of(attribute))
+        return self.g.register_all(constants.value_of(attribute))
 
-    def current(self, name: str, state: State) -> Value:
+    def parameter_value(self, name: str, state: State) -> Value:
         """Return the value of a parameter in a state."""
-        found = state.get(name) or self._snapshots.get(name)
-        if found is None:
-            its = self._by_own_name[name]
-            found = self._snapshots[name] = Value(name, its.dtype, its.shape, its.data)
-        return found
-
-    def now(self, value: Any) -> Any:
-        """The value with parameters read."""
-        if isinstance(value, Value):
-            if value.is_parameter:
-                return self.current(value.name, self.state)
-            return self._present(value)
-        if isinstance(value, tuple) and _holds(value, Value):
-            return tuple(map(self.now, value))
+        value = state.get(name) or self._snapshots.get(name)
+        if value is None:
+            parameter = self._by_own_name[name]
+            value = self._snapshots[name] = Value(
+                name, parameter.dtype, parameter.shape, parameter.data
+            )
         return value
 
-    def held(self, value: Any) -> Any:
-        """The value with what tensors hold that were changed in place."""
+    def current_value(self, value: Any) -> Any:
+        """Return the value, each parameter in it read as it is at this point of the model."""
+        if isinstance(value, Value):
+            if value.is_parameter:
+                return self.parameter_value(value.name, self.state)
+            return self._updated(value)
+        if isinstance(value, tuple) and _contains(value, Value):
+            return tuple(map(self.current_value, value))
+        return value
+
+    def with_updates(self, value: Any) -> Any:
+        """Return the value, tensors in it replaced where they have been updated in place."""
         if not self._written and not self._outdated:
             return value
         if isinstance(value, Value):
-            return self._present(value)
+            return self._updated(value)
         if isinstance(value, tuple):
-            return tuple(map(self.held, value))
+            return tuple(map(self.with_updates, value))
         if isinstance(value, Closure):
-            return Closure(value.graph, self.held(value.bound))
+            return Closure(value.graph, self.with_updates(value.bound))
         if isinstance(value, Choice):
-            return Choice(value.condition, self.held(value.chosen), self.held(value.other))
+            return Choice(
+                value.condition, self.with_updates(value.chosen), self.with_updates(value.other)
+            )
         return value
 
-    def _present(self, value: Value) -> Value:
+    def _updated(self, value: Value) -> Value:
         if value.name in self._outdated:
             raise Unsupported(
                 "a tensor that a branch or a loop has changed in place is used after it; let the "
@@ -428,7 +470,7 @@ class Lowering:
         return self._written.get(value.name, value)
 
     def zeros(self, like: Value) -> Value:
-        """A tensor for where no value is needed, only its type."""
+        """Emit a placeholder of the same type, for a branch that does not produce the value."""
         sizes = [dim or 0 for dim in like.shape or ()]
         if not sizes:
             return self.g.constant("" if like.dtype is DType.STRING else 0, like.dtype)
@@ -438,42 +480,45 @@ class Lowering:
     # ------------------------------------------------------------------------------------ scopes
 
     @contextmanager
-    def inner(self) -> Iterator[Scope]:
-        """Fill a new scope inside the present one."""
-        with self.within(Scope(self.g.scope.depth + 1)) as scope:
+    def nested_scope(self) -> Iterator[Scope]:
+        """Emit nodes into a new scope within the current one: a body of If or Loop."""
+        with self.in_scope(Scope(self.g.scope.depth + 1)) as scope:
             yield scope
 
     @contextmanager
-    def within(self, scope: Scope) -> Iterator[Scope]:
-        """Fill this scope."""
+    def in_scope(self, scope: Scope) -> Iterator[Scope]:
+        """Emit nodes into this scope."""
         outer, self.g.scope = self.g.scope, scope
         try:
             yield scope
         finally:
             self.g.scope = outer
 
-    def produced(self, scope: Scope, value: Value, taken: set[str]) -> str:
-        """A name by which a node of `scope` itself gives the value, none of `taken`."""
+    def name_in_scope(self, scope: Scope, value: Value, used: set[str]) -> str:
+        """Return a name, not in `used`, by which a node of `scope` itself produces the value.
+
+        The outputs of an ONNX subgraph must be distinct and produced in it: others get an Identity.
+        """
         own = any(value.name in node.outputs for node in scope.nodes)
-        if own and value.name not in taken:
+        if own and value.name not in used:
             return value.name
-        with self.within(scope):
+        with self.in_scope(scope):
             return self.g.node("Identity", value, shape=value.shape).name
 
 
-def _holds(value: Any, kind: type) -> bool:
+def _contains(value: Any, kind: type) -> bool:
     """Return True if a value, or one in it, is of that class."""
     if isinstance(value, tuple):
-        for item in value:
-            if _holds(item, kind):
+        for part in value:
+            if _contains(part, kind):
                 return True
         return False
     return isinstance(value, kind)
 
 
-def _check(item: Any) -> None:
-    """Unsupported for what no primitive takes or gives."""
-    for leaf in leaves(item):
+def _check(value: Any) -> None:
+    """Raise Unsupported for a value that no primitive takes or returns."""
+    for leaf in leaves(value):
         if isinstance(leaf, Exits):
             raise Unsupported(RECURSION)
         if isinstance(leaf, Value | Abstract) and leaf.dtype in COMPLEX:
@@ -483,30 +528,30 @@ def _check(item: Any) -> None:
             )
 
 
-def settled(g: Emitter, result: Any, abstract: Any) -> Any:
-    """A result with the type that the file says it has."""
+def apply_abstract(g: Emitter, result: Any, abstract: Any) -> Any:
+    """Give a result the dtype and shape that the file declares for it."""
     if isinstance(result, Value) and isinstance(abstract, Abstract):
         if result.dtype is not abstract.dtype:
             result = g.cast(result, abstract.dtype)
         if result.data is None and not result.is_parameter:
-            result.shape = _narrower(result.shape, abstract.shape)
+            result.shape = _merge_shapes(result.shape, abstract.shape)
     elif isinstance(result, tuple) and isinstance(abstract, tuple):
         # A tuple of open length has the type of one element in the file.
-        typed = [settled(g, *pair) for pair in zip(result, abstract, strict=False)]
+        typed = [apply_abstract(g, *pair) for pair in zip(result, abstract, strict=False)]
         return (*typed, *result[len(typed) :])
     return result
 
 
-def _narrower(own: Any, told: Any) -> Any:
-    if told is None:
-        return own
-    if own is None or None not in told or len(own) != len(told):
-        return told
-    return tuple(b if b is not None else a for a, b in zip(own, told, strict=True))
+def _merge_shapes(inferred: Any, declared: Any) -> Any:
+    if declared is None:
+        return inferred
+    if inferred is None or None not in declared or len(inferred) != len(declared):
+        return declared
+    return tuple(b if b is not None else a for a, b in zip(inferred, declared, strict=True))
 
 
-def _tail(graph: GraphProto) -> str:
-    """The node whose result is the function's, seen through Depend."""
+def _tail_node(graph: GraphProto) -> str:
+    """Return the name of the function's result, before any Depend: a call there is a tail call."""
     if len(graph.outputs) != 1:
         return ""
     nodes = {node.output: node for node in graph.nodes}

@@ -1,4 +1,4 @@
-"""Names in a .mindir, and what they mean."""
+"""Parse names of a .mindir: local names, unique names, and the primitive that a node names."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from engine.formats.mindir.decode import ModelProto, PrimitiveProto
 
 
 def local(name: str) -> str:
-    """A name without the graph's before it."""
+    """Return a name without the graph's prefix."""
     head, colon, rest = name.partition(":")
     return rest if colon and rest else head
 
 
 def unique(name: str, names: set[str]) -> str:
-    """The name, or that with a number where it is taken; then taken.
+    """Return the name, or that with a number where it is taken; then taken.
 
     Names that begin or end with "%" are those of values that are made here.
     """
     name = name or "value"
     if name[0] == "%" or name[-1] == "%":
         name = f"_{name}_"
-    found, number = name, 1
-    while found in names:
-        found = f"{name}_{number}"
+    candidate, number = name, 1
+    while candidate in names:
+        candidate = f"{name}_{number}"
         number += 1
-    names.add(found)
-    return found
+    names.add(candidate)
+    return candidate
 
 
 def primitive_named(model: ModelProto, op_type: str) -> tuple[str, PrimitiveProto | None]:
-    """The primitive that a node names, in any dialect, and the file's row of it if it has one.
+    """Return the primitive that a node names, in any dialect, and the file's entry of it or None.
 
     "" where a reference is to nothing of the file: what is called is another value then.
     """
@@ -45,7 +45,7 @@ def primitive_named(model: ModelProto, op_type: str) -> tuple[str, PrimitiveProt
 
 
 def primitives_of(model: ModelProto) -> set[str]:
-    """The primitives that the nodes of the file name."""
+    """Return the primitives that the nodes of the file name."""
     graphs = [node for node in (model.graph, *model.functions.values()) if node is not None]
     op_types = {node.op_type for graph in graphs for node in graph.nodes}
     return {primitive_named(model, op_type)[0] for op_type in op_types}

@@ -1,6 +1,6 @@
-"""Shapes of ONNX operators' results, for where the file leaves them open.
+"""Shape inference for ONNX operators, where the file leaves a result's shape open.
 
-MindSpore gives up a tensor's rank after some operators (Squeeze of an open axis, branches); what
+MindSpore drops a tensor's rank after some operators (Squeeze of an open axis, branches); what
 follows then has no rank in the file either, though it is plain from the operators.
 """
 
@@ -17,7 +17,7 @@ Rule = Callable[[Sequence[Any], Mapping[str, Any]], Shape]
 
 
 def shape_of(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
-    """The shape of the first result as far as it follows from the inputs' shapes."""
+    """Return the shape of the first result as far as it follows from the inputs' shapes."""
     rule = _RULES.get(op_type)
     try:
         return rule(inputs, attributes) if rule is not None else None
@@ -25,8 +25,8 @@ def shape_of(op_type: str, inputs: Sequence[Any], attributes: Mapping[str, Any])
         return None
 
 
-def _shape(item: Any) -> Shape:
-    return item.shape if isinstance(item, Value) else tuple(np.shape(item))
+def _shape(operand: Any) -> Shape:
+    return operand.shape if isinstance(operand, Value) else tuple(np.shape(operand))
 
 
 def _same(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
@@ -34,10 +34,10 @@ def _same(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
 
 
 def _broadcast(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
-    return _widest(*map(_shape, inputs))
+    return _broadcast_shapes(*map(_shape, inputs))
 
 
-def _widest(*shapes: Shape) -> Shape:
+def _broadcast_shapes(*shapes: Shape) -> Shape:
     """Return the shape that shapes broadcast to."""
     sizes: list[int | None] = []
     for shape in shapes:
@@ -56,7 +56,7 @@ def _rank_only(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
 
 
 def _spatial(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
-    """Batch and channels stay."""
+    """Keep batch and channels; the spatial axes are open."""
     shape = _shape(inputs[0])
     return None if shape is None else (*shape[:2], *[None] * (len(shape) - 2))
 
@@ -74,7 +74,7 @@ def _product(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
     one, two = _shape(inputs[0]), _shape(inputs[1])
     if one is None or two is None:
         return None
-    lead = _widest(one[:-2], two[:-2])
+    lead = _broadcast_shapes(one[:-2], two[:-2])
     return (*(lead or ()), *one[-2:-1], *(two[-1:] if len(two) > 1 else ()))
 
 
@@ -97,13 +97,13 @@ def _reduced(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
     return tuple(dim for axis, dim in enumerate(shape) if axis not in gone)
 
 
-def _numbers(item: Any) -> tuple[int, ...] | None:
-    if isinstance(item, Value):
-        item = item.array()
-    return None if item is None else tuple(int(entry) for entry in np.reshape(item, -1))
+def _numbers(operand: Any) -> tuple[int, ...] | None:
+    if isinstance(operand, Value):
+        operand = operand.array()
+    return None if operand is None else tuple(int(number) for number in np.reshape(operand, -1))
 
 
-def _joined(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+def _concat(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
     shape = next((dim for dim in map(_shape, inputs) if dim is not None), None)
     if shape is None:
         return None
@@ -113,31 +113,31 @@ def _joined(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
 
 
 def _gathered(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
-    shape, places = _shape(inputs[0]), _shape(inputs[1])
-    if shape is None or places is None:
+    shape, indices = _shape(inputs[0]), _shape(inputs[1])
+    if shape is None or indices is None:
         return None
     axis = attributes.get("axis", 0) % len(shape)
-    return (*shape[:axis], *places, *shape[axis + 1 :])
+    return (*shape[:axis], *indices, *shape[axis + 1 :])
 
 
 def _gathered_nd(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
-    shape, places = _shape(inputs[0]), _shape(inputs[1])
-    if shape is None or not places or places[-1] is None:
+    shape, indices = _shape(inputs[0]), _shape(inputs[1])
+    if shape is None or not indices or indices[-1] is None:
         return None
-    return (*places[:-1], *shape[attributes.get("batch_dims", 0) + places[-1] :])
+    return (*indices[:-1], *shape[attributes.get("batch_dims", 0) + indices[-1] :])
 
 
-def _cut(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+def _slice(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
     shape = _shape(inputs[0])
     axes = _numbers(inputs[3]) if len(inputs) > 3 else None
     if shape is None or axes is None:
         return _rank_only(inputs, {})
-    cut = {axis % len(shape) for axis in axes}
-    return tuple(None if axis in cut else dim for axis, dim in enumerate(shape))
+    sliced = {axis % len(shape) for axis in axes}
+    return tuple(None if axis in sliced else dim for axis, dim in enumerate(shape))
 
 
-def _by_vector(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
-    """The shape is an input: its elements, or at least how many they are."""
+def _shape_from_input(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
+    """Return the shape that the second input holds, or only its rank where it is computed."""
     sizes = _numbers(inputs[1])
     if sizes is not None:
         return tuple(None if size < 1 else size for size in sizes)
@@ -146,10 +146,10 @@ def _by_vector(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
 
 
 def _expanded(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
-    return _widest(_shape(inputs[0]), _by_vector(inputs, attributes))
+    return _broadcast_shapes(_shape(inputs[0]), _shape_from_input(inputs, attributes))
 
 
-def _permuted(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
+def _transposed(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
     shape = _shape(inputs[0])
     return None if shape is None else tuple(shape[axis] for axis in attributes["perm"])
 
@@ -160,9 +160,9 @@ def _einsum(_: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
 
 
 _RULES: dict[str, Rule] = {
-    "Conv": _convolved, "MatMul": _product, "Gemm": _gemm, "Concat": _joined, "Gather": _gathered,
-    "GatherND": _gathered_nd, "Slice": _cut, "Reshape": _by_vector, "Expand": _expanded,
-    "Transpose": _permuted, "Einsum": _einsum, "ArgMax": _reduced, "ArgMin": _reduced,
+    "Conv": _convolved, "MatMul": _product, "Gemm": _gemm, "Concat": _concat, "Gather": _gathered,
+    "GatherND": _gathered_nd, "Slice": _slice, "Reshape": _shape_from_input, "Expand": _expanded,
+    "Transpose": _transposed, "Einsum": _einsum, "ArgMax": _reduced, "ArgMin": _reduced,
     "GatherElements": lambda inputs, _: _shape(inputs[1]),
     "Flatten": lambda *_: (None, None),
     "Range": lambda *_: (None,),

@@ -1,4 +1,4 @@
-"""Storage of a .mindir's tensors: in the file, in data files beside it, in memory."""
+"""Storage of a .mindir's tensors: in the file itself, in data files beside it, or in memory."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ class Storage:
         self._base = base
         self._key = key
         self._mode = mode
-        self._held: dict[str, memoryview] = {}  # data files in memory
-        self._found: dict[str, tuple[str, int]] = {}  # others: as the ONNX model names them; sizes
+        self._in_memory: dict[str, memoryview] = {}  # data files in memory
+        # Data files read by runtimes: location in the ONNX model, and size.
+        self._on_disk: dict[str, tuple[str, int]] = {}
         self._left_in: str | None = None  # the model's file, where tensors may stay in it
 
     @property
@@ -62,27 +63,27 @@ class Storage:
     # ------------------------------------------------------------------------------------- opening
 
     def open(self, locations: Iterable[str], weights: bytes | None) -> None:
-        """Look at the data files that the model names, or at `weights`, which is the only one.
+        """Open the data files that the model names, or take `weights` for the only one.
 
         Raises DecodeError, DecryptionError, and ModelError for what is no file to read.
         """
-        wanted = sorted(set(locations))
+        names = sorted(set(locations))
         if weights is not None:
-            if len(wanted) != 1:
+            if len(names) != 1:
                 raise DecodeError(
-                    f"its weights are in {len(wanted)} files; give the model's path"
-                    if wanted
+                    f"its weights are in {len(names)} files; give the model's path"
+                    if names
                     else "weight_bytes belong to a model whose weights are in a file of their own, "
                     "and this one's are in it; leave weight_bytes out"
                 )
-            self._hold(wanted[0], memoryview(weights))
-        elif wanted and self._base is None:
+            self._keep(names[0], memoryview(weights))
+        elif names and self._base is None:
             raise DecodeError(
-                f"its weights are in {wanted[0]!r}, but a model given as bytes has no folder to "
+                f"its weights are in {names[0]!r}, but a model given as bytes has no folder to "
                 "find that in; give the model's path, or weight_bytes"
             )
-        elif wanted and self._key is not None:
-            for location in wanted:
+        elif names and self._key is not None:
+            for location in names:
                 held = memoryview(read_file(self._file(location)))
                 try:
                     plain = encryption.decrypt(held, self._key, self._mode)
@@ -90,21 +91,21 @@ class Storage:
                     raise encryption.DecryptionError(
                         f"its data file {location!r}: {error}"
                     ) from None
-                self._hold(location, memoryview(plain))
-        elif wanted:
-            for location in wanted:
+                self._keep(location, memoryview(plain))
+        elif names:
+            for location in names:
                 file = self._file(location)
                 start, version = read_start(file, 1)
                 _check_mark(start, location)
-                self._found[location] = location, version.nbytes
+                self._on_disk[location] = location, version.nbytes
                 self.versions[file] = version
             self._follow_links()
         else:
             self._leave()
 
-    def _hold(self, location: str, content: memoryview) -> None:
+    def _keep(self, location: str, content: memoryview) -> None:
         _check_mark(bytes(content[:1]), location)
-        self._held[location] = content
+        self._in_memory[location] = content
 
     def _file(self, location: str) -> Path:
         assert self._base is not None
@@ -119,11 +120,15 @@ class Storage:
         return file
 
     def _follow_links(self) -> None:
-        """Caches link a model's files into one folder of blobs: runtimes are told of that one."""
+        """Resolve links to the folder that holds the data files.
+
+        Download caches link a model's files into one folder of blobs; runtimes refuse external data
+        outside of the model's folder, so they get the resolved one.
+        """
         assert self._base is not None
-        real = {item: Path(os.path.realpath(self._base / item)) for item in self._found}
+        real = {path: Path(os.path.realpath(self._base / path)) for path in self._on_disk}
         folder = Path(os.path.realpath(self._base))
-        if all(item.is_relative_to(folder) for item in real.values()):
+        if all(path.is_relative_to(folder) for path in real.values()):
             return
         if self._path is not None:
             folder = Path(os.path.realpath(self._path)).parent
@@ -133,7 +138,10 @@ class Storage:
                     f"its weights are in {location!r}, which leads out of the model's folder to "
                     f"{str(file)!r}; data must lie inside the folder"
                 )
-            self._found[location] = file.relative_to(folder).as_posix(), self._found[location][1]
+            self._on_disk[location] = (
+                file.relative_to(folder).as_posix(),
+                self._on_disk[location][1],
+            )
         self.folder = folder
 
     def _leave(self) -> None:
@@ -150,7 +158,7 @@ class Storage:
     # ------------------------------------------------------------------------------------- tensors
 
     def parameter(self, proto: TensorProto, name: str) -> Value:
-        """A parameter as a value; its data stays where it is."""
+        """Return a parameter as a value; its data stays where it is."""
         if not proto.location:
             found = constants.tensor_value(proto, name)
         else:
@@ -162,8 +170,8 @@ class Storage:
                     f"{proto.offset:,} in {proto.location!r}; its {dtype}{list(shape)} needs "
                     f"{wanted:,}"
                 )
-            held = self._held.get(proto.location)
-            named, size = self._found.get(proto.location, ("", 0))
+            held = self._in_memory.get(proto.location)
+            named, size = self._on_disk.get(proto.location, ("", 0))
             size = size if held is None else len(held)
             if proto.offset + length > size:
                 raise DecodeError(
@@ -179,7 +187,7 @@ class Storage:
         return found
 
     def read(self, value: Value) -> Value:
-        """The constant with bytes of its own."""
+        """Return the constant with bytes of its own."""
         data = value.data
         if isinstance(data, External):
             assert self.folder is not None
@@ -190,7 +198,7 @@ class Storage:
         return Value(value.name, value.dtype, value.shape, bytes(data))
 
     def placed(self, value: Value) -> Tensor:
-        """The value as a tensor of the ONNX model."""
+        """Return the value as a tensor of the ONNX model."""
         data: Any = value.data
         assert data is not None
         assert value.shape is not None
@@ -203,7 +211,7 @@ class Storage:
             offset = address(data) - address(self.view)
             if offset >= 0 and offset + len(data) <= len(self.view):
                 return External(self._left_in, offset, len(data))
-        taken = {self._left_in, *(named for named, _ in self._found.values())}
+        taken = {self._left_in, *(named for named, _ in self._on_disk.values())}
         number = len(self.files)
         while (location := f"%{number}") in taken or location in self.files:
             number += 1
@@ -212,7 +220,7 @@ class Storage:
 
 
 def _check_mark(start: bytes, location: str) -> None:
-    """A data file begins with a byte that says the order of bytes in its numbers."""
+    """Check the first byte of a data file, which marks the byte order of its numbers."""
     if start == b"\x00":
         raise DecodeError(f"the data file {location!r} is big endian")
     if start != b"\x01":

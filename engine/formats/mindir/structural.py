@@ -1,7 +1,9 @@
-"""Primitives that leave nothing behind: they arrange values, effects and functions.
+"""Structural primitives: evaluated while lowering, they emit no ONNX node of their own.
 
-Tuples, monads, Load and Depend, and what functions are chosen and bound with. The rest of the
-primitives write ONNX nodes: primitives/.
+Tuples; monads, Load and Depend; Partial, Switch and SwitchLayer, which bind and select functions.
+MindIR orders effects by data dependencies: a monad (`U`, `IO`) is a token that each effect takes
+and UpdateState returns. Nodes are lowered in the file's order, which respects these dependencies,
+so the tokens are dropped. All other primitives write ONNX nodes: primitives/.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.formats.mindir.control import RECURSION, Exits, select
+from engine.formats.mindir.control import RECURSION, Exits, lower_select
 from engine.formats.mindir.decode import DecodeError
 from engine.formats.mindir.emit import Unsupported
 from engine.formats.mindir.values import MONAD, NEVER, Choice, Closure, DType, Value, leaves
@@ -21,7 +23,9 @@ Handler = Callable[["Lowering", list[Any], Mapping[str, Any]], Any]
 STRUCTURAL: dict[str, Handler] = {}
 
 
-QUICK = ("Load", "UpdateState", "Depend")  # with an input, nothing in them goes wrong
+# Half of a file's nodes. None of these can fail if it has an input, so the interpreter calls them
+# without preparing an error's context.
+PASS_THROUGH = ("Load", "UpdateState", "Depend")
 
 
 def _structural(*names: str) -> Callable[[Handler], Handler]:
@@ -34,7 +38,7 @@ def _structural(*names: str) -> Callable[[Handler], Handler]:
 
 @_structural("Load")
 def _load(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low.now(_first(inputs))
+    return low.current_value(_first(inputs))
 
 
 @_structural("Depend", "depend", "Return", "return")
@@ -55,7 +59,7 @@ def _update_state(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any
 
 @_structural("MakeTuple", "make_tuple", "MakeList", "make_list", "RealMakeTuple")
 def _make_tuple(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low.weighed(tuple(inputs))
+    return low.check_nesting(tuple(inputs))
 
 
 @_structural("TupleGetItem", "tuple_getitem", "ListGetItem", "list_getitem", "RealTupleGetItem")
@@ -91,7 +95,7 @@ def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
             return Choice(target.condition, bind(target.chosen, args), bind(target.other, args))
         if not isinstance(target, Closure):
             raise DecodeError("it binds arguments to what is no function")
-        return low.weighed(Closure(target.graph, (*target.bound, *args)))
+        return low.check_nesting(Closure(target.graph, (*target.bound, *args)))
 
     if not inputs:
         raise DecodeError("no inputs; expected a function")
@@ -103,7 +107,7 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     if len(inputs) < 3:
         raise DecodeError(f"{len(inputs)} inputs; expected a condition and two values")
     condition, chosen, other = inputs[:3]
-    condition = low.now(condition)
+    condition = low.current_value(condition)
     if not isinstance(condition, Value):
         return chosen if condition else other
     array = condition.array()
@@ -111,7 +115,9 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
         return chosen if array.any() else other
     if any(isinstance(leaf, Closure | Choice) for leaf in leaves((chosen, other))):
         return _choice(condition, chosen, other)
-    return select(low, condition, lambda: low.now(chosen), lambda: low.now(other))
+    return lower_select(
+        low, condition, lambda: low.current_value(chosen), lambda: low.current_value(other)
+    )
 
 
 def _choice(condition: Value, chosen: Any, other: Any) -> Any:
@@ -124,16 +130,19 @@ def _choice(condition: Value, chosen: Any, other: Any) -> Any:
 def _switch_layer(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     if len(inputs) < 2 or not isinstance(inputs[1], tuple) or not inputs[1]:
         raise DecodeError("expected an index and a tuple of functions")
-    index, branches = low.now(inputs[0]), inputs[1]
+    index, branches = low.current_value(inputs[0]), inputs[1]
     if not isinstance(index, Value):
         return branches[index]
     count = len(branches)
-    # As in Python, -1 is the last one.
-    place = low.g.cast(low.g.reshape(index, ()), DType.INT64)
-    zero = low.g.node("Less", place, 0, dtype=DType.BOOL, shape=())
-    place = low.g.node("Where", zero, low.g.node("Add", place, count), place, like=place, shape=())
-    found = branches[-1]
+    # ONNX has no switch over more than two branches: the functions become a chain of choices, and
+    # calling it writes nested Ifs. As in Python, -1 is the last branch.
+    position = low.g.cast(low.g.reshape(index, ()), DType.INT64)
+    zero = low.g.node("Less", position, 0, dtype=DType.BOOL, shape=())
+    position = low.g.node(
+        "Where", zero, low.g.node("Add", position, count), position, like=position, shape=()
+    )
+    target = branches[-1]
     for number in range(count - 2, -1, -1):
-        is_it = low.g.node("Equal", place, number, dtype=DType.BOOL, shape=())
-        found = Choice(is_it, branches[number], found)
-    return found
+        is_chosen = low.g.node("Equal", position, number, dtype=DType.BOOL, shape=())
+        target = Choice(is_chosen, branches[number], target)
+    return target

@@ -12,7 +12,7 @@ from engine.formats.mindir import constants, decode
 from engine.formats.mindir.decode import ValueProto
 from engine.formats.mindir.errors import refused
 from engine.formats.mindir.names import local, primitive_named
-from engine.formats.mindir.primitives import known
+from engine.formats.mindir.primitives import primitive_table
 from engine.formats.mindir.structural import STRUCTURAL
 from engine.formats.mindir.values import Abstract, leaves
 from engine.types import ParameterInfo, TensorSpec
@@ -55,8 +55,12 @@ def describe(path: Path | None, content: Content) -> Description:
                 if node.op_type == "Constant" or node.op_type.removeprefix("REF::") in functions:
                     continue
                 counts[primitive_named(model, node.op_type)[0] or "(call)"] += 1
-        table = {*known(), *STRUCTURAL, "(call)"}
-        shared = [name for name in counts if name in known() and known()[name].is_collective]
+        table = {*primitive_table(), *STRUCTURAL, "(call)"}
+        shared = [
+            name
+            for name in counts
+            if name in primitive_table() and primitive_table()[name].is_collective
+        ]
         return Description(
             producer=" ".join(part for part in (model.producer, model.version) if part),
             name=local(main.name),
@@ -89,12 +93,12 @@ def _count(dims: list[int]) -> int:
 
 
 def _specs(proto: ValueProto) -> list[TensorSpec]:
-    told = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
-    if not told and proto.structure is not None:
-        told = (constants.abstract(proto.structure),)
-    flat = [leaf for leaf in leaves(told) if isinstance(leaf, Abstract)]
+    declared = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
+    if not declared and proto.structure is not None:
+        declared = (constants.abstract(proto.structure),)
+    flat = [leaf for leaf in leaves(declared) if isinstance(leaf, Abstract)]
     name = local(proto.name)
     return [
-        TensorSpec(name if len(flat) == 1 else f"{name}_{place}", item.dtype, item.shape)
-        for place, item in enumerate(flat)
+        TensorSpec(name if len(flat) == 1 else f"{name}_{index}", abstract.dtype, abstract.shape)
+        for index, abstract in enumerate(flat)
     ]

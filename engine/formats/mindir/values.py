@@ -1,7 +1,7 @@
-"""Values during lowering.
+"""Symbolic values that lowering binds names to.
 
-A tensor is a `Value`. What is known already is itself: Python's numbers, strings, tuples, None and
-`TypeId` for an element type. `Closure` and `Choice` are functions that a later node may call.
+A tensor is a `Value`. Known scalars are Python's own: numbers, strings, tuples, None and
+`TypeId` for a dtype. `Closure` and `Choice` are functions that a later node may call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class TypeId:
 
 
 class _Monad:
-    """Orders effects. Nodes are lowered in the file's order, which respects it already."""
+    """Token that orders effects; nodes are lowered in the file's order, which respects it."""
 
     def __repr__(self) -> str:
         return "MONAD"
@@ -96,7 +96,7 @@ class Value:
         return None if self.shape is None else len(self.shape)
 
     def array(self) -> np.ndarray[Any, Any] | None:
-        """The elements of a constant; None for what is computed or lies in another file."""
+        """Return the elements of a constant; None for what is computed or lies in another file."""
         if not isinstance(self.data, bytes | memoryview) or self.shape is None:
             return None
         kind = "uint16" if self.dtype is DType.BFLOAT16 else str(self.dtype)
@@ -136,9 +136,9 @@ class Abstract:
 
 
 def leaves(value: Any) -> Iterator[Any]:
-    """The values in a nested tuple, depth first."""
+    """Return the values in a nested tuple, depth first."""
     if isinstance(value, tuple):
-        for item in value:
-            yield from leaves(item)
+        for part in value:
+            yield from leaves(part)
     else:
         yield value

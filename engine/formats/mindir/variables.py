@@ -1,4 +1,4 @@
-"""Which parameters of a .mindir are declared variable, by their names or by those of nodes."""
+"""Resolve declared variable weights, named by parameter or by node, to parameters."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ every dialect.
     def leaky_relu(g: Emitter, x: Value, alpha: float = 0.2) -> Value:
         return g.node("LeakyRelu", x, alpha=alpha)
 
-What a function does not say of its result - type and shape - is taken from the file.
+The dtype and shape of a result are taken from the file where the function does not set them.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ _SYNONYMS = {
 class Primitive:
     """One row of the table. writes: it assigns to the parameter that is its first argument."""
 
-    __slots__ = ("_places", "function", "writes")
+    __slots__ = ("_parameters", "function", "writes")
 
     def __init__(self, function: Callable[..., Any], writes: bool) -> None:
         self.function = function
         self.writes = writes
-        self._places: list[tuple[str, tuple[str, ...], Any]] | None = None
+        self._parameters: list[tuple[str, tuple[str, ...], Any]] | None = None
 
     @property
     def is_collective(self) -> bool:
-        """True if ranks do it together."""
+        """True for a collective operation: all ranks take part in it."""
         return self.function.__module__.endswith(".collectives")
 
     def __call__(self, emitter: Any, inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Any:
         """Lower one node. Raises Unsupported."""
-        if self._places is None:  # a model has few of the table's primitives
-            self._places = _places(self.function)
+        if self._parameters is None:  # a model has few of the table's primitives
+            self._parameters = _parameters(self.function)
         count = len(inputs)
-        taken = 0
+        next_input = 0
         arguments: list[Any] = []
-        names: dict[str, Any] = {}
-        for kind, spellings, default in self._places:
-            if kind is _INPUT and taken < count:
-                arguments.append(inputs[taken])
-                taken += 1
+        keywords: dict[str, Any] = {}
+        for kind, spellings, default in self._parameters:
+            if kind is _INPUT and next_input < count:
+                arguments.append(inputs[next_input])
+                next_input += 1
                 continue
             if kind is _REST:
-                arguments += inputs[taken:]
-                taken = count
+                arguments += inputs[next_input:]
+                next_input = count
                 continue
             for name in spellings:
                 if name in attributes:
@@ -83,16 +83,16 @@ class Primitive:
             if kind is _INPUT:
                 arguments.append(value)
             else:
-                names[spellings[0]] = value
-        return self.function(emitter, *arguments, **names)
+                keywords[spellings[0]] = value
+        return self.function(emitter, *arguments, **keywords)
 
 
 _INPUT, _REST, _SETTING = "an input", "the rest of them", "a setting"
 _MISSING = inspect.Parameter.empty
 
 
-def _places(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], Any]]:
-    """Parameters of a primitive: the names that each has in files, and its default."""
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, tuple[str, ...], Any]]:
+    """Return a primitive's parameters: kind, the names that each has in files, and default."""
     return [
         (
             _REST if parameter.kind is parameter.VAR_POSITIONAL
@@ -122,11 +122,11 @@ def primitive(*names: str, writes: bool = False) -> Callable[[Function], Functio
     return enter
 
 
-def known() -> Mapping[str, Primitive]:
-    """The whole table."""
+def primitive_table() -> Mapping[str, Primitive]:
+    """Return the table, with every module of primitives imported."""
     global _is_whole
     if not _is_whole:
-        # Not "if TABLE is empty": another thread may be filling it. Its imports are waited for.
+        # Not "if TABLE is empty": another thread may be filling it. The import lock waits for it.
         from engine.formats.mindir.primitives import (  # noqa: F401
             activations,
             arithmetic,

@@ -27,7 +27,7 @@ def relu_v2(g: Emitter, x: Value) -> tuple[Any, ...]:
 
 
 def _limited(g: Emitter, x: Value) -> Value:
-    """x + 3 between 0 and 6, in integers."""
+    """Return clip(x + 3, 0, 6) in integers."""
     up = g.node("Add", x, g.constant(3, x.dtype))
     up = g.node("Max", up, g.constant(0, x.dtype))
     return g.node("Min", up, g.constant(6, x.dtype))
@@ -153,7 +153,7 @@ def log_softmax(g: Emitter, logits: Value, axis: Any = -1) -> Value:
 
 @primitive("LogSoftmaxExt")
 def log_softmax_ext(g: Emitter, logits: Value, axis: Any = None, dtype: Any = None) -> Value:
-    """Without an axis: the first one of one or three axes, else the second."""
+    """Lower log-softmax. Default axis: 0 for a tensor of 0, 1 or 3 axes, else 1."""
     if axis is None:
         axis = 0 if g.rank(logits) in (0, 1, 3) else 1
     x = logits if dtype is None else g.cast(logits, type_of(g, dtype))
@@ -187,7 +187,7 @@ def swiglu(g: Emitter, x: Value, dim: int = -1) -> Value:
 
 @primitive("Dropout", "DropoutExt", "Dropout2D", "Dropout3D", "DropoutDoMask", "AlphaDropout")
 def dropout(g: Emitter, x: Value, *rest: Any) -> tuple[Any, ...]:
-    """Inference: nothing is dropped."""
+    """Pass x through: nothing is dropped in inference."""
     return g.node("Identity", x), None
 
 
@@ -202,7 +202,7 @@ def activation(
     max_val: float = 1.0,
     approximate: bool = False,
 ) -> Value:
-    """The one primitive that converters make of many, by their number for the function."""
+    """Lower MindSpore Lite's fused activation, which names the function by a number."""
     plain = {
         1: "Relu",
         2: "Sigmoid",

@@ -17,42 +17,42 @@ _ORDER = (
 )  # fmt: skip
 
 
-def common(g: Emitter, *items: Any) -> list[Value]:
-    """The operands as tensors of one type: numbers take that of the tensors beside them."""
-    tensors = [item for item in items if isinstance(item, Value)]
-    types = {item.dtype for item in tensors}
+def common(g: Emitter, *operands: Any) -> list[Value]:
+    """Promote operands to tensors of one dtype: numbers take that of the tensors beside them."""
+    tensors = [operand for operand in operands if isinstance(operand, Value)]
+    types = {operand.dtype for operand in tensors}
     if len(types) > 1:
-        # A tensor without axes is a number too: it does not widen one that has some.
-        wide = {item.dtype for item in tensors if item.rank != 0} or types
+        # A scalar tensor counts as a number: it does not widen a tensor that has axes.
+        wide = {operand.dtype for operand in tensors if operand.rank != 0} or types
         floats = {dtype for dtype in types if dtype in FLOATS}
         if floats and not wide & FLOATS:
             wide = floats
-        dtype = max(wide, key=lambda each: _ORDER.index(each) if each in _ORDER else 99)
+        dtype = max(wide, key=lambda kind: _ORDER.index(kind) if kind in _ORDER else 99)
     elif types:
         (dtype,) = types
-        if dtype not in FLOATS and any(isinstance(item, float) for item in items):
+        if dtype not in FLOATS and any(isinstance(operand, float) for operand in operands):
             dtype = DType.FLOAT32
     else:
-        dtype = DType.FLOAT32 if any(isinstance(i, float) for i in items) else DType.INT64
-    return [g.cast(item, dtype) for item in items]
+        dtype = DType.FLOAT32 if any(isinstance(i, float) for i in operands) else DType.INT64
+    return [g.cast(operand, dtype) for operand in operands]
 
 
 def result_type(g: Emitter, default: DType) -> DType:
-    """The element type that the file gives for this node's result."""
+    """Return the element type that the file gives for this node's result."""
     return g.result.dtype if isinstance(g.result, Abstract) else default
 
 
 def binary(op_type: str, *names: str, **attributes: Any) -> None:
-    """A primitive of two operands that ONNX has as it is."""
+    """A primitive of right operands that ONNX has as it is."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any, y: Any) -> Value:
-        one, two = common(g, x, y)
-        return g.node(op_type, one, two, **attributes)
+        left, right = common(g, x, y)
+        return g.node(op_type, left, right, **attributes)
 
 
 def unary(op_type: str, *names: str, **attributes: Any) -> None:
-    """A primitive of one operand that ONNX has as it is."""
+    """Register a primitive of one operand that is one ONNX operator."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any) -> Value:
@@ -71,12 +71,12 @@ _OF_FLOATS = frozenset(
 
 
 def compare(op_type: str, *names: str) -> None:
-    """A comparison."""
+    """Register a comparison."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any, y: Any) -> Value:
-        one, two = common(g, x, y)
-        return g.node(op_type, one, two, dtype=DType.BOOL)
+        left, right = common(g, x, y)
+        return g.node(op_type, left, right, dtype=DType.BOOL)
 
 
 _names: tuple[str, ...]
@@ -111,10 +111,10 @@ for _names in (
 
 @primitive("Add", "add")
 def add(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if one.dtype is DType.BOOL:
-        return g.node("Or", one, two)
-    return g.node("Add", one, two)
+    left, right = common(g, x, y)
+    if left.dtype is DType.BOOL:
+        return g.node("Or", left, right)
+    return g.node("Add", left, right)
 
 
 @primitive("AddExt", "add_ext", "AddScalar")
@@ -161,17 +161,17 @@ def minimum(g: Emitter, x: Any, y: Any) -> Value:
 
 
 def _extreme(g: Emitter, op_type: str, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if one.dtype is DType.BOOL:
-        return g.node("Or" if op_type == "Max" else "And", one, two)
-    return via_int32(g, op_type, one, two)
+    left, right = common(g, x, y)
+    if left.dtype is DType.BOOL:
+        return g.node("Or" if op_type == "Max" else "And", left, right)
+    return via_int32(g, op_type, left, right)
 
 
 _SMALL = frozenset({DType.INT8, DType.UINT8, DType.INT16, DType.UINT16})
 
 
 def via_int32(g: Emitter, op_type: str, *inputs: Value, **attributes: Any) -> Value:
-    """An operator that runtimes lack for small integers, in int32."""
+    """Emit an operator, in int32 for small integers: runtimes lack kernels for those."""
     dtype = inputs[0].dtype
     if dtype not in _SMALL:
         return g.node(op_type, *inputs, **attributes)
@@ -180,11 +180,11 @@ def via_int32(g: Emitter, op_type: str, *inputs: Value, **attributes: Any) -> Va
 
 
 def _true_divide(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    dtype = result_type(g, one.dtype if one.dtype in FLOATS else DType.FLOAT32)
-    if one.dtype not in FLOATS and dtype in FLOATS:
-        one, two = g.cast(one, dtype), g.cast(two, dtype)
-    return g.node("Div", one, two)
+    left, right = common(g, x, y)
+    dtype = result_type(g, left.dtype if left.dtype in FLOATS else DType.FLOAT32)
+    if left.dtype not in FLOATS and dtype in FLOATS:
+        left, right = g.cast(left, dtype), g.cast(right, dtype)
+    return g.node("Div", left, right)
 
 
 @primitive("Div", "RealDiv", "Divs", "DivTensorScalar", "real_div", "div", "RealDivs")
@@ -201,39 +201,41 @@ def div_mod(g: Emitter, x: Any, y: Any, rounding_mode: Any = None) -> Value:
 
 @primitive("DivNoNan", "divNoNan")
 def div_no_nan(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    zero = g.node("Equal", two, g.constant(0, two.dtype), dtype=DType.BOOL)
-    safe = g.node("Where", zero, g.constant(1, two.dtype), two, dtype=two.dtype)
-    return g.node("Where", zero, g.constant(0, one.dtype), g.node("Div", one, safe), like=one)
+    left, right = common(g, x, y)
+    zero = g.node("Equal", right, g.constant(0, right.dtype), dtype=DType.BOOL)
+    safe = g.node("Where", zero, g.constant(1, right.dtype), right, dtype=right.dtype)
+    return g.node("Where", zero, g.constant(0, left.dtype), g.node("Div", left, safe), like=left)
 
 
 @primitive("FloorDiv", "FloorDivs", "FloorDivScalar", "floor_div", "FloorDivTensorScalar")
 def floor_div(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if one.dtype in FLOATS:
-        return g.node("Floor", g.node("Div", one, two))
-    if one.dtype is DType.BOOL:
-        return g.cast(floor_div(g, g.cast(one, DType.INT32), g.cast(two, DType.INT32)), DType.BOOL)
-    if str(one.dtype).startswith("u"):
-        return g.node("Div", one, two)
-    quotient = g.node("Div", one, two)  # towards zero
-    rest = g.node("Sub", one, g.node("Mul", quotient, two))
-    zero = g.constant(0, one.dtype)
+    left, right = common(g, x, y)
+    if left.dtype in FLOATS:
+        return g.node("Floor", g.node("Div", left, right))
+    if left.dtype is DType.BOOL:
+        return g.cast(
+            floor_div(g, g.cast(left, DType.INT32), g.cast(right, DType.INT32)), DType.BOOL
+        )
+    if str(left.dtype).startswith("u"):
+        return g.node("Div", left, right)
+    quotient = g.node("Div", left, right)  # towards zero
+    rest = g.node("Sub", left, g.node("Mul", quotient, right))
+    zero = g.constant(0, left.dtype)
     open_ = g.node("Not", g.node("Equal", rest, zero, dtype=DType.BOOL))
     signs = g.node(
         "Xor",
         g.node("Less", rest, zero, dtype=DType.BOOL),
-        g.node("Less", two, zero, dtype=DType.BOOL),
+        g.node("Less", right, zero, dtype=DType.BOOL),
     )
-    lower = g.cast(g.node("And", open_, signs), one.dtype)
+    lower = g.cast(g.node("And", open_, signs), left.dtype)
     return g.node("Sub", quotient, lower)
 
 
 @primitive("TruncateDiv")
 def truncate_div(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    quotient = g.node("Div", one, two)
-    return trunc(g, quotient) if one.dtype in FLOATS else quotient
+    left, right = common(g, x, y)
+    quotient = g.node("Div", left, right)
+    return trunc(g, quotient) if left.dtype in FLOATS else quotient
 
 
 @primitive(
@@ -241,42 +243,42 @@ def truncate_div(g: Emitter, x: Any, y: Any) -> Value:
     "Remainder", "FloorModScalar", "floor_mod",
 )  # fmt: skip
 def floor_mod(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if one.dtype not in FLOATS:
-        return g.node("Mod", one, two)
-    rest = g.node("Mod", one, two, fmod=1)
+    left, right = common(g, x, y)
+    if left.dtype not in FLOATS:
+        return g.node("Mod", left, right)
+    rest = g.node("Mod", left, right, fmod=1)
     # fmod has the dividend's sign; this the divisor's.
-    zero = g.constant(0, one.dtype)
-    differs = g.node("Less", g.node("Mul", rest, two), zero, dtype=DType.BOOL)
-    return g.node("Where", differs, g.node("Add", rest, two), rest, like=rest)
+    zero = g.constant(0, left.dtype)
+    differs = g.node("Less", g.node("Mul", rest, right), zero, dtype=DType.BOOL)
+    return g.node("Where", differs, g.node("Add", rest, right), rest, like=rest)
 
 
 @primitive("Mod", "TruncateMod", "FmodTensor", "FmodScalar", "Fmod")
 def truncate_mod(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    return g.node("Mod", one, two, fmod=1)
+    left, right = common(g, x, y)
+    return g.node("Mod", left, right, fmod=1)
 
 
 @primitive("Xdivy")
 def xdivy(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    zero = g.constant(0, one.dtype)
-    is_zero = g.node("Equal", one, zero, dtype=DType.BOOL)
-    return g.node("Where", is_zero, zero, g.node("Div", one, two), like=one)
+    left, right = common(g, x, y)
+    zero = g.constant(0, left.dtype)
+    is_zero = g.node("Equal", left, zero, dtype=DType.BOOL)
+    return g.node("Where", is_zero, zero, g.node("Div", left, right), like=left)
 
 
 @primitive("Xlogy", "XlogyTensor", "XLogYScalarOther", "XLogYScalarSelf")
 def xlogy(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    zero = g.constant(0, one.dtype)
-    is_zero = g.node("Equal", one, zero, dtype=DType.BOOL)
-    return g.node("Where", is_zero, zero, g.node("Mul", one, g.node("Log", two)), like=one)
+    left, right = common(g, x, y)
+    zero = g.constant(0, left.dtype)
+    is_zero = g.node("Equal", left, zero, dtype=DType.BOOL)
+    return g.node("Where", is_zero, zero, g.node("Mul", left, g.node("Log", right)), like=left)
 
 
 @primitive("Hypot")
 def hypot(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    return g.node("Sqrt", g.node("Add", g.node("Mul", one, one), g.node("Mul", two, two)))
+    left, right = common(g, x, y)
+    return g.node("Sqrt", g.node("Add", g.node("Mul", left, left), g.node("Mul", right, right)))
 
 
 @primitive("SquaredDifference", "squared_difference")
@@ -287,7 +289,7 @@ def squared_difference(g: Emitter, x: Any, y: Any) -> Value:
 
 @primitive("Atan2", "Atan2Ext")
 def atan2(g: Emitter, x: Any, y: Any) -> Value:
-    """The angle of (y, x) with its quadrant; ONNX has no such operator before version 26."""
+    """Return the angle of (y, x) with its quadrant; ONNX has no such operator before version 26."""
     up, right = common(g, x, y)
     zero = g.constant(0, up.dtype)
     pi = g.constant(math.pi, up.dtype)
@@ -368,7 +370,7 @@ def log(
 
 @primitive("Log1p")
 def log1p(g: Emitter, x: Value) -> Value:
-    """log(1 + x), exact for small x too: log(u) x / (u - 1) with u = 1 + x as it was rounded."""
+    """Lower log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x after rounding."""
     u = g.node("Add", x, 1)
     rest = g.node("Sub", u, 1)
     none = g.node("Equal", rest, g.constant(0, x.dtype), dtype=DType.BOOL)
@@ -397,7 +399,7 @@ def exp2(g: Emitter, x: Value) -> Value:
 
 @primitive("Expm1")
 def expm1(g: Emitter, x: Value) -> Value:
-    """exp(x) - 1, exact for small x too: 2 sinh(x/2) exp(x/2)."""
+    """Lower exp(x) - 1, exact for small x too: 2 sinh(x/2) exp(x/2)."""
     half = g.node("Mul", x, 0.5)
     small = g.node("Mul", g.node("Mul", g.node("Sinh", half), 2), g.node("Exp", half))
     plain = g.node("Sub", g.node("Exp", x), 1)
@@ -501,8 +503,8 @@ def logical_not(g: Emitter, x: Value) -> Value:
 def _bits(op_type: str, logic: str, *names: str) -> None:
     @primitive(*names)
     def lower(g: Emitter, x: Any, y: Any) -> Value:
-        one, two = common(g, x, y)
-        return g.node(logic if one.dtype is DType.BOOL else op_type, one, two)
+        left, right = common(g, x, y)
+        return g.node(logic if left.dtype is DType.BOOL else op_type, left, right)
 
 
 _bits("BitwiseAnd", "And", "BitwiseAnd", "BitwiseAndTensor", "BitwiseAndScalar")
@@ -517,24 +519,24 @@ def invert(g: Emitter, x: Value) -> Value:
 
 @primitive("LeftShift", "BitwiseLeftShift")
 def left_shift(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if str(one.dtype).startswith("u"):
-        return g.node("BitShift", one, two, direction="LEFT")
-    two = g.cast(
-        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(two, DType.FLOAT64)), one.dtype
+    left, right = common(g, x, y)
+    if str(left.dtype).startswith("u"):
+        return g.node("BitShift", left, right, direction="LEFT")
+    right = g.cast(
+        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(right, DType.FLOAT64)), left.dtype
     )
-    return g.node("Mul", one, two)
+    return g.node("Mul", left, right)
 
 
 @primitive("RightShift", "BitwiseRightShift")
 def right_shift(g: Emitter, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if str(one.dtype).startswith("u"):
-        return g.node("BitShift", one, two, direction="RIGHT")
-    two = g.cast(
-        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(two, DType.FLOAT64)), one.dtype
+    left, right = common(g, x, y)
+    if str(left.dtype).startswith("u"):
+        return g.node("BitShift", left, right, direction="RIGHT")
+    right = g.cast(
+        g.node("Pow", g.constant(2.0, DType.FLOAT64), g.cast(right, DType.FLOAT64)), left.dtype
     )
-    return floor_div(g, one, two)
+    return floor_div(g, left, right)
 
 
 @primitive("Cast", "cast", "Cast_")
@@ -550,7 +552,7 @@ def cast(g: Emitter, x: Any, dst_type: Any = None) -> Value:
 
 
 def type_of(g: Emitter, given: Any) -> DType:
-    """An element type given as an argument: MindSpore's number for it, or a type."""
+    """Return an element type given as an argument: MindSpore's number for it, or a type."""
     from engine.formats.mindir.values import TYPE_IDS
 
     if isinstance(given, TypeId):
@@ -567,8 +569,8 @@ def type_of(g: Emitter, given: Any) -> DType:
 
 @primitive("Select", "Where", "select", "where", "SelectExt")
 def select(g: Emitter, condition: Value, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    return g.node("Where", g.cast(condition, DType.BOOL), one, two, like=one)
+    left, right = common(g, x, y)
+    return g.node("Where", g.cast(condition, DType.BOOL), left, right, like=left)
 
 
 @primitive("MaskedFill", "masked_fill", "MaskedFillScalar")
@@ -620,7 +622,7 @@ def logit(g: Emitter, x: Value, eps: float = -1.0) -> Value:
 
 @primitive("Cdist")
 def cdist(g: Emitter, x: Value, y: Value, p: float = 2.0) -> Value:
-    """Distances of each row of one to each row of the other."""
+    """Return distances of each row of one to each row of the other."""
     from engine.formats.mindir.primitives.reductions import norm
 
     apart = g.node("Sub", g.unsqueeze(x, (-2,)), g.unsqueeze(y, (-3,)))
@@ -643,15 +645,15 @@ def cross(g: Emitter, x: Value, other: Value, dim: int = -65530) -> Value:
 
 @primitive("Heaviside")
 def heaviside(g: Emitter, x: Value, at_zero: Value) -> Value:
-    one, two = common(g, x, at_zero)
-    zero = g.constant(0, one.dtype)
-    step = g.cast(g.node("Greater", one, zero, dtype=DType.BOOL), one.dtype)
-    return g.node("Where", g.node("Equal", one, zero, dtype=DType.BOOL), two, step, like=one)
+    left, right = common(g, x, at_zero)
+    zero = g.constant(0, left.dtype)
+    step = g.cast(g.node("Greater", left, zero, dtype=DType.BOOL), left.dtype)
+    return g.node("Where", g.node("Equal", left, zero, dtype=DType.BOOL), right, step, like=left)
 
 
 @primitive("Sinc")
 def sinc(g: Emitter, x: Value) -> Value:
-    """sin(pi x) / (pi x), and 1 at 0."""
+    """Lower sin(pi x) / (pi x), 1 at 0."""
     x = x if x.dtype in FLOATS else g.cast(x, result_type(g, DType.FLOAT32))
     angle = g.node("Mul", x, math.pi)
     none = g.node("Equal", angle, g.constant(0, x.dtype), dtype=DType.BOOL)
@@ -662,7 +664,7 @@ def sinc(g: Emitter, x: Value) -> Value:
 
 @primitive("Fmax")
 def fmax(g: Emitter, x: Any, y: Any) -> Value:
-    """The greater one; the other where one is no number."""
+    """Return the greater operand, ignoring NaN: the other one where one is NaN."""
     return _numbers(g, "Max", x, y)
 
 
@@ -672,12 +674,12 @@ def fmin(g: Emitter, x: Any, y: Any) -> Value:
 
 
 def _numbers(g: Emitter, op_type: str, x: Any, y: Any) -> Value:
-    one, two = common(g, x, y)
-    if one.dtype not in FLOATS:
-        return _extreme(g, op_type, one, two)
-    both = _extreme(g, op_type, one, two)
-    both = g.node("Where", is_nan(g, two), one, both, like=one)
-    return g.node("Where", is_nan(g, one), two, both, like=one)
+    left, right = common(g, x, y)
+    if left.dtype not in FLOATS:
+        return _extreme(g, op_type, left, right)
+    both = _extreme(g, op_type, left, right)
+    both = g.node("Where", is_nan(g, right), left, both, like=left)
+    return g.node("Where", is_nan(g, left), right, both, like=left)
 
 
 @primitive("ApproximateEqual")
@@ -688,10 +690,10 @@ def approximately(g: Emitter, x: Value, y: Value, *, tolerance: float = 1e-5) ->
 
 @primitive("LogAddExp")
 def log_add_exp(g: Emitter, x: Value, y: Value) -> Value:
-    """log(exp(x) + exp(y)) without overflow."""
-    one, two = common(g, x, y)
-    apart = g.node("Abs", g.node("Sub", one, two))
-    return g.node("Add", g.node("Max", one, two), g.node("Softplus", g.node("Neg", apart)))
+    """Lower log(exp(x) + exp(y)) without overflow."""
+    left, right = common(g, x, y)
+    distance = g.node("Abs", g.node("Sub", left, right))
+    return g.node("Add", g.node("Max", left, right), g.node("Softplus", g.node("Neg", distance)))
 
 
 @primitive("LogAddExp2")
@@ -702,7 +704,7 @@ def log_add_exp2(g: Emitter, x: Value, y: Value) -> Value:
 
 @primitive("Eps")
 def eps(g: Emitter, x: Value) -> Value:
-    """The least step above 1 in this type."""
+    """Return the least step above 1 in this type."""
     step = {DType.FLOAT16: 2.0**-10, DType.BFLOAT16: 2.0**-7, DType.FLOAT64: 2.0**-52}
     smallest = g.constant(step.get(x.dtype, 2.0**-23), x.dtype)
     return g.node("Expand", smallest, g.shape(x), shape=x.shape)

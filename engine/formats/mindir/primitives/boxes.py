@@ -1,4 +1,4 @@
-"""Boxes of detectors: how much they overlap, which to keep, and what lies in them."""
+"""Bounding boxes of object detectors: IoU, non-maximum suppression, RoI pooling, decoding."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import known, number
+from engine.formats.mindir.primitives.shapes import as_int, as_static
 from engine.formats.mindir.values import DType, Value
 
 
 def _columns(g: Emitter, boxes: Value) -> list[Value]:
-    """Each coordinate of [..., 4] boxes as [..., 1]."""
+    """Return each coordinate of [..., 4] boxes as [..., 1]."""
     return [
-        g.node("Slice", boxes, *map(g.ints, (place, place + 1, -1)), shape=(None, 1))
-        for place in range(4)
+        g.node("Slice", boxes, *map(g.ints, (column, column + 1, -1)), shape=(None, 1))
+        for column in range(4)
     ]
 
 
@@ -48,10 +48,10 @@ def nms_with_mask(
     """boxes [n, 5] with scores. Returns them by score, numbers for them, and which to keep."""
     count = g.dim(boxes, 0)
     scores = g.squeeze(g.node("Slice", boxes, *map(g.ints, (4, 5, 1)), shape=(None, 1)), (1,))
-    top, places = g.nodes(
+    top, order = g.nodes(
         "TopK", scores, g.ints(count), types=[(None, None), (DType.INT64, None)], axis=0
     )
-    ordered = g.node("Gather", boxes, places, axis=0, shape=boxes.shape)
+    ordered = g.node("Gather", boxes, order, axis=0, shape=boxes.shape)
     corners = g.node("Slice", ordered, *map(g.ints, (0, 4, 1)))
     kept = g.node(
         "NonMaxSuppression", g.unsqueeze(corners, (0,)),
@@ -93,7 +93,7 @@ def crop_and_resize(
     """x [n, height, width, channels]; boxes [m, 4] as parts of 1: y1, x1, y2, x2."""
     if method != "bilinear":
         raise Unsupported(f"CropAndResize by {method!r}")
-    rows, columns = known(size)
+    rows, columns = as_static(size)
     y1, x1, y2, x2 = _columns(g, boxes)
 
     def along(low: Value, high: Value, count: int) -> Value:
@@ -166,7 +166,7 @@ def decode_boxes(
         centre = g.node("Add", middle, g.node("Mul", size, d))
         half = g.node("Mul", g.node("Sub", wide, 1.0), 0.5)
         edges += [g.node("Sub", centre, half), g.node("Add", centre, half)]
-    height, width = (number(item) for item in known(max_shape))
+    height, width = (as_int(size) for size in as_static(max_shape))
     zero = g.constant(0, deltas.dtype)
     bounded = [
         g.node("Clip", edge, zero, g.constant(limit, deltas.dtype))

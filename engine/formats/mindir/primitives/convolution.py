@@ -8,40 +8,42 @@ import numpy as np
 
 from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import axes_of, known
+from engine.formats.mindir.primitives.shapes import as_static, axes_of
 from engine.formats.mindir.values import DType, Value
 
 _MODES = {0: "pad", 1: "same", 2: "valid", "SAME": "same", "VALID": "valid", "PAD": "pad",
           "CALCULATED": "pad"}  # fmt: skip
-_BINNED = 1 << 20  # places of an axis that is pooled bin by bin; each is written into the model
+_MAX_BINNED_SIZE = (
+    1 << 20
+)  # places of an axis that is pooled bin by bin; each is written into the model
 
 
-def spatial(item: Any, count: int, default: int = 1) -> list[int]:
-    """The last `count` of a tuple; a number stands for all of them."""
-    if item is None:
+def spatial(value: Any, count: int, default: int = 1) -> list[int]:
+    """Return the last `count` sizes of a tuple; a number stands for all of them."""
+    if value is None:
         return [default] * count
-    sizes = list(axes_of(item))
+    sizes = list(axes_of(value))
     return sizes * count if len(sizes) == 1 else sizes[-count:]
 
 
 def mode_of(pad_mode: Any) -> str:
-    """ "same", "valid" or "pad", whichever way the file says it."""
+    """Return "same", "valid" or "pad" for any spelling of the pad mode."""
     text = pad_mode.upper() if isinstance(pad_mode, str) else pad_mode
-    found = _MODES.get(text)
-    if found is None:
+    mode = _MODES.get(text)
+    if mode is None:
         raise Unsupported(f"the padding mode {pad_mode!r}")
-    return found
+    return mode
 
 
 def check_layout(layout: Any) -> None:
-    """Refuse what is not channels first."""
+    """Raise Unsupported for a layout other than channels first (NCHW)."""
     # 0 and 14 are MindSpore's numbers for NCHW and NCDHW.
     if layout not in (None, 0, 14, "NCHW", "NCDHW", "DefaultFormat", ""):
         raise Unsupported(f"the layout {layout!r}; export the model in NCHW")
 
 
-def _given(pad: Any, count: int) -> tuple[list[int], list[int]] | None:
-    """Begin and end pads from one list: a pair an axis, or one number an axis, or one for all."""
+def _pads_from(pad: Any, count: int) -> tuple[list[int], list[int]] | None:
+    """Return begin and end pads from a list: a pair an axis, a number an axis, or one for all."""
     if pad is None:
         return None
     sizes = list(axes_of(pad))
@@ -57,7 +59,7 @@ def _given(pad: Any, count: int) -> tuple[list[int], list[int]] | None:
 def pads_of(
     x: Value, mode: str, kernel: list[int], stride: list[int], dilation: list[int], *given: Any
 ) -> dict[str, Any]:
-    """The ONNX attributes that say the padding."""
+    """Return the ONNX attributes for the padding."""
     count = len(kernel)
     if mode == "valid":
         return {"pads": [0] * 2 * count}
@@ -73,9 +75,9 @@ def pads_of(
             ends.append(total - total // 2)
         return {"pads": begins + ends}
     for pad in given:
-        found = _given(pad, count)
-        if found is not None:
-            return {"pads": found[0] + found[1]}
+        explicit = _pads_from(pad, count)
+        if explicit is not None:
+            return {"pads": explicit[0] + explicit[1]}
     return {"pads": [0] * 2 * count}
 
 
@@ -121,7 +123,7 @@ def depthwise(
     pad_list: Any = None, pad: Any = 0, stride: Any = 1, dilation: Any = 1,
     format: Any = "NCHW",
 ) -> Value:  # fmt: skip
-    """The weight is [multiplier, channels, h, w]; each channel has a group of its own."""
+    """Lower to a Conv with a group for each channel; the weight is [multiplier, channels, h, w]."""
     check_layout(format)
     if weight.shape is None or None in weight.shape:
         raise Unsupported("a convolution with a weight of unknown size")
@@ -149,7 +151,7 @@ def conv_ext(
         g, x, count,
         lambda y: _conv(
             g, y, weight, bias, stride, dilation, groups, "pad",
-            tuple(side for one_side in sides for side in (one_side, one_side)),
+            tuple(side for size in sides for side in (size, size)),
         ),
     )  # fmt: skip
 
@@ -221,7 +223,7 @@ def conv_transpose(
     dilation: Any = None, dilations: Any = None, group: Any = 1, format: Any = "NCHW",
     output_padding: Any = 0,
 ) -> Value:  # fmt: skip
-    """The gradient of a convolution: `input_sizes` is the shape that it gives."""
+    """Lower a transposed convolution. input_sizes: the shape of its result."""
     check_layout(format)
     count = g.rank(weight) - 2
     if weight.shape is None or None in weight.shape:
@@ -231,13 +233,13 @@ def conv_transpose(
     dilation = spatial(dilation if dilation is not None else dilations, count)
     mode = mode_of(pad_mode)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilation, strict=True)]
-    told = g.result.shape if hasattr(g.result, "shape") else None
+    declared = g.result.shape if hasattr(g.result, "shape") else None
     if isinstance(input_sizes, tuple) and all(type(size) is int for size in input_sizes):
-        told = input_sizes
-    sizes = list(told[-count:]) if told is not None else [None] * count
+        declared = input_sizes
+    sizes = list(declared[-count:]) if declared is not None else [None] * count
     source = list(x.shape[-count:]) if x.shape is not None else [None] * count
     begins, ends, extra = [0] * count, [0] * count, [0] * count
-    given = next(filter(None, (_given(pad_list, count), _given(pad, count))), None)
+    given = next(filter(None, (_pads_from(pad_list, count), _pads_from(pad, count))), None)
     for axis in range(count):
         size, before = sizes[axis], source[axis]
         if mode == "same":
@@ -261,15 +263,18 @@ def conv_transpose(
         if extra[axis] < 0:
             ends[axis], extra[axis] = ends[axis] - extra[axis], 0
     # More room than one stride is not ONNX's output_padding: zeros are added behind instead.
-    behind = [item if item >= max(s, d) else 0 for item, s, d in zip(extra, stride, dilation)]
-    extra = [a - b for a, b in zip(extra, behind, strict=True)]
+    trailing = [
+        extra_size if extra_size >= max(s, d) else 0
+        for extra_size, s, d in zip(extra, stride, dilation)
+    ]
+    extra = [a - b for a, b in zip(extra, trailing, strict=True)]
     y = g.node(
         "ConvTranspose", x, weight, bias, kernel_shape=kernel, strides=stride,
         dilations=dilation, group=int(group), pads=begins + ends, output_padding=extra,
     )  # fmt: skip
-    if any(behind):
+    if any(trailing):
         zeros = [0] * (count + 2)
-        y = g.node("Pad", y, g.ints((*zeros, 0, 0, *behind)), mode="constant")
+        y = g.node("Pad", y, g.ints((*zeros, 0, 0, *trailing)), mode="constant")
     return y
 
 
@@ -309,7 +314,7 @@ def avg_pool(
     g: Emitter, x: Value, kernel_size: Any = 1, strides: Any = 1, pad_mode: Any = "VALID",
     format: Any = "NCHW", *, pad: Any = 0,
 ) -> Value:  # fmt: skip
-    """Padding does not count as elements."""
+    """Average over the elements of each window, padding not counted."""
     check_layout(format)
     count = g.rank(x) - 2
     kernel, stride = spatial(kernel_size, count), spatial(strides, count)
@@ -359,7 +364,7 @@ def avg_pool_ext(
     return _batched(g, x, count, lower)
 
 
-def _with_places(
+def _max_with_indices(
     g: Emitter,
     x: Value,
     kernel: Any,
@@ -369,11 +374,11 @@ def _with_places(
     ceil_mode: Any,
     count: int,
 ) -> tuple[Value, Value]:
-    """Maxima and where they are in the flattened plane of each channel."""
+    """Max-pool; return maxima and their indices in the flattened plane of each channel."""
     sizes = spatial(kernel, count)
     strides = spatial(stride, count) if stride not in (None, ()) else sizes
     sides = spatial(pads, count, 0)
-    y, places = g.nodes(
+    y, indices = g.nodes(
         "MaxPool", x, types=[(None, None), (DType.INT64, None)], kernel_shape=sizes,
         strides=strides, pads=sides + sides, dilations=spatial(dilation, count),
         ceil_mode=int(bool(ceil_mode)),
@@ -385,24 +390,24 @@ def _with_places(
             plane *= size
         else:
             plane = g.node("Mul", g.scalar(plane, DType.INT64), g.scalar(size, DType.INT64))
-    # ONNX counts through the whole tensor.
-    return y, g.node("Mod", places, g.scalar(plane, DType.INT64))
+    # ONNX's indices run through the whole tensor, MindSpore's through one plane.
+    return y, g.node("Mod", indices, g.scalar(plane, DType.INT64))
 
 
 @primitive("MaxPoolWithArgmaxV2", "MaxPoolWithIndices", "MaxPoolWithMask")
-def max_pool_places(
+def max_pool_with_indices(
     g: Emitter, x: Value, kernel_size: Any = 1, strides: Any = None, pads: Any = 0,
     dilation: Any = 1, ceil_mode: Any = False, argmax_type: Any = None,
 ) -> tuple[Value, Value]:  # fmt: skip
-    return _with_places(g, x, kernel_size, strides, pads, dilation, ceil_mode, 2)
+    return _max_with_indices(g, x, kernel_size, strides, pads, dilation, ceil_mode, 2)
 
 
 @primitive("MaxPool3DWithArgmax")
-def max_pool_3d_places(
+def max_pool_3d_with_indices(
     g: Emitter, x: Value, *, kernel_size: Any = 1, strides: Any = None, pads: Any = 0,
     dilation: Any = 1, ceil_mode: Any = False,
 ) -> tuple[Value, Value]:  # fmt: skip
-    return _with_places(g, x, kernel_size, strides, pads, dilation, ceil_mode, 3)
+    return _max_with_indices(g, x, kernel_size, strides, pads, dilation, ceil_mode, 3)
 
 
 @primitive("MaxPoolWithArgmax")
@@ -423,21 +428,21 @@ def adaptive_avg_pool(g: Emitter, x: Value, output_size: Any) -> Value:
 
 @primitive("AdaptiveMaxPool2D", "AdaptiveMaxPool1D", "AdaptiveMaxPool3D")
 def adaptive_max_pool(g: Emitter, x: Value, output_size: Any, *rest: Any) -> Any:
-    output_size = known(output_size)
+    output_size = as_static(output_size)
     y = _adaptive(g, x, output_size, "ReduceMax")
     if not isinstance(g.result, tuple):
         return y
     sizes = output_size if isinstance(output_size, tuple) else (output_size,)
-    return y, _places(g, x, y, sizes)
+    return y, _argmax_of_bins(g, x, y, sizes)
 
 
-def _places(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | None:
-    """Position of each bin's greatest element in the flattened image; None where it is unknown."""
+def _argmax_of_bins(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | None:
+    """Return the index of each bin's maximum in the flattened image; None where sizes are open."""
     if x.shape is None or None in x.shape[-len(sizes) :]:
         return None
-    have = [dim or 0 for dim in x.shape[-len(sizes) :]]
+    lengths = [dim or 0 for dim in x.shape[-len(sizes) :]]
     table = np.zeros((1, 1), np.int64)
-    for length, size in zip(have, sizes, strict=True):
+    for length, size in zip(lengths, sizes, strict=True):
         count = length if size in (None, -1) else int(size)
         index = _bins(length, count)[0]
         # [bins so far, places in each] with one more axis
@@ -451,26 +456,28 @@ def _places(g: Emitter, x: Value, y: Value, sizes: tuple[Any, ...]) -> Value | N
     best = g.node("ReduceMax", wide, g.ints((-1,)), keepdims=1)
     is_best = g.node("Equal", wide, best, dtype=DType.BOOL)
     none = g.constant(np.iinfo(np.int64).max)
-    found = g.node("Where", is_best, g.constant(table), none, dtype=DType.INT64)
-    first = g.node("ReduceMin", found, g.ints((-1,)), keepdims=0)
+    positions = g.node("Where", is_best, g.constant(table), none, dtype=DType.INT64)
+    first = g.node("ReduceMin", positions, g.ints((-1,)), keepdims=0)
     return g.node("Reshape", first, g.shape(y), shape=y.shape)
 
 
-def _bins(have: int, size: int) -> tuple[np.ndarray[Any, Any], list[tuple[int, int]]]:
-    """[size, width] places of each bin, its last one repeated to the widest; and the bins."""
-    bins = [(at * have // size, -(-(at + 1) * have // size)) for at in range(size)]
+def _bins(length: int, size: int) -> tuple[np.ndarray[Any, Any], list[tuple[int, int]]]:
+    """Return each bin's indices [size, width], the last one repeated as padding; and the bins."""
+    bins = [(index * length // size, -(-(index + 1) * length // size)) for index in range(size)]
     width = max(stop - start for start, stop in bins)
     return np.array(
         [[min(start + k, stop - 1) for k in range(width)] for start, stop in bins]
     ), bins
 
 
-def _open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
-    """Means over the bins of an axis whose length is known only at run time, from running sums."""
+def _mean_of_open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
+    """Average over bins of an axis whose length is known only at run time, by cumulative sums."""
     length = g.scalar(g.dim(x, axis), DType.INT64)
-    at = np.arange(size)
-    start = g.node("Div", g.node("Mul", length, g.constant(at), shape=(size,)), size, shape=(size,))
-    after = g.node("Mul", length, g.constant(at + 1), shape=(size,))
+    bins = np.arange(size)
+    start = g.node(
+        "Div", g.node("Mul", length, g.constant(bins), shape=(size,)), size, shape=(size,)
+    )
+    after = g.node("Mul", length, g.constant(bins + 1), shape=(size,))
     stop = g.node("Div", g.node("Add", after, size - 1), size, shape=(size,))
     rank = g.rank(x)
     pads = [0] * (2 * rank)
@@ -482,54 +489,61 @@ def _open_bins(g: Emitter, x: Value, axis: int, size: int) -> Value:
     )
     count = g.cast(g.node("Sub", stop, start), DType.FLOAT32)
     count = g.reshape(count, (-1, *[1] * (rank - axis - 1)))
-    return g.cast(g.node("Div", total, count, shape=_with(x, axis, size)), x.dtype)
+    return g.cast(g.node("Div", total, count, shape=_with_size(x, axis, size)), x.dtype)
 
 
 def _adaptive(g: Emitter, x: Value, output_size: Any, op_type: str) -> Value:
-    """Pooling into so many bins: one axis after another, since both can be taken so."""
+    """Pool into a fixed number of bins, one axis after another: mean and max are separable.
+
+    ONNX has no adaptive pooling: bins are gathered by index and reduced.
+    """
     rank = g.rank(x)
     sizes = output_size if isinstance(output_size, tuple) else (output_size,)
-    told = g.result.shape if hasattr(g.result, "shape") else None
+    declared = g.result.shape if hasattr(g.result, "shape") else None
     if isinstance(g.result, tuple) and g.result and hasattr(g.result[0], "shape"):
-        told = g.result[0].shape
+        declared = g.result[0].shape
     count = len(sizes)
-    if count == 1 and told is not None and len(told) == rank and rank >= 4:
+    if count == 1 and declared is not None and len(declared) == rank and rank >= 4:
         count, sizes = 2, sizes * 2
-    for place, size in enumerate(sizes):
-        axis = rank - count + place
-        have = x.shape[axis] if x.shape is not None else None
-        if size in (None, -1) or size == have:
+    for position, size in enumerate(sizes):
+        axis = rank - count + position
+        length = x.shape[axis] if x.shape is not None else None
+        if size in (None, -1) or size == length:
             continue
         size = int(size)
         if size == 1:
-            x = g.node(op_type, x, g.ints((axis,)), keepdims=1, shape=_with(x, axis, 1))
+            x = g.node(op_type, x, g.ints((axis,)), keepdims=1, shape=_with_size(x, axis, 1))
             continue
-        if have is None and op_type == "ReduceMean":
-            x = _open_bins(g, x, axis, size)
+        if length is None and op_type == "ReduceMean":
+            x = _mean_of_open_bins(g, x, axis, size)
             continue
-        if have is None:
+        if length is None:
             raise Unsupported("adaptive pooling of an axis of unknown size")
-        if size < 1 or have + size > _BINNED:
-            raise Unsupported(f"adaptive pooling of {have:,} places into {size:,}")
-        index, bins = _bins(have, size)
+        if size < 1 or length + size > _MAX_BINNED_SIZE:
+            raise Unsupported(f"adaptive pooling of {length:,} places into {size:,}")
+        index, bins = _bins(length, size)
         width = index.shape[1]
         wide = g.node("Gather", x, g.constant(index), axis=axis)
         inner = axis + 1
         if op_type == "ReduceMax":
-            x = g.node("ReduceMax", wide, g.ints((inner,)), keepdims=0, shape=_with(x, axis, size))
+            x = g.node(
+                "ReduceMax", wide, g.ints((inner,)), keepdims=0, shape=_with_size(x, axis, size)
+            )
             continue
         weight = np.array([[(start + k < stop) / (stop - start) for k in range(width)]
                            for start, stop in bins])  # fmt: skip
         weight = weight.reshape(size, width, *[1] * (rank - axis - 1))
         scaled = g.node("Mul", wide, g.constant(weight, x.dtype))
-        x = g.node("ReduceSum", scaled, g.ints((inner,)), keepdims=0, shape=_with(x, axis, size))
+        x = g.node(
+            "ReduceSum", scaled, g.ints((inner,)), keepdims=0, shape=_with_size(x, axis, size)
+        )
     return g.node("Identity", x)
 
 
-def _with(x: Value, axis: int, size: int) -> Any:
+def _with_size(x: Value, axis: int, size: int) -> Any:
     if x.shape is None:
         return None
-    return tuple(size if at == axis else dim for at, dim in enumerate(x.shape))
+    return tuple(size if position == axis else dim for position, dim in enumerate(x.shape))
 
 
 @primitive("Im2Col", "Unfold", "UnfoldExt", "Im2ColExt")
@@ -538,10 +552,10 @@ def im2col(
     padding_mode: Any = "CALCULATED", kernel_size: Any = None, dilation: Any = None,
     padding: Any = None,
 ) -> Value:  # fmt: skip
-    """Windows as columns: a convolution with one-hot kernels."""
+    """Unfold windows into columns: a convolution with one-hot kernels, as ONNX has no Im2Col."""
     kernel = spatial(kernel_size if kernel_size is not None else ksizes, 2)
     stride = spatial(strides, 2)
-    spread = spatial(dilation if dilation is not None else dilations, 2)
+    spacing = spatial(dilation if dilation is not None else dilations, 2)
     sides = spatial(padding if padding is not None else pads, 2, 0)
     if x.shape is None or x.shape[1] is None:
         raise Unsupported("windows over an unknown number of channels")
@@ -550,10 +564,10 @@ def im2col(
     weight = np.tile(np.eye(area), (channels, 1)).reshape(channels * area, 1, *kernel)
     y = g.node(
         "Conv", x, g.constant(weight, x.dtype), kernel_shape=kernel, strides=stride,
-        dilations=spread, pads=sides + sides, group=channels,
+        dilations=spacing, pads=sides + sides, group=channels,
     )  # fmt: skip
-    told = g.result.shape if hasattr(g.result, "shape") else None
-    if told is not None and len(told) == 3:
+    declared = g.result.shape if hasattr(g.result, "shape") else None
+    if declared is not None and len(declared) == 3:
         return g.reshape(y, (*g.dims(x)[:1], channels * area, -1))
     return g.reshape(y, (*g.dims(x)[:1], channels, area, -1))
 
@@ -563,11 +577,11 @@ def col2im_ext(
     g: Emitter, x: Value, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0,
     stride: Any = 1,
 ) -> Value:  # fmt: skip
-    """Columns [batch, channels * places, windows] back to an image: overlaps are added."""
+    """Fold columns [batch, channels * kernel area, windows] into an image; overlaps are summed."""
     kernel = spatial(kernel_size, 2)
     sides = spatial(padding, 2, 0)
     return g.node(
-        "Col2Im", x, g.ints(known(output_size)), g.ints(tuple(kernel)),
+        "Col2Im", x, g.ints(as_static(output_size)), g.ints(tuple(kernel)),
         dilations=spatial(dilation, 2), pads=[*sides, *sides], strides=spatial(stride, 2),
     )  # fmt: skip
 
@@ -577,7 +591,7 @@ def col2im(
     g: Emitter, x: Value, output_size: Any, *, kernel_size: Any, dilation: Any = 1,
     padding: Any = 0, stride: Any = 1,
 ) -> Value:  # fmt: skip
-    """The same of [batch, channels, places, windows]."""
+    """Fold columns [batch, channels, kernel area, windows] into an image."""
     dims = g.dims(x)
     flat = g.reshape(x, (dims[0], -1, dims[3]))
     return col2im_ext(g, flat, output_size, kernel_size, dilation, padding, stride)

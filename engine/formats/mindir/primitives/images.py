@@ -9,7 +9,7 @@ import numpy as np
 from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.convolution import check_layout
-from engine.formats.mindir.primitives.shapes import known
+from engine.formats.mindir.primitives.shapes import as_static
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 
@@ -17,7 +17,7 @@ def _resize(
     g: Emitter, x: Value, size: Any, mode: str, coordinates: str, nearest: str = "floor",
     **attributes: Any,
 ) -> Value:  # fmt: skip
-    size = known(size)
+    size = as_static(size)
     count = len(size) if isinstance(size, tuple) else 2
     work = (
         x
@@ -43,9 +43,9 @@ def _coordinates(align_corners: Any, half_pixel: Any) -> str:
     return "half_pixel" if half_pixel else "asymmetric"
 
 
-def _picked(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any) -> Value:
-    """Nearest neighbours, by the very formula that picks them, where the sizes are known."""
-    size = known(size)
+def _nearest(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any) -> Value:
+    """Resize to nearest neighbours; by a Gather with MindSpore's formula where sizes are known."""
+    size = as_static(size)
     if not isinstance(size, tuple) or x.shape is None:
         return _resize(
             g,
@@ -56,8 +56,8 @@ def _picked(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any
             "round_prefer_ceil" if align_corners else "floor",
         )
     first = g.rank(x) - len(size)
-    for place, new in enumerate(size):
-        axis = first + place
+    for position, new in enumerate(size):
+        axis = first + position
         old = x.shape[axis] if x.shape is not None else None
         if old is None or not isinstance(new, int):
             return _resize(
@@ -68,20 +68,20 @@ def _picked(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: Any
                 _coordinates(align_corners, half_pixel),
                 "round_prefer_ceil" if align_corners else "floor",
             )
-    for place, new in enumerate(size):
-        axis = first + place
+    for position, new in enumerate(size):
+        axis = first + position
         assert x.shape is not None
         old = int(x.shape[axis] or 0)
         if old == new:
             continue
         bounded(new)
-        at = np.arange(new, dtype=np.float32)
+        coordinates = np.arange(new, dtype=np.float32)
         if align_corners and new > 1:
-            picked = np.floor(at * np.float32((old - 1) / (new - 1)) + np.float32(0.5))
+            picked = np.floor(coordinates * np.float32((old - 1) / (new - 1)) + np.float32(0.5))
         elif half_pixel:
-            picked = np.floor((at + np.float32(0.5)) * np.float32(old / new))
+            picked = np.floor((coordinates + np.float32(0.5)) * np.float32(old / new))
         else:
-            picked = np.floor(at * np.float32(old / new))
+            picked = np.floor(coordinates * np.float32(old / new))
         index = np.minimum(picked.astype(np.int64), old - 1)
         shape = tuple(new if a == axis else dim for a, dim in enumerate(x.shape))
         x = g.node("Gather", x, g.constant(index), axis=axis, shape=shape)
@@ -94,21 +94,21 @@ def nearest(
     format: Any = "NCHW",
 ) -> Value:  # fmt: skip
     check_layout(format)
-    return _picked(g, x, size, align_corners, half_pixel_centers)
+    return _nearest(g, x, size, align_corners, half_pixel_centers)
 
 
 @primitive("UpsampleNearest1D", "UpsampleNearest2D", "UpsampleNearest3D")
 def upsample_nearest(g: Emitter, x: Value, output_size: Any = None, scales: Any = None) -> Value:
-    return _picked(g, x, _target(g, x, output_size, scales), False, False)
+    return _nearest(g, x, _target(g, x, output_size, scales), False, False)
 
 
 def _target(g: Emitter, x: Value, size: Any, scales: Any) -> Any:
     if size is not None:
         return size
-    told = getattr(g.result, "shape", None)
-    if told is None or None in told[2:]:
+    declared = getattr(g.result, "shape", None)
+    if declared is None or None in declared[2:]:
         raise Unsupported("an upsampling to an unknown size")
-    return tuple(told[2:])
+    return tuple(declared[2:])
 
 
 @primitive("ResizeBilinear", "ResizeBilinearV2")
@@ -139,7 +139,7 @@ def linear_1d(
 
 
 def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[Any, Any]:
-    """The matrix float32[new, old] that resizes one axis as MindSpore does.
+    """Return the matrix float32[new, old] that resizes one axis as MindSpore does.
 
     Places between pixels are rounded to 1/1024, for which it keeps a table of coefficients.
     """
@@ -150,10 +150,12 @@ def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[An
     far_steps = steps + 1
     far = ((a * far_steps - 5 * a) * far_steps + 8 * a) * far_steps - 4 * a
     scale = np.float32((old - 1) / (new - 1) if align_corners and new > 1 else old / new)
-    at = np.arange(new, dtype=np.float32)
-    places = (at + np.float32(0.5)) * scale - np.float32(0.5) if half else at * scale
-    first = np.floor(places).astype(np.int64)
-    offset = np.rint((places - first) * 1024).astype(np.int64)
+    coordinates = np.arange(new, dtype=np.float32)
+    sources = (
+        (coordinates + np.float32(0.5)) * scale - np.float32(0.5) if half else coordinates * scale
+    )
+    first = np.floor(sources).astype(np.int64)
+    offset = np.rint((sources - first) * 1024).astype(np.int64)
     weights = np.stack([far[offset], near[offset], near[1024 - offset], far[1024 - offset]])
     columns = first + np.arange(-1, 3)[:, None]
     if half:
@@ -169,11 +171,11 @@ def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[An
 def bicubic(
     g: Emitter, x: Value, size: Any, align_corners: Any = False, half_pixel_centers: Any = False
 ) -> Value:
-    """Cubic: with -0.5 and without what falls outside where pixels have halves, else -0.75."""
+    """Resize by cubic convolution; a = -0.5 with outside excluded for half pixels, else -0.75."""
     half = bool(half_pixel_centers)
-    size = known(size)
+    size = as_static(size)
     old = x.shape[2:] if x.shape is not None else (None,)
-    if None not in old and isinstance(size, tuple) and all(type(item) is int for item in size):
+    if None not in old and isinstance(size, tuple) and all(type(dim) is int for dim in size):
         rows, columns = (
             _cubic(int(before or 0), after, bool(align_corners), half)
             for before, after in zip(old, size, strict=True)
@@ -207,14 +209,14 @@ def resize(
     cubic_coeff: float = -0.75, exclude_outside: Any = 0, nearest_mode: Any = 0,
     format: Any = "NCHW",
 ) -> Value:  # fmt: skip
-    """The one primitive that converters make of many: method 0 linear, 1 nearest, 2 cubic."""
+    """Lower MindSpore Lite's fused Resize: method 0 linear, 1 nearest, 2 cubic."""
     check_layout(format)
     method = {"linear": 0, "nearest": 1, "cubic": 2}.get(method, method)
     coordinates = {0: "asymmetric", 1: "align_corners", 2: "half_pixel"}[
         int(coordinate_transform_mode)
     ]
     mode = {0: "linear", 1: "nearest", 2: "cubic"}[int(method)]
-    size = known(size)
+    size = as_static(size)
     if isinstance(size, Value) and size.dtype in FLOATS:
         raise Unsupported("a Resize by computed scales")
     if isinstance(size, tuple) and len(size) == 4:
@@ -245,4 +247,6 @@ def grid_sampler(
 @primitive("AffineGrid")
 def affine_grid(g: Emitter, theta: Value, size: Any, align_corners: Any = False) -> Value:
     """Sampling position in the image of each result element; theta [n, 2, 3] or [n, 3, 4]."""
-    return g.node("AffineGrid", theta, g.ints(known(size)), align_corners=int(bool(align_corners)))
+    return g.node(
+        "AffineGrid", theta, g.ints(as_static(size)), align_corners=int(bool(align_corners))
+    )

@@ -1,8 +1,8 @@
-"""Lower an index like x[a:b, ids, ...] where sizes are known only at run time.
+"""Tuple indices like x[a:b, ids, ...] of tensors whose sizes are known only at run time.
 
-The index comes with a kind for each of its places, up to eight, 0 behind the last. How many axes
+An index comes with a kind for each of its positions, up to eight, 0 behind the last. How many axes
 a tensor has is known when the model is read; so are the lengths of all tuples here, and which
-axis a place means. Only the numbers in the tuples may be computed.
+axis a position means. Only the numbers in the tuples may be computed.
 """
 
 from __future__ import annotations
@@ -11,55 +11,55 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import axes_of, number
+from engine.formats.mindir.primitives.shapes import as_int, axes_of
 from engine.formats.mindir.values import DType, Value
 
-_NONE, _ELLIPSIS, _SLICE, _TENSOR = 7, 9, 15, 17  # the kinds of a place
+_NONE, _ELLIPSIS, _SLICE, _TENSOR = 7, 9, 15, 17  # the kinds of a position
 
 
 def _kinds(types: Any) -> list[int]:
     return [kind for kind in axes_of(types) if kind]
 
 
-def _axis(kinds: list[int], place: int, rank: int, expanded: int) -> int:
-    """The axis that a place of the index means. expanded: a bit for each place that is new."""
+def _axis(kinds: list[int], position: int, rank: int, expanded: int) -> int:
+    """Return the axis that a position of the index means. expanded: bit mask of new axes."""
     if expanded:
         raise Unsupported("an index with a new axis, of a tensor whose sizes are open")
-    if _ELLIPSIS in kinds and place > kinds.index(_ELLIPSIS):
-        place += rank - len(kinds)
-    if not 0 <= place < rank:
+    if _ELLIPSIS in kinds and position > kinds.index(_ELLIPSIS):
+        position += rank - len(kinds)
+    if not 0 <= position < rank:
         raise Unsupported("an index of more places than the tensor has axes")
-    return place
+    return position
 
 
-def _steps(g: Emitter, start: Any, stop: Any, step: Any = 1) -> Value:
-    ends = (g.scalar(item, DType.INT64) for item in (start, stop, step))
-    return g.node("Range", *ends, dtype=DType.INT64, shape=(None,))
+def _range(g: Emitter, start: Any, stop: Any, step: Any = 1) -> Value:
+    bounds = (g.scalar(bound, DType.INT64) for bound in (start, stop, step))
+    return g.node("Range", *bounds, dtype=DType.INT64, shape=(None,))
 
 
-def _wrapped(g: Emitter, item: Any, size: Any) -> Any:
-    """An index that may count from the end."""
-    if type(item) is int:
-        return item if item >= 0 else _sum(g, item, size)
-    item = g.cast(item, DType.INT64)
-    below = g.node("Less", item, 0, dtype=DType.BOOL, shape=item.shape)
-    behind = g.node("Add", item, g.scalar(size, DType.INT64), shape=item.shape)
-    return g.node("Where", below, behind, item, like=item, shape=item.shape)
+def _wrap_index(g: Emitter, index: Any, size: Any) -> Any:
+    """Make a possibly negative index count from the start."""
+    if type(index) is int:
+        return index if index >= 0 else _add(g, index, size)
+    index = g.cast(index, DType.INT64)
+    is_negative = g.node("Less", index, 0, dtype=DType.BOOL, shape=index.shape)
+    wrapped = g.node("Add", index, g.scalar(size, DType.INT64), shape=index.shape)
+    return g.node("Where", is_negative, wrapped, index, like=index, shape=index.shape)
 
 
-def _sum(g: Emitter, one: int, size: Any) -> Any:
+def _add(g: Emitter, index: int, size: Any) -> Any:
     if type(size) is int:
-        return one + size
-    return g.node("Add", g.scalar(size, DType.INT64), one, shape=())
+        return index + size
+    return g.node("Add", g.scalar(size, DType.INT64), index, shape=())
 
 
-def _limited(g: Emitter, item: Any, size: Any) -> Any:
-    """An end of a slice, within the axis."""
-    item = _wrapped(g, item, size)
-    if type(item) is int and (item == 0 or type(size) is int):
-        return min(max(item, 0), size) if item else 0
-    high = g.node("Min", g.scalar(item, DType.INT64), g.scalar(size, DType.INT64), shape=())
-    return g.node("Max", high, 0, shape=())
+def _clamp_bound(g: Emitter, bound: Any, size: Any) -> Any:
+    """Clamp a bound of a slice to the axis."""
+    bound = _wrap_index(g, bound, size)
+    if type(bound) is int and (bound == 0 or type(size) is int):
+        return min(max(bound, 0), size) if bound else 0
+    upper = g.node("Min", g.scalar(bound, DType.INT64), g.scalar(size, DType.INT64), shape=())
+    return g.node("Max", upper, 0, shape=())
 
 
 @primitive("SliceToIndices")
@@ -67,25 +67,25 @@ def slice_to_indices(
     g: Emitter, x: Value, start: Any, stop: Any, step: Any, *, tuple_index_axis: int = 0,
     tuple_index_types: Any = (), expand_dims_mask: int = 0, init_by_none: Any = (0, 0, 0),
 ) -> tuple[Any, ...]:  # fmt: skip
-    """The places that a slice takes, the shape of what it takes, its ends and step; 1 if none."""
+    """Return a slice's indices, result shape, start, stop, step, and 1 if it is empty, else 0."""
     kinds, dims = _kinds(tuple_index_types), g.dims(x)
     size = dims[_axis(kinds, tuple_index_axis, len(dims), expand_dims_mask) if kinds else 0]
     no_start, no_stop, no_step = axes_of(init_by_none)
-    step = 1 if no_step else number(step)
-    first = 0 if no_start else _limited(g, start, size)
-    last = size if no_stop else _limited(g, stop, size)
-    places = _steps(g, first, last, step)
+    step = 1 if no_step else as_int(step)
+    first = 0 if no_start else _clamp_bound(g, start, size)
+    last = size if no_stop else _clamp_bound(g, stop, size)
+    indices = _range(g, first, last, step)
     if type(first) is int and type(last) is int:
         count: Any = len(range(first, last, step))
         empty: Any = int(not count)
-        places.shape = (count,)
+        indices.shape = (count,)
     else:
-        count = g.dim(places, 0)
-        none = g.node("Equal", count, g.constant(0), dtype=DType.BOOL, shape=())
-        empty = g.cast(none, DType.INT64)
+        count = g.dim(indices, 0)
+        is_empty = g.node("Equal", count, g.constant(0), dtype=DType.BOOL, shape=())
+        empty = g.cast(is_empty, DType.INT64)
     if not kinds:
-        places = g.unsqueeze(places, (-1,))
-    return places, (count, *dims[1:]), first, last, step, empty
+        indices = g.unsqueeze(indices, (-1,))
+    return indices, (count, *dims[1:]), first, last, step, empty
 
 
 @primitive("NormalizeTupleIndex")
@@ -93,21 +93,21 @@ def normalize_tuple_index(
     g: Emitter, x: Value, index: Any, *, origin_index_type: str, tuple_index_axis: int = 0,
     tuple_index_types: Any = (), expand_dims_mask: int = 0,
 ) -> Value:  # fmt: skip
-    """One place of an index as a tensor of numbers that are not below zero."""
+    """Return one position of an index as a tensor of non-negative numbers."""
     kinds, rank = _kinds(tuple_index_types), g.rank(x)
     if origin_index_type == "ellipsis_index":  # the place counts the axes that "..." stands for
         axis = kinds.index(_ELLIPSIS) + tuple_index_axis
         if tuple_index_axis > rank - len(kinds):
             return g.constant((1,))
-        return _steps(g, 0, g.dim(x, axis))
+        return _range(g, 0, g.dim(x, axis))
     size = g.dim(x, _axis(kinds, tuple_index_axis, rank, expand_dims_mask))
     if origin_index_type == "none_index":
-        return _steps(g, 0, size)
+        return _range(g, 0, size)
     if "bool" in origin_index_type:
-        return g.ints(tuple(at for at, item in enumerate(axes_of(index)) if item))
+        return g.ints(tuple(position for position, part in enumerate(axes_of(index)) if part))
     if isinstance(index, tuple):
-        return g.ints(tuple(_wrapped(g, item, size) for item in index))
-    wrapped = _wrapped(g, index, size)
+        return g.ints(tuple(_wrap_index(g, part, size) for part in index))
+    wrapped = _wrap_index(g, index, size)
     return wrapped if isinstance(wrapped, Value) else g.constant(wrapped)
 
 
@@ -122,75 +122,88 @@ def get_tuple_index_info(
     shape with 1 for each slice, with the slices' lengths, and then the shape for each slice.
     """
     kinds = _kinds(tuple_index_types)
-    spread = g.rank(x) + expand_dims_cnt - (len(kinds) - 1) if _ELLIPSIS in kinds else 0
-    before = kinds.index(_ELLIPSIS) if spread else 0
+    ellipsis_rank = g.rank(x) + expand_dims_cnt - (len(kinds) - 1) if _ELLIPSIS in kinds else 0
+    before = kinds.index(_ELLIPSIS) if ellipsis_rank else 0
     order = [kind for kind in kinds if kind != _ELLIPSIS]  # the axes of "..." come last
-    whole = [*kinds[:before], *[_SLICE] * spread, *kinds[before + 1 :]] if spread else kinds
-    together: tuple[Any, ...] = ()
+    expanded_kinds = (
+        [*kinds[:before], *[_SLICE] * ellipsis_rank, *kinds[before + 1 :]]
+        if ellipsis_rank
+        else kinds
+    )
+    broadcast: tuple[Any, ...] = ()
     if tuple_index_info_type == "pre_setitem_by_tuple":  # the slices are not here yet
-        for one_tensor in tensors[: kinds.count(_TENSOR)]:
-            together = _joined(g, together, g.dims(one_tensor))
-        return (_together(whole), together, *[()] * 10)
-    shapes = [g.dims(tensor) for tensor in tensors[: len(order) + spread]]
+        for tensor in tensors[: kinds.count(_TENSOR)]:
+            broadcast = _broadcast_shape(g, broadcast, g.dims(tensor))
+        return (_tensor_axes_position(expanded_kinds), broadcast, *[()] * 10)
+    shapes = [g.dims(tensor) for tensor in tensors[: len(order) + ellipsis_rank]]
     lengths = []
-    for at, shape in enumerate(shapes):
-        if at < len(order) and order[at] == _TENSOR:
-            together = _joined(g, together, shape)
+    for insert_at, shape in enumerate(shapes):
+        if insert_at < len(order) and order[insert_at] == _TENSOR:
+            broadcast = _broadcast_shape(g, broadcast, shape)
         else:
             lengths.append(shape[0])
-    if tuple_index_info_type == "setitem_by_tuple_with_tensor" and len(together) < 2:
-        together = (1, *together)
+    if tuple_index_info_type == "setitem_by_tuple_with_tensor" and len(broadcast) < 2:
+        broadcast = (1, *broadcast)
     if not tuple_index_info_type.startswith("setitem"):
-        position = _together(whole)
-    at = min(number(position), len(lengths))
-    early = kinds[:before].count(_SLICE) if spread else 0
-    if spread:  # back to where "..." was written
-        head = len(lengths) - spread
-        lengths = [*lengths[:early], *lengths[head:], *lengths[early:head]]
+        position = _tensor_axes_position(expanded_kinds)
+    insert_at = min(as_int(position), len(lengths))
+    slices_before = kinds[:before].count(_SLICE) if ellipsis_rank else 0
+    if ellipsis_rank:  # back to where "..." was written
+        head = len(lengths) - ellipsis_rank
+        lengths = [*lengths[:slices_before], *lengths[head:], *lengths[slices_before:head]]
     rows = []
-    for own, length in enumerate(lengths):
-        row = [length if index == own else 1 for index in range(len(lengths))]
-        rows.append((*row[:at], *[1] * len(together), *row[at:]))
-    if spread:
-        rows = [*rows[:early], *rows[early + spread :], *rows[early : early + spread]]
+    for axis, length in enumerate(lengths):
+        row = [length if index == axis else 1 for index in range(len(lengths))]
+        rows.append((*row[:insert_at], *[1] * len(broadcast), *row[insert_at:]))
+    if ellipsis_rank:
+        rows = [
+            *rows[:slices_before],
+            *rows[slices_before + ellipsis_rank :],
+            *rows[slices_before : slices_before + ellipsis_rank],
+        ]
     ones = [1] * len(lengths)
-    plain = (1,) * (len(lengths) + len(together))
+    ones_shape = (1,) * (len(lengths) + len(broadcast))
     return (
-        at,
-        together,
-        (*ones[:at], *together, *ones[at:]),
-        (*lengths[:at], *together, *lengths[at:]),
+        insert_at,
+        broadcast,
+        (*ones[:insert_at], *broadcast, *ones[insert_at:]),
+        (*lengths[:insert_at], *broadcast, *lengths[insert_at:]),
         *rows,
-        *[plain] * (8 - len(rows)),
+        *[ones_shape] * (8 - len(rows)),
     )
 
 
-def _together(kinds: list[int]) -> int:
+def _tensor_axes_position(kinds: list[int]) -> int:
     """Position of the axes of an index's tensors: in front, unless the tensors are adjacent."""
-    places = [at for at, kind in enumerate(kinds) if kind == _TENSOR]
-    in_a_row = places and places[-1] - places[0] == len(places) - 1
-    return places[0] if in_a_row else 0
+    positions = [position for position, kind in enumerate(kinds) if kind == _TENSOR]
+    are_adjacent = positions and positions[-1] - positions[0] == len(positions) - 1
+    return positions[0] if are_adjacent else 0
 
 
-def _joined(g: Emitter, one: tuple[Any, ...], two: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The shape that both are broadcast to."""
-    if len(one) < len(two):
-        one, two = two, one
-    lead = len(one) - len(two)
-    return (*one[:lead], *(_size(g, *pair) for pair in zip(one[lead:], two, strict=True)))
+def _broadcast_shape(
+    g: Emitter, longer: tuple[Any, ...], shorter: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Return the shape that both are broadcast to."""
+    if len(longer) < len(shorter):
+        longer, shorter = shorter, longer
+    lead = len(longer) - len(shorter)
+    return (
+        *longer[:lead],
+        *(_broadcast_size(g, *pair) for pair in zip(longer[lead:], shorter, strict=True)),
+    )
 
 
-def _size(g: Emitter, one: Any, two: Any) -> Any:
-    if one == 1 or one is two:
-        return two
-    if two == 1:
-        return one
-    for item in (one, two):
-        if type(item) is int:
-            return item
+def _broadcast_size(g: Emitter, left: Any, right: Any) -> Any:
+    if left == 1 or left is right:
+        return right
+    if right == 1:
+        return left
+    for size in (left, right):
+        if type(size) is int:
+            return size
     # One of them is 1, or they are equal; the other may be 0.
-    is_one = g.node("Equal", one, g.constant(1), dtype=DType.BOOL, shape=())
-    return g.node("Where", is_one, two, one, like=one, shape=())
+    is_one = g.node("Equal", left, g.constant(1), dtype=DType.BOOL, shape=())
+    return g.node("Where", is_one, right, left, like=left, shape=())
 
 
 @primitive("RemoveExpandedDims")
@@ -199,13 +212,13 @@ def remove_expanded_dims(
     tuple_index_types: Any = (), empty_indices_out: bool = False, has_true: bool = False,
     has_sequence: bool = False, expand_dims_cnt: int = 0,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Return whether an assignment writes anything, and the value's shape without new axes.
+    """Return how much an assignment writes, and the value's shape without new axes.
 
     Gives 0 for nothing, 1 for the whole tensor and -1 for what is in between; the shape; and where
     the axes of the index's tensors go.
     """
     kinds, rank = _kinds(tuple_index_types), g.rank(x) + expand_dims_cnt
-    spread = rank - (len(kinds) - 1) if _ELLIPSIS in kinds else 0
+    ellipsis_rank = rank - (len(kinds) - 1) if _ELLIPSIS in kinds else 0
     kept: list[bool] = []
     for kind in kinds:
         if kind == _NONE:
@@ -213,11 +226,13 @@ def remove_expanded_dims(
         elif kind == _SLICE:
             kept.append(True)
         elif kind == _ELLIPSIS:
-            kept += [True] * spread
-    place = number(position)
-    if place != -1:
-        place = min(place, len(kept))
-        kept[place:place] = [False] if has_true and not has_sequence else [True] * len(together)
+            kept += [True] * ellipsis_rank
+    insert_at = as_int(position)
+    if insert_at != -1:
+        insert_at = min(insert_at, len(kept))
+        kept[insert_at:insert_at] = (
+            [False] if has_true and not has_sequence else [True] * len(together)
+        )
     kept += [True] * (0 if _ELLIPSIS in kinds else rank - len(kinds))
     front = kept.index(True) if True in kept else len(kept)
     sizes = g.dims(g.constant(value))
@@ -227,10 +242,10 @@ def remove_expanded_dims(
     shape = tuple(size for size, keep in zip(sizes, kept[lead:], strict=True) if keep)
     full = 1 if empty_indices_out else -1
     if isinstance(is_empty, Value):
-        nothing = g.cast(is_empty, DType.BOOL)
-        what: Any = g.node(
-            "Where", nothing, g.constant(0), g.constant(full), dtype=DType.INT64, shape=()
+        empty = g.cast(is_empty, DType.BOOL)
+        status: Any = g.node(
+            "Where", empty, g.constant(0), g.constant(full), dtype=DType.INT64, shape=()
         )
     else:
-        what = 0 if is_empty else full
-    return what, shape, max(0, place - front)
+        status = 0 if is_empty else full
+    return status, shape, max(0, insert_at - front)

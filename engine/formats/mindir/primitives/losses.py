@@ -1,4 +1,4 @@
-"""Losses, which some models that are exported compute."""
+"""Loss functions, which some exported models still contain."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def binary_cross_entropy(
 ) -> Value:
     one, least = g.constant(1, x.dtype), g.constant(1e-12, x.dtype)
 
-    def log(item: Value) -> Value:
-        return g.node("Log", g.node("Max", item, least))
+    def log(value: Value) -> Value:
+        return g.node("Log", g.node("Max", value, least))
 
     yes = g.node("Mul", target, log(x))
     no = g.node("Mul", g.node("Sub", one, target), log(g.node("Sub", one, x)))
@@ -99,7 +99,7 @@ def kl_div(
 
 @primitive("SoftmaxCrossEntropyWithLogits")
 def softmax_cross_entropy(g: Emitter, logits: Value, labels: Value) -> tuple[Value, Value]:
-    """The loss of each row, and its gradient."""
+    """Return the loss of each row, and its gradient."""
     likely = g.node("LogSoftmax", logits, axis=-1)
     loss = g.node("ReduceSum", g.node("Mul", likely, labels), g.ints((-1,)), keepdims=0)
     return g.node("Neg", loss), g.node("Sub", g.node("Exp", likely), labels)
@@ -109,7 +109,7 @@ def softmax_cross_entropy(g: Emitter, logits: Value, labels: Value) -> tuple[Val
 def sparse_softmax_cross_entropy(
     g: Emitter, logits: Value, labels: Value, *, is_grad: Any = False
 ) -> Value:
-    """The mean loss over the rows, or its gradient by the logits."""
+    """Return the mean loss over the rows, or its gradient by the logits."""
     rows = g.cast(g.scalar(g.dim(logits, 0), DType.INT64), logits.dtype)
     if is_grad:
         from engine.formats.mindir.primitives.indexing import one_hot
@@ -129,7 +129,7 @@ def nll(
     g: Emitter, x: Value, labels: Value, weight: Any = None, reduction: Any = "mean",
     ignore_index: Any = -100,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """The loss and the sum of the weights that it is divided by."""
+    """Return the loss and the sum of the weights that it is divided by."""
     ids = g.cast(labels, DType.INT64)
     kept = g.node("Not", g.node("Equal", ids, int(ignore_index), dtype=DType.BOOL))
     safe = g.node("Where", kept, ids, g.constant(0), like=ids)

@@ -9,7 +9,7 @@ import numpy as np
 from engine.formats.mindir.emit import Emitter, bounded
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.convolution import check_layout
-from engine.formats.mindir.primitives.shapes import axes_of, number
+from engine.formats.mindir.primitives.shapes import as_int, axes_of
 from engine.formats.mindir.values import DType, Value
 
 
@@ -35,9 +35,9 @@ def batch_norm(
 
 @primitive("Scale", "ScaleFusion")
 def scale(g: Emitter, x: Value, factor: Value, bias: Any = None, *, axis: Any = 1) -> Value:
-    rank, own = g.rank(x), g.rank(factor)
-    first = number(axis) % rank
-    shape = (*[1] * first, *(factor.shape or ()), *[1] * (rank - first - own))
+    rank, factor_rank = g.rank(x), g.rank(factor)
+    first = as_int(axis) % rank
+    shape = (*[1] * first, *(factor.shape or ()), *[1] * (rank - first - factor_rank))
     y = g.node("Mul", x, g.reshape(factor, tuple(d if d is not None else -1 for d in shape)))
     return g.node("Add", y, g.reshape(bias, shape)) if bias is not None else y
 
@@ -68,8 +68,8 @@ def layer_norm(
     begin_params_axis: Any = 1, epsilon: float = 1e-7,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns the result, the mean and the variance."""
-    first = number(begin_norm_axis) % g.rank(x)
-    params = number(begin_params_axis) % g.rank(x)
+    first = as_int(begin_norm_axis) % g.rank(x)
+    params = as_int(begin_params_axis) % g.rank(x)
     if first == params:
         y, mean, deviation = _layer(g, x, gamma, beta, first, epsilon)
         variance = g.node("Sub", g.node("Reciprocal", g.node("Mul", deviation, deviation)), epsilon)
@@ -135,9 +135,9 @@ def group_norm(
     beta: Any = None,
     epsilon: float = 1e-5,
 ) -> tuple[Any, ...]:
-    """Each group of channels over itself: as an instance norm of the groups, then scaled."""
+    """Lower GroupNorm as an InstanceNormalization of the groups, then scaled per channel."""
     dims = g.dims(x)
-    groups = number(num_groups)
+    groups = as_int(num_groups)
     bounded(groups)
     rank = g.rank(x)
     grouped = g.reshape(x, (dims[0], groups, -1))

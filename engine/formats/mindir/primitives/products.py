@@ -17,7 +17,7 @@ def _flipped(g: Emitter, x: Value) -> Value:
 
 
 def product(g: Emitter, x: Value, y: Value, flip_x: bool = False, flip_y: bool = False) -> Value:
-    """A product of matrices or stacks of them; Gemm where it may take a bias."""
+    """Return a product of matrices or stacks of them; Gemm where it may take a bias."""
     if x.rank == 2 and y.rank == 2 and x.dtype in FLOATS:
         return g.node("Gemm", x, y, transA=1 if flip_x else None, transB=1 if flip_y else None)
     x = _flipped(g, x) if flip_x else x
@@ -36,15 +36,15 @@ def matmul(
     transpose_b: Any = False,
     bias: Any = None,
 ) -> Value:
-    one, two = common(g, x, y)
-    z = product(g, one, two, bool(transpose_a), bool(transpose_b))
+    left, right = common(g, x, y)
+    z = product(g, left, right, bool(transpose_a), bool(transpose_b))
     return g.node("Add", z, bias) if isinstance(bias, Value) else z
 
 
 @primitive("MatMulExt", "BatchMatMulExt", "Mm", "MmExt", "Dot", "Mv")
 def matmul_ext(g: Emitter, x: Value, y: Value) -> Value:
-    one, two = common(g, x, y)
-    return product(g, one, two)
+    left, right = common(g, x, y)
+    return product(g, left, right)
 
 
 @primitive("Dense", "FullConnection", "Linear")
@@ -57,7 +57,7 @@ def dense(
     has_bias: Any = None,
     activation_type: Any = 0,
 ) -> Value:
-    """x times the transposed weight."""
+    """Multiply x by the transposed weight, and add the bias."""
     flip = g.rank(weight) == 2
     y = product(g, x, weight, False, flip)
     return g.node("Add", y, bias) if isinstance(bias, Value) else y
@@ -101,11 +101,11 @@ def outer(g: Emitter, x: Value, y: Value) -> Value:
 @primitive("Einsum", "einsum")
 def einsum(g: Emitter, *items: Any, equation: Any = None) -> Value:
     flat: list[Any] = []
-    for item in items:
-        if isinstance(item, str):
-            equation = item
+    for operand in items:
+        if isinstance(operand, str):
+            equation = operand
         else:
-            flat += item if isinstance(item, tuple) else (item,)
+            flat += operand if isinstance(operand, tuple) else (operand,)
     if not isinstance(equation, str):
         raise Unsupported("an Einsum without an equation")
     return g.node("Einsum", *common(g, *flat), equation=equation)
@@ -113,12 +113,12 @@ def einsum(g: Emitter, *items: Any, equation: Any = None) -> Value:
 
 @primitive("TensorDot")
 def tensor_dot(g: Emitter, x: Value, y: Value, axes: Any) -> Value:
-    one, two = (tuple(axis) if isinstance(axis, tuple) else (axis,) for axis in axes)
+    left, right = (tuple(axis) if isinstance(axis, tuple) else (axis,) for axis in axes)
     ranks = g.rank(x), g.rank(y)
     letters = "abcdefghijklmnopqrstuvwxyz"
     first = list(letters[: ranks[0]])
     second = list(letters[ranks[0] : sum(ranks)])
-    for a, b in zip(one, two, strict=True):
+    for a, b in zip(left, right, strict=True):
         second[b] = first[a]
     kept = [c for c in first if c not in second] + [c for c in second if c not in first]
     equation = f"{''.join(first)},{''.join(second)}->{''.join(kept)}"
@@ -152,9 +152,9 @@ def determinant(g: Emitter, x: Value) -> Value:
 
 @primitive("LogMatrixDeterminant")
 def log_determinant(g: Emitter, x: Value) -> tuple[Value, Value]:
-    """The determinant's sign, and the logarithm of its size."""
-    found = determinant(g, x)
-    return g.node("Sign", found), g.node("Log", g.node("Abs", found))
+    """Return the determinant's sign, and the logarithm of its size."""
+    det = determinant(g, x)
+    return g.node("Sign", det), g.node("Log", g.node("Abs", det))
 
 
 @primitive("MatrixInverse", "MatrixInverseExt")

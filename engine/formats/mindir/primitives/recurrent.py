@@ -12,20 +12,20 @@ from engine.formats.mindir.values import Value
 
 
 def _reordered(g: Emitter, gates: Value, size: int, order: tuple[int, ...]) -> Value:
-    """The gates' blocks of rows in ONNX's order."""
+    """Return the gates' blocks of rows in ONNX's order."""
     parts = g.nodes(
         "Split", gates, types=[(None, None)] * len(order), axis=0, num_outputs=len(order)
     )
-    return g.node("Concat", *(parts[place] for place in order), axis=0)
+    return g.node("Concat", *(parts[gate] for gate in order), axis=0)
 
 
 class _Packed:
-    """Reads one part after another from a flat vector."""
+    """Reader of consecutive parts of a flat weight vector."""
 
     def __init__(self, g: Emitter, flat: Value) -> None:
         self.g = g
         self.flat = flat
-        self.at = 0
+        self.offset = 0
 
     def take(self, *shape: int) -> Value:
         count = 1
@@ -33,9 +33,9 @@ class _Packed:
             count *= size
         g = self.g
         part = g.node(
-            "Slice", self.flat, *map(g.ints, (self.at, self.at + count, 0)), shape=(count,)
+            "Slice", self.flat, *map(g.ints, (self.offset, self.offset + count, 0)), shape=(count,)
         )
-        self.at += count
+        self.offset += count
         return g.reshape(part, shape)
 
 
@@ -68,21 +68,26 @@ def lstm(
         if size is None:
             raise Unsupported("an LSTM whose packed weights have an unknown length")
         length *= size
-    each = (length - packed.at) // (4 * hidden * len(weights)) if has_bias else 0
-    if each > 2 or packed.at + each * 4 * hidden * len(weights) != length:
+    biases_per_direction = (
+        (length - packed.offset) // (4 * hidden * len(weights)) if has_bias else 0
+    )
+    if (
+        biases_per_direction > 2
+        or packed.offset + biases_per_direction * 4 * hidden * len(weights) != length
+    ):
         raise Unsupported(f"an LSTM of {length:,} packed weights")
-    biases = [[packed.take(4 * hidden) for _ in range(each)] for _ in weights]
+    biases = [[packed.take(4 * hidden) for _ in range(biases_per_direction)] for _ in weights]
     y, last_h, last_c = x, [], []
     for layer in range(layers):
-        places = range(layer * directions, (layer + 1) * directions)
-        w = _joined(g, [_reordered(g, weights[at][0], hidden, order) for at in places])
-        r = _joined(g, [_reordered(g, weights[at][1], hidden, order) for at in places])
+        indices = range(layer * directions, (layer + 1) * directions)
+        w = _joined(g, [_reordered(g, weights[index][0], hidden, order) for index in indices])
+        r = _joined(g, [_reordered(g, weights[index][1], hidden, order) for index in indices])
         bias = None
-        if each:
+        if biases_per_direction:
             rows = []
-            for at in places:
-                halves = [_reordered(g, half, hidden, order) for half in biases[at]]
-                if each == 1:
+            for index in indices:
+                halves = [_reordered(g, half, hidden, order) for half in biases[index]]
+                if biases_per_direction == 1:
                     halves.append(g.constant(np.zeros(4 * hidden), halves[0].dtype))
                 rows.append(g.node("Concat", *halves, axis=0))
             bias = _joined(g, rows)

@@ -9,15 +9,15 @@ import numpy as np
 from engine.formats.mindir.emit import Emitter, bounded, lowest
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import result_type, type_of, via_int32
-from engine.formats.mindir.primitives.shapes import axes_of, known, number
+from engine.formats.mindir.primitives.shapes import as_int, as_static, axes_of
 from engine.formats.mindir.values import FLOATS, Abstract, DType, Value
 
 
 def reduce(
     g: Emitter, op_type: str, x: Value, axis: Any, keep_dims: Any, skip: Any = False
 ) -> Value:
-    """A reduction; () and None are all axes, or none of them where `skip` is set."""
-    axis = known(axis)
+    """Reduce over axes; () and None mean all of them, or none where `skip` is set."""
+    axis = as_static(axis)
     if axis is None or axis == ():
         if axis == () and skip:
             return g.node("Identity", x)
@@ -59,7 +59,7 @@ def sum_square(g: Emitter, x: Value, axis: Any = (), keep_dims: Any = False) -> 
 
 
 def _typed(op_type: str, *names: str) -> None:
-    """The newer forms, which take the element type to compute in."""
+    """Register the newer form of a reduction, which takes the dtype to compute in."""
 
     @primitive(*names)
     def lower(
@@ -103,8 +103,8 @@ def log_sum_exp(g: Emitter, x: Value, axis: Any = (), keep_dims: Any = False) ->
 def _variance(
     g: Emitter, x: Value, axis: Any, correction: Any, keep_dims: Any
 ) -> tuple[Value, Value]:
-    """Variance and mean. correction: what is taken off the count."""
-    axis = known(axis)
+    """Return variance and mean. correction: subtracted from the count (Bessel's correction)."""
+    axis = as_static(axis)
     axes = tuple(range(g.rank(x))) if axis is None or axis == () else axes_of(axis)
     centre = g.node("ReduceMean", x, g.ints(axes), keepdims=1)
     apart = g.node("Sub", x, centre)
@@ -112,18 +112,18 @@ def _variance(
         "ReduceSum", g.node("Mul", apart, apart), g.ints(axes), keepdims=int(bool(keep_dims))
     )
     count: Any = 1
-    for one_axis in axes:
-        size = g.dim(x, one_axis)
+    for dim in axes:
+        size = g.dim(x, dim)
         if isinstance(size, int) and isinstance(count, int):
             count *= size
         else:
             count = g.node("Mul", g.scalar(count, DType.INT64), g.scalar(size, DType.INT64))
     if isinstance(count, int):
         # Division by zero gives NaN, as there.
-        variance = g.node("Div", squares, float(count - number(correction)))
+        variance = g.node("Div", squares, float(count - as_int(correction)))
     else:
-        less = g.node("Sub", count, number(correction))
-        variance = g.node("Div", squares, g.cast(less, x.dtype))
+        denominator = g.node("Sub", count, as_int(correction))
+        variance = g.node("Div", squares, g.cast(denominator, x.dtype))
     kept = centre if keep_dims else g.squeeze(centre, axes)
     return variance, kept
 
@@ -207,10 +207,16 @@ def cumsum_ext(g: Emitter, x: Value, axis: Any, dtype: Any = None) -> Value:
 
 
 def _cumulated(g: Emitter, x: Value, axis: Any, exclusive: Any, reverse: Any) -> Value:
-    good = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
-    work = x if x.dtype in good else g.cast(x, DType.FLOAT32 if x.dtype in FLOATS else DType.INT32)
-    place = g.scalar(number(axis), DType.INT64)
-    y = g.node("CumSum", work, place, exclusive=int(bool(exclusive)), reverse=int(bool(reverse)))
+    supported = (DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64)
+    work = (
+        x
+        if x.dtype in supported
+        else g.cast(x, DType.FLOAT32 if x.dtype in FLOATS else DType.INT32)
+    )
+    axis_tensor = g.scalar(as_int(axis), DType.INT64)
+    y = g.node(
+        "CumSum", work, axis_tensor, exclusive=int(bool(exclusive)), reverse=int(bool(reverse))
+    )
     return g.cast(y, x.dtype)
 
 
@@ -218,13 +224,13 @@ def _cumulated(g: Emitter, x: Value, axis: Any, exclusive: Any, reverse: Any) ->
 def cum_prod(
     g: Emitter, x: Value, axis: Any, exclusive: Any = False, reverse: Any = False
 ) -> Value:
-    """By a running product over slices: the axis must have a known size."""
-    place = number(axis) % g.rank(x)
-    size = x.shape[place] if x.shape is not None else None
-    return _running(g, x, place, size, "Mul", 1, bool(exclusive), bool(reverse))
+    """Lower a cumulative product by a scan: ONNX has none. The axis must have a known size."""
+    axis = as_int(axis) % g.rank(x)
+    size = x.shape[axis] if x.shape is not None else None
+    return _scan(g, x, axis, size, "Mul", 1, bool(exclusive), bool(reverse))
 
 
-def _running(
+def _scan(
     g: Emitter,
     x: Value,
     axis: int,
@@ -234,7 +240,7 @@ def _running(
     exclusive: bool,
     reverse: bool,
 ) -> Value:
-    """A running reduction in log2(size) steps, each of the whole tensor with itself, shifted."""
+    """Scan (cumulative reduction) in log2(size) steps, each with the tensor shifted."""
     from engine.formats.mindir.emit import Unsupported
 
     if size is None:
@@ -259,40 +265,40 @@ def _running(
 
 @primitive("Cummax")
 def cummax(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
-    place = number(axis) % g.rank(x)
-    size = x.shape[place] if x.shape is not None else None
-    return _with_places(g, x, place, size, "Max")
+    axis = as_int(axis) % g.rank(x)
+    size = x.shape[axis] if x.shape is not None else None
+    return _running_extreme_with_index(g, x, axis, size, "Max")
 
 
 @primitive("Cummin", "CumminExt")
 def cummin(g: Emitter, x: Value, axis: Any = 0) -> tuple[Any, ...]:
-    place = number(axis) % g.rank(x)
-    size = x.shape[place] if x.shape is not None else None
-    return _with_places(g, x, place, size, "Min")
+    axis = as_int(axis) % g.rank(x)
+    size = x.shape[axis] if x.shape is not None else None
+    return _running_extreme_with_index(g, x, axis, size, "Min")
 
 
-def _with_places(
+def _running_extreme_with_index(
     g: Emitter, x: Value, axis: int, size: int | None, op_type: str
 ) -> tuple[Value, Value]:
-    """The running extreme, and where it was last met."""
+    """Return the running extreme, and where it was last met."""
     least = lowest(x.dtype)
     neutral = least if op_type == "Max" else np.inf if least == -np.inf else -1 - least
     if str(x.dtype).startswith("u") and op_type == "Min":
         neutral = np.iinfo(str(x.dtype)).max
-    y = _running(g, x, axis, size, op_type, neutral, False, False)
+    y = _scan(g, x, axis, size, op_type, neutral, False, False)
     shape = [1] * g.rank(x)
     shape[axis] = size or 0
     bounded(size or 0)
-    places = g.constant(np.arange(size or 0, dtype=np.int32).reshape(shape))
+    indices = g.constant(np.arange(size or 0, dtype=np.int32).reshape(shape))
     met = g.node(
         "Where",
         g.node("Equal", x, y, dtype=DType.BOOL),
-        places,
+        indices,
         g.constant(0, DType.INT32),
         dtype=DType.INT32,
         shape=x.shape,
     )
-    return y, _running(g, met, axis, size, "Max", 0, False, False)
+    return y, _scan(g, met, axis, size, "Max", 0, False, False)
 
 
 @primitive("Nansum")
@@ -314,8 +320,8 @@ def count_non_zero(g: Emitter, x: Value, axis: Any = None, keep_dims: Any = Fals
 def cumulative_log_sum_exp(
     g: Emitter, x: Value, axis: Any, *, exclusive: Any = False, reverse: Any = False
 ) -> Value:
-    """By running sums of what the greatest element was taken off."""
-    place = number(axis)
-    most = g.node("ReduceMax", x, g.ints((place,)), keepdims=1)
-    scaled = g.node("Exp", g.node("Sub", x, most))
-    return g.node("Add", g.node("Log", _cumulated(g, scaled, place, exclusive, reverse)), most)
+    """Lower by cumulative sums of exp(x - max), which do not overflow."""
+    axis = as_int(axis)
+    maximum = g.node("ReduceMax", x, g.ints((axis,)), keepdims=1)
+    scaled = g.node("Exp", g.node("Sub", x, maximum))
+    return g.node("Add", g.node("Log", _cumulated(g, scaled, axis, exclusive, reverse)), maximum)

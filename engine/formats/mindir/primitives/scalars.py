@@ -1,4 +1,4 @@
-"""Python's numbers and tuples, as graphs with open shapes compute with them."""
+"""Arithmetic on Python's numbers and tuples, which graphs with open shapes compute sizes with."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def _scalar(
         x, y = _plain(x), _plain(y)
         if not isinstance(x, Value) and not isinstance(y, Value):
             return _computed(exact, x, y)
-        one, two = common(g, x, y)
+        left, right = common(g, x, y)
         if op_type == "FloorDiv":
-            return floor_div(g, one, two)
+            return floor_div(g, left, right)
         if op_type == "Mod":
-            return floor_mod(g, one, two)
+            return floor_mod(g, left, right)
         if op_type == "TrueDiv":
-            kind = one.dtype if one.dtype in FLOATS else DType.FLOAT32
-            return g.node("Div", g.cast(one, kind), g.cast(two, kind), shape=())
-        return g.node(op_type, one, two, dtype=DType.BOOL if is_bool else None, shape=())
+            kind = left.dtype if left.dtype in FLOATS else DType.FLOAT32
+            return g.node("Div", g.cast(left, kind), g.cast(right, kind), shape=())
+        return g.node(op_type, left, right, dtype=DType.BOOL if is_bool else None, shape=())
 
 
 def _computed(exact: Callable[[Any, Any], Any], x: Any, y: Any) -> Any:
-    """The result for two of Python's values, as far as MindSpore's own int64 goes."""
+    """Compute on two Python values. Raises Unsupported beyond MindSpore's int64."""
     numbers = isinstance(x, int | float) and isinstance(y, int | float)
     if exact in _ARITHMETIC and not numbers:  # a text times a million is one, too
         raise Unsupported(f"{type(x).__name__} and {type(y).__name__} to calculate with")
@@ -54,13 +54,13 @@ _ARITHMETIC = (
 )  # fmt: skip
 
 
-def _plain(item: Any) -> Any:
-    """A constant tensor without axes as the number it is."""
-    if isinstance(item, Value) and item.rank == 0:
-        array = item.array()
+def _plain(value: Any) -> Any:
+    """Return a constant tensor without axes as the number it is."""
+    if isinstance(value, Value) and value.rank == 0:
+        array = value.array()
         if array is not None:
             return array.item()
-    return item
+    return value
 
 
 _scalar(operator.add, "Add", "ScalarAdd", "scalar_add")
@@ -197,11 +197,11 @@ def in_sequence(g: Emitter, item: Any, items: Any) -> Any:
         # Numbers that are computed are sizes of axes, and none of those is below zero.
         if len(known_) == len(parts) or (isinstance(item, int) and item < 0):
             return False
-    found: Any = None
-    for one_part in parts:
-        hit = g.node("Equal", *common(g, one_part, item), dtype=DType.BOOL, shape=())
-        found = hit if found is None else g.node("Or", found, hit, shape=())
-    return found
+    result: Any = None
+    for part in parts:
+        hit = g.node("Equal", *common(g, part, item), dtype=DType.BOOL, shape=())
+        result = hit if result is None else g.node("Or", result, hit, shape=())
+    return result
 
 
 @primitive("not_in_sequence", "NotInSequence")
@@ -227,20 +227,20 @@ def is_not(g: Emitter, x: Any, y: Any) -> Any:
 def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
     if len(x) != len(y):
         return False
-    found: Any = True
-    for one, two in zip(map(_plain, x), map(_plain, y), strict=True):
-        if not isinstance(one, Value) and not isinstance(two, Value):
-            if one != two:
+    result: Any = True
+    for left, right in zip(map(_plain, x), map(_plain, y), strict=True):
+        if not isinstance(left, Value) and not isinstance(right, Value):
+            if left != right:
                 return False
             continue
-        hit = g.node("Equal", *common(g, one, two), dtype=DType.BOOL, shape=())
-        found = hit if found is True else g.node("And", found, hit, shape=())
-    return found
+        hit = g.node("Equal", *common(g, left, right), dtype=DType.BOOL, shape=())
+        result = hit if result is True else g.node("And", result, hit, shape=())
+    return result
 
 
 @primitive("JoinedStr")
 def joined_text(g: Emitter, *parts: Any) -> str:
-    """The text of an error that the source raises."""
+    """Return the text of an error that the source raises."""
     return "".join(str(part) for part in parts if not isinstance(part, Value))
 
 

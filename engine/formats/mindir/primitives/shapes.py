@@ -13,34 +13,34 @@ from engine.formats.mindir.values import Abstract, DType, Value
 
 
 def axes_of(axis: Any) -> tuple[int, ...]:
-    """Axes given as a number or a tuple."""
+    """Return axes as a tuple, given as a number, a tuple or a constant tensor."""
     if isinstance(axis, Value):
         array = axis.array()
         if array is None:
             raise Unsupported("computed axes")
-        axis = tuple(int(item) for item in array.reshape(-1))
-    return tuple(int(index) for index in axis) if isinstance(axis, tuple) else (int(axis),)
+        axis = tuple(int(number) for number in array.reshape(-1))
+    return tuple(int(dim) for dim in axis) if isinstance(axis, tuple) else (int(axis),)
 
 
-def number(item: Any) -> int:
-    """A number that must be known when the model is read."""
-    (value,) = axes_of(item)
+def as_int(axis: Any) -> int:
+    """Return a number as an int. Raises Unsupported where it is computed at run time."""
+    (value,) = axes_of(axis)
     return value
 
 
-def known(item: Any) -> Any:
-    """A tensor of numbers that is constant as a tuple of them; anything else as it is."""
-    if isinstance(item, Value):
-        array = item.array()
+def as_static(value: Any) -> Any:
+    """Return a constant tensor as a tuple or number; any other value unchanged."""
+    if isinstance(value, Value):
+        array = value.array()
         if array is not None and array.ndim <= 1:
-            found = tuple(int(item) for item in array.reshape(-1))
+            found = tuple(int(value) for value in array.reshape(-1))
             return found if array.ndim else found[0]
-    return item
+    return value
 
 
 @primitive("Reshape", "reshape", "ReshapeView", "ReshapeExt", "View")
 def reshape(g: Emitter, x: Value, shape: Any) -> Value:
-    shape = known(shape)
+    shape = as_static(shape)
     if isinstance(shape, int):
         shape = (shape,)
     out = g.result.shape if isinstance(g.result, Abstract) else None
@@ -49,8 +49,8 @@ def reshape(g: Emitter, x: Value, shape: Any) -> Value:
     elif isinstance(shape, tuple) and out is not None and len(out) == len(shape):
         # Sizes that are computed but known by the file, and at most one that is not.
         merged = tuple(a if b is None else b for a, b in zip(shape, out, strict=True))
-        if sum(type(item) is not int for item in merged) == 1 and -1 not in merged:
-            merged = tuple(item if type(item) is int else -1 for item in merged)
+        if sum(type(size) is not int for size in merged) == 1 and -1 not in merged:
+            merged = tuple(size if type(size) is int else -1 for size in merged)
         shape = merged
     return g.reshape(x, shape)
 
@@ -79,7 +79,7 @@ def squeeze(g: Emitter, x: Value, axis: Any = ()) -> Value:
     if not axes:
         if x.shape is None:
             raise Unsupported("Squeeze of a tensor of unknown rank")
-        axes = tuple(place for place, size in enumerate(x.shape) if size == 1)
+        axes = tuple(position for position, size in enumerate(x.shape) if size == 1)
     elif x.shape is not None:
         axes = tuple(axis for axis in axes if x.shape[axis] in (1, None))
     return g.squeeze(x, axes)
@@ -93,8 +93,8 @@ def transpose(g: Emitter, x: Value, perm: Any) -> Value:
 @primitive("TransposeExt", "TransposeExtView", "SwapAxes", "swapaxes")
 def transpose_ext(g: Emitter, x: Value, dim0: Any, dim1: Any) -> Value:
     perm = list(range(g.rank(x)))
-    one, two = number(dim0), number(dim1)
-    perm[one], perm[two] = perm[two], perm[one]
+    first, second = as_int(dim0), as_int(dim1)
+    perm[first], perm[second] = perm[second], perm[first]
     return g.transpose(x, perm)
 
 
@@ -113,14 +113,14 @@ def concat(g: Emitter, *items: Any, axis: Any = None) -> Value:
     elif axis is None and flat and not isinstance(flat[-1], Value):
         axis = flat.pop()
     tensors = common(g, *flat)
-    place = number(axis if axis is not None else 0)
+    axis = as_int(axis if axis is not None else 0)
     if len(tensors) == 1:
         return tensors[0]
-    y = g.node("Concat", *tensors, axis=place)
-    sizes = [tensor.shape[place] if tensor.shape else None for tensor in tensors]
+    y = g.node("Concat", *tensors, axis=axis)
+    sizes = [tensor.shape[axis] if tensor.shape else None for tensor in tensors]
     if y.shape and None not in sizes:
-        at = place % len(y.shape)
-        y.shape = (*y.shape[:at], sum(size or 0 for size in sizes), *y.shape[at + 1 :])
+        position = axis % len(y.shape)
+        y.shape = (*y.shape[:position], sum(size or 0 for size in sizes), *y.shape[position + 1 :])
     return y
 
 
@@ -130,35 +130,37 @@ def stack(g: Emitter, *items: Any, axis: Any = 0) -> Value:
     if isinstance(items[0], tuple) and len(items) > 1:
         axis = items[1]
     tensors = common(g, *flat)
-    place = number(axis)
-    return g.node("Concat", *(g.unsqueeze(tensor, (place,)) for tensor in tensors), axis=place)
+    axis = as_int(axis)
+    return g.node("Concat", *(g.unsqueeze(tensor, (axis,)) for tensor in tensors), axis=axis)
 
 
 @primitive("Unstack", "Unpack", "UnstackExt", "UnstackView", "UnstackExtView", "unstack")
 def unstack(g: Emitter, x: Value, axis: Any = 0, *, num: Any = None) -> tuple[Value, ...]:
-    place = number(axis)
-    count = x.shape[place] if x.shape is not None and x.shape[place] is not None else num
+    axis = as_int(axis)
+    count = x.shape[axis] if x.shape is not None and x.shape[axis] is not None else num
     if count is None:
         raise Unsupported("Unstack along an axis of unknown size")
     bounded(count)
     if count == 1:
-        return (g.squeeze(x, (place,)),)
-    parts = g.nodes("Split", x, types=[(None, None)] * count, axis=place, num_outputs=count)
+        return (g.squeeze(x, (axis,)),)
+    parts = g.nodes("Split", x, types=[(None, None)] * count, axis=axis, num_outputs=count)
     rank = x.rank
     for part in parts:
         if rank is not None and x.shape is not None:
-            part.shape = tuple(1 if at == place % rank else size for at, size in enumerate(x.shape))
-    return tuple(g.squeeze(part, (place,)) for part in parts)
+            part.shape = tuple(
+                1 if position == axis % rank else size for position, size in enumerate(x.shape)
+            )
+    return tuple(g.squeeze(part, (axis,)) for part in parts)
 
 
 @primitive("Split", "split")
 def split(g: Emitter, x: Value, axis: Any = 0, output_num: Any = 1) -> tuple[Value, ...]:
-    count = number(output_num)
+    count = as_int(output_num)
     bounded(count)
     if count == 1:
         return (g.node("Identity", x),)
     return tuple(
-        g.nodes("Split", x, types=[(None, None)] * count, axis=number(axis), num_outputs=count)
+        g.nodes("Split", x, types=[(None, None)] * count, axis=as_int(axis), num_outputs=count)
     )
 
 
@@ -172,39 +174,39 @@ def _pieces(g: Emitter, x: Value, sizes: tuple[int, ...], axis: int) -> tuple[Va
 def split_v(
     g: Emitter, x: Value, size_splits: Any = (), axis: Any = 0, *, split_dim: Any = None
 ) -> tuple[Value, ...]:
-    place = number(axis if split_dim is None else split_dim)
+    axis = as_int(axis if split_dim is None else split_dim)
     sizes = axes_of(size_splits)
     if -1 in sizes:
-        whole = x.shape[place] if x.shape is not None else None
+        whole = x.shape[axis] if x.shape is not None else None
         if whole is None:
             raise Unsupported("SplitV with an open size along an axis of unknown size")
-        rest = whole - sum(one_size for one_size in sizes if one_size >= 0)
-        sizes = tuple(rest if one_size < 0 else one_size for one_size in sizes)
-    return _pieces(g, x, sizes, place)
+        rest = whole - sum(size for size in sizes if size >= 0)
+        sizes = tuple(rest if size < 0 else size for size in sizes)
+    return _pieces(g, x, sizes, axis)
 
 
 @primitive("SplitTensor", "SplitTensorView", "Chunk", "ChunkView")
 def split_tensor(g: Emitter, x: Value, size: Any, axis: Any = 0) -> tuple[Value, ...]:
-    place = number(axis)
-    whole = x.shape[place] if x.shape is not None else None
+    axis = as_int(axis)
+    whole = x.shape[axis] if x.shape is not None else None
     if not isinstance(g.result, tuple):
         raise Unsupported("a split into an unknown number of parts")
     count = len(g.result)
     if whole is None:
         return tuple(
-            g.nodes("Split", x, types=[(None, None)] * count, axis=place, num_outputs=count)
+            g.nodes("Split", x, types=[(None, None)] * count, axis=axis, num_outputs=count)
         )
-    each = -(-whole // count) if count else whole
-    told = [part.shape[place] for part in g.result if isinstance(part, Abstract) and part.shape]
-    sizes = tuple(size for size in told if size is not None)
+    part_size = -(-whole // count) if count else whole
+    declared = [part.shape[axis] for part in g.result if isinstance(part, Abstract) and part.shape]
+    sizes = tuple(size for size in declared if size is not None)
     if len(sizes) != count or sum(sizes) != whole:
-        sizes = tuple(min(each, whole - start) for start in range(0, whole, each))
-    return _pieces(g, x, sizes, place)
+        sizes = tuple(min(part_size, whole - start) for start in range(0, whole, part_size))
+    return _pieces(g, x, sizes, axis)
 
 
 @primitive("Tile", "tile")
 def tile(g: Emitter, x: Value, multiples: Any) -> Value:
-    repeats = known(multiples)
+    repeats = as_static(multiples)
     rank = g.rank(x)
     if isinstance(repeats, tuple):
         if len(repeats) > rank:
@@ -222,29 +224,29 @@ def repeat(g: Emitter, x: Value, repeats: Any) -> Value:
 def repeat_interleave(
     g: Emitter, x: Value, repeats: Any = 1, axis: Any = None, *, rep: Any = None, dim: Any = None
 ) -> Value:
-    count = number(known(rep if rep is not None else repeats))
+    count = as_int(as_static(rep if rep is not None else repeats))
     axis = axis if axis is not None else dim
     if axis is None:
         x, axis = g.reshape(x, (-1,)), 0
-    place = number(axis) % g.rank(x)
+    axis = as_int(axis) % g.rank(x)
     dims = g.dims(x)
-    wide = g.unsqueeze(x, (place + 1,))
-    wide = g.node("Expand", wide, g.ints((*dims[: place + 1], count, *dims[place + 1 :])))
-    merged = dims[place] * count if isinstance(dims[place], int) else -1
-    return g.reshape(wide, (*dims[:place], merged, *dims[place + 1 :]))
+    wide = g.unsqueeze(x, (axis + 1,))
+    wide = g.node("Expand", wide, g.ints((*dims[: axis + 1], count, *dims[axis + 1 :])))
+    merged = dims[axis] * count if isinstance(dims[axis], int) else -1
+    return g.reshape(wide, (*dims[:axis], merged, *dims[axis + 1 :]))
 
 
 @primitive("BroadcastTo", "broadcast_to", "BroadcastToView", "DynamicBroadcastTo")
 def broadcast_to(g: Emitter, x: Any, shape: Any = None) -> Value:
-    x, shape = g.constant(x), known(shape)
+    x, shape = g.constant(x), as_static(shape)
     if isinstance(shape, tuple):
         if any(dim == -1 for dim in shape if type(dim) is int):
             lead = len(shape) - g.rank(x)
             shape = tuple(
-                (1 if place < lead else g.dim(x, place - lead))
+                (1 if position < lead else g.dim(x, position - lead))
                 if type(size) is int and size == -1
                 else size
-                for place, size in enumerate(shape)
+                for position, size in enumerate(shape)
             )
         if x.shape == shape:
             return g.node("Identity", x)
@@ -313,7 +315,7 @@ def _full_like(g: Emitter, x: Value, value: int) -> Value:
 def full(g: Emitter, size: Any, value: Any, dtype: Any) -> Value:
     kind = result_type(g, DType.FLOAT32) if dtype is None else type_of(g, dtype)
     fill = g.scalar(value, kind)
-    size = known(size)
+    size = as_static(size)
     return fill if size == () else g.node("Expand", fill, g.ints(size))
 
 
@@ -362,7 +364,7 @@ def range_(g: Emitter, start: Any, limit: Any, delta: Any = 1, *rest: Any) -> Va
         if kind in (DType.INT32, DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.INT16)
         else DType.FLOAT32
     )
-    parts = [g.scalar(item, work) for item in (start, limit, delta)]
+    parts = [g.scalar(bound, work) for bound in (start, limit, delta)]
     return g.cast(g.node("Range", *parts), kind)
 
 
@@ -378,7 +380,7 @@ def _pairs(paddings: Any) -> list[Any]:
             raise Unsupported("computed paddings")
         return array.reshape(-1, 2).tolist()
     if paddings and not isinstance(paddings[0], tuple):
-        return [paddings[at : at + 2] for at in range(0, len(paddings), 2)]
+        return [paddings[start : start + 2] for start in range(0, len(paddings), 2)]
     return list(paddings)
 
 
@@ -434,19 +436,20 @@ def pad_v3(
     mode: str = "constant",
     paddings_contiguous: bool = True,
 ) -> Value:
-    """Pairs for the last axes first; or, not contiguous, all starts and then all ends."""
+    """Pad. paddings: pairs, the last axis first; not contiguous: all starts and then all ends."""
     rank = g.rank(x)
-    flat = known(paddings)
+    flat = as_static(paddings)
     if isinstance(flat, Value):
         if flat.shape is None or len(flat.shape) != 1 or flat.shape[0] is None:
             raise Unsupported("paddings of unknown number")
         flat = tuple(
-            g.node("Gather", flat, g.constant(at), axis=0, shape=()) for at in range(flat.shape[0])
+            g.node("Gather", flat, g.constant(position), axis=0, shape=())
+            for position in range(flat.shape[0])
         )
     count = len(flat) // 2
-    pairs: list[Any] = [(flat[2 * at], flat[2 * at + 1]) for at in range(count)]
+    pairs: list[Any] = [(flat[2 * position], flat[2 * position + 1]) for position in range(count)]
     if not paddings_contiguous:
-        pairs = [(flat[at], flat[at + count]) for at in range(count)]
+        pairs = [(flat[position], flat[position + count]) for position in range(count)]
     full: list[Any] = [(0, 0)] * (rank - count) + pairs[::-1]
     names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "circular": "wrap"}
     return _pad(g, x, full, names[mode], 0 if constant_value is None else constant_value)
@@ -469,7 +472,7 @@ def constant_pad(g: Emitter, x: Value, padding: Any, value: Any = 0) -> Value:
 
 @primitive("DepthToSpace")
 def depth_to_space(g: Emitter, x: Value, *, block_size: int, format: Any = "NCHW") -> Value:
-    """As ONNX in its DCR order."""
+    """Lower to DepthToSpace in ONNX's DCR order."""
     return g.node("DepthToSpace", x, blocksize=int(block_size), mode="DCR")
 
 
@@ -495,17 +498,17 @@ def batch_to_space(
     y = g.reshape(x, (*block, -1, *lead, *spatial))
     first = len(block) + 1 + len(lead)
     perm = [len(block), *range(len(block) + 1, first)]
-    for place in range(len(block)):
-        perm += [first + place, place]
+    for position in range(len(block)):
+        perm += [first + position, position]
     y = g.transpose(y, perm)
     sizes = tuple(
         size * b if isinstance(size, int) else g.node("Mul", size, b)
         for size, b in zip(spatial, block, strict=True)
     )
     y = g.reshape(y, (dims[0] // count if isinstance(dims[0], int) else -1, *lead, *sizes))
-    for place, (before, after) in enumerate(_pairs(crops)):
+    for position, (before, after) in enumerate(_pairs(crops)):
         if before or after:
-            y = _slice(g, y, before, -after if after else 1 << 62, 1 + len(lead) + place)
+            y = _slice(g, y, before, -after if after else 1 << 62, 1 + len(lead) + position)
     return y
 
 
@@ -518,18 +521,20 @@ def space_to_batch(
     rank = g.rank(x)
     lead_count = rank - len(block)
     x = _pad(g, x, [(0, 0)] * lead_count + pairs, "constant", 0)
-    dims = list(g.dims(x)) if x.shape is not None else [g.dim(x, at) for at in range(rank)]
+    dims = (
+        list(g.dims(x)) if x.shape is not None else [g.dim(x, position) for position in range(rank)]
+    )
     lead = dims[1:lead_count]
     split_sizes: list[Any] = [dims[0], *lead]
-    for place, b in enumerate(block):
-        size = dims[lead_count + place]
+    for position, b in enumerate(block):
+        size = dims[lead_count + position]
         split_sizes += [size // b if isinstance(size, int) else g.node("Div", size, b), b]
     y = g.reshape(x, tuple(split_sizes))
     first = lead_count
-    perm = [first + 2 * at + 1 for at in range(len(block))] + list(range(first))
-    perm += [first + 2 * at for at in range(len(block))]
+    perm = [first + 2 * position + 1 for position in range(len(block))] + list(range(first))
+    perm += [first + 2 * position for position in range(len(block))]
     y = g.transpose(y, perm)
-    sizes = tuple(split_sizes[first + 2 * at] for at in range(len(block)))
+    sizes = tuple(split_sizes[first + 2 * position] for position in range(len(block)))
     return g.reshape(y, (-1, *lead, *sizes))
 
 
@@ -571,31 +576,33 @@ def roll(
     dims: Any = None,
 ) -> Value:
     amounts = axes_of(shifts if shifts is not None else shift)
-    places = axis if axis is not None else dims
-    if places is None or places == ():
+    roll_axes = axis if axis is not None else dims
+    if roll_axes is None or roll_axes == ():
         flat = roll(g, g.reshape(x, (-1,)), amounts, (0,))
         return g.reshape(flat, g.dims(x))
     shape = x.shape
-    for amount, place in zip(amounts, axes_of(places), strict=True):
-        size = shape[place] if shape is not None else None
+    for amount, axis in zip(amounts, axes_of(roll_axes), strict=True):
+        size = shape[axis] if shape is not None else None
         if size is not None:
             amount = amount % size if size else 0
         if amount:
-            head = _slice(g, x, -amount, 1 << 62, place)
-            x = g.node("Concat", head, _slice(g, x, 0, -amount, place), axis=place)
+            head = _slice(g, x, -amount, 1 << 62, axis)
+            x = g.node("Concat", head, _slice(g, x, 0, -amount, axis), axis=axis)
     return x
 
 
 @primitive("Meshgrid", "meshgrid")
 def meshgrid(g: Emitter, items: tuple[Any, ...], indexing: Any = "xy") -> tuple[Value, ...]:
-    """Each vector over the grid of all; indexing 1 is "xy", which swaps the first two axes."""
+    """Broadcast each vector over the grid of all; indexing 1 is "xy": first two axes swapped."""
     swapped = indexing in (1, "xy") and len(items) > 1
     order = [1, 0, *range(2, len(items))] if swapped else list(range(len(items)))
-    sizes: list[Any] = [g.dim(items[place], 0) for place in order]
+    sizes: list[Any] = [g.dim(items[index], 0) for index in order]
     result = []
-    for place, item in enumerate(items):
-        at = order.index(place)
-        shaped = g.reshape(item, tuple(-1 if axis == at else 1 for axis in range(len(items))))
+    for index, vector in enumerate(items):
+        position = order.index(index)
+        shaped = g.reshape(
+            vector, tuple(-1 if axis == position else 1 for axis in range(len(items)))
+        )
         result.append(g.node("Expand", shaped, g.ints(tuple(sizes))))
     return tuple(result)
 
@@ -611,16 +618,18 @@ def triu(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
 
 
 def _triangle(g: Emitter, x: Value, diagonal: Any, upper: int) -> Value:
-    good = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
+    supported = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
     work = (
-        x if x.dtype in good else g.cast(x, DType.INT64 if "int" in str(x.dtype) else DType.FLOAT32)
+        x
+        if x.dtype in supported
+        else g.cast(x, DType.INT64 if "int" in str(x.dtype) else DType.FLOAT32)
     )
     return g.cast(g.node("Trilu", work, g.scalar(diagonal, DType.INT64), upper=upper), x.dtype)
 
 
 @primitive("Diag")
 def diag(g: Emitter, x: Value) -> Value:
-    """The elements on the diagonal of zeros, with each axis twice."""
+    """Put the elements onto the diagonal of a tensor of zeros that has each axis twice."""
     dims = g.dims(x)
     flat = g.reshape(x, (-1,))
     square_ = g.node("Expand", g.constant(0.0), g.ints((g.dim(flat, 0),) * 2))
@@ -631,8 +640,8 @@ def diag(g: Emitter, x: Value) -> Value:
 
 @primitive("DiagExt")
 def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
-    """A vector onto a diagonal, or the diagonal of a matrix."""
-    offset = number(diagonal)
+    """Put a vector onto a diagonal, or take the diagonal of a matrix."""
+    offset = as_int(diagonal)
     if g.rank(x) != 1:
         return diag_part(g, x, offset)
     y = diag(g, x)
@@ -644,8 +653,8 @@ def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
 
 @primitive("MatrixSetDiagV3")
 def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align: str = "") -> Value:
-    """x with one of its diagonals replaced."""
-    offsets = axes_of(known(k))
+    """Replace one diagonal of x."""
+    offsets = axes_of(as_static(k))
     shape_ = x.shape
     if len(set(offsets)) != 1 or shape_ is None or None in shape_[-2:]:
         raise Unsupported("MatrixSetDiagV3 of several diagonals, or of a matrix of unknown size")
@@ -654,9 +663,9 @@ def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align:
     bounded(rows * columns)
     mask = np.eye(rows, columns, offset, dtype=bool)
     length = max(int(mask.sum()), 1)
-    places = np.clip(np.arange(rows) + min(offset, 0), 0, length - 1)
-    spread = g.unsqueeze(g.node("Gather", diagonal, g.constant(places), axis=-1), (-1,))
-    return g.node("Where", g.constant(mask), spread, x, like=x, shape=x.shape)
+    indices = np.clip(np.arange(rows) + min(offset, 0), 0, length - 1)
+    expanded = g.unsqueeze(g.node("Gather", diagonal, g.constant(indices), axis=-1), (-1,))
+    return g.node("Where", g.constant(mask), expanded, x, like=x, shape=x.shape)
 
 
 @primitive("MatrixDiagV3")
@@ -664,9 +673,12 @@ def matrix_diag(
     g: Emitter, x: Value, k: Any = 0, rows: Any = -1, columns: Any = -1, padding: Any = 0, *,
     align: str = "",
 ) -> Value:  # fmt: skip
-    """Vectors onto the diagonal of square matrices, beside a padding value."""
+    """Put vectors onto the diagonal of square matrices filled with a padding value."""
     length_ = g.dim(x, -1)
-    if set(axes_of(known(k))) != {0} or not {known(rows), known(columns)} <= {-1, length_}:
+    if set(axes_of(as_static(k))) != {0} or not {as_static(rows), as_static(columns)} <= {
+        -1,
+        length_,
+    }:
         raise Unsupported("MatrixDiagV3 of other than one main diagonal")
     square_ = g.node("Expand", g.constant(0.0), g.ints((length_, length_)))
     mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
@@ -682,7 +694,7 @@ def view_as(g: Emitter, x: Value, other: Value) -> Value:
 @primitive("NewFull")
 def new_full(g: Emitter, x: Value, size: Any, value: Any, dtype: Any = None) -> Value:
     kind = x.dtype if dtype is None else type_of(g, dtype)
-    return g.node("Expand", g.scalar(value, kind), g.ints(known(size)))
+    return g.node("Expand", g.scalar(value, kind), g.ints(as_static(size)))
 
 
 @primitive("Trace", "TraceExt")
@@ -695,8 +707,8 @@ def trace(g: Emitter, x: Value) -> Value:
 def trace_v2(
     g: Emitter, x: Value, offset: Any = 0, axis1: Any = 1, axis2: Any = 0, dtype: Any = None
 ) -> Value:
-    """The sums of the diagonals of two axes."""
-    if x.rank != 2 or number(offset):
+    """Return the sums of the diagonals of two axes."""
+    if x.rank != 2 or as_int(offset):
         raise Unsupported("a trace beside the main diagonal, or of more than a matrix")
     return trace(g, x)
 
@@ -704,10 +716,10 @@ def trace_v2(
 @primitive("ChannelShuffle")
 def channel_shuffle(g: Emitter, x: Value, *, group: Any) -> Value:
     dims = g.dims(x)
-    parts = number(group)
-    apart = g.reshape(x, (dims[0], parts, -1, *dims[2:]))
+    parts = as_int(group)
+    grouped = g.reshape(x, (dims[0], parts, -1, *dims[2:]))
     order = [0, 2, 1, *range(3, len(dims) + 1)]
-    return g.reshape(g.node("Transpose", apart, perm=order), dims)
+    return g.reshape(g.node("Transpose", grouped, perm=order), dims)
 
 
 @primitive("DiagPart", "Diagonal")
@@ -716,13 +728,13 @@ def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     if dims is None or dims[dim1] is None or dims[dim2] is None:
         raise Unsupported("the diagonal of a tensor of unknown size")
     rank_ = len(dims)
-    one, two = dim1 % rank_, dim2 % rank_
-    rows, columns = int(dims[one] or 0), int(dims[two] or 0)
+    row_axis, column_axis = dim1 % rank_, dim2 % rank_
+    rows, columns = int(dims[row_axis] or 0), int(dims[column_axis] or 0)
     bounded(rows)
-    places = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
-    rest = [axis for axis in range(rank_) if axis not in (one, two)]
-    y = g.transpose(x, [one, two, *rest])
-    index = g.constant(np.array(places, np.int64).reshape(-1, 2))
+    positions = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
+    rest = [axis for axis in range(rank_) if axis not in (row_axis, column_axis)]
+    y = g.transpose(x, [row_axis, column_axis, *rest])
+    index = g.constant(np.array(positions, np.int64).reshape(-1, 2))
     y = g.node("GatherND", y, index)
     return g.transpose(y, [*range(1, len(rest) + 1), 0]) if rest else y
 
@@ -731,7 +743,7 @@ def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
 def as_strided(g: Emitter, x: Value, size: Any, stride: Any, storage_offset: Any = 0) -> Value:
     sizes, strides = axes_of(size), axes_of(stride)
     bounded(*sizes)
-    index = np.full((), number(storage_offset), np.int64)
+    index = np.full((), as_int(storage_offset), np.int64)
     for length, step in zip(sizes, strides, strict=True):
         index = index[..., None] + np.arange(length) * step
     return g.node("Gather", g.reshape(x, (-1,)), g.constant(index), axis=0)
@@ -739,11 +751,11 @@ def as_strided(g: Emitter, x: Value, size: Any, stride: Any, storage_offset: Any
 
 @primitive("Narrow", "NarrowView")
 def narrow(g: Emitter, x: Value, dim: Any, start: Any, length: Any) -> Value:
-    first = number(start)
-    stop = first + number(length)
-    return _slice(g, x, first, stop if stop != 0 else 1 << 62, number(dim))
+    first = as_int(start)
+    stop = first + as_int(length)
+    return _slice(g, x, first, stop if stop != 0 else 1 << 62, as_int(dim))
 
 
 @primitive("SelectView", "SelectExtView")
 def select_view(g: Emitter, x: Value, index: Any, axis: Any = 0) -> Value:
-    return g.node("Gather", x, g.scalar(index, DType.INT64), axis=number(axis))
+    return g.node("Gather", x, g.scalar(index, DType.INT64), axis=as_int(axis))

@@ -1,4 +1,4 @@
-"""Order: the largest, the smallest, the sorted, the distinct."""
+"""Sorting and selection: TopK, Sort, ArgMax, Unique, Median."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import Any
 from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
 from engine.formats.mindir.primitives.arithmetic import type_of
-from engine.formats.mindir.primitives.shapes import known, number
+from engine.formats.mindir.primitives.shapes import as_int, as_static
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 
-def _place(g: Emitter, op_type: str, x: Value, axis: Any, keep: bool) -> Value:
-    axis = known(axis)
+def _arg_reduce(g: Emitter, op_type: str, x: Value, axis: Any, keep: bool) -> Value:
+    axis = as_static(axis)
     if axis is None:
         flat = g.reshape(x, (-1,))
         return g.node(op_type, flat, axis=0, keepdims=0, dtype=DType.INT64, shape=())
-    return g.node(op_type, x, axis=number(axis), keepdims=int(keep), dtype=DType.INT64)
+    return g.node(op_type, x, axis=as_int(axis), keepdims=int(keep), dtype=DType.INT64)
 
 
 def _argument(op_type: str, *names: str) -> None:
     @primitive(*names)
     def lower(g: Emitter, x: Value, axis: Any = -1, output_type: Any = 34) -> Value:
-        return g.cast(_place(g, op_type, x, axis, False), type_of(g, output_type))
+        return g.cast(_arg_reduce(g, op_type, x, axis, False), type_of(g, output_type))
 
 
 _argument("ArgMax", "Argmax", "ArgMaxV2")
@@ -32,7 +32,7 @@ _argument("ArgMin", "Argmin")
 def _argument_ext(op_type: str, *names: str) -> None:
     @primitive(*names)
     def lower(g: Emitter, x: Value, axis: Any = None, keep_dims: Any = False) -> Value:
-        return _place(g, op_type, x, axis, bool(keep_dims))
+        return _arg_reduce(g, op_type, x, axis, bool(keep_dims))
 
 
 _argument_ext("ArgMax", "ArgMaxExt")
@@ -43,10 +43,10 @@ def _with_value(op_type: str, reduce: str, index_first: bool, *names: str) -> No
     @primitive(*names)
     def lower(g: Emitter, x: Value, axis: Any = 0, keep_dims: Any = False) -> tuple[Value, Value]:
         if x.rank == 0:
-            place = g.constant(0, DType.INT32)
-            return (place, x) if index_first else (x, place)
-        index = g.cast(_place(g, op_type, x, axis, bool(keep_dims)), DType.INT32)
-        value = g.node(reduce, x, g.ints(number(axis)), keepdims=int(bool(keep_dims)))
+            zero = g.constant(0, DType.INT32)
+            return (zero, x) if index_first else (x, zero)
+        index = g.cast(_arg_reduce(g, op_type, x, axis, bool(keep_dims)), DType.INT32)
+        value = g.node(reduce, x, g.ints(as_int(axis)), keepdims=int(bool(keep_dims)))
         return (index, value) if index_first else (value, index)
 
 
@@ -65,17 +65,17 @@ def top_k(g: Emitter, x: Value, k: Any, *, sorted: Any = True) -> tuple[Value, V
 def topk_ext(
     g: Emitter, x: Value, k: Any, axis: Any = -1, largest: Any = True, sorted: Any = True
 ) -> tuple[Value, Value]:
-    return _top(g, x, k, number(axis), bool(largest), sorted)
+    return _top(g, x, k, as_int(axis), bool(largest), sorted)
 
 
 def _top(
     g: Emitter, x: Value, k: Any, axis: int, largest: bool, ordered: Any
 ) -> tuple[Value, Value]:
-    values, places = g.nodes(
+    values, indices = g.nodes(
         "TopK", x, g.ints(k), types=[(None, None), (DType.INT64, None)], axis=axis,
         largest=int(largest), sorted=1,
     )  # fmt: skip
-    return values, g.cast(places, _second(g, DType.INT32))
+    return values, g.cast(indices, _second(g, DType.INT32))
 
 
 def _second(g: Emitter, default: DType) -> DType:
@@ -87,29 +87,29 @@ def _second(g: Emitter, default: DType) -> DType:
 
 @primitive("Sort")
 def sort(g: Emitter, x: Value, *, axis: Any = -1, descending: Any = False) -> tuple[Value, Value]:
-    place = number(axis)
-    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)
+    axis = as_int(axis)
+    return _top(g, x, g.ints(g.dim(x, axis)), axis, bool(descending), True)
 
 
 @primitive("SortExt", "SortV2")
 def sort_ext(
     g: Emitter, x: Value, axis: Any = -1, descending: Any = False, stable: Any = False
 ) -> tuple[Value, Value]:
-    place = number(axis)
-    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)
+    axis = as_int(axis)
+    return _top(g, x, g.ints(g.dim(x, axis)), axis, bool(descending), True)
 
 
 @primitive("ArgSort")
 def arg_sort(
     g: Emitter, x: Value, axis: Any = -1, descending: Any = False, stable: Any = False
 ) -> Value:
-    place = number(axis)
-    return _top(g, x, g.ints(g.dim(x, place)), place, bool(descending), True)[1]
+    axis = as_int(axis)
+    return _top(g, x, g.ints(g.dim(x, axis)), axis, bool(descending), True)[1]
 
 
 @primitive("Unique")
 def unique(g: Emitter, x: Value) -> tuple[Value, Value]:
-    """The distinct values in the order in which they come first, and each element's place there."""
+    """Return the distinct values in order of first occurrence, and each element's index in them."""
     flat = g.reshape(_sortable(g, x), (-1,))
     kind = _second(g, DType.INT32)
     values, _, inverse, _ = g.nodes(
@@ -154,8 +154,8 @@ def search_sorted(
 ) -> Value:
     """Count the elements of the sequence below each value (or not above it)."""
     wide = g.unsqueeze(sequence, (-2,))
-    each = g.unsqueeze(values, (-1,))
-    below = g.node("LessOrEqual" if right else "Less", wide, each, dtype=DType.BOOL)
+    expanded = g.unsqueeze(values, (-1,))
+    below = g.node("LessOrEqual" if right else "Less", wide, expanded, dtype=DType.BOOL)
     return g.node("ReduceSum", g.cast(below, DType.INT64), g.ints((-1,)), keepdims=0)
 
 
@@ -164,7 +164,7 @@ def median(
     g: Emitter, x: Value, axis: Any = -1, keep_dims: Any = False, *, global_median: Any = False,
     ignore_nan: Any = False,
 ) -> tuple[Value, Value]:  # fmt: skip
-    """The lower of the middle elements, and where it is."""
+    """Return the lower of the middle elements, and where it is."""
     if global_median:
         x, axis = g.reshape(x, (-1,)), 0
     return kth_value(g, x, None, axis, keep_dims)
@@ -179,18 +179,18 @@ def whole_median(g: Emitter, x: Value) -> Value:
 def kth_value(
     g: Emitter, x: Value, k: Any, axis: Any = -1, keep_dims: Any = False
 ) -> tuple[Value, Value]:
-    """The k-th smallest (from 1) along an axis, the middle one for None; and where it is."""
-    place = number(axis)
-    size = g.dim(x, place)
+    """Return the k-th smallest (from 1) along an axis, the middle one for None; and where it is."""
+    axis = as_int(axis)
+    size = g.dim(x, axis)
     if k is not None:
-        at: Any = number(k) - 1
+        position: Any = as_int(k) - 1
     elif isinstance(size, int):
-        at = (size - 1) // 2
+        position = (size - 1) // 2
     else:
-        at = g.node("Div", g.node("Sub", size, 1), 2, shape=())
-    values, places = _top(g, x, g.ints(size), place, False, True)
-    index = g.ints(at)
-    found = [g.node("Gather", value, index, axis=place) for value in (values, places)]
+        position = g.node("Div", g.node("Sub", size, 1), 2, shape=())
+    values, indices = _top(g, x, g.ints(size), axis, False, True)
+    index = g.ints(position)
+    results = [g.node("Gather", value, index, axis=axis) for value in (values, indices)]
     if not keep_dims:
-        found = [g.squeeze(item, (place,)) for item in found]
-    return found[0], found[1]
+        results = [g.squeeze(result, (axis,)) for result in results]
+    return results[0], results[1]

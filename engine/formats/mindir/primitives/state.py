@@ -1,13 +1,13 @@
-"""Writing to parameters. What is returned is what the parameter holds afterwards."""
+"""Primitives that assign to parameters; each returns the parameter's new value."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
-from engine.formats.mindir.primitives import known, primitive
+from engine.formats.mindir.primitives import primitive, primitive_table
 from engine.formats.mindir.primitives.arithmetic import common
-from engine.formats.mindir.primitives.indexing import scattered
+from engine.formats.mindir.primitives.indexing import scatter_into
 from engine.formats.mindir.values import DType, Value
 
 
@@ -22,15 +22,15 @@ def assign(g: Emitter, parameter: Value, value: Any) -> Value:
 def _in_place(op_type: str, *names: str) -> None:
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, value: Any) -> Value:
-        one, two = common(g, parameter, value)
-        return g.node(op_type, one, two, shape=parameter.shape)
+        left, right = common(g, parameter, value)
+        return g.node(op_type, left, right, shape=parameter.shape)
 
 
 _in_place("Add", "AssignAdd", "assign_add")
 _in_place("Sub", "AssignSub", "assign_sub")
 
 
-# Primitives that write their result into their first argument, by the one that computes it.
+# Primitives that write their result into their first argument, by the left that computes it.
 _IN_PLACE = {
     "InplaceAddExt": "AddExt", "InplaceAddsExt": "AddExt", "InplaceSubExt": "SubExt",
     "InplaceSubScalar": "SubExt", "InplaceMul": "Mul", "InplaceMuls": "Mul", "InplaceDiv": "Div",
@@ -54,8 +54,8 @@ _IN_PLACE = {
 def _like(name: str, other: str) -> None:
     @primitive(name, writes=True)
     def lower(g: Emitter, x: Value, *rest: Any) -> Value:
-        found = known()[other](g, (x, *rest), {})
-        return g.node("Identity", g.cast(found, x.dtype), shape=x.shape)
+        result = primitive_table()[other](g, (x, *rest), {})
+        return g.node("Identity", g.cast(result, x.dtype), shape=x.shape)
 
 
 for _name, _other in _IN_PLACE.items():
@@ -76,8 +76,8 @@ def zero_in_place(g: Emitter, x: Value) -> Value:
 def index_add_in_place(
     g: Emitter, x: Value, dim: Any, index: Value, source: Value, alpha: Any = 1
 ) -> Value:
-    found: Value = known()["IndexAddExt"](g, (x, index, source, dim, alpha), {})
-    return found
+    result: Value = primitive_table()["IndexAddExt"](g, (x, index, source, dim, alpha), {})
+    return result
 
 
 @primitive("ApplyMomentum", writes=True)
@@ -93,13 +93,13 @@ def _scatter(reduction: str, *names: str) -> None:
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
         ids = g.unsqueeze(g.cast(indices, DType.INT64), (-1,))
-        return scattered(g, parameter, ids, updates, reduction)
+        return scatter_into(g, parameter, ids, updates, reduction)
 
 
 def _scatter_nd(reduction: str, *names: str) -> None:
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
-        return scattered(g, parameter, g.cast(indices, DType.INT64), updates, reduction)
+        return scatter_into(g, parameter, g.cast(indices, DType.INT64), updates, reduction)
 
 
 for _how, _suffix in (
