@@ -13,6 +13,7 @@ by the job's key.
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import shutil
@@ -146,7 +147,10 @@ class _Connected:
 
         Raises CommunicatorError when it has not been written after `timeout_s`.
         """
-        answer, connection = self._ask({"do": _GET, "key": key, "timeout_s": timeout_s})
+        if math.isnan(timeout_s):
+            raise ValueError("timeout_s must be a number of seconds, but got nan")
+        wait_s = min(max(0.0, timeout_s), threading.TIMEOUT_MAX)
+        answer, connection = self._ask({"do": _GET, "key": key, "timeout_s": wait_s})
         if answer == _DONE:
             try:
                 value = connection.recv_bytes()
@@ -217,7 +221,7 @@ class GroupStore:
 
     def __init__(self, store: Store, group: str) -> None:
         self._store = store
-        self._prefix = f"{group}/"
+        self._prefix = f"{group!r}/"  # quoted: "a" and "b/c" are not "a/b" and "c"
 
     def set(self, key: str, value: bytes) -> None:
         """See Store."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import subprocess
@@ -156,3 +157,18 @@ def test_a_forked_child_speaks_on_connections_of_its_own(server: StoreServer) ->
     assert os.waitpid(child, 0)[1] == 0
     assert store.get("of the child", 5.0) == b"1"
     assert store.get("of the parent", 5.0) == b"2"
+
+
+def test_a_wait_may_be_endless_and_must_be_a_number(server: StoreServer) -> None:
+    store = connect(server.address, server.key)
+    store.set("id", b"1")
+    assert store.get("id", math.inf) == b"1"
+    with pytest.raises(ValueError, match="timeout_s must be a number of seconds, but got nan"):
+        store.get("id", math.nan)
+
+
+def test_groups_whose_names_have_a_slash_are_told_apart(server: StoreServer) -> None:
+    store = connect(server.address, server.key)
+    GroupStore(store, "a").set("b/c", b"1")
+    GroupStore(store, "a/b").set("c", b"2")
+    assert GroupStore(store, "a").get("b/c", 1.0) == b"1"
