@@ -8,6 +8,7 @@ renames the capsule to "used_..." and calls the tensor's deleter when it is done
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,6 +45,8 @@ _NUMBERS = {dtype: numbers for numbers, dtype in _TYPES.items()}
 _READ_ONLY = 1  # DLPACK_FLAG_BITMASK_READ_ONLY
 _PLAIN_NAME, _VERSIONED_NAME = b"dltensor", b"dltensor_versioned"
 _USED = {_PLAIN_NAME: b"used_dltensor", _VERSIONED_NAME: b"used_dltensor_versioned"}
+
+_MOST_ELEMENTS = 2**56  # more than any memory holds, at 16 bytes an element
 
 
 class _Tensor(ctypes.Structure):
@@ -342,6 +345,8 @@ def take_cuda_interface(producer: Any, device: Device) -> DeviceBuffer:
     dtype = np.dtype(interface["typestr"])
     shape = tuple(int(size) for size in interface["shape"])
     strides, stream = interface.get("strides"), interface.get("stream")
+    pointer, _ = interface["data"]
+    _check_interface(shape, strides, stream, pointer)
     if interface.get("mask") is not None:
         raise BufferError("its __cuda_array_interface__ has a mask; fill the masked elements first")
     wanted = tuple(stride * dtype.itemsize for stride in _contiguous(shape))
@@ -356,5 +361,16 @@ def take_cuda_interface(producer: Any, device: Device) -> DeviceBuffer:
         raise BufferError("its __cuda_array_interface__ says stream 0, which that protocol forbids")
     if stream == 1:
         stream = 0  # the legacy default stream, which the protocol numbers 1
-    pointer, _ = interface["data"]
     return DeviceBuffer(pointer, shape, DType.from_numpy(dtype), device, stream, producer)
+
+
+def _check_interface(shape: tuple[int, ...], strides: Any, stream: Any, pointer: Any) -> None:
+    """Raise BufferError unless the fields are such as the protocol describes."""
+    if any(size < 0 for size in shape) or math.prod(shape) > _MOST_ELEMENTS:
+        raise BufferError(f"its __cuda_array_interface__ says shape {list(shape)}")
+    if strides is not None and len(strides) != len(shape):
+        raise BufferError(f"it has {len(strides)} strides for {len(shape)} axes")
+    if not isinstance(pointer, int) or pointer < 0 or (not pointer and 0 not in shape):
+        raise BufferError(f"its __cuda_array_interface__ says address {pointer!r}")
+    if stream is not None and not isinstance(stream, int):
+        raise BufferError(f"its __cuda_array_interface__ says stream {stream!r}")

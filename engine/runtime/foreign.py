@@ -30,7 +30,10 @@ def take(item: Any, spec: TensorSpec, device: Device | None) -> Value:
             own = device is not None and device.type == "gpu"
             return take_cuda_interface(item, device if own and device else Device("gpu"))
         if hasattr(kind, "__array__"):
-            return np.asarray(item)
+            array = np.asanyarray(item)
+            if np.ma.is_masked(array):
+                raise ValueError("it has masked elements, fill them first")
+            return np.asarray(array)
     except Exception as error:  # whatever the other library raises
         raise InputError(
             f"input {spec.name!r}: expected {spec}, and {kind} does not give its memory: "

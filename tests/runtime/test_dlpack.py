@@ -341,3 +341,39 @@ def test_what_cannot_be_taken_is_an_input_error_with_the_reason(model: engine.Mo
         model.predict([Producer(X.astype(np.float64))])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="inputs element must be Tensor, of numpy"):
         model.predict([object()])  # type: ignore[list-item]
+
+
+class Interface:
+    """An object that says of itself what it is told to."""
+
+    def __init__(self, **fields: Any) -> None:
+        plain = {"shape": (6,), "typestr": "<f4", "data": (4096, False), "version": 3}
+        self.__cuda_array_interface__ = {**plain, **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"shape": (-1,)}, r"shape \[-1\]"),
+        ({"shape": (2**70,)}, "shape"),
+        ({"strides": ()}, "0 strides for 1 axes"),
+        ({"strides": (4, 4)}, "2 strides for 1 axes"),
+        ({"data": ("a", False)}, "address 'a'"),
+        ({"data": (0, False)}, "address 0"),
+        ({"stream": "q"}, "stream 'q'"),
+    ],
+)
+def test_an_interface_that_contradicts_itself_is_refused(fields: dict[str, Any], says: str) -> None:
+    from engine.runtime.dlpack import take_cuda_interface
+
+    with pytest.raises(BufferError, match=says):
+        take_cuda_interface(Interface(**fields), Device("gpu"))
+
+
+def test_an_array_of_another_kind_with_masked_elements_is_refused(model: engine.Model) -> None:
+    class Masked:
+        def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
+            return np.ma.masked_array(np.ones((1, 3), np.float32), mask=[[True, False, False]])
+
+    with pytest.raises(engine.InputError, match="masked elements"):
+        model.predict([Masked()])  # type: ignore[list-item]
