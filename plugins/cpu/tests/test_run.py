@@ -277,12 +277,14 @@ def test_a_deadline_stops_a_running_predict_and_the_model_stays_usable(
 ) -> None:
     model = load(models.slow)
     inputs, needed_s = lasting(model.predict)
+    begin = time.process_time()  # how much was computed; the clock runs on beside other programs
     [full] = model.predict(inputs)
+    whole_s = time.process_time() - begin
     outputs = [Tensor(np.zeros(full.shape, np.float32))] if bound else None
-    begin = time.monotonic()
+    begin = time.process_time()
     with pytest.raises(engine.DeadlineExceeded, match="stopped at its deadline"):
         model.predict(inputs, outputs, timeout_s=needed_s / 10)
-    assert time.monotonic() - begin < needed_s * 0.8
+    assert time.process_time() - begin < whole_s * 0.8
     with pytest.raises(TimeoutError):
         model.predict(inputs, outputs, timeout_s=1e-9)
     [again] = model.predict(inputs, outputs, timeout_s=1000)
