@@ -30,7 +30,7 @@ _in_place("Add", "AssignAdd", "assign_add")
 _in_place("Sub", "AssignSub", "assign_sub")
 
 
-# Primitives that write their result into their first argument, by the left that computes it.
+# Primitives that write their result into their first argument, by the one that computes it.
 _IN_PLACE = {
     "InplaceAddExt": "AddExt", "InplaceAddsExt": "AddExt", "InplaceSubExt": "SubExt",
     "InplaceSubScalar": "SubExt", "InplaceMul": "Mul", "InplaceMuls": "Mul", "InplaceDiv": "Div",
