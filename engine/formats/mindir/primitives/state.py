@@ -88,7 +88,7 @@ def apply_momentum(
 
 
 def _scatter(reduction: str, *names: str) -> None:
-    """Whole rows, by their numbers."""
+    """Register a primitive that updates whole rows of a parameter, by index."""
 
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
