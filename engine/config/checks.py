@@ -25,7 +25,7 @@ def require_int(name: str, value: object) -> int:
 
 
 def require_count(name: str, value: object, caller: str = "") -> int:
-    """`value` as an int if it is an integer of 0 or more, else TypeError or ValueError.
+    """Return `value` as an int of 0 or more, else raise TypeError or ValueError.
 
     caller: what the text of the ValueError begins with.
     """

@@ -59,7 +59,7 @@ def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
 
 
 def adapt(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
-    """The model with the types and layouts at its edges that the job asks for, and notes on them.
+    """Give the model's edges the types and layouts that the job asks for; return it and notes.
 
     dtype: of floating inputs and outputs; where the model has just these integers behind them they
         are laid bare (`integer_edges`), else by a Cast. Integers (token ids, say) become int32 or

@@ -74,7 +74,7 @@ def add_opset(model: ModelProto) -> None:
 
 
 def cast(source: str, result: str, element: int, opsets: Iterable[OperatorSetIdProto]) -> NodeProto:
-    """A Cast of `source` to element type `element`, for a model or function of these opsets."""
+    """Build a Cast of `source` to `element`, for a model or function of these opsets."""
     version = next((opset.version for opset in opsets if opset.domain in ("", "ai.onnx")), 17)
     to = element if version >= 6 else TensorProto.DataType.Name(element)
     return helper.make_node("Cast", [source], [result], name=result, to=to)
@@ -120,5 +120,5 @@ def rename(graph: GraphProto, names: Mapping[str, str]) -> None:
 
 
 def title(node: NodeProto) -> str:
-    """Title of a node in messages: its operator and its name, or an output of it."""
+    """Return a node's title in messages: its operator and its name, or an output of it."""
     return f"{node.op_type} {node.name or next(iter(node.output), '')!r}"

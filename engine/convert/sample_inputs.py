@@ -29,7 +29,7 @@ def ones(dtype: DType, dims: Sequence[int]) -> Array:
 
 
 def random(dtype: DType, dims: Sequence[int], chance: np.random.Generator) -> Array:
-    """Floats around zero; whole numbers 0 and 1, which every table has a row for.
+    """Draw floats around zero; integers are 0 or 1, valid indices of any embedding table.
 
     Raises MemoryError where no memory could hold it.
     """

@@ -26,7 +26,7 @@ def total_bytes(model: ModelProto) -> int:
 
 
 def data_file(file: Path) -> Path:
-    """Path of a large result's weights: beside its file."""
+    """Return the path of a large result's weights: beside its file."""
     return file.with_name(f"{file.name}.data")
 
 

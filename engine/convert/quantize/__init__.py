@@ -127,7 +127,7 @@ def _check_nodes(model: ModelProto, settings: Settings) -> None:
 
 
 def _summary(model: ModelProto, result: ModelProto, kind: Kind) -> str:
-    """Summarise in numbers what was quantized; ModelError where nothing was."""
+    """Count what was quantized, as notes. Raises ModelError where nothing was."""
     before = {initializer.name for initializer in model.graph.initializer}
     whole = [
         initializer

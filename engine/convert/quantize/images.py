@@ -55,7 +55,7 @@ class Picture:
             )
 
     def read(self, path: Path, spec: TensorSpec) -> Array:
-        """The image in `path` as a value of the input; a batch larger than 1 has it repeated."""
+        """Read the image in `path` as a value of the input; a batch larger than 1 repeats it."""
         layout, data = self._layout(spec), self._data
         try:
             with self._image.open(path) as file:

@@ -52,7 +52,7 @@ def regular(model: ModelProto, bits: int) -> ModelProto:
 
 
 def folded(model: ModelProto, keep: Collection[str], folder: Path) -> ModelProto:
-    """The model as ONNX Runtime simplifies it: constants computed, normalisation in its Conv.
+    """Simplify a model by ONNX Runtime: constant folding, BatchNormalization folded into Conv.
 
     keep: nodes that must be there afterwards; if one is not, the model comes back as it was.
     folder: for the file that ONNX Runtime writes; it gives the result in no other way.

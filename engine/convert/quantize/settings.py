@@ -243,7 +243,7 @@ def _check(settings: Settings) -> None:
 
 
 def _read(shape: type[_Section], section: str, config: Config, notes: list[str]) -> _Section:
-    """One section as its dataclass."""
+    """Read one section as its dataclass."""
     hints = get_type_hints(shape, include_extras=True)
     readers: dict[str, _Reader] = {key: hint.__metadata__[0] for key, hint in hints.items()}
     values: dict[str, Any] = {}

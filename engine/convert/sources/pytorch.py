@@ -175,7 +175,7 @@ def _rename(values: Sequence[Any], names: Sequence[str], taken: set[str]) -> Non
 
 
 def _output_names(spec: Any, outputs: Sequence[Any]) -> list[str]:
-    """A name for each output that is a tensor: {"a": (x, y)} gives a_0, a_1; (x, y) output_0 ..."""
+    """Name each output that is a tensor: {"a": (x, y)} gives a_0, a_1; (x, y) gives output_0 ..."""
     from torch.utils import _pytree as tree
 
     if spec is None or spec.num_leaves != len(outputs):
@@ -328,7 +328,7 @@ def _example(module: Any, shapes: Sequence[Sequence[int]], wanted: str | None) -
 
 
 def _sizes(shapes: Sequence[Sequence[int]]) -> Iterator[list[list[int]]]:
-    """The shapes with open dims filled in: the first axis 2, others large enough for most nets."""
+    """Fill in the shapes' open dims: 2 for the first axis, others large enough for most nets."""
     tried = []
     for size in (8, 64, 256):
         filled = [

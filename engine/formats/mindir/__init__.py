@@ -1,15 +1,15 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
-decode.py      the file's messages
-constants.py   what constants and inferred types mean, in every dialect
-storage.py     where tensors' bytes are; names.py: what names mean
-lower.py       runs the graph on symbols; structural.py: what leaves no node behind
-control.py     functions, loops and branches; functions.py: which calls which
+decode.py      decodes the file's protobuf messages
+constants.py   decodes constants and inferred types, in every dialect
+storage.py     the tensors' data; names.py: names of values and primitives
+lower.py       interprets the graph symbolically; structural.py: tuples, effects, closures
+control.py     branches to If, loops to Loop; functions.py: the call graph
 primitives/    the table: one function a primitive, which writes ONNX nodes
-emit.py        what those functions write with; shape_inference.py: shapes that the file leaves open
-fold.py        tidies the nodes; assemble.py: the ONNX model; outputs.py: its outputs
-variables.py   which parameters are declared variable
-summary.py     what is in a file, for people; errors.py: why a file cannot be read, likewise
+emit.py        the graph builder; shape_inference.py: shapes that the file leaves open
+fold.py        dead code, biases, BatchNorm; assemble.py: the ONNX model; outputs.py: its outputs
+variables.py   declared variable weights
+summary.py     a file's summary for `engine inspect`; errors.py: errors as ModelError
 """
 
 from __future__ import annotations

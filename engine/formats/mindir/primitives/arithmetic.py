@@ -43,7 +43,7 @@ def result_type(g: Emitter, default: DType) -> DType:
 
 
 def binary(op_type: str, *names: str, **attributes: Any) -> None:
-    """A primitive of right operands that ONNX has as it is."""
+    """Register a primitive of two operands that is one ONNX operator."""
 
     @primitive(*names)
     def lower(g: Emitter, x: Any, y: Any) -> Value:

@@ -23,7 +23,7 @@ def _columns(g: Emitter, boxes: Value) -> list[Value]:
 
 @primitive("IOU")
 def iou(g: Emitter, anchors: Value, truth: Value, *, mode: str = "iou") -> Value:
-    """anchors [n, 4], truth [m, 4] -> [m, n]; sizes count both ends, as there."""
+    """Return overlaps [m, n] of anchors [n, 4] and truth [m, 4]; sizes count both end pixels."""
     ax1, ay1, ax2, ay2 = (g.transpose(column, [1, 0]) for column in _columns(g, anchors))
     tx1, ty1, tx2, ty2 = _columns(g, truth)
     zero = g.constant(0, anchors.dtype)
@@ -45,7 +45,7 @@ def iou(g: Emitter, anchors: Value, truth: Value, *, mode: str = "iou") -> Value
 def nms_with_mask(
     g: Emitter, boxes: Value, *, iou_threshold: float = 0.5
 ) -> tuple[Value, Value, Value]:
-    """boxes [n, 5] with scores. Returns them by score, numbers for them, and which to keep."""
+    """Return boxes [n, 5] sorted by their score, their indices, and the mask of those kept."""
     count = g.dim(boxes, 0)
     scores = g.squeeze(g.node("Slice", boxes, *map(g.ints, (4, 5, 1)), shape=(None, 1)), (1,))
     top, order = g.nodes(
@@ -73,7 +73,7 @@ def roi_align(
     g: Emitter, x: Value, rois: Value, *, pooled_height: Any, pooled_width: Any,
     spatial_scale: float, sample_num: Any = 2, roi_end_mode: Any = 1,
 ) -> Value:  # fmt: skip
-    """rois [n, 5]: image, x1, y1, x2, y2."""
+    """Pool regions of interest; rois [n, 5]: image, x1, y1, x2, y2."""
     which = g.cast(g.squeeze(g.node("Slice", rois, *map(g.ints, (0, 1, 1))), (1,)), DType.INT64)
     boxes = g.node("Slice", rois, *map(g.ints, (1, 5, 1)))
     ends = g.constant(np.array([0, 0, roi_end_mode, roi_end_mode]), rois.dtype)
@@ -97,7 +97,7 @@ def crop_and_resize(
     y1, x1, y2, x2 = _columns(g, boxes)
 
     def along(low: Value, high: Value, count: int) -> Value:
-        """[m, count] places in 0 to 1."""
+        """Return sampling positions [m, count] in 0 to 1."""
         if count == 1:
             return g.node("Mul", g.node("Add", low, high), 0.5)
         steps = g.constant(np.arange(count).reshape(1, -1) / (count - 1), boxes.dtype)
@@ -126,7 +126,7 @@ def crop_and_resize(
 
 
 def _centred(g: Emitter, boxes: Value) -> tuple[Value, Value, Value, Value]:
-    """Middle and size of boxes, which count both ends."""
+    """Return the centre and size of boxes, whose sizes count both end pixels."""
     x1, y1, x2, y2 = _columns(g, boxes)
     return (
         g.node("Mul", g.node("Add", x1, x2), 0.5), g.node("Mul", g.node("Add", y1, y2), 0.5),
@@ -154,7 +154,7 @@ def decode_boxes(
     g: Emitter, anchors: Value, deltas: Value, *, max_shape: Any, means: Any = (0.0,) * 4,
     stds: Any = (1.0,) * 4, wh_ratio_clip: float = 0.016,
 ) -> Value:  # fmt: skip
-    """max_shape: the image's height and width, which no box leaves."""
+    """Decode deltas to boxes, clipped to max_shape: the image's height and width."""
     scaled = g.node("Mul", deltas, g.constant(np.array(stds), deltas.dtype))
     dx, dy, dw, dh = _columns(g, g.node("Add", scaled, g.constant(np.array(means), deltas.dtype)))
     px, py, pw, ph = _centred(g, anchors)

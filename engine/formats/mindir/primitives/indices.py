@@ -174,7 +174,7 @@ def get_tuple_index_info(
 
 
 def _tensor_axes_position(kinds: list[int]) -> int:
-    """Position of the axes of an index's tensors: in front, unless the tensors are adjacent."""
+    """Return where the tensors' axes go in the result: in front, unless they are adjacent."""
     positions = [position for position, kind in enumerate(kinds) if kind == _TENSOR]
     are_adjacent = positions and positions[-1] - positions[0] == len(positions) - 1
     return positions[0] if are_adjacent else 0

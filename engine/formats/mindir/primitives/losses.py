@@ -10,7 +10,7 @@ from engine.formats.mindir.values import DType, Value
 
 
 def _reduced(g: Emitter, loss: Value, reduction: Any) -> Value:
-    """MindSpore's texts for a reduction, or its numbers for them."""
+    """Reduce a loss as named by MindSpore's text for it, or by its number."""
     if reduction in ("mean", 1):
         return g.node("ReduceMean", loss, keepdims=0, shape=())
     if reduction in ("sum", 0):
@@ -45,7 +45,7 @@ def bce_with_logits(
     g: Emitter, x: Value, target: Value, weight: Any = None, positive: Any = None,
     reduction: Any = "mean",
 ) -> Value:  # fmt: skip
-    """max(-x, 0) + log(1 + exp(-|x|)), which no x overflows, times the weight of the positive."""
+    """Lower by max(-x, 0) + log(1 + exp(-|x|)), which does not overflow, times the weight."""
     one = g.constant(1, x.dtype)
     soft = g.node("Softplus", g.node("Neg", x))
     if positive is not None:
@@ -86,7 +86,7 @@ def soft_margin(g: Emitter, x: Value, target: Value, reduction: Any = "mean") ->
 def kl_div(
     g: Emitter, x: Value, target: Value, reduction: Any = "mean", log_target: Any = False
 ) -> Value:
-    """x is the logarithm of a probability; a target of 0 adds nothing."""
+    """Lower KL divergence; x is the logarithm of a probability; a target of 0 adds nothing."""
     if log_target:
         loss = g.node("Mul", g.node("Exp", target), g.node("Sub", target, x))
         return _reduced(g, loss, reduction)

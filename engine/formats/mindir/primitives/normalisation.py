@@ -43,7 +43,7 @@ def scale(g: Emitter, x: Value, factor: Value, bias: Any = None, *, axis: Any = 
 
 
 def _layer(g: Emitter, x: Value, gamma: Any, beta: Any, first: int, epsilon: float) -> list[Value]:
-    """LayerNormalization over the axes from `first`, with mean and 1/std."""
+    """Emit LayerNormalization over the axes from `first`; return result, mean and 1/std."""
     rank = g.rank(x)
     first %= rank
     if gamma is None:
@@ -67,7 +67,7 @@ def layer_norm(
     g: Emitter, x: Value, gamma: Value, beta: Value, begin_norm_axis: Any = 1,
     begin_params_axis: Any = 1, epsilon: float = 1e-7,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Returns the result, the mean and the variance."""
+    """Return the result, the mean and the variance."""
     first = as_int(begin_norm_axis) % g.rank(x)
     params = as_int(begin_params_axis) % g.rank(x)
     if first == params:

@@ -211,7 +211,7 @@ def not_in_sequence(g: Emitter, item: Any, items: Any) -> Any:
 
 @primitive("is_", "Is")
 def is_same(g: Emitter, x: Any, y: Any) -> Any:
-    """Python's `is`, of None and booleans."""
+    """Evaluate Python's `is`, for None and booleans."""
     x, y = _plain(x), _plain(y)
     if isinstance(x, Value) and isinstance(y, bool) and x.dtype is DType.BOOL:
         return g.node("Identity", x, shape=()) if y else g.node("Not", x, shape=())
@@ -246,7 +246,7 @@ def joined_text(g: Emitter, *parts: Any) -> str:
 
 @primitive("make_range", "MakeRange")
 def make_range(g: Emitter, *ends: Any) -> tuple[int, ...]:
-    """Python's range, of numbers that are known when the model is read."""
+    """Evaluate Python's range, of numbers that are known when the model is read."""
     plain = [_plain(end) for end in ends]
     if any(isinstance(end, Value) for end in plain):
         raise Unsupported("a range of a computed number of places")

@@ -1,4 +1,4 @@
-"""Primitives that change shapes and keep elements, and primitives that make tensors."""
+"""Primitives that change a tensor's shape or the order of its elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from engine.formats.mindir.emit import Emitter, Unsupported, bounded
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import common, result_type, type_of
+from engine.formats.mindir.primitives.arithmetic import common
 from engine.formats.mindir.values import Abstract, DType, Value
 
 
@@ -280,94 +280,6 @@ def size(g: Emitter, x: Value) -> Any:
     return g.node("Size", x, dtype=DType.INT64, shape=())
 
 
-@primitive("ZerosLike", "zeros_like", "zeroslike")
-def zeros_like(g: Emitter, x: Any) -> Value:
-    return _full_like(g, g.constant(x), 0)
-
-
-@primitive("OnesLike", "ones_like")
-def ones_like(g: Emitter, x: Any) -> Value:
-    return _full_like(g, g.constant(x), 1)
-
-
-@primitive("ZerosLikeExt")
-def zeros_like_ext(g: Emitter, x: Value, dtype: Any = None) -> Value:
-    return full(g, g.shape(x), 0, dtype)
-
-
-@primitive("OnesLikeExt")
-def ones_like_ext(g: Emitter, x: Value, dtype: Any = None) -> Value:
-    return full(g, g.shape(x), 1, dtype)
-
-
-@primitive("FullLike", "FullLikeExt")
-def full_like(g: Emitter, x: Value, fill_value: Any, dtype: Any = None) -> Value:
-    return full(g, g.shape(x), fill_value, dtype)
-
-
-def _full_like(g: Emitter, x: Value, value: int) -> Value:
-    zero = g.constant(value, x.dtype)
-    if x.rank == 0:
-        return zero
-    return g.node("Expand", zero, g.shape(x), shape=x.shape)
-
-
-def full(g: Emitter, size: Any, value: Any, dtype: Any) -> Value:
-    kind = result_type(g, DType.FLOAT32) if dtype is None else type_of(g, dtype)
-    fill = g.scalar(value, kind)
-    size = as_static(size)
-    return fill if size == () else g.node("Expand", fill, g.ints(size))
-
-
-@primitive("Fill", "fill", "DynamicFill")
-def fill(g: Emitter, dtype: Any, shape: Any, value: Any) -> Value:
-    return full(g, shape, value, dtype)
-
-
-@primitive("FillV2", "FillScalar", "FillTensor", "Full")
-def fill_v2(g: Emitter, shape: Any, value: Any, dtype: Any = None) -> Value:
-    return full(g, shape, value, dtype)
-
-
-@primitive("Zeros")
-def zeros(g: Emitter, size: Any, dtype: Any = None) -> Value:
-    return full(g, size, 0, dtype)
-
-
-@primitive("Ones")
-def ones(g: Emitter, size: Any, dtype: Any = None) -> Value:
-    return full(g, size, 1, dtype)
-
-
-@primitive("NewZeros")
-def new_zeros(g: Emitter, x: Value, size: Any, dtype: Any = None) -> Value:
-    return full(g, size, 0, dtype)
-
-
-@primitive("NewOnes")
-def new_ones(g: Emitter, x: Value, size: Any, dtype: Any = None) -> Value:
-    return full(g, size, 1, dtype)
-
-
-@primitive("Eye", "eye")
-def eye(g: Emitter, n: Any, m: Any, dtype: Any = None) -> Value:
-    kind = type_of(g, dtype)
-    plain = g.node("Expand", g.constant(0.0), g.ints((n, m)))
-    return g.cast(g.node("EyeLike", plain), kind)
-
-
-@primitive("Range", "range", "Arange", "arange", "RangeV2")
-def range_(g: Emitter, start: Any, limit: Any, delta: Any = 1, *rest: Any) -> Value:
-    kind = result_type(g, DType.INT64)
-    work = (
-        kind
-        if kind in (DType.INT32, DType.INT64, DType.FLOAT32, DType.FLOAT64, DType.INT16)
-        else DType.FLOAT32
-    )
-    parts = [g.scalar(bound, work) for bound in (start, limit, delta)]
-    return g.cast(g.node("Range", *parts), kind)
-
-
 @primitive("Pad")
 def pad(g: Emitter, x: Value, paddings: Any) -> Value:
     return _pad(g, x, [tuple(map(int, pair)) for pair in _pairs(paddings)], "constant", 0)
@@ -591,126 +503,9 @@ def roll(
     return x
 
 
-@primitive("Meshgrid", "meshgrid")
-def meshgrid(g: Emitter, items: tuple[Any, ...], indexing: Any = "xy") -> tuple[Value, ...]:
-    """Broadcast each vector over the grid of all; indexing 1 is "xy": first two axes swapped."""
-    swapped = indexing in (1, "xy") and len(items) > 1
-    order = [1, 0, *range(2, len(items))] if swapped else list(range(len(items)))
-    sizes: list[Any] = [g.dim(items[index], 0) for index in order]
-    result = []
-    for index, vector in enumerate(items):
-        position = order.index(index)
-        shaped = g.reshape(
-            vector, tuple(-1 if axis == position else 1 for axis in range(len(items)))
-        )
-        result.append(g.node("Expand", shaped, g.ints(tuple(sizes))))
-    return tuple(result)
-
-
-@primitive("Tril", "TrilExt")
-def tril(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
-    return _triangle(g, x, diagonal, 0)
-
-
-@primitive("Triu")
-def triu(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
-    return _triangle(g, x, diagonal, 1)
-
-
-def _triangle(g: Emitter, x: Value, diagonal: Any, upper: int) -> Value:
-    supported = (DType.FLOAT32, DType.FLOAT64, DType.INT64, DType.BOOL)
-    work = (
-        x
-        if x.dtype in supported
-        else g.cast(x, DType.INT64 if "int" in str(x.dtype) else DType.FLOAT32)
-    )
-    return g.cast(g.node("Trilu", work, g.scalar(diagonal, DType.INT64), upper=upper), x.dtype)
-
-
-@primitive("Diag")
-def diag(g: Emitter, x: Value) -> Value:
-    """Put the elements onto the diagonal of a tensor of zeros that has each axis twice."""
-    dims = g.dims(x)
-    flat = g.reshape(x, (-1,))
-    square_ = g.node("Expand", g.constant(0.0), g.ints((g.dim(flat, 0),) * 2))
-    mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
-    y = g.node("Where", mask, flat, g.constant(0, x.dtype), like=x)
-    return y if len(dims) == 1 else g.reshape(y, (*dims, *dims))
-
-
-@primitive("DiagExt")
-def diag_ext(g: Emitter, x: Value, diagonal: Any = 0) -> Value:
-    """Put a vector onto a diagonal, or take the diagonal of a matrix."""
-    offset = as_int(diagonal)
-    if g.rank(x) != 1:
-        return diag_part(g, x, offset)
-    y = diag(g, x)
-    if offset == 0:
-        return y
-    first, last = ((0, offset), (offset, 0)) if offset > 0 else ((-offset, 0), (0, -offset))
-    return g.node("Pad", y, g.ints((*first, *last)), g.constant(0, x.dtype), mode="constant")
-
-
-@primitive("MatrixSetDiagV3")
-def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align: str = "") -> Value:
-    """Replace one diagonal of x."""
-    offsets = axes_of(as_static(k))
-    shape_ = x.shape
-    if len(set(offsets)) != 1 or shape_ is None or None in shape_[-2:]:
-        raise Unsupported("MatrixSetDiagV3 of several diagonals, or of a matrix of unknown size")
-    offset = offsets[0]
-    rows, columns = int(shape_[-2] or 0), int(shape_[-1] or 0)
-    bounded(rows * columns)
-    mask = np.eye(rows, columns, offset, dtype=bool)
-    length = max(int(mask.sum()), 1)
-    indices = np.clip(np.arange(rows) + min(offset, 0), 0, length - 1)
-    expanded = g.unsqueeze(g.node("Gather", diagonal, g.constant(indices), axis=-1), (-1,))
-    return g.node("Where", g.constant(mask), expanded, x, like=x, shape=x.shape)
-
-
-@primitive("MatrixDiagV3")
-def matrix_diag(
-    g: Emitter, x: Value, k: Any = 0, rows: Any = -1, columns: Any = -1, padding: Any = 0, *,
-    align: str = "",
-) -> Value:  # fmt: skip
-    """Put vectors onto the diagonal of square matrices filled with a padding value."""
-    length_ = g.dim(x, -1)
-    if set(axes_of(as_static(k))) != {0} or not {as_static(rows), as_static(columns)} <= {
-        -1,
-        length_,
-    }:
-        raise Unsupported("MatrixDiagV3 of other than one main diagonal")
-    square_ = g.node("Expand", g.constant(0.0), g.ints((length_, length_)))
-    mask = g.cast(g.node("EyeLike", square_), DType.BOOL)
-    wide = g.unsqueeze(x, (-1,))
-    return g.node("Where", mask, wide, g.scalar(padding, x.dtype), like=x)
-
-
 @primitive("ViewAs", "ReshapeAs")
 def view_as(g: Emitter, x: Value, other: Value) -> Value:
     return g.reshape(x, g.dims(other))
-
-
-@primitive("NewFull")
-def new_full(g: Emitter, x: Value, size: Any, value: Any, dtype: Any = None) -> Value:
-    kind = x.dtype if dtype is None else type_of(g, dtype)
-    return g.node("Expand", g.scalar(value, kind), g.ints(as_static(size)))
-
-
-@primitive("Trace", "TraceExt")
-def trace(g: Emitter, x: Value) -> Value:
-    kind = result_type(g, x.dtype)
-    return g.node("ReduceSum", g.cast(diag_part(g, x), kind), keepdims=0, shape=())
-
-
-@primitive("TraceV2")
-def trace_v2(
-    g: Emitter, x: Value, offset: Any = 0, axis1: Any = 1, axis2: Any = 0, dtype: Any = None
-) -> Value:
-    """Return the sums of the diagonals of two axes."""
-    if x.rank != 2 or as_int(offset):
-        raise Unsupported("a trace beside the main diagonal, or of more than a matrix")
-    return trace(g, x)
 
 
 @primitive("ChannelShuffle")
@@ -720,23 +515,6 @@ def channel_shuffle(g: Emitter, x: Value, *, group: Any) -> Value:
     grouped = g.reshape(x, (dims[0], parts, -1, *dims[2:]))
     order = [0, 2, 1, *range(3, len(dims) + 1)]
     return g.reshape(g.node("Transpose", grouped, perm=order), dims)
-
-
-@primitive("DiagPart", "Diagonal")
-def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
-    dims = x.shape
-    if dims is None or dims[dim1] is None or dims[dim2] is None:
-        raise Unsupported("the diagonal of a tensor of unknown size")
-    rank_ = len(dims)
-    row_axis, column_axis = dim1 % rank_, dim2 % rank_
-    rows, columns = int(dims[row_axis] or 0), int(dims[column_axis] or 0)
-    bounded(rows)
-    positions = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
-    rest = [axis for axis in range(rank_) if axis not in (row_axis, column_axis)]
-    y = g.transpose(x, [row_axis, column_axis, *rest])
-    index = g.constant(np.array(positions, np.int64).reshape(-1, 2))
-    y = g.node("GatherND", y, index)
-    return g.transpose(y, [*range(1, len(rest) + 1), 0]) if rest else y
 
 
 @primitive("AsStrided", "as_strided")

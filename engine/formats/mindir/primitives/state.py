@@ -30,7 +30,7 @@ _in_place("Add", "AssignAdd", "assign_add")
 _in_place("Sub", "AssignSub", "assign_sub")
 
 
-# Primitives that write their result into their first argument, by the left that computes it.
+# Primitives that write their result into their first argument, by the one that computes it.
 _IN_PLACE = {
     "InplaceAddExt": "AddExt", "InplaceAddsExt": "AddExt", "InplaceSubExt": "SubExt",
     "InplaceSubScalar": "SubExt", "InplaceMul": "Mul", "InplaceMuls": "Mul", "InplaceDiv": "Div",
@@ -88,7 +88,7 @@ def apply_momentum(
 
 
 def _scatter(reduction: str, *names: str) -> None:
-    """Whole rows, by their numbers."""
+    """Register a primitive that updates whole rows of a parameter, by index."""
 
     @primitive(*names, writes=True)
     def lower(g: Emitter, parameter: Value, indices: Value, updates: Value) -> Value:
