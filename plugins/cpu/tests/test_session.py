@@ -118,17 +118,17 @@ def test_a_load_is_given_up_soon_after_it_is_cancelled(tmp_path: Path) -> None:
     path = tmp_path / "deep.onnx"
     onnx.save(onnx.helper.make_model(graph, ir_version=8), path)
     source, backend = open_source(path), open_backend("cpu")
-    begin = time.monotonic()
+    begin, cpu_begin = time.monotonic(), time.process_time()
     backend.load(source, CompileOptions(device=Device("cpu"))).close()
-    needed_s = time.monotonic() - begin
+    needed_s, whole_s = time.monotonic() - begin, time.process_time() - cpu_begin
     token = CancelToken()
     options = CompileOptions(device=Device("cpu"), cancel=token)
     timer = threading.Timer(needed_s / 20, token.cancel)
-    begin = time.monotonic()
+    cpu_begin = time.process_time()  # the clock runs on beside other programs
     timer.start()
     with pytest.raises(Cancelled):
         backend.load(source, options)
-    assert time.monotonic() - begin < needed_s * 0.8
+    assert time.process_time() - cpu_begin < whole_s * 0.8
     timer.join()
 
 
