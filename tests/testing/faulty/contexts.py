@@ -62,7 +62,7 @@ class ForgetsAnEarlyCancel(Faulty):
     """Takes the flag back where a predict begins, as if it were an old one's."""
 
     def predict(self, context, inputs, outputs, deadline_s):
-        context.inner._is_cancelled = False
+        context.inner._inner._cancelled = False
         return super().predict(context, inputs, outputs, deadline_s)
 
 
