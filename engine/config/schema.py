@@ -138,7 +138,7 @@ def _in_use(
 
 
 def _listed(sections: Sequence[str]) -> str:
-    return ", ".join(f"[{each}]" for each in sections)
+    return ", ".join(f"[{name}]" for name in sections)
 
 
 def _unknown(section: str, key: str) -> str:

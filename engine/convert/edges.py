@@ -165,8 +165,8 @@ def _edge(
         elif _is_picture(value.type):
             edge.perm = _TO[layout]
             dims = edge.outer.tensor_type.shape.dim
-            for place, axis in enumerate(edge.perm):
-                dims[place].CopyFrom(tensor.shape.dim[axis])
+            for position, axis in enumerate(edge.perm):
+                dims[position].CopyFrom(tensor.shape.dim[axis])
             edge.notes.append(f"{what} {value.name!r} is {layout.name}; the model's is {own.name}")
     return edge
 

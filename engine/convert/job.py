@@ -72,10 +72,10 @@ class Job:
         if self.file is None:
             object.__setattr__(self, "file", ModelFile(self.model_file))
         for name, shape in self.input_shape.items():
-            for place, dim in enumerate(shape):
+            for index, dim in enumerate(shape):
                 if not 1 <= dim <= _LARGEST_DIM and dim != -1:
                     raise ModelError(
-                        f"input_shape of {name!r}: dim {place} is {dim}; expected "
+                        f"input_shape of {name!r}: dim {index} is {dim}; expected "
                         f"1..{_LARGEST_DIM}, or -1 for a dim that stays open"
                     )
 

@@ -74,27 +74,27 @@ def _backend(name: str) -> str:
 
 
 def _judge(examined: Examination, packages: Packages, is_named: bool) -> BackendDiagnosis:
-    found = examined.record
-    findings = [_state(found, is_named)]
-    findings += [Finding(Status.NOTE, "hooks", text) for text in found.warnings]
-    if found.state is not BackendState.DISABLED:
-        findings += packages.look_at(found.distribution)
+    backend_record = examined.record
+    findings = [_state(backend_record, is_named)]
+    findings += [Finding(Status.NOTE, "hooks", text) for text in backend_record.warnings]
+    if backend_record.state is not BackendState.DISABLED:
+        findings += packages.look_at(backend_record.distribution)
     findings += [
         Finding(Status.OK if check.ok else Status.PROBLEM, check.name, check.detail, check.fix)
         for check in examined.checks
     ]
     if examined.fault:
-        fix = f"report it to the authors of {found.distribution or found.name}"
+        fix = f"report it to the authors of {backend_record.distribution or backend_record.name}"
         findings.append(Finding(Status.PROBLEM, "diagnosis", examined.fault, fix))
-    return BackendDiagnosis(found, tuple(findings))
+    return BackendDiagnosis(backend_record, tuple(findings))
 
 
 def _state(record: BackendRecord, is_named: bool) -> Finding:
     state = record.state.replace("_", " ")
     if record.state is BackendState.READY:
         devices = record.devices.found if record.devices else ()
-        said = ", ".join(f"{device.device} ({device.name})" for device in devices)
-        return Finding(Status.OK, "state", f"{state}, with {said}")
+        names = ", ".join(f"{device.device} ({device.name})" for device in devices)
+        return Finding(Status.OK, "state", f"{state}, with {names}")
     intended = record.state in (BackendState.NOT_INSTALLED, BackendState.DISABLED)
     status = Status.NOTE if intended and not is_named else Status.PROBLEM
     fix = record.fix

@@ -98,8 +98,14 @@ def _merge_exits(
     targets: dict[str, tuple[Any, State]] = {}
     for name in (*left.targets, *(name for name in right.targets if name not in left.targets)):
         if name in left.targets and name in right.targets:
-            (one, one_state), (two, two_state) = left.targets[name], right.targets[name]
-            targets[name] = (merge.merge(one, two), merge.merge_states(one_state, two_state))
+            (left_value, left_target_state), (right_value, right_target_state) = (
+                left.targets[name],
+                right.targets[name],
+            )
+            targets[name] = (
+                merge.merge(left_value, right_value),
+                merge.merge_states(left_target_state, right_target_state),
+            )
         else:
             of_left = name in left.targets
             value, state = (left if of_left else right).targets[name]

@@ -160,7 +160,7 @@ class Storage:
     def parameter(self, proto: TensorProto, name: str) -> Value:
         """Return a parameter as a value; its data stays where it is."""
         if not proto.location:
-            found = constants.tensor_value(proto, name)
+            result = constants.tensor_value(proto, name)
         else:
             dtype, shape, wanted = constants.size_of(proto)
             length = wanted if proto.length is None else proto.length
@@ -182,9 +182,9 @@ class Storage:
             data: Buffer | External = External(named, proto.offset, length)
             if held is not None:
                 data = held[proto.offset : proto.offset + length]
-            found = Value(name, dtype, shape, data)
-        found.is_parameter = True
-        return found
+            result = Value(name, dtype, shape, data)
+        result.is_parameter = True
+        return result
 
     def read(self, value: Value) -> Value:
         """Return the constant with bytes of its own."""

@@ -698,7 +698,7 @@ def log_add_exp(g: Emitter, x: Value, y: Value) -> Value:
 
 @primitive("LogAddExp2")
 def log_add_exp2(g: Emitter, x: Value, y: Value) -> Value:
-    scaled = (g.node("Mul", item, math.log(2)) for item in common(g, x, y))
+    scaled = (g.node("Mul", operand, math.log(2)) for operand in common(g, x, y))
     return g.node("Div", log_add_exp(g, *scaled), math.log(2))
 
 

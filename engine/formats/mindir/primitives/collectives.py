@@ -82,10 +82,10 @@ def broadcast(
     many = isinstance(x, tuple)
     results = tuple(
         g.node(
-            "Broadcast", item, domain=DOMAIN, shape=item.shape, root=int(root_rank),
+            "Broadcast", tensor, domain=DOMAIN, shape=tensor.shape, root=int(root_rank),
             **_members(group, rank_list),
         )
-        for item in (x if many else (x,))
+        for tensor in (x if many else (x,))
     )  # fmt: skip
     return results if many and isinstance(g.result, tuple) else results[0]
 

@@ -33,8 +33,8 @@ def as_static(value: Any) -> Any:
     if isinstance(value, Value):
         array = value.array()
         if array is not None and array.ndim <= 1:
-            found = tuple(int(value) for value in array.reshape(-1))
-            return found if array.ndim else found[0]
+            numbers = tuple(int(value) for value in array.reshape(-1))
+            return numbers if array.ndim else numbers[0]
     return value
 
 
