@@ -75,6 +75,7 @@ def result(report: Report, name: str):
     return found
 
 
+@pytest.mark.slow
 def test_a_backend_without_a_fault_passes_every_level(null_backend: str) -> None:
     seen = []
     report = check.check(null_backend, progress=lambda *step: seen.append(step))

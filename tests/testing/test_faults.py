@@ -22,6 +22,7 @@ KIT = {name for name in dir(BackendConformance) if name.startswith("test_")}
 # All faults run in one fixture; a busy machine takes long for that.
 LIMIT_S = 900
 pytestmark = pytest.mark.timeout(LIMIT_S)
+WHOLE = "test_a_backend_without_a_fault_passes_all_of_it"
 # The kit's tests of itself; tests/testing/test_kit.py has them.
 OF_ITSELF = {"test_gaps_name_tests_of_the_kit"}
 
@@ -42,8 +43,17 @@ Outcomes = dict[tuple[str, str], list[str | None]]
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
-    """Run pytest over the tests that are to catch each fault, and its control: two at a time."""
+def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Outcomes:
+    """Run pytest over the tests that are to catch each fault that is asked for, and its control.
+
+    Two processes at a time.
+    """
+    asked = {
+        item.callspec.params["fault"].name
+        for item in request.session.items
+        if item.path == Path(__file__) and hasattr(item, "callspec")
+    }
+    is_whole = any(item.name == WHOLE for item in request.session.items)
     folder = tmp_path_factory.mktemp("faulty")
     (folder / "faulty_kit.py").write_text(CLASSES)
     chosen = []
@@ -52,13 +62,14 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
         info = plugins.install(folder, fault.name, fault.target, source=fault.source)
         entry_points += (info / "entry_points.txt").read_text().partition("\n")[2]
         shutil.rmtree(info)
-        if fault.name != "faultless":  # pytest before 9 would drop the rest of its class
+        if fault.name in asked - {"faultless"}:  # pytest before 9 would drop the rest of its class
             tests = (*fault.tests, fault.control)
             chosen.append([f"faulty_kit.py::Test_{fault.name}::{test}" for test in tests])
     # One distribution of them all: a hundred would be read again for every test.
     info = plugins.install(folder, "faults", "faulty")
     (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entry_points}")
-    halves = [[*chain(*chosen[::2])], ["faulty_kit.py::Test_faultless", *chain(*chosen[1::2])]]
+    whole = ["faulty_kit.py::Test_faultless"] if is_whole else []
+    halves = [half for half in ([*chain(*chosen[::2])], [*whole, *chain(*chosen[1::2])]) if half]
     found: Outcomes = defaultdict(list)
     with ThreadPoolExecutor() as pool:
         for outcomes in pool.map(lambda half: _run(folder, half), halves):
@@ -97,7 +108,14 @@ def _run(folder: Path, chosen: list[str]) -> Outcomes:
     return found
 
 
-@pytest.mark.parametrize("fault", FAULTS.values(), ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        # Every sixth is quick to try; all of them take a minute of two cores.
+        pytest.param(fault, marks=() if index % 6 == 0 else pytest.mark.slow, id=fault.name)
+        for index, fault in enumerate(FAULTS.values())
+    ],
+)
 def test_the_kit_catches_the_fault_and_says_so(fault: Fault, outcomes: Outcomes) -> None:
     for test in fault.tests:
         texts = [text for text in outcomes[fault.name, test] if text is not None]
@@ -108,6 +126,7 @@ def test_the_kit_catches_the_fault_and_says_so(fault: Fault, outcomes: Outcomes)
     assert control == [None] * len(control), f"the fault breaks {fault.control} too: {control}"
 
 
+@pytest.mark.slow
 def test_a_backend_without_a_fault_passes_all_of_it(outcomes: Outcomes) -> None:
     ran = {test for backend, test in outcomes if backend == "faultless"}
     assert ran == KIT

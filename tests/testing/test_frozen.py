@@ -64,6 +64,7 @@ def test_a_frozen_backend_still_reads_its_options(frozen: str, tmp_path: Path) -
         engine.load(models.affine(tmp_path), target=frozen, config=config)
 
 
+@pytest.mark.slow
 def test_a_frozen_backend_passes_the_kit(frozen: str) -> None:
     report = check(frozen)
     assert report.of(Outcome.FAILED) == []

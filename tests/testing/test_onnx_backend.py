@@ -123,6 +123,7 @@ def outcome(backend: type[Backend], names: str) -> unittest.TestResult:
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of onnx, when it computes what its tests want
 def test_onnxs_own_runner_passes_it_and_fails_a_faulty_one(
     null: type[Backend], plugin_folder: Path, capsys: pytest.CaptureFixture[str]
