@@ -99,19 +99,20 @@ class SegmentedContext:
                 assert workspace is not None, "bound, or prepared above"
                 self._walk(workspace.steps, workspace.fill(inputs), deadline_s)
         except BaseException as error:
-            workspace = bound.workspace if bound is not None else workspace
             self._forget()  # lists may be half changed
             if isinstance(error, _FINAL) or not isinstance(error, Exception):
                 raise
+        else:
+            if bound is not None:
+                return bound.deliver()
             assert workspace is not None
-            return self._run_again(inputs, outputs, deadline_s, workspace.seen)
-        if bound is not None:
-            return bound.deliver()
-        assert workspace is not None
-        try:
-            return workspace.results(inputs)
-        finally:
-            workspace.clear()
+            try:
+                return workspace.results(inputs)
+            finally:
+                workspace.clear()
+        prepared = workspace if bound is None else bound.workspace
+        assert prepared is not None
+        return self._run_again(inputs, outputs, deadline_s, prepared.seen)
 
     def _run_again(
         self, inputs: Values, outputs: Values | None, deadline_s: float | None, seen: Sequence[Seen]

@@ -12,6 +12,7 @@ from typing import Any
 
 import fake_device
 import numpy as np
+import onnx
 import pytest
 from onnx import TensorProto
 from plan_models import node, save, value
@@ -282,6 +283,33 @@ def test_a_device_that_cannot_share_a_workspace_is_opened_beside_none(
     path = chain(tmp_path, "Neg", "Tanh", "Neg")
     plan_of(path, ["device", "second"], NO_TANH_ON_DEVICE).pool.borrow()
     assert [beside for _, beside in device.neighbours] == [None, None]
+
+
+def test_a_device_that_reads_no_files_in_memory_gets_them_inlined(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    noting = """
+sources = []
+_load_model = engine_load
+
+@hookimpl
+def engine_load(source, options):
+    sources.append(source)
+    return _load_model(source, options)
+"""
+    x, w = np.ones(3, np.float32), np.float32([1, 2, 3])
+    path = save(tmp_path, [node("Add", "x w", "y")], constants={"w": w})
+    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
+    plain = open_source(path)
+    in_memory = replace(plain, files={"w.bin": (tmp_path / "w.bin").read_bytes()}, versions={})
+    (tmp_path / "w.bin").unlink()
+    device = install_device(install, noting + lacking("files_in_memory"))
+    context = engine.Context()
+    context.target = ["device"]
+    plan = build_plan(lambda suffixes: in_memory, context, {})
+    lease = plan.pool.borrow()
+    np.testing.assert_array_equal(plan.predict(lease.context, [x], None, None)[0], x + w)
+    assert [dict(source.files) for source in device.sources] == [{}]
 
 
 def test_a_device_that_cannot_run_parts_gets_none(
