@@ -23,7 +23,15 @@ from engine.errors import (
 )
 from engine.plan.compile import Opener
 from engine.plan.contexts import close
-from engine.plan.workspace import BoundRun, Seen, Step, Workspace, direct_buffers, owned
+from engine.plan.workspace import (
+    BoundRun,
+    Seen,
+    Step,
+    Workspace,
+    direct_buffers,
+    overwritten,
+    owned,
+)
 from engine.types import (
     Capability,
     Device,
@@ -205,6 +213,8 @@ class SegmentedContext:
         finally:
             self._recorded = None
         results = []
+        for number in overwritten(executable, inputs, outputs or ()):
+            values[number] = owned(values[number], executable.transfer)
         for index, number in enumerate(executable.results):
             value = values[number]
             entry = outputs[index] if outputs is not None else None

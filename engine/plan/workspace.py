@@ -248,6 +248,7 @@ class BoundRun:
         self._outputs = outputs
         self._arrays = tuple(inputs)
         self._shapes = [getattr(value, "shape", None) for value in inputs]
+        self._overwritten = overwritten(executable, inputs, outputs)
 
     def holds(self, inputs: Values, outputs: Values | None) -> bool:
         """Return whether this is the run for these lists: the very same mean the same arrays.
@@ -265,10 +266,11 @@ class BoundRun:
         """Return the outputs in the caller's buffers; where none is given, in new memory."""
         executable = self._executable
         results: list[Value] = []
+        saved = {n: owned(self.values[n], executable.transfer) for n in self._overwritten}
         for number, entry, spec in zip(
             executable.results, self._outputs, executable.outputs, strict=True
         ):
-            value = self.values[number]
+            value = saved.get(number, self.values[number])
             if entry is None:
                 # A copy of our buffer; a list or dict is new in every run, and the caller's.
                 is_array = isinstance(value, np.ndarray | DeviceBuffer)
@@ -303,6 +305,16 @@ def direct_buffers(
         if _fills(makers[number], entry)
         and not any(may_overlap(entry, tensor) for tensor in tensors)
     }
+
+
+def overwritten(executable: SegmentedExecutable, inputs: Values, outputs: Values) -> list[int]:
+    """Return the numbers of the inputs that are outputs too and that filling outputs may change."""
+    return [
+        number
+        for number in {*executable.results}
+        if number < len(inputs)
+        and any(may_overlap(entry, t) for entry in outputs for t in _tensors(inputs[number]))
+    ]
 
 
 def owned(value: Value, transfer: Transfer) -> Value:

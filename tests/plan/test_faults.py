@@ -99,6 +99,22 @@ def test_an_output_buffer_that_is_an_input_too_is_filled_last(
         np.testing.assert_allclose(z, np.tanh(-x) + x, rtol=1e-6)
 
 
+def test_an_input_that_is_an_output_too_is_read_before_its_memory_is_filled(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    install("first")
+    install("second")
+    nodes = [node("Neg", "x", "a"), node("Tanh", "a", "y")]
+    plan = plan_of(save(tmp_path, nodes, outputs=[value("y"), value("x")]), ["first", "second"])
+    lease = plan.pool.borrow()
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    for _ in range(4):
+        both, copy = x.copy(), np.zeros(5, np.float32)
+        plan.predict(lease.context, [both], [both, copy], None)
+        np.testing.assert_allclose(both, np.tanh(-x), rtol=1e-6)
+        np.testing.assert_array_equal(copy, x)
+
+
 @pytest.mark.parametrize("runs", [1, 2, 3])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_reset_context_has_let_go_of_the_callers_arrays(
