@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import pluggy
 
 from engine import hookspecs
 from engine.backends.manifest import checked
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, one_line
 from engine.options import nearest
 from engine.types import (
     BackendInfo,
@@ -19,6 +18,7 @@ from engine.types import (
     Check,
     CompileOptions,
     Device,
+    DeviceInfo,
     Devices,
     Executable,
     LoadedModel,
@@ -75,7 +75,9 @@ class Backend:
                     f"{', '.join(absent)}; the capability is ignored"
                 )
         self.warnings = tuple(warnings)
-        self.devices: Callable[[], Devices] = self.bind("engine_devices")
+        self._ask_devices: Callable[[], Devices] = self.bind("engine_devices")
+        self._devices: Devices | None = None
+        self._present: Mapping[Device, DeviceInfo] | None = None
         self.load: Callable[[ModelSource, CompileOptions], LoadedModel] = self.bind("engine_load")
         self.compile: Callable[[LoadedModel, CompileOptions], Executable] = self.bind(
             "engine_compile"
@@ -83,6 +85,35 @@ class Backend:
         self.predict: Callable[[Any, Values, Values | None, float | None], Values] = self.bind(
             "engine_predict"
         )
+
+    def devices(self) -> Devices:
+        """Ask engine_devices anew; what it raises comes through. `present` goes by the answer."""
+        devices = self._ask_devices()
+        self._devices, self._present = devices, None
+        return devices
+
+    @property
+    def present(self) -> Mapping[Device, DeviceInfo]:
+        """The devices of the latest answer of engine_devices, which is asked if it never was.
+
+        Raises BackendUnavailable where it fails.
+        """
+        present = self._present
+        if present is None:
+            try:
+                devices = self._devices or self.devices()
+                present = {info.device: info for info in devices.found}
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # SystemExit, or a panic of a compiled extension
+                raise BackendUnavailable(
+                    f"backend {self.name!r} is at fault: its engine_devices raised "
+                    f"{one_line(error)}; report it to the authors of {self.name!r} "
+                    f"{self.info.version}",
+                    self.name,
+                ) from error
+            self._present = present
+        return present
 
     def diagnose(self) -> Sequence[Check]:
         """Return the backend's own checks of this machine; none if it has none."""
@@ -107,11 +138,12 @@ class Backend:
     def lacks(self, capability: str, device: Device) -> str:
         """Return why `device` does not have a capability; "" where it does.
 
-        Asks engine_devices at the first call for an announced capability, and never again.
+        Asks engine_devices only if nobody has; raises BackendUnavailable where that fails.
         """
         if not self.can(capability):
             return f"backend {self.name!r} does not announce {str(capability)!r}"
-        return str(self._lacking.get(device, {}).get(capability, ""))
+        info = self.present.get(device)
+        return str(info.lacks.get(capability, "")) if info is not None else ""
 
     @property
     def device_type(self) -> str:
@@ -122,13 +154,8 @@ class Backend:
         types = self.info.device_types
         if len(types) == 1:
             return types[0]
-        present = {device.type for device in self._lacking}
+        present = {device.type for device in self.present}
         return next((kind for kind in types if kind in present), types[0])
-
-    @cached_property
-    def _lacking(self) -> dict[Device, Mapping[str, str]]:
-        """The `lacks` of each device that is present."""
-        return {found.device: found.lacks for found in self.devices().found}
 
     def check_provider(self, text: str) -> str:
         """Return a provider that the user names as the manifest spells it; "" for none.

@@ -13,8 +13,8 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.backends import find_target, open_backend, warn_once
-from engine.errors import BackendError, ModelError
+from engine.backends import Backend, find_target, open_backend, warn_once
+from engine.errors import BackendError, BackendUnavailable, ModelError
 from engine.formats.opened import variables_of
 from engine.plan.compile import Candidate, Plan, compile_plan
 from engine.plan.options import Request
@@ -72,12 +72,18 @@ def build_plan(
         if cancel is not None:
             cancel.check()
         try:
+            if unreadable := _unreadable(backend, source):
+                raise ModelError(f"{source.name}: {unreadable}", source.name)
             first = Candidate(backend, request.options(backend, target, source))
             further = _further(first, targets[index + 1 :], request, source)
             plan = compile_plan(first, source, further)
-            if variables_of(source):
-                plan = with_weights(plan)
-            plan = with_state(plan)
+            try:
+                if variables_of(source):
+                    plan = with_weights(plan)
+                plan = with_state(plan)
+            except BaseException:
+                plan.pool.close()
+                raise
         except (BackendError, ModelError) as error:
             if watched.error is not None:  # the user's own, out of the progress callback
                 raise watched.error from None
@@ -134,6 +140,8 @@ def _further(
             try:
                 target = find_target(name)
                 backend = open_backend(target.backend)
+                if unreadable := _unreadable(backend, source):
+                    raise BackendUnavailable(unreadable, backend.name)
                 options = request.options(backend, target, source, are_listed)
             except BackendError as error:
                 yield error
@@ -143,6 +151,16 @@ def _further(
             asked.add((backend.name, options.provider))
             completing += backend.info.completed_by
             yield Candidate(backend, options, are_listed)
+
+
+def _unreadable(backend: Backend, source: ModelSource) -> str:
+    """Return why a backend cannot be given a model of this format; "" where it can."""
+    if source.format in backend.info.formats:
+        return ""
+    return (
+        f"backend {backend.name!r} reads {', '.join(backend.info.formats)}, but the model is in "
+        f"format {source.format}; choose a target that reads that"
+    )
 
 
 def _targets(context: Context) -> tuple[Sequence[str], str, bool]:

@@ -27,13 +27,11 @@ from engine.types import (
     LoadedModel,
     ModelSource,
     Placement,
-    Values,
+    Predict,
 )
 
 if TYPE_CHECKING:
     from engine.plan.weights import PlanWeights
-
-Predict = Callable[..., Values]
 
 T = TypeVar("T")
 
@@ -42,10 +40,11 @@ T = TypeVar("T")
 class Plan:
     """A model ready to run.
 
-    backend: that of the target; others: those that run what it cannot, each with its device.
+    backend: that of the target.
     predict: the backend's own function, or that of `segments`: (context, inputs, outputs,
     deadline_s) -> values.
     pool: lends it contexts. device: that of the target. why: how this target came to be chosen.
+    parts: the backends that run nodes of it, each with its device.
     fallback_reasons: why nodes, by index, are not where the target would have them.
     devices: those whose DeviceBuffers predict takes and gives; () for host arrays alone.
     weights: those that may be exchanged; None where there are none.
@@ -59,7 +58,7 @@ class Plan:
     pool: ContextPool
     device: Device
     why: str = ""
-    others: tuple[tuple[Backend, Device], ...] = ()
+    parts: tuple[tuple[Backend, Device], ...] = ()
     fallback_reasons: Mapping[int, str] = field(default_factory=dict)
     devices: tuple[Device, ...] = ()
     weights: PlanWeights | None = None
@@ -81,10 +80,13 @@ class Plan:
 
     def lacks(self, capability: str) -> str:
         """Return the name of a backend of this plan that lacks `capability`; "" for none."""
-        parts = ((self.backend, self.device), *self.others)
-        return next(
-            (backend.name for backend, device in parts if backend.lacks(capability, device)), ""
-        )
+        lacking = (part.name for part, device in self.parts if part.lacks(capability, device))
+        return next(lacking, "")
+
+    @property
+    def others(self) -> tuple[tuple[Backend, Device], ...]:
+        """Return those of `parts` that are not the target's."""
+        return tuple(part for part in self.parts if part != (self.backend, self.device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
     `options.save_to` are the caller's wish; a compiled form that is of no use is not an error.
     """
     backend, options = candidate.backend, candidate.options
+    has_memory = not backend.lacks(Capability.DEVICE_BUFFERS, options.device)
     executable, unsupported = with_compiled_form(
         source, lambda source: _compile_all(backend, source, options)
     )
@@ -126,10 +129,16 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
         return None, unsupported
     # The file's bytes are the backend's business now: a model does not hold them twice.
     source = replace(source, data=None, files={})
-    pool = ContextPool(Opener(backend, executable))
-    has_memory = not backend.lacks(Capability.DEVICE_BUFFERS, options.device)
-    devices = (options.device,) if has_memory else ()
-    plan = Plan(backend, source, executable, backend.predict, pool, options.device, devices=devices)
+    plan = Plan(
+        backend,
+        source,
+        executable,
+        backend.predict,
+        ContextPool(Opener(backend, executable)),
+        options.device,
+        parts=((backend, options.device),),
+        devices=(options.device,) if has_memory else (),
+    )
     return plan, {}
 
 
@@ -167,7 +176,7 @@ def load(
     backend: Backend, source: ModelSource, options: CompileOptions
 ) -> tuple[LoadedModel, dict[int, str]]:
     """Return the model as the backend reads it, for the caller to close, and what it cannot run."""
-    if source.files and not backend.can(Capability.FILES_IN_MEMORY):
+    if source.files and backend.lacks(Capability.FILES_IN_MEMORY, options.device):
         from engine.formats.onnx.inline import inlined  # rare
 
         source = inlined(source)

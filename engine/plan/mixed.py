@@ -55,7 +55,8 @@ def compile_mixed(
     refuses a part of which it has reported nothing.
     """
     partitioning = Partitioning(first, source, further)
-    if not partitioning.nodes or not first.backend.can(Capability.MIXED_PLACEMENT):
+    keeps_it_whole = first.backend.lacks(Capability.MIXED_PLACEMENT, first.options.device)
+    if not partitioning.nodes or keeps_it_whole:
         raise partitioning.unplaceable(0, unsupported)
     every = range(len(partitioning.nodes))
     partitioning.refuse(0, every, unsupported)
@@ -67,18 +68,26 @@ def compile_mixed(
             return replace(plan, fallback_reasons=partitioning.fallback_reasons)
         partitioning.refuse(1, every, unsupported)
     executable = compile_parts(partitioning)
+    try:
+        return _plan(partitioning, executable)
+    except BaseException:
+        close(executable)
+        raise
+
+
+def _plan(partitioning: Partitioning, executable: segments.SegmentedExecutable) -> Plan:
+    first = partitioning.candidates[0]
     placed = {index for segment in executable.segments for index in segment.nodes}
     partitioning.warn(placed)
     used = dict.fromkeys((segment.backend, segment.device) for segment in executable.segments)
-    used.pop((first.backend, first.options.device), None)
     return Plan(
         first.backend,
-        replace(source, data=None, files={}),
+        replace(partitioning.source, data=None, files={}),
         executable,
         segments.predict,
         ContextPool(executable),
         first.options.device,
-        others=tuple(used),
+        parts=tuple(used),
         devices=tuple(executable.transfer.devices),
         fallback_reasons={
             index: why for index, why in partitioning.fallback_reasons.items() if index in placed
@@ -373,14 +382,14 @@ def _compile(partitioning: Partitioning, parts: Sequence[_Part]) -> segments.Seg
         last.update(dict.fromkeys((*part.segment.inputs, *part.segment.outputs), part.segment))
     for spec in graph.outputs:
         last.pop(spec.name, None)
-    compiled: list[segments.Segment] = []
+    compiled: list[segments.CompiledSegment] = []
     with ExitStack() as on_failure:
         for count, part in enumerate(parts, 1):
             executable = _compile_part(part, f"segment {count} of {len(parts)}")
             on_failure.callback(close, executable)
             segment = part.segment
             compiled.append(
-                segments.Segment(
+                segments.CompiledSegment(
                     backend=part.candidate.backend,
                     executable=executable,
                     device=part.options.device,
@@ -391,19 +400,21 @@ def _compile(partitioning: Partitioning, parts: Sequence[_Part]) -> segments.Seg
                     resident=frozenset(numbers[name] for name in part.options.resident),
                 )
             )
+        graph_inputs = enumerate(graph.inputs)
+        placed = {index for part in parts for index in part.segment.nodes}
+        source = partitioning.source
+        held = (*state_of(source), *variables_of(source))
+        executable = segments.SegmentedExecutable(
+            compiled,
+            inputs=tuple(_bounded(spec, number, compiled) for number, spec in graph_inputs),
+            outputs=graph.outputs,
+            results=tuple(numbers[spec.name] for spec in graph.outputs),
+            width=len(numbers),
+            rest=[_unread(partitioning, index) for index in {*range(len(graph.nodes))} - placed],
+            held=len(held),
+        )
         on_failure.pop_all()
-    placed = {index for part in parts for index in part.segment.nodes}
-    source = partitioning.source
-    held = (*state_of(source), *variables_of(source))
-    return segments.SegmentedExecutable(
-        compiled,
-        inputs=tuple(_bounded(spec, number, compiled) for number, spec in enumerate(graph.inputs)),
-        outputs=graph.outputs,
-        results=tuple(numbers[spec.name] for spec in graph.outputs),
-        width=len(numbers),
-        rest=[_unread(partitioning, index) for index in {*range(len(graph.nodes))} - placed],
-        held=len(held),
-    )
+    return executable
 
 
 def _compile_part(part: _Part, title: str) -> Executable:
@@ -423,20 +434,30 @@ def _titled(progress: Progress, title: str) -> Progress:
     return lambda phase, done, total: progress(f"{title}: {phase}", done, total)
 
 
-def _bounded(spec: TensorSpec, number: int, compiled: Sequence[segments.Segment]) -> TensorSpec:
+def _bounded(
+    spec: TensorSpec, number: int, compiled: Sequence[segments.CompiledSegment]
+) -> TensorSpec:
     """Return a model's input in the tightest bounds that its readers were compiled for."""
     readers = [
-        segment.executable.inputs[segment.reads.index(number)]
+        (segment.backend.name, segment.executable.inputs[segment.reads.index(number)].bounds)
         for segment in compiled
         if number in segment.reads
     ]
-    axes = zip(*(reader.bounds for reader in readers if reader.bounds), strict=True)
-    known = [[bound for bound in axis if bound is not None] for axis in axes]
-    bounds = tuple(
-        (max(low for low, _ in axis), min(high for _, high in axis)) if axis else None
-        for axis in known
-    )
-    return replace(spec, bounds=bounds)
+    bounds: list[tuple[int, int] | None] = []
+    for axis, ranges in enumerate(zip(*(ranges for _, ranges in readers if ranges), strict=True)):
+        known = [bound for bound in ranges if bound is not None]
+        if not known:
+            bounds.append(None)
+            continue
+        lowest, highest = max(low for low, _ in known), min(high for _, high in known)
+        bounds.append((lowest, highest))
+        if lowest > highest:
+            asked = (f"{name!r} {ranges[axis]}" for name, ranges in readers if ranges)
+            raise ModelError(
+                f"input {spec.name!r}: dim {axis} has no size for which all backends that read it "
+                f"were compiled: {', '.join(asked)}; compile the model for one range"
+            )
+    return replace(spec, bounds=tuple(bounds))
 
 
 def _unread(partitioning: Partitioning, index: int) -> Placement:

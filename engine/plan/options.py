@@ -131,7 +131,7 @@ def part_options(
     return replace(
         options,
         shapes={name: shapes[name] for name in names},
-        profiles=tuple({name: profile[name] for name in names} for profile in profiles),
+        profiles=tuple({n: profile[n] for n in names} for profile in profiles) if names else (),
         resident=frozenset(resident),
         plan=plan,
         variable_weights=(),  # the core holds the weights of a plan itself

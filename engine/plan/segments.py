@@ -18,7 +18,7 @@ from engine.types import Device, Executable, MemoryReport, Placement, TensorSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class CompiledSegment:
     """A part of a model that one backend has compiled.
 
     Values of a run are numbered: the model's inputs first, then what the segments write.
@@ -50,7 +50,7 @@ class SegmentedExecutable:
 
     def __init__(
         self,
-        segments: Sequence[Segment],
+        segments: Sequence[CompiledSegment],
         inputs: tuple[TensorSpec, ...],
         outputs: tuple[TensorSpec, ...],
         results: tuple[int, ...],

@@ -13,10 +13,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from engine.errors import Cancelled, DeadlineExceeded, EngineError, ModelError, one_line
+from engine.errors import (
+    BackendError,
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    ModelError,
+    one_line,
+)
 from engine.plan.compile import Opener
 from engine.plan.contexts import close
-from engine.plan.workspace import BoundRun, Seen, Step, Workspace, direct_buffers, owned
+from engine.plan.workspace import (
+    BoundRun,
+    Seen,
+    Step,
+    Workspace,
+    direct_buffers,
+    overwritten,
+    owned,
+)
 from engine.types import (
     Capability,
     Device,
@@ -35,6 +50,9 @@ MOST_WORKSPACES = 4
 """Sets of input shapes for which a context keeps buffers; the one prepared first goes first."""
 MOST_SEEN = 16
 
+_FINAL = (BackendError, Cancelled, DeadlineExceeded)
+"""Errors that have nothing to do with the buffers that segments were given."""
+
 
 class SegmentedContext:
     """One context of each segment, and the way of the values through them."""
@@ -52,7 +70,7 @@ class SegmentedContext:
         with ExitStack() as opened:
             for segment in executable.segments:
                 where = (segment.backend.name, segment.device)
-                shares = segment.backend.can(Capability.SHARE_WORKSPACE)
+                shares = not segment.backend.lacks(Capability.SHARE_WORKSPACE, segment.device)
                 context = Opener(segment.backend, segment.executable).open_context(
                     neighbours.get(where) if shares else None
                 )
@@ -72,7 +90,12 @@ class SegmentedContext:
             shapes = self._shapes(inputs)
             workspace = self._workspaces.get(shapes) or self._prepare(shapes)
             if workspace is None or not _are_arrays(outputs or ()):
-                return self._run_first(inputs, outputs, deadline_s, shapes)
+                results, seen = self._run_first(inputs, outputs, deadline_s)
+                if shapes is not None:
+                    if len(self._seen) >= MOST_SEEN:
+                        self._seen.clear()
+                    self._seen[shapes] = seen
+                return results
             if outputs is None:
                 bound = None
             else:
@@ -80,23 +103,38 @@ class SegmentedContext:
         try:
             if bound is not None:
                 self._walk(bound.steps, bound.values, deadline_s)
-                return bound.deliver()
-            assert workspace is not None, "bound, or prepared above"
-            try:
+            else:
+                assert workspace is not None, "bound, or prepared above"
                 self._walk(workspace.steps, workspace.fill(inputs), deadline_s)
+        except BaseException as error:
+            self._forget()  # lists may be half changed
+            if isinstance(error, _FINAL) or not isinstance(error, Exception):
+                raise
+        else:
+            if bound is not None:
+                return bound.deliver()
+            assert workspace is not None
+            try:
                 return workspace.results(inputs)
             finally:
                 workspace.clear()
-        except BaseException as error:
-            self._forget()  # lists may be half changed
-            if isinstance(error, DeadlineExceeded | Cancelled) or not isinstance(error, Exception):
-                raise
-        # A segment may have refused one of our buffers, because its results change their shape with
-        # the data. If it is so, the same goes well where the segments allocate what they write.
-        failed = self._running
-        results = self._run_first(inputs, outputs, deadline_s, None)
-        if failed is not None:
-            self._executable.allocate_from(failed.index)
+        prepared = workspace if bound is None else bound.workspace
+        assert prepared is not None
+        return self._run_again(inputs, outputs, deadline_s, prepared.seen)
+
+    def _run_again(
+        self, inputs: Values, outputs: Values | None, deadline_s: float | None, seen: Sequence[Seen]
+    ) -> Values:
+        """Run anew, after a failure, with segments that allocate what they write.
+
+        A segment may have refused one of our buffers, because its results change their shape with
+        the data. If it is so, the same goes well now, and no buffers are prepared for it any more.
+        seen: what the buffers were prepared for.
+        """
+        results, now = self._run_first(inputs, outputs, deadline_s)
+        for index, segment in enumerate(self._executable.segments):
+            if any(seen[n] is not None and now[n] != seen[n] for n in segment.writes):
+                self._executable.allocate_from(index)
         return results
 
     def _forget(self) -> None:
@@ -149,13 +187,9 @@ class SegmentedContext:
             values[number] = None
 
     def _run_first(
-        self,
-        inputs: Values,
-        outputs: Values | None,
-        deadline_s: float | None,
-        shapes: Shapes | None,
-    ) -> Values:
-        """Run with nothing prepared, and note the shapes of the results for `shapes`."""
+        self, inputs: Values, outputs: Values | None, deadline_s: float | None
+    ) -> tuple[Values, list[Seen]]:
+        """Run with nothing prepared; returns the results and the shapes of all values."""
         executable = self._executable
         values: list[Value] = [*inputs, *[None] * (executable.width - len(inputs))]
         given = direct_buffers(executable, inputs, outputs or ())
@@ -179,17 +213,15 @@ class SegmentedContext:
         finally:
             self._recorded = None
         results = []
+        for number in overwritten(executable, inputs, outputs or ()):
+            values[number] = owned(values[number], executable.transfer)
         for index, number in enumerate(executable.results):
             value = values[number]
             entry = outputs[index] if outputs is not None else None
             results.append(self._delivered(value, entry, index, number < len(inputs)))
-        if shapes is not None:
-            if len(self._seen) >= MOST_SEEN:
-                self._seen.clear()
-            self._seen[shapes] = seen
         if outputs is not None and all(map(_is, results, outputs)):
-            return outputs
-        return results
+            return outputs, seen
+        return results, seen
 
     def _delivered(self, value: Value, entry: Any, index: int, is_input: bool) -> Value:
         """Return a result in the place that the caller has named for it.
@@ -201,7 +233,9 @@ class SegmentedContext:
             return owned(value, transfer) if is_input else transfer.to_host(value)
         if isinstance(entry, Device):
             is_there = isinstance(value, DeviceBuffer) and value.device == entry
-            return value if is_there and not is_input else transfer.to_device(value, entry)
+            if is_there and not is_input:
+                return value
+            return transfer.to_device(value, entry, self._executable.outputs[index].name)
         if value is not entry:
             transfer.fill(entry, value, self._executable.outputs[index])
         filled: Value = entry
@@ -250,9 +284,10 @@ class SegmentedContext:
 
     def reset(self) -> None:
         """Let go of the caller's arrays; what is prepared for shapes stays."""
-        bound, self._bound = self._bound, None
-        for index in bound.touched if bound is not None else ():
-            reset = getattr(self._contexts[index], "reset", None)
+        self._bound = None
+        self._running = None  # after a failure the step that failed, with its lists
+        for context in self._contexts:
+            reset = getattr(context, "reset", None)
             if reset is not None:
                 reset()
 

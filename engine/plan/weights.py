@@ -107,7 +107,7 @@ class PlanWeights:
         if home is not None:
             if isinstance(value, np.ndarray):
                 value = np.ascontiguousarray(value)
-            return self._transfer.to_device(value, home)
+            return self._transfer.to_device(value, home, self.specs[number].name)
         if isinstance(value, DeviceBuffer):
             return self._transfer.to_host(value)
         return np.array(value, order="C")

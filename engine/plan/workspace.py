@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from engine.plan.transfer import Transfer, takes_buffers
+from engine.plan.transfer import Transfer, may_overlap, takes_buffers
 from engine.types import Device, DeviceBuffer, ExecutionContext, Value, Values
 
 if TYPE_CHECKING:
-    from engine.plan.segments import Segment, SegmentedExecutable
+    from engine.plan.segments import CompiledSegment, SegmentedExecutable
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -73,7 +73,7 @@ class Step:
 class Workspace:
     """Buffers and lists for one set of input shapes.
 
-    steps: of a run without the caller's buffers.
+    steps: of a run without the caller's buffers. seen: of each value, what it was before.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Workspace:
     ) -> None:
         self._executable = executable
         self._contexts = contexts
-        self._seen = seen
+        self.seen = seen
         self._users = len(executable.inputs) - executable.held
         self._readers = Counter(
             number for segment in executable.segments for number in segment.reads
@@ -151,23 +151,19 @@ class Workspace:
         direct = direct_buffers(executable, inputs, outputs)
         for number, buffer in direct.items():
             values[number] = buffer
-        callers = {*range(self._users), *direct}
         steps = []
-        touched = set()
-        for index, segment in enumerate(executable.segments):
+        for index in range(len(executable.segments)):
             step = self._step(index, values, set())
             before = [self.steps[index]]
             if last is not None and last.workspace is self:  # else shapes may differ
                 before.append(last.steps[index])
             step.taken = _same(step.taken, [other.taken for other in before])
             step.given = _same(step.given, [other.given for other in before])
-            if not callers.isdisjoint((*segment.reads, *segment.writes)):
-                touched.add(index)
             steps.append(step)
-        return BoundRun(self, executable, steps, values, inputs, outputs, touched)
+        return BoundRun(self, executable, steps, values, inputs, outputs)
 
     def _extra_buffer(self, number: int) -> Array | None:
-        seen = self._seen[number]
+        seen = self.seen[number]
         if seen is not None and number not in self._extra:
             self._extra[number] = np.empty(*seen)
         return self._extra.get(number)
@@ -176,7 +172,7 @@ class Workspace:
 
     def _is_copied(self, number: int) -> bool:
         """Return whether to copy a value between the caller's memory and our own."""
-        seen = self._seen[number]
+        seen = self.seen[number]
         if seen is None:
             return False
         nbytes = int(np.prod(seen[0], dtype=np.int64)) * seen[1].itemsize
@@ -194,7 +190,7 @@ class Workspace:
         idle: dict[Any, list[Array]] = defaultdict(list)
 
         def take(number: int) -> None:
-            seen = self._seen[number]
+            seen = self.seen[number]
             assert seen is not None
             own[number] = idle[seen].pop() if idle[seen] else np.empty(*seen)
 
@@ -210,11 +206,11 @@ class Workspace:
             outside |= large
             if is_steady and outside.isdisjoint((*segment.reads, *segment.writes)):
                 for number in segment.writes:
-                    if number not in segment.resident and self._seen[number] is not None:
+                    if number not in segment.resident and self.seen[number] is not None:
                         take(number)
             for number in segment.ends:
                 if number in own:
-                    idle[self._seen[number]].append(own[number])
+                    idle[self.seen[number]].append(own[number])
         return own
 
     def _step(self, index: int, values: Sequence[Value], outside: set[int]) -> Step:
@@ -233,10 +229,7 @@ class Workspace:
 
 
 class BoundRun:
-    """A run into the caller's buffers, prepared for the lists in which they came.
-
-    touched: the segments that read or write the caller's memory.
-    """
+    """A run into the caller's buffers, prepared for the lists in which they came."""
 
     def __init__(
         self,
@@ -246,17 +239,16 @@ class BoundRun:
         values: list[Value],
         inputs: Values,
         outputs: Values,
-        touched: set[int],
     ) -> None:
         self.workspace = workspace
         self._executable = executable
         self.steps = steps
         self.values = values
-        self.touched = touched
         self._inputs = inputs
         self._outputs = outputs
         self._arrays = tuple(inputs)
         self._shapes = [getattr(value, "shape", None) for value in inputs]
+        self._overwritten = overwritten(executable, inputs, outputs)
 
     def holds(self, inputs: Values, outputs: Values | None) -> bool:
         """Return whether this is the run for these lists: the very same mean the same arrays.
@@ -274,10 +266,11 @@ class BoundRun:
         """Return the outputs in the caller's buffers; where none is given, in new memory."""
         executable = self._executable
         results: list[Value] = []
+        saved = {n: owned(self.values[n], executable.transfer) for n in self._overwritten}
         for number, entry, spec in zip(
             executable.results, self._outputs, executable.outputs, strict=True
         ):
-            value = self.values[number]
+            value = saved.get(number, self.values[number])
             if entry is None:
                 # A copy of our buffer; a list or dict is new in every run, and the caller's.
                 is_array = isinstance(value, np.ndarray | DeviceBuffer)
@@ -294,8 +287,8 @@ def direct_buffers(
 ) -> Mapping[int, Any]:
     """Return the entries of `outputs` that segments may fill themselves, by the value's number.
 
-    An array that overlaps an input is filled last: a later segment may read that input. What lies
-    on another device than the segment's is copied there when it is done.
+    What overlaps an input is filled last: a later segment may read that input. What lies on another
+    device than the segment's is copied there when it is done.
     """
     wanted = {
         number: entry
@@ -305,16 +298,23 @@ def direct_buffers(
     if not wanted:
         return {}
     makers = {number: segment for segment in executable.segments for number in segment.writes}
-    arrays = [array for value in inputs for array in _arrays(value)]
+    tensors = [tensor for value in inputs for tensor in _tensors(value)]
     return {
         number: entry
         for number, entry in wanted.items()
         if _fills(makers[number], entry)
-        and not (
-            isinstance(entry, np.ndarray)
-            and any(np.may_share_memory(entry, array) for array in arrays)
-        )
+        and not any(may_overlap(entry, tensor) for tensor in tensors)
     }
+
+
+def overwritten(executable: SegmentedExecutable, inputs: Values, outputs: Values) -> list[int]:
+    """Return the numbers of the inputs that are outputs too and that filling outputs may change."""
+    return [
+        number
+        for number in {*executable.results}
+        if number < len(inputs)
+        and any(may_overlap(entry, t) for entry in outputs for t in _tensors(inputs[number]))
+    ]
 
 
 def owned(value: Value, transfer: Transfer) -> Value:
@@ -322,7 +322,7 @@ def owned(value: Value, transfer: Transfer) -> Value:
     return transfer.to_host(value) if isinstance(value, DeviceBuffer) else deepcopy(value)
 
 
-def _fills(segment: Segment, entry: Any) -> bool:
+def _fills(segment: CompiledSegment, entry: Any) -> bool:
     """Return whether a segment can put an output where the caller wants it."""
     if isinstance(entry, np.ndarray):
         return True
@@ -330,13 +330,13 @@ def _fills(segment: Segment, entry: Any) -> bool:
     return device == segment.device and takes_buffers(segment.backend, device)
 
 
-def _arrays(value: Any) -> Iterator[Array]:
-    """Yield the arrays in a value: of a sequence or a map its elements."""
-    if isinstance(value, np.ndarray):
+def _tensors(value: Any) -> Iterator[Array | DeviceBuffer]:
+    """Yield the tensors in a value: of a sequence or a map its elements."""
+    if isinstance(value, np.ndarray | DeviceBuffer):
         yield value
     elif isinstance(value, list | dict):
         for element in value.values() if isinstance(value, dict) else value:
-            yield from _arrays(element)
+            yield from _tensors(element)
 
 
 def _same(wanted: list[Any] | None, lists: Sequence[list[Any] | None]) -> list[Any] | None:

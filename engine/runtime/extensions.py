@@ -44,9 +44,9 @@ def wrap(plan: Plan, signature: Signature, path: str, names: tuple[str, ...]) ->
             wrapped = extension(model, predict)
             if not callable(wrapped):
                 raise TypeError(f"it returned {wrapped!r}, expected a function")
-        except EngineError:
+        except (EngineError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit, or a panic of a compiled extension
             raise _failed(name, f"wrapping the model raised {one_line(error)}") from error
         predict = wrapped
     return predict

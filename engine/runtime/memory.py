@@ -6,33 +6,26 @@ A Device stands for the memory; its backend is the one that serves the device ty
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
-import numpy as np
+import numpy.typing as npt
 
-from engine.backends import OFFICIAL, find_target, open_backend
+from engine.backends import OFFICIAL, Backend, find_target, open_backend
 from engine.backends.discovery import open_backends
 from engine.errors import BackendError, BackendUnavailable
 from engine.plan.compile import attribute_errors_to
+from engine.plan.transfer import Memory as PlanMemory
 from engine.types import Capability, Device, DeviceBuffer, DType
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from engine.backends import Backend
-
-Array = np.ndarray[Any, Any]
+Array: TypeAlias = "npt.NDArray[Any]"
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """A backend's engine_buffer and engine_copy."""
+class Memory(PlanMemory):
+    """The memory of a device, and its streams. order: the backend's engine_order."""
 
-    backend: Backend
-    allocate: Callable[[Device, DType, tuple[int, ...], bool], Any]
-    copy: Callable[[Any, Any, int | None], bool]
-    order: Callable[[Device, int, int | None], bool]
+    def __init__(self, backend: Backend, device: Device) -> None:
+        super().__init__(backend, device)
+        self.order = backend.bind("engine_order")
 
 
 _memories: dict[Device, Memory] = {}
@@ -44,7 +37,7 @@ def memory_of(device: Device) -> Memory:
     if memory is not None and open_backends.get(memory.backend.name) is memory.backend:
         return memory
     backend = open_backend(find_target(device.type).backend)
-    infos = {info.device: info for info in backend.devices().found}
+    infos = backend.present
     if device not in infos:
         why = f"has no such device; it has: {', '.join(map(str, infos)) or 'none'}"
     elif not backend.can(Capability.DEVICE_BUFFERS):
@@ -54,13 +47,7 @@ def memory_of(device: Device) -> Memory:
         why = f"has no memory for tensors there: {why}" if why else ""
     if why:
         raise BackendUnavailable(f"device '{device}': backend {backend.name!r} {why}", backend.name)
-    memory = Memory(
-        backend,
-        backend.bind("engine_buffer"),
-        backend.bind("engine_copy"),
-        backend.bind("engine_order"),
-    )
-    _memories[device] = memory
+    memory = _memories[device] = Memory(backend, device)
     return memory
 
 
@@ -88,12 +75,7 @@ def _serves(target: str, device_type: str) -> bool:
 
 def allocate(device: Device, dtype: DType, shape: tuple[int, ...]) -> DeviceBuffer:
     """Return new memory on a device, whose contents are undefined."""
-    memory = memory_of(device)
-    with attribute_errors_to(memory.backend, "engine_buffer"):
-        buffer = memory.allocate(device, dtype, shape, False)
-        if not isinstance(buffer, DeviceBuffer):
-            raise TypeError(f"it returned {type(buffer)}, expected a DeviceBuffer")
-    return buffer
+    return memory_of(device).allocate(dtype, shape)
 
 
 def copy(source: Array | DeviceBuffer, target: Array | DeviceBuffer) -> None:
@@ -108,26 +90,20 @@ def copy(source: Array | DeviceBuffer, target: Array | DeviceBuffer) -> None:
     if device is None:
         assert isinstance(source, DeviceBuffer)
         device = source.device
-    memory = memory_of(device)
-    with attribute_errors_to(memory.backend, "engine_copy"):
-        done = memory.copy(source, target, None)
-        if done is not True:
-            raise TypeError(f"it returned {done!r}, expected True")
+    memory_of(device).copy(source, target)
 
 
 def to_host(buffer: DeviceBuffer) -> Array:
     """Return a new array with what a buffer holds."""
-    array: Array = np.empty(buffer.shape, buffer.dtype.numpy)
-    copy(buffer, array)
-    return array
+    return memory_of(buffer.device).to_host(buffer)
 
 
 def to_device(value: Array | DeviceBuffer, device: Device) -> DeviceBuffer:
     """Return a new buffer on a device with what a tensor holds."""
-    dtype = value.dtype if isinstance(value, DeviceBuffer) else DType.from_numpy(value.dtype)
-    buffer = allocate(device, dtype, value.shape)
-    copy(value, buffer)
-    return buffer
+    memory = memory_of(device)
+    if isinstance(value, DeviceBuffer) and memory_of(value.device).backend is not memory.backend:
+        value = to_host(value)  # between two vendors' devices
+    return memory.to_device(value)
 
 
 def order(buffer: DeviceBuffer, later: int | None) -> None:

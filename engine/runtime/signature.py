@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.enums import DataType
 from engine.errors import InputError
+from engine.plan.transfer import may_overlap
 from engine.runtime.values import checked
 from engine.tensor import Array, Tensor, plain
 from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
@@ -91,11 +92,12 @@ class Signature:
         sizes: dict[str, int] = {}
         origin: dict[str, str] = {}
         for value, spec in zip(values, self.inputs, strict=True):
-            if spec.shape is None or spec.kind is not ValueKind.TENSOR:
+            if spec.kind is not ValueKind.TENSOR:
                 continue
-            if len(value.shape) != len(spec.shape):
+            rank = len(spec.bounds or value.shape) if spec.shape is None else len(spec.shape)
+            if len(value.shape) != rank:
                 raise _unfit(spec, value)
-            for axis, (size, dim) in enumerate(zip(value.shape, spec.shape, strict=True)):
+            for axis, (size, dim) in enumerate(zip(value.shape, spec.shape or (), strict=False)):
                 if isinstance(dim, str):
                     if sizes.setdefault(dim, size) != size:
                         raise InputError(
@@ -138,6 +140,12 @@ class Signature:
                     spec.name,
                 )
             if isinstance(buffer, Device):
+                if spec.dtype is DType.STRING:
+                    raise InputError(
+                        f"output {spec.name!r} is {spec}, which cannot be put on {buffer}; pass "
+                        "None or Tensor() in its place",
+                        spec.name,
+                    )
                 continue
             dtype = spec.dtype.numpy if isinstance(buffer, np.ndarray) else spec.dtype
             if buffer.dtype != dtype or not _fits(buffer.shape, spec.shape, sizes):
@@ -156,7 +164,7 @@ class Signature:
                 )
         given = [buffer for buffer in buffers if isinstance(buffer, np.ndarray | DeviceBuffer)]
         for index, buffer in enumerate(given):
-            if any(_may_overlap(buffer, other) for other in given[:index]):
+            if any(may_overlap(buffer, other) for other in given[:index]):
                 raise InputError("two outputs were given the same memory; give each its own")
 
     def resized(self, dims: Sequence[Sequence[int]]) -> Signature:
@@ -176,9 +184,10 @@ class Signature:
                     )
                 fixed.append(spec)
                 continue
-            if spec.shape is not None and len(shape) != len(spec.shape):
+            rank = len(spec.bounds or shape) if spec.shape is None else len(spec.shape)
+            if len(shape) != rank:
                 raise InputError(
-                    f"resize failed! Error is input {spec.name!r}: expected {len(spec.shape)} "
+                    f"resize failed! Error is input {spec.name!r}: expected {rank} "
                     f"dims as in {spec}, got {list(shape)}",
                     spec.name,
                 )
@@ -299,16 +308,6 @@ def _container(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
         return value
 
     return checked(item, spec, check)
-
-
-def _may_overlap(one: Array | DeviceBuffer, other: Array | DeviceBuffer) -> bool:
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.may_share_memory(one, other)
-    if isinstance(one, DeviceBuffer) and isinstance(other, DeviceBuffer):
-        first, second = sorted((one, other), key=lambda buffer: buffer.pointer)
-        is_beside = first.pointer + first.nbytes <= second.pointer
-        return one.device == other.device and not is_beside and second.nbytes > 0
-    return False
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:

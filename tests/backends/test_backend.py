@@ -162,6 +162,27 @@ def test_what_a_device_lacks_is_asked_for_once_and_late() -> None:
     assert plugin.asked == 1
 
 
+def test_what_a_record_has_asked_is_not_asked_again() -> None:
+    class Failing(Plugin):
+        capabilities = frozenset({Capability.DEADLINES})
+
+        @hookimpl
+        def engine_devices(self) -> Devices:
+            self.asked += 1
+            if self.asked > 1:
+                raise OSError("driver hiccup")
+            return Devices(self.found)
+
+    plugin = Failing()
+    backend = opened(plugin)
+    backend.devices()
+    assert backend.lacks(Capability.DEADLINES, Device("odd")) == ""
+    assert plugin.asked == 1
+    unasked = opened(plugin)
+    with pytest.raises(engine.BackendUnavailable, match=r"'odd' is at fault: .* raised OSError"):
+        unasked.lacks(Capability.DEADLINES, Device("odd"))
+
+
 # ------------------------------------------------------------------------------------- options
 
 

@@ -122,6 +122,10 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
         ("1 / 0", "importing 'bad_one:wrap' raised ZeroDivisionError"),
         ("wrap = 5", "importing 'bad_one:wrap' raised TypeError: it is 5, expected a function"),
         ("def wrap(model, predict): 1 / 0", "wrapping the model raised ZeroDivisionError"),
+        (
+            "import sys\ndef wrap(model, predict): sys.exit(3)",
+            "wrapping the model raised SystemExit",
+        ),
         ("def wrap(model, predict): pass", "it returned None, expected a function"),
     ],
 )
