@@ -153,9 +153,7 @@ class TensorSpec:
     bounds: tuple[tuple[int, int] | None, ...] = ()
 
     def __str__(self) -> str:
-        if self.shape is None:
-            return f"{self.dtype}[...]"
-        dims = ", ".join(str(dim) for dim in self.shape)
+        dims = "..." if self.shape is None else ", ".join(str(dim) for dim in self.shape)
         text = f"{self.dtype}[{dims}]"
         return text if self.kind is ValueKind.TENSOR else f"{self.kind}({text})"
 

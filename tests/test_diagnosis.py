@@ -247,6 +247,12 @@ def test_disabled_backends_that_do_not_exist_are_named(null_backend: str) -> Non
     assert "there is no 'nul'" in finding.detail
 
 
+def test_an_extension_that_is_not_installed_is_a_problem() -> None:
+    [finding] = look_at_variables({"ENGINE_EXTENSIONS": "no_such_extension"})
+    assert finding.status is PROBLEM
+    assert "there is no 'no_such_extension', so no model can be built" in finding.detail
+
+
 @pytest.mark.parametrize(("value", "is_ignored"), [("2", False), ("0", True), ("two", True)])
 def test_a_number_of_processes_that_is_none_is_said_to_be_ignored(
     value: str, is_ignored: bool

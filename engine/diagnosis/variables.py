@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from importlib_metadata import entry_points
+
 from engine.backends import installed, is_target
 from engine.diagnosis.finding import Finding, Status
 from engine.options import nearest
+from engine.runtime.extensions import GROUP as EXTENSIONS
 
 _PREFIX = "ENGINE_"
 
@@ -47,6 +50,15 @@ def _known(name: str, value: str) -> Finding:
         absent = [part for part in parts if part not in installed()]
         if absent:
             text += f"; there is no {', '.join(map(repr, absent))} ({here})"
+    elif name == "ENGINE_EXTENSIONS":
+        known = sorted({point.name for point in entry_points(group=EXTENSIONS)})
+        absent = [part for part in parts if part not in known]
+        if absent:
+            status = Status.PROBLEM
+            text += (
+                f"; there is no {', '.join(map(repr, absent))}, so no model can be built "
+                f"(installed: {', '.join(known) or 'none'})"
+            )
     elif name == "ENGINE_LOCAL_SIZE" and not (value.isdecimal() and int(value) > 0):
         text = f"{value!r} is ignored: expected a whole number above 0"
     return Finding(status, name, text, fix)

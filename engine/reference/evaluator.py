@@ -226,6 +226,11 @@ class EvaluatorContext:
             _running.reset(token)
         if outputs is None:
             return [_own(*pair) for pair in zip(results, executable.outputs, strict=True)]
+        # A result may be an input itself, and a buffer may lie over that input: it would be
+        # overwritten before it is delivered.
+        results = [
+            result.copy() if _is_overwritten(result, outputs) else result for result in results
+        ]
         filled = [
             _own(result, spec) if buffer is None else _fill(buffer, result, spec)
             for result, spec, buffer in zip(results, executable.outputs, outputs, strict=True)
@@ -330,6 +335,13 @@ def _own(result: Any, spec: TensorSpec) -> Value:
             f"shape {list(np.shape(result))}"
         )
     return np.array(result, dtype=spec.dtype.numpy, order="C")
+
+
+def _is_overwritten(result: Any, buffers: Values) -> bool:
+    """Return whether filling one of the buffers may change a result."""
+    return isinstance(result, np.ndarray) and any(
+        isinstance(buffer, np.ndarray) and np.may_share_memory(result, buffer) for buffer in buffers
+    )
 
 
 def _check_stop() -> None:

@@ -1,10 +1,12 @@
-"""What the null backend does beyond the kit: its options."""
+"""The null backend beyond the kit: its options, and buffers over inputs."""
 
 import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 
 import engine
 from engine.backends import open_backend
@@ -93,3 +95,19 @@ def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> 
         with pytest.raises(DeadlineExceeded):
             loop.predict([np.array(10**9), np.array(True), np.array(0, np.float32)], timeout_s=0.05)
         assert time.monotonic() - start < 10  # all its rounds would take hours
+
+
+def test_a_buffer_over_an_input_that_is_an_output_too_is_filled_last(
+    null_backend: str, tmp_path: Path
+) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y, x])
+    path = tmp_path / "passes_on.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    array = np.arange(4, dtype=np.float32)
+    other = np.empty(4, np.float32)
+    with engine.load(path, target=null_backend) as model:
+        model.predict([array], [engine.Tensor(array), engine.Tensor(other)])
+    np.testing.assert_array_equal(array, [0, -1, -2, -3])
+    np.testing.assert_array_equal(other, [0, 1, 2, 3])
