@@ -229,7 +229,7 @@ class EvaluatorContext:
         # A result may be an input itself, and a buffer may lie over that input: it would be
         # overwritten before it is delivered.
         results = [
-            result.copy() if _is_overwritten(result, outputs) else result for result in results
+            np.array(result) if _is_overwritten(result, outputs) else result for result in results
         ]
         filled = [
             _own(result, spec) if buffer is None else _fill(buffer, result, spec)
