@@ -305,14 +305,16 @@ class Model:
                         f"engine_predict gave {len(results)} values for {state.output_count}"
                     )
             finally:
-                if cancel is None or not run.is_cancelled:
-                    state.idle[lease] = None  # ContextPool.give_back, without the call
-                    if state.pool.must_settle:
-                        state.pool.settle()
-                else:
+                if cancel is not None and run.is_cancelled:
                     state.pool.discard(lease)
+                elif state.is_gated:
+                    state.give_back(lease)
+                else:
+                    state.idle[lease] = None  # ContextPool.give_back, without the call
+                    if state.pool.is_closed:
+                        state.pool.settle()
         except BaseException as error:
-            state.fail(error, timeout_s)
+            state.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked
         if outputs is not None or not state.is_plain:

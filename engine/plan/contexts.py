@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from engine.types import ExecutionContext
 
 
-class Opener(Protocol):
+class ContextSource(Protocol):
     """What contexts come from: an executable, or a wrapper of one.
 
     An optional `concurrency` is as Executable's.
@@ -38,19 +38,22 @@ class Lease:
     The thread keeps it between its predicts, in which it is idle. Another thread that takes the
     context makes a lease of its own, so this one is not among the idle any more: that a thread
     finds its own lease there means that nobody else has used the context since.
+
+    lent_to: the thread that holds a slot of the pool's gate for it; 0 where none does.
     """
 
     # Any: contexts of plan/ and of backends, which have a `reset` or `cancel` or not.
-    __slots__ = ("_pool", "context")
+    __slots__ = ("_pool", "context", "lent_to")
 
-    def __init__(self, pool: ContextPool, context: Any) -> None:
-        self.context = context
+    def __init__(self, pool: ContextPool) -> None:
+        self.context: Any = None
+        self.lent_to = 0
         self._pool = pool
 
     def __del__(self) -> None:
         # One that an interrupt lost on its way; a pool that is closed has emptied its leases.
-        if self.context is not None:
-            self._pool.destroy(self)
+        if self.context is not None or self.lent_to:
+            self._pool.discard(self)
 
 
 class ContextPool:
@@ -58,19 +61,19 @@ class ContextPool:
 
     A predict that stands on speed takes its thread's lease by `del pool.idle[lease]`, which is
     atomic, and calls `borrow` where that is a KeyError; it gives back by `pool.idle[lease] = None`
-    and then calls `settle` if `must_settle`. No lock is on that way.
+    and then calls `settle` if `is_closed`. No lock is on that way. Where there is a gate, it calls
+    `borrow` and `give_back`. What a signal handler interrupted on the way, `recover` ends.
 
     Closing never pulls memory from under a running predict: what is lent is closed when it comes
     back, and the executable after the last of them.
     """
 
-    def __init__(self, executable: Opener) -> None:
+    def __init__(self, executable: ContextSource) -> None:
         self.idle: dict[Lease, None] = {}
         self.open_count = 0
         self.is_closed = False
         slots = getattr(executable, "concurrency", 0)
         self.gate = Gate(slots) if slots > 0 else None
-        self.must_settle = self.gate is not None
         self._executable = executable
         self._pid = os.getpid()
         # Reentrant: a finalizer gives back too, at any moment of the same thread.
@@ -89,35 +92,53 @@ class ContextPool:
         """
         if self.gate is None:
             return self._take(last)
+        thread = threading.get_ident()
         self.gate.enter(deadline_s, cancel)
         try:
-            return self._take(last)
+            lease = self._take(last)
+            lease.lent_to = thread
         except BaseException:
-            self.gate.leave()
+            try:
+                self.gate.leave(thread)
+            finally:
+                self.gate.leave(thread)  # again, for a signal handler that raised in the first
             raise
+        return lease
 
     def give_back(self, lease: Lease) -> None:
-        """Take a context back from a predict."""
+        """Take a context back from a predict of the calling thread."""
+        lease.lent_to = 0
         self.idle[lease] = None
-        if self.must_settle:
-            self.settle()
+        self.settle()
 
     def settle(self) -> None:
-        """Do what follows when a context came back: admit who waits, close if the pool was."""
+        """Do what follows when a context came back: close if the pool was, admit who waits."""
         if self.is_closed:
             self._close_idle()
         if self.gate is not None:
             self.gate.leave()
 
     def discard(self, lease: Lease) -> None:
-        """Close a context instead of giving it back."""
+        """Close a context instead of giving it back, whichever thread had it."""
         self.destroy(lease)
-        if self.gate is not None:
-            self.gate.leave()
+        if self.gate is not None and lease.lent_to:
+            self.gate.leave(lease.lent_to)
+            lease.lent_to = 0
+
+    def recover(self, lease: Lease) -> None:
+        """End what an interrupt may have cut off after a failed predict of the calling thread."""
+        if lease.lent_to:
+            self.discard(lease)
+        else:
+            self.settle()
 
     def retire(self, lease: Lease | None) -> None:
-        """Let go of what a thread that ends had its context keep, if it is idle."""
-        if lease is None or self._pid != os.getpid():
+        """Let go of what a thread that ends had its context keep, if it is idle.
+
+        Behind a gate that waits until the context is used again: to take it out of the idle needs
+        a slot, and another thread would open one too many.
+        """
+        if lease is None or self.gate is not None or self._pid != os.getpid():
             return
         try:
             del self.idle[lease]
@@ -133,18 +154,23 @@ class ContextPool:
             if self.is_closed:
                 return
             self.open_count += 1  # this call's own: the executable outlives the loop below
-            self.is_closed = self.must_settle = True
+            self.is_closed = True
         self._close_idle()
         self._count_down()
 
     def destroy(self, lease: Lease) -> None:
-        """Close the context of a lease that is not idle."""
+        """Close the context of a lease that is not idle; twice does nothing."""
+        is_child = self._pid != os.getpid()
         context, lease.context = lease.context, None
-        if self._pid != os.getpid():  # a forked child: nothing of the parent's may be freed here
+        if context is None:
+            return
+        if is_child:  # nothing of the parent's may be freed in a forked child
             fork.never_free(self, context)
             return
-        close(context)
-        self._count_down()
+        try:
+            close(context)
+        finally:
+            self._count_down()
 
     def _take(self, last: Lease | None) -> Lease:
         if self.is_closed:
@@ -163,20 +189,25 @@ class ContextPool:
         return self._pass_on(lease)
 
     def _open(self) -> Lease:
-        with self._lock:
-            if self.is_closed:
-                raise _closed()
-            self.open_count += 1
+        lease = Lease(self)
+        is_counted = False
         try:
-            return Lease(self, self._executable.open_context())
+            with self._lock:
+                if self.is_closed:
+                    raise _closed()
+                self.open_count += 1
+                is_counted = True
+            lease.context = self._executable.open_context()
         except BaseException:
-            self._count_down()
+            if is_counted:
+                self._count_down()
             raise
+        return lease
 
     def _pass_on(self, lease: Lease) -> Lease:
         """Return a new lease of a context that goes to another thread."""
-        own = Lease(self, lease.context)
-        lease.context = None
+        own = Lease(self)
+        own.context, lease.context = lease.context, None  # one step: no interrupt comes between
         reset = getattr(own.context, "reset", None)
         if reset is not None:
             try:

@@ -15,15 +15,20 @@ class Gate:
     """A semaphore that admits threads in the order in which they came.
 
     A slot that becomes free goes straight to the thread that has waited longest, so that none
-    overtakes it. Every `enter` that returns needs one `leave` by the same thread.
+    overtakes it. Every `enter` that returns needs one `leave`.
+
+    A signal handler may raise between any two steps: so `_inside` alone says who has a slot, and
+    each step may be done again.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._free = slots
+        self._inside: dict[int, None] = {}  # the threads that have a slot
         self._waiting: deque[_Waiter] = deque()
-        self._threads: dict[int, None] = {}  # those that are inside or on their way in or out
-        self._lock = threading.Lock()
+        # Those that are inside or on their way in or out, with what they wait or waited by.
+        self._threads: dict[int, _Waiter | None] = {}
+        # Reentrant: a finalizer leaves for a lost lease, at any moment of the same thread.
+        self._lock = threading.RLock()
 
     def enter(self, deadline_s: float | None = None, cancel: CancelToken | None = None) -> None:
         """Take a slot, waiting for it until `deadline_s`.
@@ -34,60 +39,74 @@ class Gate:
         thread = threading.get_ident()
         if thread in self._threads:
             raise ModelStateError(
-                "predict was called in the middle of a predict of the same thread, and the "
-                f"backend runs no more than {self.slots} at once; call it after that one has "
-                "returned"
+                "predict was called in the middle of a predict of the same thread, and no more "
+                f"than {self.slots} of this model run at once; call it after that one has returned"
             )
         self._threads[thread] = None
         try:
             with self._lock:
-                if self._free:  # nobody waits then: `leave` hands its slot on
-                    self._free -= 1
+                if not self._waiting and len(self._inside) < self.slots:
+                    self._inside[thread] = None
                     return
-                waiter = _Waiter()
+                waiter = _Waiter(thread)
+                self._threads[thread] = waiter
                 self._waiting.append(waiter)
-            try:
-                waiter.wait(deadline_s, cancel)
-            finally:
-                with self._lock:
-                    is_admitted = waiter.is_admitted
-                    if not is_admitted:
-                        self._waiting.remove(waiter)
-            if not is_admitted:
-                if cancel is not None:
-                    cancel.check()
-                raise DeadlineExceeded(
-                    f"other predicts lasted to the deadline: the backend runs {self.slots} at once"
-                )
+            waiter.wait(deadline_s, cancel)
+            with self._lock:
+                if thread in self._inside:
+                    return
+            if cancel is not None:
+                cancel.check()
+            raise DeadlineExceeded(
+                f"other predicts lasted to the deadline: no more than {self.slots} run at once"
+            )
         except BaseException:
-            self._threads.pop(thread, None)
+            try:
+                self.leave(thread)
+            finally:
+                self.leave(thread)  # again, for a signal handler that raised in the first
             raise
 
-    def leave(self) -> None:
-        """Give the slot to the thread that has waited longest, or back."""
-        try:
-            with self._lock:
-                while self._waiting:
-                    waiter = self._waiting[0]
-                    is_next = not waiter.is_admitted  # else an interrupt left it here
-                    if is_next:
-                        waiter.is_admitted = True
-                        waiter.wake()
+    def leave(self, thread: int = 0) -> None:
+        """Give a thread's slot to that which has waited longest, or back. 0: the calling thread's.
+
+        Twice does nothing, and mends what an interrupt left undone.
+        """
+        thread = thread or threading.get_ident()
+        with self._lock:
+            waiter = self._threads.get(thread)
+            if waiter is not None:
+                is_first = bool(self._waiting) and self._waiting[0] is waiter
+                if is_first:  # also one that is admitted, where an interrupt left it
                     self._waiting.popleft()
-                    if is_next:
-                        return
-                self._free += 1
-        finally:
-            self._threads.pop(threading.get_ident(), None)
+                elif thread not in self._inside:
+                    with suppress(ValueError):  # it is out already
+                        self._waiting.remove(waiter)
+            self._inside.pop(thread, None)
+            self._admit()
+        self._threads.pop(thread, None)
+
+    def _admit(self) -> None:
+        while self._waiting:
+            waiter = self._waiting[0]
+            if waiter.thread not in self._inside:
+                if len(self._inside) >= self.slots:
+                    return
+                self._inside[waiter.thread] = None
+            waiter.wake()
+            # Last, so that whoever comes after an interrupt wakes it again. A finalizer may have
+            # done all this in the meantime.
+            if self._waiting and self._waiting[0] is waiter:
+                self._waiting.popleft()
 
 
 class _Waiter:
     """A thread that waits for a slot."""
 
-    __slots__ = ("_asleep", "is_admitted")
+    __slots__ = ("_asleep", "thread")
 
-    def __init__(self) -> None:
-        self.is_admitted = False
+    def __init__(self, thread: int) -> None:
+        self.thread = thread
         self._asleep = threading.Lock()
         self._asleep.acquire()
 

@@ -104,18 +104,23 @@ class ThreadState:
         # The context stays for other threads, without this one's arrays.
         pool = getattr(self, "pool", None)
         if pool is not None:
-            pool.retire(self.last if self.is_gated else self.lease)
+            pool.retire(self.lease)
 
     # ---------------------------------------------------------------------------------- running
 
     def borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
         """Take another context than the last one, or wait for one."""
-        lease = self.pool.borrow(self.last, deadline_s, cancel)
         if self.is_gated:
-            self.last = lease
+            last, self.last = self.last, None  # only the predict holds it: lost, it leaves the gate
+            lease = self.pool.borrow(last, deadline_s, cancel)
         else:
-            self.lease = lease
+            lease = self.lease = self.pool.borrow(None, deadline_s, cancel)
         return lease
+
+    def give_back(self, lease: Lease) -> None:
+        """Give a context back that a gate is before."""
+        self.last = lease
+        self.pool.give_back(lease)
 
     def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
         """Return the caller's tensors with results that are not all in the memory given."""
@@ -157,9 +162,13 @@ class ThreadState:
         device = entry if isinstance(entry, Device) else entry.device
         return entry if device in self.plan.devices else None
 
-    def fail(self, error: BaseException, timeout_s: float | None) -> NoReturn:
+    def fail(
+        self, error: BaseException, timeout_s: float | None, lease: Lease | None = None
+    ) -> NoReturn:
         """Raise what a user sees when a predict raised `error`; forget what was bound for it."""
         self.bindings = NOTHING_BOUND
+        if lease is not None:
+            self.pool.recover(lease)
         if not isinstance(error, Exception):
             raise error
         if isinstance(error, ModelError):

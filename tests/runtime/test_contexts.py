@@ -304,9 +304,130 @@ def test_many_threads_at_a_gate_leave_it_as_it_was() -> None:
     for thread in threads:
         thread.join(30)
     assert max(most) <= 3
-    assert gate._free == 3
+    assert not gate._inside
     assert not gate._waiting
     assert not gate._threads
+
+
+def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
+    gate = Gate(1)
+    may_go, has_left = threading.Event(), threading.Event()
+    gate_is_held = threading.Event()
+
+    def hold() -> None:
+        gate.enter()
+        gate_is_held.set()
+        may_go.wait(10)
+        gate.leave()
+        has_left.set()
+
+    def handler(number: int, frame: object) -> None:
+        may_go.set()
+        has_left.wait(10)  # from here on the slot is the interrupted thread's
+        raise KeyboardInterrupt
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert gate_is_held.wait(10)
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            gate.enter(time.monotonic() + 10)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    thread.join(10)
+    gate.enter(time.monotonic() + 1)
+    gate.leave()
+    assert not gate._inside
+    assert not gate._waiting
+    assert not gate._threads
+
+
+def test_a_lease_that_was_lost_gives_its_slot_back_for_the_thread_that_had_it() -> None:
+    executable = Executable(concurrency=1)
+    pool = ContextPool(executable)
+    leases: list[Any] = []
+    thread = threading.Thread(target=lambda: leases.append(pool.borrow()))
+    thread.start()
+    thread.join(10)
+    with pytest.raises(engine.DeadlineExceeded, match="no more than 1 run at once"):
+        pool.borrow(deadline_s=time.monotonic() + 0.02)
+    leases.clear()
+    gc.collect()
+    lease = pool.borrow(deadline_s=time.monotonic() + 1)
+    assert [context.closed for context in executable.contexts] == [1, 0]
+    pool.give_back(lease)
+    assert pool.open_count == 1
+
+
+def test_an_interrupt_between_the_loan_and_the_run_leaves_the_model_usable(
+    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.slots = 1
+    model = engine.load(models.affine(tmp_path), target="fake")
+    model.predict([X])
+    borrow, interrupted = ContextPool.borrow, []
+
+    def interrupt(pool: ContextPool, *arguments: Any) -> Any:
+        lease = borrow(pool, *arguments)
+        if not interrupted:
+            interrupted.append(True)
+            del lease
+            raise KeyboardInterrupt
+        return lease
+
+    monkeypatch.setattr(ContextPool, "borrow", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.predict([X])
+    gc.collect()  # the traceback, in whose frames the lease is
+    for _ in range(2):
+        np.testing.assert_array_equal(model.predict([X], timeout_s=1)[0], 2 * X + 1)
+    model.close()
+    assert all(context.closed == 1 for context in fake.contexts)
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_an_interrupt_as_the_context_comes_back_leaves_the_model_usable(
+    where: str, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake.slots = 1
+    model = engine.load(models.affine(tmp_path), target="fake")
+    settle, interrupted = ContextPool.settle, []
+
+    def interrupt(pool: ContextPool) -> None:
+        if interrupted:
+            settle(pool)
+            return
+        interrupted.append(True)
+        if where == "after":
+            settle(pool)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ContextPool, "settle", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        model.predict([X])
+    for _ in range(2):
+        np.testing.assert_array_equal(model.predict([X], timeout_s=1)[0], 2 * X + 1)
+    assert len(fake.contexts) == 1
+
+
+def test_a_thread_that_ends_during_a_reset_makes_no_room_for_another_context() -> None:
+    executable = Executable(concurrency=1)
+    pool = ContextPool(executable)
+    lease = pool.borrow()
+    pool.give_back(lease)
+    pool_lent = []
+    # What another thread sees in the middle of a reset.
+    executable.contexts[0].reset = lambda: pool_lent.append(pool.borrow())  # type: ignore[method-assign]
+    pool.retire(lease)
+    assert pool_lent == []
+    resets: list[bool] = []
+    executable.contexts[0].reset = lambda: resets.append(True)  # type: ignore[method-assign]
+    pool.give_back(pool.borrow())
+    assert resets == [True]  # at the next use
+    assert len(executable.contexts) == 1
 
 
 # ------------------------------------------------------------------------------------------ cancel

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -51,10 +52,72 @@ def test_what_a_caller_does_to_a_result_leaves_the_state_alone(counter: engine.M
 def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
     plan = counter._plan
     assert plan is not None
-    turn = plan.executable._turn  # type: ignore[attr-defined]
-    with turn, pytest.raises(DeadlineExceeded, match="other threads"):
+    leases: list[Any] = []
+    thread = threading.Thread(target=lambda: leases.append(plan.pool.borrow()))
+    thread.start()
+    thread.join(10)
+    with pytest.raises(DeadlineExceeded, match="other predicts lasted to the deadline"):
         counter.predict([ONES], timeout_s=0.05)
+    plan.pool.discard(leases.pop())
     np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
+
+
+def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model) -> None:
+    plan = counter._plan
+    assert plan is not None
+    token, ended = engine.CancelToken(), threading.Event()
+
+    def work() -> None:
+        with pytest.raises(engine.Cancelled):
+            counter.predict([ONES], cancel=token)
+        ended.set()
+
+    lease = plan.pool.borrow()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert not ended.wait(0.1)
+    token.cancel()
+    assert ended.wait(5)
+    thread.join()
+    plan.pool.give_back(lease)
+    np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
+
+
+def test_32_threads_take_turns_in_one_context(counter: engine.Model) -> None:
+    plan = counter._plan
+    assert plan is not None
+    opened, ready = [], threading.Barrier(32)
+
+    def work(_: int) -> float:
+        ready.wait(10)
+        found = float(counter(ONES)["y"][0])
+        opened.append(plan.pool.open_count)
+        return found
+
+    with ThreadPoolExecutor(32) as pool:
+        assert sorted(pool.map(work, range(32))) == list(range(1, 33))
+    assert max(opened) == 1
+
+
+@pytest.mark.parametrize("way", ["error", "cancelled", "too few"])
+def test_a_predict_that_fails_leaves_the_state_as_it_was(way: str, counter: engine.Model) -> None:
+    np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
+    plan = counter._plan
+    assert plan is not None
+    executable: Any = plan.executable
+    inner = executable._run
+
+    def fail(*arguments: object) -> Any:
+        results = inner(*arguments)
+        if way == "too few":
+            return results[:-1]
+        raise engine.Cancelled("stopped") if way == "cancelled" else ValueError("no")
+
+    executable._run = fail
+    with pytest.raises(engine.Cancelled if way == "cancelled" else engine.ModelError):
+        counter.predict([ONES])
+    executable._run = inner
+    np.testing.assert_array_equal(counter(ONES)["y"], [2, 2])
 
 
 def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Model) -> None:
