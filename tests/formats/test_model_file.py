@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,13 @@ from engine.testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
 KEY = bytes(range(16))
+needs_cpu = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
+TARGETS = [
+    pytest.param([], id="alone"),
+    pytest.param(["--target", "reference"], id="with a target", marks=needs_cpu),
+]
 
 # Counts how often the file named first is opened while the rest runs; the audit hook sees every
 # open() and os.open() of the interpreter.
@@ -69,18 +77,27 @@ def encrypted(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("target", [[], ["--target", "reference"]], ids=["alone", "with a target"])
+@pytest.mark.parametrize(
+    "target",
+    [[], pytest.param(["--target", "reference"], marks=needs_cpu)],
+    ids=["alone", "with a target"],
+)
 def test_inspecting_opens_an_onnx_file_once(tmp_path: Path, target: list[str]) -> None:
     path = models.affine(tmp_path)
     assert counts(path, "inspect", str(path), *target) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("target", [[], ["--target", "reference"]], ids=["alone", "with a target"])
+@pytest.mark.parametrize(
+    "target",
+    [[], pytest.param(["--target", "reference"], marks=needs_cpu)],
+    ids=["alone", "with a target"],
+)
 def test_inspecting_opens_and_decrypts_a_mindir_once(encrypted: Path, target: list[str]) -> None:
     # The plaintext is recognised too.
     assert counts(encrypted, "inspect", str(encrypted), *target) == (1, 2, 1)
 
 
+@needs_cpu
 def test_converting_with_a_trial_opens_and_decrypts_the_source_once(
     encrypted: Path, tmp_path: Path
 ) -> None:

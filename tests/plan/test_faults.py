@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,6 +26,10 @@ from engine.plan.compile import Plan
 from engine.plan.options import part_options
 from engine.runtime.signature import Signature
 from engine.types import CompileOptions, Device, DeviceBuffer, DType, ShapeRange, TensorSpec
+
+needs_cpu = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 Install = Callable[..., ModuleType]
 WHERE = Device("null", 0)
@@ -115,6 +120,7 @@ def test_an_input_that_is_an_output_too_is_read_before_its_memory_is_filled(
         np.testing.assert_array_equal(copy, x)
 
 
+@needs_cpu
 @pytest.mark.parametrize("runs", [1, 2, 3])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_reset_context_has_let_go_of_the_callers_arrays(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,10 @@ from engine.formats.opened import OpenedSource, Slot
 from engine.plan import build_plan
 from engine.plan.compile import Plan
 from engine.types import Device, DType, ModelSource
+
+needs_cpu = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 Install = Callable[..., ModuleType]
 
@@ -74,6 +79,7 @@ def of(number: int) -> dict[str, np.ndarray]:
     return {"v": np.array([number]), "w": np.array([7 * number])}
 
 
+@needs_cpu
 def test_no_predict_sees_old_and_new_weights_in_two_segments(
     null_backend: str, tmp_path: Path
 ) -> None:
@@ -119,7 +125,7 @@ def test_no_predict_sees_old_and_new_weights_in_two_segments(
     plan.pool.close()
 
 
-@pytest.mark.parametrize("target", [["null"], ["cpu"]])
+@pytest.mark.parametrize("target", [["null"], pytest.param(["cpu"], marks=needs_cpu)])
 def test_one_segment_gives_what_it_gave_with_its_first_weights(
     null_backend: str, tmp_path: Path, target: list[str]
 ) -> None:
