@@ -8,7 +8,7 @@
 
 One thread. A round runs each contender for a while, in an order drawn anew, and takes this
 process's CPU time; ratios are medians over rounds, and the A/A column is the baseline over itself.
-Issue's limits: 1.15 of the floor at hidden 128 (sequence 16 and 128), 1.02 at hidden 768.
+Asked for: at most 1.15 of the floor at hidden 128 (sequence 16 and 128), 1.02 at hidden 768.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class Contexts(Level):
         running = trial.open(models.affine, _row(0))
         reset = getattr(running.context, "reset", None)
         if reset is None:
-            pytest.skip("contexts have no reset(): they keep no arrays between calls")
+            pytest.skip(
+                "contexts have no reset(), which says that they keep no arrays between calls"
+            )
         for start in range(3):
             inputs, outputs = [_row(start)], [np.zeros((1, 3), np.float32)]
             for _ in range(2):  # the same lists: what is bound for them stands
