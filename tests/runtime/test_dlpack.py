@@ -6,6 +6,7 @@ and its own are read here. For devices there are stand-ins that follow the proto
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import weakref
 from dataclasses import replace
@@ -271,7 +272,9 @@ class StridedOnDevice(Producer):
     def __dlpack__(self, **asked: Any) -> Any:
         capsule = super().__dlpack__(**asked)
         tensor, _ = dlpack._read(capsule)
-        tensor.strides[0], tensor.strides[1] = 1, 2
+        # numpy before 2.4 leaves the strides of what is C-contiguous out.
+        self.strides = (ctypes.c_int64 * 2)(1, 2)
+        tensor.strides = self.strides
         return capsule
 
 
