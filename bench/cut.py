@@ -29,6 +29,7 @@ from onnx import TensorProto
 
 from engine.backends import open_backend
 from engine.formats import open_source
+from engine.formats.onnx.inline import inlined
 from engine.plan.compile import Candidate
 from engine.plan.mixed import Partitioning, compile_parts
 from engine.plan.segments import SegmentedExecutable, predict
@@ -90,8 +91,9 @@ def cut(path: Path) -> tuple[SegmentedExecutable, list[bytes]]:
     load = backend.load
 
     def noting(part: ModelSource, options: CompileOptions) -> object:
-        assert part.data is not None
-        parts.append(part.data)
+        whole = inlined(part).data  # sessions of our own read no weights out of memory
+        assert whole is not None
+        parts.append(whole)
         return load(part, options)
 
     backend.load = noting  # type: ignore[assignment,method-assign]
