@@ -8,9 +8,11 @@ The classes are MindSpore Lite's: a script that says `import mindspore_lite as m
 `import engine as mslite`. Importing this package loads no backend and no runtime.
 """
 
+import sys
+import typing
+
 from engine.cancel import CancelToken
 from engine.context import Context
-from engine.converter import Converter
 from engine.enums import DataType, FmkType, Format, ModelGroupFlag
 from engine.errors import (
     BackendError,
@@ -25,12 +27,29 @@ from engine.errors import (
     ExtensionError,
     InputError,
     ModelError,
+    ModelNotFound,
     ModelStateError,
     QueueFull,
+    RequestRefused,
+    SharingError,
+    SharingRefused,
 )
 from engine.model import Model, ModelType
 from engine.shortcut import load
 from engine.tensor import Tensor, TensorMeta
+
+if typing.TYPE_CHECKING:
+    from engine.backends.listing import backends
+    from engine.comparison import compare
+    from engine.converter import Converter
+    from engine.diagnosis import doctor
+    from engine.model_group import ModelGroup
+    from engine.multi_device import MultiDeviceRunner
+    from engine.multi_model import ModelExecutor, MultiModelRunner
+    from engine.parallel_runner import ModelParallelRunner
+    from engine.report.inspection import inspect
+    from engine.report.machine import devices
+    from engine.report.measurement import bench
 
 __version__ = "0.1.0"
 
@@ -54,12 +73,91 @@ __all__ = [
     "InputError",
     "Model",
     "ModelError",
+    "ModelExecutor",
+    "ModelGroup",
     "ModelGroupFlag",
+    "ModelNotFound",
+    "ModelParallelRunner",
     "ModelStateError",
     "ModelType",
+    "MultiDeviceRunner",
+    "MultiModelRunner",
     "QueueFull",
+    "RequestRefused",
+    "SharingError",
+    "SharingRefused",
     "Tensor",
     "TensorMeta",
     "__version__",
+    "backends",
+    "bench",
+    "compare",
+    "devices",
+    "doctor",
+    "inspect",
     "load",
 ]
+
+_LATE = {
+    "Converter": "engine.converter",
+    "ModelExecutor": "engine.multi_model",
+    "ModelGroup": "engine.model_group",
+    "ModelParallelRunner": "engine.parallel_runner",
+    "MultiDeviceRunner": "engine.multi_device",
+    "MultiModelRunner": "engine.multi_model",
+    "backends": "engine.backends",  # the module itself: see there
+    "bench": "engine.report.measurement",
+    "compare": "engine.comparison",
+    "devices": "engine.report.machine",
+    "doctor": "engine.diagnosis",
+    "inspect": "engine.report.inspection",
+}
+"""Names that most processes do without: a module is imported when one is asked for."""
+
+_LOAD = "engine.load(path) gives a model"
+_SETTINGS = "engine.load takes settings: threads=1, config={'cpu_context': {'spin_us': 0}}"
+_RUN = "a model runs where it is called: engine.load(path)(x=array)"
+_NO_GRADIENTS = "a model only runs: there are no gradients to switch off"
+_ELSEWHERE = {
+    "InferenceSession": _LOAD,
+    "Session": _LOAD,
+    "Core": _LOAD,
+    "compile_model": _LOAD,
+    "read_model": _LOAD,
+    "SessionOptions": _SETTINGS,
+    "GraphOptimizationLevel": "pass config={'cpu_context': {'graph_optimization': 'basic'}}",
+    "RunOptions": "timeout_s= and cancel= of a call stop a run",
+    "IOBinding": "model.predict(inputs, outputs) fills Tensors, also on a device",
+    "OrtValue": "engine.Tensor(array, device='gpu:0') is memory on a device",
+    "set_default_logger_severity": "logging.getLogger('engine').setLevel(logging.ERROR)",
+    "get_available_providers": "engine.backends() says what there is",
+    "get_all_providers": "engine.backends() says what there is",
+    "get_device": "engine.devices() says what there is",
+    "cuda": "engine.devices() says what there is",
+    "device": "engine.load(path, target='gpu', device_id=0)",
+    "no_grad": _NO_GRADIENTS,
+    "inference_mode": _NO_GRADIENTS,
+    "from_numpy": "engine.Tensor(array)",
+    "run": _RUN,
+    "predict": _RUN,
+}
+"""Names of onnxruntime, OpenVINO and torch, and what does it here."""
+
+if not typing.TYPE_CHECKING:  # for a type checker it would offer every name
+
+    def __getattr__(name):
+        if name not in _LATE:
+            hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            text = f"module {__name__!r} has no attribute {name!r}{hint}"
+            raise AttributeError(text, name=name, obj=sys.modules[__name__])
+        from importlib import import_module
+
+        module = import_module(_LATE[name])
+        found = module if _LATE[name] == f"{__name__}.{name}" else getattr(module, name)
+        globals()[name] = found
+        return found
+
+
+def __dir__() -> list[str]:
+    """Return what `engine.<Tab>` is to offer: not the modules that hold it."""
+    return [*__all__]

@@ -12,11 +12,17 @@ from engine.config.checks import (
     require_count,
     require_int,
     require_list,
-    require_sections,
 )
 from engine.config.settings import Settings, setting
 
 __all__ = ["Context"]
+
+
+def _launched_rank() -> int:
+    """Return this process's rank in the job that it was started for; 0 outside of one."""
+    from engine.distributed.job import this_job
+
+    return this_job().rank
 
 
 class CpuSettings(Settings):
@@ -93,12 +99,14 @@ class GpuSettings(Settings):
     @property
     def rank_id(self) -> int:
         """This process among those that run one sliced model; 0 outside such a job."""
-        return 0
+        return _launched_rank()
 
     @property
     def group_size(self) -> int:
         """Number of processes that run one sliced model; 1 outside such a job."""
-        return 1
+        from engine.distributed.job import this_job
+
+        return this_job().world_size
 
     def __str__(self) -> str:
         return (
@@ -136,9 +144,9 @@ class AscendSettings(Settings):
         """Number of the NPU on this host."""
         return require_count("ascend_device_id", value)
 
-    @setting(0)
+    @setting(_launched_rank)
     def rank_id(self, value: object) -> int:
-        """This process among those that run one sliced model."""
+        """This process among those that run one sliced model; as it was launched, until set."""
         return require_count("ascend_rank_id", value)
 
     @setting("")
@@ -182,6 +190,8 @@ class ParallelSettings(Settings):
 
     @config_info.setter
     def config_info(self, value: dict[str, dict[str, str]]) -> None:
+        from engine.config.sections import require_sections  # rare
+
         vars(self)["config_info"] = require_sections("config_info", value)
 
     @setting("")
@@ -275,13 +285,15 @@ class Context(Settings):
 
 def _require_backend(element: str) -> None:
     # Imported here: `import engine` must not cost a scan of what is installed.
-    from engine.backends import installed, is_target, nearest_target
+    from engine.backends import installed, is_target
+    from engine.backends.advice import hint_for
+    from engine.backends.device_types import is_served
 
-    if not is_target(element):
-        here = ", ".join(installed()) or "none"
-        near = nearest_target(element)
-        hint = f"; did you mean {near!r}?" if near else ""
-        raise ValueError(
-            f"target elements must be in ['cpu', 'gpu', 'ascend'], but got {element.lower()}. "
-            f"Or the name of an installed backend (installed: {here}){hint}"
-        )
+    if is_target(element) or is_served(element):
+        return
+    here = ", ".join(installed()) or "none"
+    hint = hint_for(element)
+    raise ValueError(
+        f"target elements must be in ['cpu', 'gpu', 'ascend'], but got {element.lower()}. "
+        f"Or the name of an installed backend (installed: {here})" + (f"; {hint}" if hint else "")
+    )

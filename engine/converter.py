@@ -23,6 +23,7 @@ __all__ = ["Converter", "FmkType"]
 
 SUFFIXES = {ModelType.MINDIR: ".mindir", ModelType.MINDIR_LITE: ".ms"}
 CHIPS = ("default", "910b")
+_NOT_ENCRYPTED = "the result is not encrypted: encrypt_key is set, but not enable_encryption"
 
 
 class Converter(Settings):
@@ -39,12 +40,13 @@ class Converter(Settings):
     """
 
     _called = "converter"
-    __slots__ = ("_config", "_decrypt_key", "_encrypt_key", "_report")
+    __slots__ = ("_config", "_decrypt_key", "_encrypt_key", "_optimize", "_report")
 
     def __init__(self) -> None:
         self._config: dict[str, dict[str, str]] = {}
         self._decrypt_key = ""
         self._encrypt_key = ""
+        self._optimize = "general"  # with the chip's name
         self._report: Report | None = None
 
     # ------------------------------------------------------------------------------- what is read
@@ -154,6 +156,7 @@ class Converter(Settings):
         """none, general, gpu_oriented, ascend_oriented or ascend_oriented:910b.
 
         The result notes it and is the same: backends optimise for their device when they build.
+        Reads without the chip's name; ascend_oriented sets `device` to Ascend.
         """
         text = require("optimize", value, str)
         kind, colon, chip = text.partition(":")
@@ -168,7 +171,10 @@ class Converter(Settings):
             raise ValueError(f"chip_name must be single. Got {chip!r}")
         if colon and chip not in CHIPS:
             raise ValueError(f"chip_name must be in [{', '.join(CHIPS)}], but got {chip}.")
-        return text
+        self._optimize = text
+        if kind == "ascend_oriented":
+            self.device = "Ascend"
+        return kind
 
     @setting("")
     def device(self, value: object) -> str:
@@ -226,6 +232,8 @@ class Converter(Settings):
     ) -> None:
         """Convert a model, and write the result where it replaces an earlier one whole.
 
+        Prints MindSpore Lite's "CONVERT RESULT SUCCESS:0" when it has.
+
         fmk_type: the framework that the model comes from; the file's content must agree.
         model_file: a file, or the folder of a TensorFlow SavedModel. output_file: without its
         ending, which is added where it is missing; the folder must exist. weight_file: of a Caffe
@@ -258,10 +266,15 @@ class Converter(Settings):
         config = configuration(config_file, self._config, "convert")
         try:
             job = job_of(self, fmk_type, model_file, output_file, weight_file, config)
+            if _NOT_ENCRYPTED in job.notes:  # who set a key may never look at the report
+                import logging  # rare
+
+                logging.getLogger("engine").warning("%s: %s", job.output_file, _NOT_ENCRYPTED)
             self._report = convert(job.watched(progress, cancel))
         except (ModelError, InputError, BackendError) as error:
             error.args = (f"Converter model failed! error is {error}",)
             raise
+        print("CONVERT RESULT SUCCESS:0")
 
     def __str__(self) -> str:
         return (
@@ -301,13 +314,13 @@ def job_of(
                 "hexadecimal characters"
             )
     elif converter._encrypt_key:
-        notes.append("the result is not encrypted: encrypt_key is set, but not enable_encryption")
+        notes.append(_NOT_ENCRYPTED)
     if converter.optimize not in ("none", "general"):
         notes.append(
-            f"optimize={converter.optimize!r} is noted in the file, which is the same for every "
+            f"optimize={converter._optimize!r} is noted in the file, which is the same for every "
             "device: backends optimise when they build a model"
         )
-    if converter.device:
+    elif converter.device:
         notes.append(f"device={converter.device!r} has no effect: the file is for every device")
     return Job(
         framework=framework,
@@ -323,7 +336,7 @@ def job_of(
         encrypt_key=encrypt_key,
         decrypt_key=_key("decrypt_key", converter._decrypt_key),
         decrypt_mode=converter.decrypt_mode,
-        optimize=converter.optimize,
+        optimize=converter._optimize,
         config=config or {},
         notes=tuple(notes),
     )

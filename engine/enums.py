@@ -1,4 +1,4 @@
-"""The enums of the API, numbered as in MindSpore Lite. ModelType is with Model."""
+"""The enums of the API, numbered as in MindSpore Lite."""
 
 from __future__ import annotations
 
@@ -98,8 +98,18 @@ class FmkType(Enum):
 
 
 class ModelGroupFlag(Enum):
-    """What the models of a group share."""
+    """The memory that the models of a group share."""
 
     SHARE_WEIGHT = 1
     SHARE_WORKSPACE = 2
     SHARE_WEIGHT_WORKSPACE = 3
+
+
+class ModelType(Enum):
+    """The kind of a model's file, as MindSpore Lite's scripts say it.
+
+    The reader goes by the file's content: an ONNX file is read as such under either name.
+    """
+
+    MINDIR = 0
+    MINDIR_LITE = 4

@@ -6,13 +6,17 @@
     │   ├── BackendIncompatible    speaks another version of the contract
     │   └── BackendUnavailable     plugin found, but broken, disabled or without a device
     ├── ModelError                 the model cannot be read, loaded or compiled
-    │   └── CompiledFormError      a compiled form cannot be used: the core compiles anew
+    │   ├── ModelNotFound          no file at the path of a model or of its configuration
+    │   ├── CompiledFormError      a compiled form cannot be used: the core compiles anew
+    │   └── RequestRefused         a request has ended every worker process that ran it
     ├── ModelStateError            unbuilt, built twice, closed, forked
     ├── InputError                 inputs or outputs do not fit the model
     ├── DeadlineExceeded           a predict was stopped at its deadline
     ├── ExtensionError             an extension that was switched on is not installed or fails
     ├── Cancelled                  a compile or a request was cancelled by its owner
     ├── QueueFull                  a bounded queue refused a request
+    ├── SharingError               weights cannot be lent or borrowed by a handle
+    │   └── SharingRefused         the master does not lend its weights to this process
     └── CommunicatorError          a collective failed or timed out: which ranks
 
 Each class also inherits the builtin exception that scripts written for MindSpore Lite catch, so
@@ -22,6 +26,8 @@ are attributes too.
 """
 
 from __future__ import annotations
+
+import errno
 
 
 class EngineError(Exception):
@@ -68,12 +74,27 @@ class ModelError(EngineError, RuntimeError, ValueError):
         self.at_fault = at_fault
 
 
+class ModelNotFound(ModelError, FileNotFoundError):
+    """There is no file at the path of a model, or of its configuration: `path`, or `filename`."""
+
+    __str__ = Exception.__str__  # not OSError's, which would say the path again
+
+    def __init__(self, message: str, path: str = "", at_fault: str = "") -> None:
+        super().__init__(message, path, at_fault)
+        self.errno = errno.ENOENT
+        self.filename = path
+
+
 class CompiledFormError(ModelError):
     """A compiled form is damaged, or made for another version or device than was recorded.
 
     For backends: raised out of engine_load or engine_compile where `ModelSource.compiled` is set.
     The core then loads the model without it; users do not see this error.
     """
+
+
+class RequestRefused(ModelError):
+    """A request has ended every worker process that ran it, and is not tried again."""
 
 
 class ModelStateError(EngineError, RuntimeError):
@@ -115,10 +136,19 @@ class QueueFull(EngineError, RuntimeError):
     """A bounded queue refused a request; try again later."""
 
 
+class SharingError(EngineError, RuntimeError, ValueError):
+    """Weights cannot be lent or borrowed by a handle: the settings, the master or the model."""
+
+
+class SharingRefused(SharingError, PermissionError):
+    """The master does not lend its weights to this process."""
+
+
 class CommunicatorError(EngineError, RuntimeError):
     """A collective failed or timed out.
 
-    ranks: the ones that did not arrive, if known. timed_out: the time given for it has passed.
+    ranks: the ones that did not arrive, if known, by their numbers in the job (as in
+    `CommunicatorOptions.ranks`). timed_out: the time given for it has passed.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ point of group `engine.backends.v1` names:
     [project.entry-points."engine.backends.v1"]
     my_backend = "my_package"
 
-The core opens it late, by name, in a plugin manager of its own, so hooks have one implementation
+The core opens it late, by name, and by itself, so hooks have one implementation
 and one answer. An implementation may take fewer arguments than its spec, by the same names.
 The core calls hooks with everything checked: names, counts, dtypes, shapes and contiguity of
 inputs, existence and bounds of model files. Vendor exceptions are translated once, here, into
@@ -32,8 +32,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import pluggy
-
+from engine.marks import PROJECT as PROJECT
+from engine.marks import hookimpl as hookimpl
+from engine.marks import hookspec
 from engine.types import (
     BackendInfo,
     Check,
@@ -53,10 +54,6 @@ from engine.types import (
     Values,
 )
 
-PROJECT = "engine"
-hookspec = pluggy.HookspecMarker(PROJECT)
-hookimpl = pluggy.HookimplMarker(PROJECT)
-
 REQUIRED = (
     "engine_backend",
     "engine_devices",
@@ -65,19 +62,7 @@ REQUIRED = (
     "engine_predict",
 )
 
-PLANNED = (
-    "engine_compiled_key",
-    "engine_share_weights",
-    "engine_update_weights",
-    "engine_communicator",
-    "engine_allreduce",
-    "engine_allgather",
-    "engine_reduce_scatter",
-    "engine_broadcast",
-    "engine_alltoall",
-    "engine_send",
-    "engine_receive",
-)
+PLANNED = ("engine_update_weights",)
 """Hooks that the core does not call yet."""
 
 
@@ -147,7 +132,9 @@ def engine_predict(
 
     context: from `executable.open_context()`; used by one thread at a time, not always the same.
     inputs: one value per `executable.inputs`, in order, with the declared dtype, C-contiguous,
-        dims as declared (equal symbols equal). Arrays may be read-only. With DEVICE_BUFFERS also
+        dims as declared. Axes of one symbol have one size; where they do not, because a model's
+        file names them wrongly, the user was warned and the backend decides: it runs, or raises
+        ModelError. Arrays may be read-only. With DEVICE_BUFFERS also
         DeviceBuffers of the executable's device: one whose stream is None is the caller's to
         write again on return, one with a stream through that stream. Not modified; read anew in
         every call. With
@@ -166,7 +153,8 @@ def engine_predict(
     Raises DeadlineExceeded (if the backend announces DEADLINES; the context stays usable),
     Cancelled (see ExecutionContext.cancel), InputError for what only the runtime can know (a
     data-dependent shape that does not fit a given buffer), ModelError where the model itself fails
-    on this data.
+    on this data. An exception that a signal handler raises meanwhile is let through, or is the
+    cause of what is raised: the core finds it there and gives it to the user.
     """
 
 
@@ -232,7 +220,10 @@ def engine_share_weights(executable: Executable, pids: Sequence[int] | None) -> 
     executable: compiled with `CompileOptions.lend`: that they will be lent is known then.
     pids: None within this process, else the processes that may open them, enforced by the
         vendor's means where it has such.
-    Returns what goes into `CompileOptions.shared_weights` there. The borrower never writes.
+    Returns what goes into `CompileOptions.shared_weights` there: `digest` is the core's to fill in.
+        Other processes get the files as descriptors open for reading, under `/proc/self/fd`; they
+        read them while they compile. `owner.close()` is called when the lender's model is closed.
+        The borrower never writes.
     Raises BackendUnavailable where this executable's weights cannot be lent, saying why.
     Capability: SHARE_WEIGHTS.
     """
@@ -250,7 +241,8 @@ def engine_update_weights(
     weights: new values by name; names are among `CompileOptions.variable_weights`, dtypes and
         shapes equal to the old ones. Not kept after the call.
     additive: add to the weight as loaded instead of replacing it.
-    Atomic: a predict in any context sees all of them or none; on an error nothing changed.
+    Atomic: a predict in any context sees all of them or none; on an error nothing changed, or,
+    where the runtime failed half-way, every later predict raises ModelError.
     Returns True. Raises InputError naming a weight that does not fit. Capability: UPDATE_WEIGHTS.
     """
 
@@ -261,8 +253,21 @@ def engine_update_weights(
 # the communicator's device. Every rank makes the same calls in the same order. `stream` is where
 # the work is queued, after what is there and after the buffers' own streams; the call returns at
 # once. With None the result is complete on return.
-# Errors: CommunicatorError naming the ranks that did not arrive by `deadline_s`, or what
-# `Communicator.abort` ended. A queued collective's error comes from `Communicator.check`.
+# Errors: CommunicatorError naming the ranks that did not arrive by `deadline_s` (None: no limit;
+# a rank whose process ends still fails the others), or what `Communicator.abort` ended. A queued
+# collective's error comes from `Communicator.check`.
+# The core calls them in a sliced model's predict, after all ranks have said to each other on the
+# host that they have come to the same collective: a device cannot tell who has not come, or has
+# come with a tensor of another shape. It is the hosts that meet; the devices may be far behind.
+# Capability: QUEUED_COLLECTIVES. With it the core passes a stream: that of the first segment's
+# results that collectives of this predict read, one for all of them, also for several groups. It
+# hands results on as DeviceBuffers of that stream, keeps all buffers alive, waits once at the end
+# of predict by engine_order(device, stream, None), and then asks `Communicator.check`. A queued
+# collective that cannot end (`deadline_s` has come, a rank is gone, the group was aborted) lets go
+# of the stream soon: who waits for it by engine_order, engine_copy or engine_predict comes back,
+# or gets the error. Contents are undefined then, and `check` raises from then on.
+# Without it, and where a model has Send or Receive, the core passes None, and what a stream can do
+# is not asked: of a rank that has left nobody knows whether a queued Receive still waits for it.
 # Capability: COLLECTIVES needs engine_communicator, engine_allreduce, engine_allgather, engine_send
 # and engine_receive; of the other three the core composes those that a backend does not have.
 

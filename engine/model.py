@@ -2,66 +2,43 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import weakref
-from enum import Enum
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import numpy as np
 
-from engine.config.checks import require, require_int, require_watchers
 from engine.config.wording import prefixed
-from engine.errors import (
-    BackendError,
-    ExtensionError,
-    InputError,
-    ModelError,
-    ModelStateError,
-)
+from engine.enums import ModelType
+from engine.errors import ModelStateError
+from engine.handle import FORKED
 from engine.host import fork
-from engine.runtime.descriptions import meta_for, tensor_for
-from engine.tensor import Array, Tensor, TensorMeta
+from engine.model_build import BUILDING, ModelBuild
+from engine.model_facts import NOT_BUILT
+from engine.runtime.descriptions import recorded
+from engine.runtime.elsewhere import OfModels
+from engine.runtime.inputs import ThreadInputs
+from engine.runtime.keywords import advised
+from engine.tensor import Array, Tensor, arrays_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from types import TracebackType
 
-    from engine.context import Context
-    from engine.formats import ModelFile
-    from engine.plan import Plan
-    from engine.runtime.signature import Signature
+    from engine.profiling import Profile
     from engine.runtime.thread_state import ThreadState
-    from engine.types import CancelToken, Placement, Predict, Progress, TensorSpec
+    from engine.serving.lane import Lane
+    from engine.types import CancelToken
+    from engine.weights.variables import Update
 
 __all__ = ["Model", "ModelType"]
 
 
-class ModelType(Enum):
-    """What kind of file a model is, as MindSpore Lite's scripts say it.
-
-    The reader goes by the file's content: an ONNX file is read as such under either name.
-    """
-
-    MINDIR = 0
-    MINDIR_LITE = 4
-
-
 new = object.__new__
 
-# Whose input tensors these are, so that no model reshapes another's.
-_owners: weakref.WeakKeyDictionary[Tensor, weakref.ref[Model]] = weakref.WeakKeyDictionary()
-
-_NOT_BUILT = "the model is not built; call build_from_file first"
 _CLOSED = "the model is closed; build a new one"
-_BUILDING = "the model is being built; wait until build_from_file has returned"
-_FORKED = (
-    "this process was forked after the model was built, and runtimes do not survive that; "
-    "build the model in this process, or start processes with 'spawn'"
-)
 
 
-class Model:
+class Model(ModelBuild, OfModels):
     """One trained model.
 
     Build it once, run it from any number of threads: each gets input tensors and results of its
@@ -71,187 +48,25 @@ class Model:
 
     A context manager: `close()` frees the model when the last running predict has ended.
 
-    model_path_: the file it was built from, "" for one that was in memory. provider: how it runs:
-    what context.ascend.provider said, else the backend's name. lora_name_map: for scripts that
-    look at it; nothing is in it in this version.
+    model_path_: the file it was built from, "" for one that was in memory. provider: what
+    context.ascend.provider said. lora_name_map: for scripts that look at it; nothing is in it in
+    this version.
     """
 
+    @advised("Model")
     def __init__(self) -> None:
-        self.model_path_ = ""
-        self.provider = ""
-        self.lora_name_map: dict[str, str] = {}
-        self._plan: Plan | None = None
-        self._predict: Predict | None = None  # the plan's, in the extensions that are on
-        self._extensions: tuple[str, ...] = ()
-        self._declared: Signature | None = None
-        self._signature: Signature | None = None
-        self._config: Mapping[str, Mapping[str, str]] = {}
-        self._threads = threading.local()
-        self._why_not = _NOT_BUILT
-        # Reentrant, so that a progress callback that builds this model is refused, not stuck.
-        self._building = threading.RLock()
+        super().__init__()
+        self._dims: Sequence[Sequence[int]] | None = None  # of the last resize
+        self._is_reshaped = False
+        self._lane: Lane | None = None
+        self._inputs = threading.local()  # apart: they outlive what a thread's state is of
         fork.watch(self)
-
-    # --------------------------------------------------------------------------------- building
-
-    def build_from_file(
-        self,
-        model_path: str,
-        model_type: ModelType,
-        context: Context | None = None,
-        config_path: str = "",
-        config_dict: dict[str, dict[str, str]] | None = None,
-        dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
-        dec_num_parallel: int = 0,
-        *,
-        progress: Progress | None = None,
-        cancel: CancelToken | None = None,
-    ) -> None:
-        """Read a model file and compile it for the context's target.
-
-        context: None stands for Context(), the CPU. config_path, config_dict: sections of
-        options; the dict wins, and what nobody reads is logged. dec_key: for encrypted files, with
-        dec_mode and dec_num_parallel (0..64). progress(phase, done, total) is called while a
-        backend compiles; `cancel`, an engine.CancelToken, stops it: as soon as the backend
-        can, at the latest when it has compiled.
-
-        Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
-        that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
-        (ModelStateError) for a model that is built already; ValueError for a setting; Cancelled.
-        A model that failed to build may be built again.
-        """
-        from engine.config.reader import configuration
-        from engine.context import Context
-        from engine.formats import ModelFile
-
-        require("model_path", model_path, str)
-        require("model_type", model_type, ModelType)
-        context = Context() if context is None else require("context", context, Context)
-        require("config_path", config_path, str)
-        if not os.path.exists(model_path):
-            raise ModelError(
-                f"build_from_file failed, model_path does not exist! got {model_path!r}", model_path
-            )
-        config = configuration(config_path, config_dict, "build_from_file")
-        if dec_key:
-            _check_decryption(dec_key, dec_mode, dec_num_parallel)
-        require_watchers(progress, cancel)
-        file = ModelFile(model_path, dec_key=dec_key or None, dec_mode=dec_mode)
-        self._build_file(file, context, config, progress, cancel)
-        self.model_path_ = model_path
-
-    def _build_file(
-        self,
-        file: ModelFile,
-        context: Context,
-        config: Mapping[str, Mapping[str, str]],
-        progress: Progress | None,
-        cancel: CancelToken | None,
-    ) -> None:
-        """Build what build_from_file builds, of a file that may have been opened before."""
-        file.look_in(config.get("model_file", {}).get("mindir_path"))
-        path = "" if file.path is None else file.name
-        self._build("build_from_file", file, context, config, progress, cancel, path)
-        self.model_path_ = path
-
-    def build_from_buffer(
-        self,
-        model_bytes: bytes,
-        weight_bytes: bytes | None = None,
-        model_type: ModelType | None = None,
-        context: Context | None = None,
-        config_path: str = "",
-        config_dict: dict[str, dict[str, str]] | None = None,
-        *,
-        progress: Progress | None = None,
-        cancel: CancelToken | None = None,
-    ) -> None:
-        """Compile a model that is in memory, as build_from_file does one in a file.
-
-        model_bytes: a whole ONNX or MindIR model; external data has no folder here and is refused.
-        weight_bytes: the data file of a split MindIR model; an ONNX model has none.
-        model_type: None goes by the content, and so does MINDIR.
-
-        Raises what build_from_file raises.
-        """
-        from engine.config.reader import configuration
-        from engine.context import Context
-        from engine.formats import ModelFile
-
-        require("model_bytes", model_bytes, bytes)
-        if not model_bytes:
-            raise ModelError("build_from_buffer failed, model_bytes is empty. Pass a whole model")
-        if weight_bytes is not None:
-            require("weight_bytes", weight_bytes, bytes)
-        if model_type is not None:
-            require("model_type", model_type, ModelType)
-        if model_type is ModelType.MINDIR_LITE:
-            raise ModelError(
-                f"build_from_buffer failed, model_type should be MINDIR, but got {model_type}; "
-                "leave it out to go by the content"
-            )
-        context = Context() if context is None else require("context", context, Context)
-        require("config_path", config_path, str)
-        config = configuration(config_path, config_dict, "build_from_buffer")
-        require_watchers(progress, cancel)
-
-        self._build(
-            "build_from_buffer",
-            ModelFile.of_bytes(model_bytes, weight_bytes or None),
-            context,
-            config,
-            progress,
-            cancel,
-        )
-
-    def _build(
-        self,
-        caller: str,
-        file: ModelFile,
-        context: Context,
-        config: Mapping[str, Mapping[str, str]],
-        progress: Progress | None,
-        cancel: CancelToken | None,
-        path: str = "",
-    ) -> None:
-        from engine.plan import build_plan
-        from engine.runtime import extensions
-        from engine.runtime.signature import Signature
-
-        with self._building:
-            if self._why_not is not _NOT_BUILT:
-                state = self._why_not or "the model is already built; make another Model"
-                raise prefixed(ModelStateError(state), f"{caller} failed! Error is ")
-            self._why_not = _BUILDING
-            try:
-                plan = build_plan(file, context, config, progress, cancel)
-                try:
-                    signature = Signature(plan.executable.inputs, plan.executable.outputs)
-                    names = extensions.enabled()
-                    predict = extensions.wrap(plan, signature, path, names)
-                except BaseException as error:
-                    plan.pool.close()
-                    if isinstance(error, ImportError):  # an element type that needs ml_dtypes
-                        raise ModelError(str(error)) from error
-                    raise
-            except (BackendError, ExtensionError, InputError, ModelError) as error:
-                prefixed(error, f"{caller} failed! Error is ")
-                raise
-            finally:
-                self._why_not = _NOT_BUILT
-            self._declared = self._signature = signature
-            self._config = config
-            self._predict, self._extensions = predict, names
-            self._plan = plan
-            self._why_not = ""
-            self.provider = context.ascend.provider or plan.backend.name
 
     # ---------------------------------------------------------------------------------- running
 
     def predict(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array],
+        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
         outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,
@@ -259,12 +74,12 @@ class Model:
     ) -> list[Tensor]:
         """Run the model once; returns one Tensor an output, in the model's order.
 
-        inputs: Tensors or numpy arrays in the model's order, or a dict by input name; dtypes as
-        declared, shapes as declared or last resized. Not modified, not kept. Other libraries'
-        tensors are taken without a copy: what has `__dlpack__`, `__cuda_array_interface__` or
-        `__array__`. Memory of a device goes as it is to a model on that device, where the backend
-        takes such; else it is copied to the host.
-        outputs: None, or one Tensor an output to fill and return. Their memory is reused, so
+        inputs: Tensors or numpy arrays in the model's order, a dict by input name, or the one array
+        of a model of one input; dtypes as declared, shapes as declared or last resized. Not
+        modified, not kept. Other libraries' tensors are taken without a copy: what has
+        `__dlpack__`, `__cuda_array_interface__` or `__array__`. Memory of a device goes as it is to
+        a model on that device, where the backend takes such; else it is copied to the host.
+        outputs: None or [], or one Tensor an output to fill and return. Their memory is reused, so
         results of earlier calls with the same tensors change; a Tensor without data gets new
         memory, on the device that it was made for. Do not reshape or retype an array that is in
         use so; give the tensor another.
@@ -284,14 +99,20 @@ class Model:
             state = self._threads.state
         except AttributeError:
             state = self._open_state()
-        if outputs is None:
-            values, buffers = state.take(inputs), None
-        else:
-            values, buffers = state.bind(inputs, outputs)
-        run: Any = state.run
-        deadline_s = None if timeout_s is None else state.deadline(timeout_s)
-        if cancel is not None:
-            run = state.cancellable(cancel)
+        try:
+            if outputs is None:
+                values, buffers = state.take(inputs), None
+            elif type(outputs) is list and not outputs:  # as in MindSpore Lite: none are given
+                values, buffers, outputs = state.take(inputs), None, None
+            else:
+                values, buffers = state.bind(inputs, outputs)
+            run: Any = state.run
+            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
+            if cancel is not None:
+                run = state.cancellable(cancel)
+        except BaseException as error:
+            state.refuse(error)
+            raise
         lease = state.lease
         try:
             try:
@@ -306,6 +127,7 @@ class Model:
                     )
             finally:
                 if cancel is not None and run.is_cancelled:
+                    lease.is_spoiled = True
                     state.pool.discard(lease)
                 elif state.is_gated:
                     state.give_back(lease)
@@ -314,6 +136,9 @@ class Model:
                     if state.pool.is_closed:
                         state.pool.settle()
         except BaseException as error:
+            if isinstance(error, ModelStateError) and self._plan not in (None, state.plan):
+                # Another thread has built the model for other sizes since the state was read.
+                return self.predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
             state.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked
@@ -327,163 +152,171 @@ class Model:
             tensors.append(tensor)
         return tensors
 
+    @advised("Model.predict_async")
+    async def predict_async(
+        self,
+        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """Await what predict returns; as many run at once as this machine has CPUs.
+
+        The inputs must not change until it is done. A task that is cancelled stops its run, or,
+        where the backend cannot stop one, leaves it to itself. Raises what predict raises.
+        """
+        return await self._require_lane().predict_async(inputs, timeout_s, cancel)
+
+    def _require_lane(self) -> Lane:
+        with self._building:
+            self._require_built("predict")
+            if self._lane is None:
+                from engine.serving.lane import Lane
+                from engine.serving.statistics import Recorder
+
+                # A proxy: a model that nobody has any more is freed at once, not by a collector.
+                self._lane = Lane(cast("Model", weakref.proxy(self)), Recorder(), 0)
+            return self._lane
+
     def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
 
         >>> outputs = model(x=array)  # doctest: +SKIP
+        >>> outputs = model(array, outputs=["y"], timeout_s=0.5)  # doctest: +SKIP
 
-        A dict serves where a name is no Python name. Raises what predict raises.
+        A dict serves where a name is no Python name, a list of arrays for those by place.
+        outputs: the names of those to return, in that order; all are computed. timeout_s, cancel:
+        as for predict. Each is an option unless the model has an input of that name: then the
+        keyword is the input, and beside inputs by place or in a dict it is the option.
+        Raises what predict raises.
         """
-        if arrays and by_name:
-            raise TypeError("pass all inputs by place or all by name, not both")
-        if len(arrays) == 1 and isinstance(arrays[0], dict):
-            [by_name], arrays = arrays, ()
-        results = self.predict(arrays or by_name)
-        signature = self._signature
-        if signature is not None and not signature.is_plain:
-            from engine.runtime import values
+        if by_name:
+            if arrays or len(by_name) != self._named:
+                from engine.runtime.calling import call  # rare
 
-            return {s.name: values.arrays(v) for s, v in zip(signature.outputs, results)}
-        return {tensor._description.name: tensor.get_data_to_numpy() for tensor in results}
+                signature = self._require_built("predict").signature
+                return call(self.predict, signature, arrays, by_name)
+            results = self.predict(by_name)
+        elif len(arrays) == 1 and isinstance(arrays[0], dict):
+            results = self.predict(arrays[0])
+        elif len(arrays) == 1 and type(arrays[0]) is not np.ndarray:
+            from engine.runtime.calling import unpacked  # rare
+
+            results = self.predict(unpacked(arrays[0], self._require_built("predict").signature))
+        else:
+            if len(arrays) == 2 and isinstance(arrays[1], dict):
+                from engine.runtime.calling import refuse_names  # rare
+
+                refuse_names(*arrays)
+            results = self.predict(arrays or by_name)
+        built = self._built
+        if built is not None and not built.signature.is_plain:
+            return {s.name: arrays_in(v) for s, v in zip(built.signature.outputs, results)}
+        return {
+            tensor._description.name: value
+            if type(value := tensor._value) is np.ndarray
+            else tensor.get_data_to_numpy()
+            for tensor in results
+        }
 
     # ----------------------------------------------------------------------- inputs and outputs
 
     def get_inputs(self) -> list[Tensor]:
-        """Return the calling thread's own input tensors: the same objects in every call.
+        """Return the calling thread's own input tensors: new objects in every call.
 
-        Give them data with set_data_from_numpy and pass them to predict. Open axes are -1.
-        Empty, with a logged error, before the model is built.
+        Give them data with set_data_from_numpy and pass them to predict. They begin with the data
+        of those that the thread got last, if these have any; their shape may be set all the same.
+        Open axes are -1. Empty, with a logged error, before the model is built.
         """
-        return list(self._inputs()) if self._is_built() else []
-
-    def _inputs(self) -> list[Tensor]:
-        # Beside the state, not in it: a state has an execution context, which may cost much memory.
-        threads, signature = self._threads, self._signature
-        assert signature is not None
-        if not hasattr(threads, "inputs"):
-            threads.inputs = [tensor_for(spec) for spec in signature.inputs]
-            _owners.update(dict.fromkeys(threads.inputs, weakref.ref(self)))
-        inputs: list[Tensor] = threads.inputs
-        return inputs
-
-    def get_outputs(self) -> tuple[TensorMeta, ...]:
-        """Return descriptions of the outputs; open axes are -1. Empty before the model is built."""
         if not self._is_built():
-            return ()
-        assert self._signature is not None
-        return tuple(meta_for(spec) for spec in self._signature.outputs)
+            return []
+        # Beside the state, not in it: a state has an execution context, which may cost much memory.
+        threads = self._inputs
+        if not hasattr(threads, "given"):
+            threads.given = ThreadInputs()
+        return threads.given.give(self._require_built().signature.inputs, self)  # type: ignore[no-any-return]
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Fix the inputs' shapes, for every thread, from its next call on.
 
         inputs: this model's tensors from get_inputs, in order; they take the new shapes and lose
         their data.
-        dims: one shape an input, every dim 1 or more.
+        dims: one shape an input, every dim 1 or more, or -1 for an axis that is to be open again,
+        as it is in the file. Where a dim is another than the file fixes, the model is built anew
+        for it and run once on zeros; a model that cannot have these shapes stays as it was.
         Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
         RuntimeError (InputError) for shapes that the model does not allow and tensors of another.
         """
-        _check_resize(inputs, dims)
-        if self._plan is None:
-            raise ModelStateError(f"resize failed! Error is {self._why_not}")
-        assert self._declared is not None
-        if len(inputs) != len(self._declared.inputs):
-            raise InputError(
-                f"resize failed! Error is model input len:{len(self._declared.inputs)} not equal "
-                f"input len:{len(inputs)}"
-            )
-        for index, tensor in enumerate(inputs):
-            owner = _owners.get(tensor)
-            if owner is not None and owner() is not self:
-                raise InputError(
-                    f"resize failed! Error is inputs element {index} is tensor {tensor.name!r} of "
-                    "another model; pass what this model's get_inputs gives",
-                    tensor.name,
-                )
-        self._signature = self._declared.resized(dims)
-        own = self._inputs()
-        for tensors in (inputs, own):
-            for tensor, shape in zip(tensors, dims, strict=True):
-                tensor._value = None
-                tensor._own_description().shape = tuple(int(dim) for dim in shape)
-        # Every thread makes a new state at its next call; a running predict keeps its old one.
-        # This thread keeps its input tensors: scripts hold on to what get_inputs gave them.
-        self._threads = threading.local()
-        self._threads.inputs = own
+        from engine.exchange import resize  # rare
 
-    def get_model_info(self, key: str) -> str:
-        """Return what the model says of itself, as text; "" for what is not known yet.
+        resize(self, inputs, dims)
 
-        key: "user_info", the metadata of the model's file as JSON; "input_shape", for example
-        "x:1,3,8,8;mask:-1,4"; "dynamic_dims", what the configuration gave; "current_pid", this
-        process, also before building; "shareable_weight_mem_handle".
-        Raises TypeError unless `key` is a str.
+    def update_weights(self, weights: Update) -> None:
+        """Exchange weights that were declared variable, for every predict that begins afterwards.
+
+        weights: MindSpore Lite's form, a list of lists of Tensors, each with the name of a weight
+        (or of the node by which it was declared), or all without names, in the order of the
+        declaration; or a dict of arrays or Tensors by name. Copied. Exactly the dtype and shape of
+        the weight. A weight that is left out stays as it is.
+        A predict that runs keeps the old weights to its end: none sees some old and some new ones,
+        however many threads and backends there are. Which weights may change, and how they do, is
+        said where the model is built: docs/update_weights.md.
+
+        Raises TypeError for another form; RuntimeError (InputError) for a name, dtype or shape that
+        does not fit, (ModelStateError) before building, after closing and where no weight was
+        declared, (ModelError, BackendError) where the model cannot be rebuilt. Then nothing has
+        changed.
         """
-        require("key", key, str)
-        if key == "current_pid":
-            return str(os.getpid())
-        if self._plan is None or self._signature is None:
-            return ""
-        if key == "input_shape":
-            inputs = self._signature.inputs
-            return ";".join(f"{s.name}:{','.join(map(str, tensor_for(s).shape))}" for s in inputs)
-        if key == "user_info":
-            import json
+        from engine.exchange import update_together  # rare
 
-            graph = self._plan.source.graph
-            return json.dumps(dict(graph.metadata)) if graph and graph.metadata else ""
-        if key == "dynamic_dims":
-            backend = self._plan.backend
-            first = [f"{name}_context" for name in (backend.name, *backend.info.device_types)]
-            given = (self._config.get(name, {}).get(key, "") for name in (*first, *self._config))
-            return next(filter(None, given), "")
-        return ""
+        update_together([self], weights)
 
-    # -------------------------------------------------------------------------------- the model
+    @advised("Model.profile")
+    def profile(
+        self,
+        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        predicts: int = 10,
+        *,
+        warmup: int = 3,
+    ) -> Profile:
+        """Measure how long each kernel takes on these inputs, and return the times.
 
-    @property
-    def input_specs(self) -> tuple[TensorSpec, ...]:
-        """The inputs as the model declares them or as last resized, symbolic names included."""
-        self._require_built()
-        assert self._signature is not None
-        return self._signature.inputs
+        The model is built once more for that, beside this one, which goes on as it is.
 
-    @property
-    def output_specs(self) -> tuple[TensorSpec, ...]:
-        """The outputs, likewise."""
-        self._require_built()
-        assert self._signature is not None
-        return self._signature.outputs
+        inputs: as for predict. predicts: how many are measured, after `warmup` that are not.
+        Raises what predict raises; BackendError where no backend of the model can tell, ModelError
+        where its file changed or is kept nowhere (a large model in memory, an encrypted one).
+        """
+        from engine.profiling import profile  # rare
 
-    @property
-    def placement(self) -> list[Placement]:
-        """For each node: backend, device, provider, and why it runs there."""
-        self._require_built()
-        assert self._plan is not None
-        return self._plan.placement()
+        return profile(self, inputs, predicts, warmup)
+
+    # -------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
         """Free the model once running predicts have ended; twice does nothing."""
-        plan, self._plan = self._plan, None
-        if plan is None:
+        if self._built is None:
             return
-        self._predict = None
         self._why_not = _CLOSED
-        self._threads = threading.local()
-        plan.pool.close()
+        self._recipe = None
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.submitter.close(f"predict failed! {_CLOSED}", finish=False)  # does not wait
+        self._free()
 
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
+    def _free(self) -> None:
+        """Close what is built; a resize in another thread may have built anew meanwhile."""
+        while (built := self._built) is not None:
+            try:
+                self._threads, self._inputs = threading.local(), threading.local()
+            finally:
+                built.close()
+            # Only now: until then another call, of a `with` block or the last, does what is left.
+            if self._built is built:
+                self._built = None
 
     def __del__(self) -> None:
-        if getattr(self, "_plan", None) is not None:
+        if getattr(self, "_built", None) is not None:
             self.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -491,90 +324,37 @@ class Model:
             "a Model cannot be copied or sent to another process; build it where it is used"
         )
 
-    def __str__(self) -> str:
-        return f"model_path: {self.model_path_}."
-
-    def __repr__(self) -> str:
-        if self._plan is None:
-            return f"<engine.Model: {self._why_not}>"
-        return f"<engine.Model {self.model_path_ or 'from bytes'!r} on {self._plan.backend.name}>"
-
     # ---------------------------------------------------------------------------------- threads
 
     def _open_state(self) -> ThreadState:
         """Make the calling thread's state, at its first call."""
-        from engine.runtime.thread_state import ThreadState, ValuesState
+        from engine.runtime.thread_state import ThreadState
 
         # Read in this order: a resize between the two lines leaves a state that nobody finds.
         threads = self._threads
-        plan, signature = self._plan, self._signature
-        if plan is None or signature is None or self._predict is None:
+        built = self._built
+        if built is None or self._why_not:
             raise prefixed(ModelStateError(self._why_not), "predict failed! ")
-        kind = ThreadState if signature.is_plain else ValuesState
-        state = kind(plan, signature, self._predict, self.model_path_, self._extensions)
+        plan, signature, predict = built.plan, built.signature, built.predict
+        kind: type[ThreadState] = ThreadState
+        if not signature.is_plain:
+            from engine.runtime.values import ValuesState  # rare
+
+            kind = ValuesState
+        threads.seen = []
+        if signature.is_open_ended:
+            predict = recorded(predict, threads.seen)
+        state = kind(plan, signature, predict, self.model_path_)
         threads.state = state
         return state
 
-    def _is_built(self) -> bool:
-        if self._why_not is _NOT_BUILT:
-            import logging
-
-            logging.getLogger("engine").error(_NOT_BUILT)
-            return False
-        self._require_built()
-        return True
-
-    def _require_built(self) -> None:
-        if self._plan is None:
-            raise ModelStateError(self._why_not)
-
     def _abandon(self) -> None:
         """In a forked child: forget the model, and never free what belongs to the parent."""
-        fork.never_free(self._plan, self._predict, self._threads)
-        if self._plan is not None:
-            self._why_not = _FORKED
-        elif self._why_not is _BUILDING:
-            self._why_not = _NOT_BUILT
-        self._plan = self._predict = None
+        fork.never_free(self._built, self._threads)
+        if self._built is not None:
+            self._why_not = FORKED
+        elif self._why_not is BUILDING:
+            self._why_not = NOT_BUILT
+        self._built = self._lane = None
         self._threads = threading.local()
         self._building = threading.RLock()
-
-
-def _check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:
-    require("dec_key", dec_key, bytes)
-    mode = require("dec_mode", dec_mode, str)
-    count = require_int("dec_num_parallel", dec_num_parallel)
-    if not 0 <= count <= 64:
-        raise ValueError(
-            f"dec_num_parallel should be in range [0, 64], but got {count}; 0 leaves it open"
-        )
-    if not mode:
-        raise ValueError("dec_mode must not be empty string! The usual mode is 'AES-GCM'")
-
-
-def _check_resize(inputs: object, dims: object) -> None:
-    if not isinstance(inputs, list | tuple):
-        raise TypeError(f"inputs must be list or tuple of Lite Tensor, but got {type(inputs)}.")
-    if not isinstance(dims, list | tuple):
-        raise TypeError(f"dims must be list or tuple of shape, but got {type(dims)}.")
-    for index, tensor in enumerate(inputs):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(
-                f"inputs element must be Tensor, but got {type(tensor)} at index {index}."
-            )
-    for i, shape in enumerate(dims):
-        if not isinstance(shape, list | tuple):
-            raise TypeError(
-                f"dims element must be list or tuple of int, but got {type(shape)} at index {i}."
-            )
-        for j, dim in enumerate(shape):
-            if not isinstance(dim, int | np.integer):
-                raise TypeError(
-                    f"dims element's element must be int, but got {type(dim)} at {i}th dims "
-                    f"element's {j}th element."
-                )
-    if len(inputs) != len(dims):
-        raise ValueError(
-            "inputs' size does not match dims' size, but got "
-            f"inputs: {len(inputs)} and dims: {len(dims)}."
-        )

@@ -9,20 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-READ = ("provider", "device_id", "input_shape", "dynamic_dims", "opt_dims")
-"""Keys of a backend's section that the core reads, for every backend: how the model runs, on which
-device, for which shapes.
-"""
-
-RESERVED = (
+READ = (
+    "provider",
+    "device_id",
     "rank_table_file",
+    "input_shape",
+    "dynamic_dims",
+    "opt_dims",
+    "model_cache_dir",
     "variable_weights_file",
     "variable_weights_list",
     "shareable_weight_pid_list",
     "shareable_weight_mem_handle",
-    "model_cache_dir",
-    "model_cache_mode",
 )
+"""Keys of a backend's section that the core reads, for every backend: how the model runs, on which
+device and as which rank, for which shapes, where its compiled form is kept, which weights may be
+exchanged, and with whom it shares them.
+"""
+
+RESERVED = ("model_cache_mode",)
 """Keys that the core will read. This version does not; it tells a user who sets one."""
 
 CONSUMED = (*READ, *RESERVED)
@@ -33,7 +38,7 @@ What they say comes in fields of `CompileOptions`: `provider`, `device`, `shapes
 
 
 def is_declared(key: str, names: Iterable[str]) -> bool:
-    """Whether `key` is one of `names`; a name that ends in "*" stands for all that begin so."""
+    """Return whether `names` has `key`; a name that ends in "*" stands for all that begin so."""
     return any(key == name or (name.endswith("*") and key.startswith(name[:-1])) for name in names)
 
 

@@ -15,9 +15,10 @@ import numpy as np
 from engine.config.checks import require, require_shape
 from engine.enums import NUMPY_NAMES, DataType, Format
 from engine.errors import InputError
+from engine.runtime.elsewhere import OfTensors
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from engine.types import Device, DeviceBuffer
 
@@ -52,7 +53,7 @@ class TensorMeta:
 
 
 class Description:
-    """What a Tensor says of itself beside its array; shared by the tensors of one output.
+    """A Tensor's properties beside its array; shared by the tensors of one output.
 
     dtype, shape: as declared, open axes -1; where there is an array, its own are the tensor's.
     wraps: the array is one that the user gave, so that it is not the tensor's to reshape.
@@ -78,7 +79,7 @@ class Description:
         self.wraps = wraps
 
 
-class Tensor:
+class Tensor(OfTensors):
     """A named array that a model takes or gives.
 
     Tensor(array) wraps a numpy array without a copy (one that is not C-contiguous, aligned and in
@@ -92,7 +93,9 @@ class Tensor:
     the memory is allocated then. "cpu" is the host, and so is every device that ENGINE_TARGET
     keeps models from.
 
-    Other libraries share its memory by DLPack, and on a GPU by `__cuda_array_interface__`.
+    It reads as its array does: `len`, indices, iteration, `in`; on a device each of these copies
+    all of it to the host. Other libraries share its memory by DLPack, and on a GPU by
+    `__cuda_array_interface__`.
 
     Not locked: threads that write into one tensor's array coordinate among themselves. Raises
     TypeError for arguments of the wrong type or shapes and dtypes that contradict each other,
@@ -113,7 +116,11 @@ class Tensor:
         device: str | None = None,
     ) -> None:
         dims = None if shape is None else require_shape("shape", shape)
-        where = None if device is None else _parse_device(device)
+        put = None
+        if device is not None:
+            from engine.runtime.placing import placer  # rare
+
+            put = placer(device)
         if dtype is not None:
             require("dtype", dtype, DataType)
         self._value = None
@@ -125,33 +132,12 @@ class Tensor:
         elif tensor is not None:
             raise TypeError(
                 "tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray, "
-                f"but got {type(tensor)}."
+                f"but got {type(tensor)}.{_array_of(tensor)}"
             )
-        if where is not None:
-            self._move(*where)
+        if put is not None:
+            put(self)
         if tensor is None:
             self._describe(dims, dtype)
-
-    def _move(self, kind: str, number: int) -> None:
-        """Put the tensor on a device, with the data it has; nothing for the host."""
-        if kind == "cpu":
-            self._description.device = None
-            if self._value is not None:
-                self._value = self.get_data_to_numpy()
-            return
-        from engine.runtime import memory
-        from engine.types import Device
-
-        if memory.is_overridden(kind):
-            self._move("cpu", 0)
-            return
-        device = Device(memory.device_type(kind), number)
-        memory.memory_of(device)
-        self._description.device = device
-        value = self._value
-        if isinstance(value, np.ndarray) or (value is not None and value.device != device):
-            self._description.wraps = False
-            self._value = memory.to_device(value, device)
 
     def _describe(self, shape: tuple[int, ...] | None, dtype: DataType | None) -> None:
         if dtype is not None:
@@ -346,6 +332,33 @@ class Tensor:
             self._value = array
         return array
 
+    def numpy(self) -> Array:
+        """Return the data as an array: `get_data_to_numpy` by the name that others give it."""
+        return self.get_data_to_numpy()
+
+    def __len__(self) -> int:
+        # Without the data: a look at a Tensor that predict is to fill must not allocate it.
+        if not (shape := self.shape):
+            raise TypeError("len() of an unsized tensor: it has no axes")
+        return max(shape[0], 0)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.get_data_to_numpy()[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.get_data_to_numpy())
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.get_data_to_numpy()
+
+    def __bool__(self) -> bool:
+        if self.element_num != 1:
+            raise ValueError(
+                f"the truth of a tensor of shape {self.shape} is ambiguous; compare with "
+                "`is None`, or use .numpy().any() or .all()"
+            )
+        return self._value is not None and bool(self.get_data_to_numpy())
+
     def set_data_from_numpy(self, numpy_obj: Array) -> None:
         """Use the memory of `numpy_obj` from now on, without a copy.
 
@@ -358,7 +371,9 @@ class Tensor:
         (InputError) where dtype or size differ.
         """
         if not isinstance(numpy_obj, np.ndarray):
-            raise TypeError(f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.")
+            raise TypeError(
+                f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.{_array_of(numpy_obj)}"
+            )
         _refuse_masked("numpy_obj must be numpy.ndarray", numpy_obj)
         declared, name = self._description.dtype, self._description.name
         if declared is not DataType.UNKNOWN and _supported(numpy_obj) is not declared:
@@ -399,6 +414,12 @@ class Tensor:
             self._own_description().wraps = True
         self._value = array if array.shape == shape else array.reshape(shape)
 
+    def __float__(self) -> float:
+        return float(self.get_data_to_numpy().item())
+
+    def __int__(self) -> int:
+        return int(self.get_data_to_numpy().item())
+
     def __str__(self) -> str:
         return (
             f"name: {self.name},\ndtype: {self.dtype},\nshape: {self.shape},\n"
@@ -423,7 +444,7 @@ class Tensor:
         """Return DLPack's device type and number: (1, 0) for the host, 2 for a GPU, else 12."""
         from engine.runtime import dlpack
 
-        return dlpack.device_of(self._data("__dlpack_device__"))
+        return dlpack.device_of(dlpack.data_of(self, "__dlpack_device__"))
 
     def __dlpack__(
         self,
@@ -441,23 +462,7 @@ class Tensor:
         """
         from engine.runtime import dlpack
 
-        value = self._data("__dlpack__")
-        own = dlpack.device_of(value)
-        if not isinstance(value, np.ndarray):
-            if dl_device is not None and tuple(dl_device) != own:
-                if tuple(dl_device) != (dlpack.CPU, 0) or copy is False:
-                    raise BufferError(f"memory on {self.device} is not shared with {dl_device}")
-                value, copy = self.get_data_to_numpy(), None
-            elif copy:
-                raise BufferError(f"copy=True is for the host; this tensor is on {self.device}")
-            else:
-                dlpack.order_for(value, stream)
-        elif dl_device is not None and tuple(dl_device) != own:
-            raise BufferError(f"memory of the host is not shared with device {dl_device}")
-        if copy:
-            assert isinstance(value, np.ndarray)
-            value = value.copy()
-        return dlpack.export(value, max_version is not None and max_version[0] >= 1)
+        return dlpack.given(self, stream, max_version, dl_device, copy)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -468,14 +473,6 @@ class Tensor:
         from engine.runtime import dlpack
 
         return dlpack.cuda_interface(value)
-
-    def _data(self, protocol: str) -> Array | DeviceBuffer:
-        description = self._description
-        if self._value is None and description.device is None and not _is_open(description.shape):
-            self.get_data_to_numpy()
-        if self._value is None:
-            raise BufferError(f"{protocol}: tensor {self.name!r} has no data yet")
-        return self._value
 
     def _store(self, result: Any) -> None:
         """Take a predict's result as the data, on the device that the tensor was made for."""
@@ -499,7 +496,7 @@ class Tensor:
         return self._description
 
     def _wraps(self) -> bool:
-        """Whether the data is an array that the user gave: no setter changes that."""
+        """Return True where the data is an array that the user gave: no setter changes that."""
         return self._value is not None and self._description.wraps
 
     def _warn_that_ignored(self, change: str) -> None:
@@ -512,6 +509,11 @@ class Tensor:
         )
 
 
+def _array_of(item: object) -> str:
+    """Return what to do about another library's tensor where an array is wanted."""
+    return " numpy.asarray(...) gives an array of it" if hasattr(type(item), "__array__") else ""
+
+
 def plain(array: Array) -> Array:
     """`array` itself if a runtime can read it as it lies in memory, else a copy it can read."""
     dtype = array.dtype
@@ -519,6 +521,15 @@ def plain(array: Array) -> Array:
         return array  # what np.require below would find out in a microsecond
     native = dtype if dtype.isnative else dtype.newbyteorder("=")
     return np.require(np.asarray(array), native, ["C", "A"])
+
+
+def arrays_in(value: Any) -> Any:
+    """Return what predict gave for one output, with arrays in place of the Tensors."""
+    if type(value) is Tensor:
+        return value.get_data_to_numpy()
+    if type(value) is list and not (value and type(value[0]) is dict):
+        return [arrays_in(element) for element in value]
+    return value
 
 
 def _reshaped(value: Array | DeviceBuffer, shape: tuple[int, ...]) -> Array | DeviceBuffer:
@@ -559,32 +570,7 @@ def _refuse_masked(wanted: str, array: Array) -> None:
 
 
 def _admits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Whether `shape` has the rank and the known sizes of `dims`, where open axes are -1."""
+    """Return whether `shape` has the rank and known sizes of `dims`, where open axes are -1."""
     return len(dims) == len(shape) and all(
         dim < 0 or dim == size for dim, size in zip(dims, shape, strict=True)
     )
-
-
-def _parse_device(device: object) -> tuple[str, int]:
-    """The device type and number of "gpu:0" or "ascend"; TypeError for anything else."""
-    text = require("device", device, str)
-    kind, *numbers = text.split(":")
-    if len(numbers) > 1:
-        raise TypeError(
-            f"device must be 'ascend:index', eg: 'ascend:0', or 'gpu:index', but got {text!r}"
-        )
-    if kind not in ("ascend", "gpu", "cpu") and not _is_installed(kind):
-        raise TypeError(
-            f"now only support ascend device. Or gpu, or cpu for the host, but got {text!r}"
-        )
-    number = numbers[0] if numbers else "0"
-    if not (number.isascii() and number.isdecimal() and len(number) < 10):
-        raise TypeError(f"device id should >= 0. Got {text!r}")
-    return kind, int(number)
-
-
-def _is_installed(kind: str) -> bool:
-    """Return whether a backend that is installed has this name; its device type is the same."""
-    from engine.backends import installed
-
-    return kind in installed()

@@ -14,7 +14,7 @@ Read this file and `hookspecs.py`, and you have read the contract. Rules that ho
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from engine.cancel import CancelToken as CancelToken
+from engine.value import value
 
 # ------------------------------------------------------------------------------------- elements
 
@@ -136,7 +137,7 @@ Dim: TypeAlias = int | str | None
 """One axis: a size, the name of a symbolic size (equal names are equal sizes), or unknown."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class TensorSpec:
     """Element type and shape of one input or output of a model.
 
@@ -154,14 +155,22 @@ class TensorSpec:
 
     def __str__(self) -> str:
         dims = "..." if self.shape is None else ", ".join(str(dim) for dim in self.shape)
-        text = f"{self.dtype}[{dims}]"
+        text = _printable(f"{self.dtype}[{dims}]")
         return text if self.kind is ValueKind.TENSOR else f"{self.kind}({text})"
+
+    def __repr__(self) -> str:
+        return f"TensorSpec({_printable(self.name)}: {self})"
+
+
+def _printable(text: str) -> str:
+    """Return a text with escapes for what would drive a terminal: names come from files."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 # -------------------------------------------------------------------------------------- devices
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@value(order=True)
 class Device:
     """A device of this host: "cpu", "gpu", "ascend" or a backend's own word, and its number."""
 
@@ -172,7 +181,7 @@ class Device:
         return f"{self.type}:{self.id}"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceInfo:
     """A device that is there now.
 
@@ -188,7 +197,7 @@ class DeviceInfo:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Devices:
     """Devices that a backend finds on this machine now.
 
@@ -201,7 +210,7 @@ class Devices:
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Check:
     """One line of a backend's diagnosis: what was looked at, whether it is well, and the fix."""
 
@@ -231,11 +240,14 @@ class Capability(StrEnum):
     SHARE_WORKSPACE = "share_workspace"  # open_context(beside=...)
     UPDATE_WEIGHTS = "update_weights"  # engine_update_weights, options.variable_weights
     COLLECTIVES = "collectives"  # engine_communicator, allreduce, allgather, send and receive
+    QUEUED_COLLECTIVES = "queued_collectives"  # these on a stream, beside segments: the core waits
+    #                                            once a predict
     GRAPH_COLLECTIVES = "graph_collectives"  # compiles collective nodes: options.communicators
     FILES_IN_MEMORY = "files_in_memory"  # engine_load reads ModelSource.files
+    PROFILE = "profile"  # options.profile_to, Executable.profile()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class Option:
     """A setting that a backend reads, typed so that a tool can show it and try its values.
 
@@ -256,7 +268,7 @@ class Option:
         return self.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class BackendInfo:
     """A backend's manifest: what it is, known without a device.
 
@@ -287,7 +299,7 @@ class BackendInfo:
 # --------------------------------------------------------------------------------------- values
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class DeviceBuffer:
     """Memory on a device, or memory that a device can reach.
 
@@ -328,13 +340,14 @@ Attribute: TypeAlias = "int | float | str | tuple[int | float | str, ...] | None
 """The value of a node's attribute. ONNX's strings are bytes: what is no UTF-8 is escaped."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class NodeInfo:
     """A node of the main graph as the file has it; `index` is its place there.
 
     attributes: those in the file, by name: an int, a float, a str, or a tuple of these; None for
         one that is larger than that (a tensor, a graph, a type; more than 4 KiB of numbers or
-        text) or whose type the file does not say. A default that the file leaves out is not there.
+        text), that stands for an attribute of the function the node is in, or whose type the file
+        does not say. A default that the file leaves out is not there.
     """
 
     index: int
@@ -346,7 +359,7 @@ class NodeInfo:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ParameterInfo:
     """A constant of the main graph. location: "" inside the model, else its external data file."""
 
@@ -357,7 +370,7 @@ class ParameterInfo:
     location: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class GraphInfo:
     """Summary of a model file, read without a runtime.
 
@@ -376,7 +389,7 @@ class GraphInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class ModelSource:
     """A model on its way to a backend, validated by the core.
 
@@ -396,7 +409,6 @@ class ModelSource:
         they were then, `graph` included. Where it is of no use after all, raise CompiledFormError:
         the core loads the model anew, without it. Capability: COMPILE_CACHE.
     entry: which of several models in the file is meant, by name; "" for the first or only one.
-        This version of the core sets neither `compiled` nor `entry`.
     is_secret: it was decrypted. Neither it nor anything made from it may be written to disk, not
         to a temporary file or a cache either; a file in memory (/dev/shm, a memfd) is no disk.
     files: external data that is in memory, by the location that `data` names it with; it is in no
@@ -449,7 +461,7 @@ Called from the thread that compiles or from one of the backend's own; it must r
 """
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Threads:
     """Host threads a model may use, already fitted to this machine; never 0.
 
@@ -465,7 +477,7 @@ class Threads:
     is_counted: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ShapeRange:
     """The shapes one input is compiled for: lowest, usual and highest size of each axis.
 
@@ -478,7 +490,7 @@ class ShapeRange:
     highest: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class SharedWeights:
     """Weights of an executable, lent to another compile of the same model on the same device.
 
@@ -498,7 +510,7 @@ class SharedWeights:
     owner: object = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class CompileOptions:
     """Settings of one compile.
 
@@ -532,19 +544,26 @@ class CompileOptions:
         executables made from it are in use. Capability: COMPILE_CACHE.
     cache_folder: a folder for what compiles of different models share (timing caches), which the
         backend may read and write at any time, beside other processes; None for none, as for a
-        model that is secret.
+        model that is secret. What lies in its subfolder `linked` is removed once no compiled form
+        has a hard link to it.
     rank, world_size: this process among those that run one sliced model.
-    communicators: for a graph that keeps its collective nodes: the joined group for each group
-        name that they use. Capability: GRAPH_COLLECTIVES.
+    communicators: for a graph that keeps its collective nodes: the groups on the device by name,
+        "" for all ranks. The core fills it when the ranks have joined, after compile and before a
+        context is opened; predicts get a deadline then. Capability: GRAPH_COLLECTIVES.
     variable_weights: initializers (or nodes holding them) that engine_update_weights may change.
-        Empty where the core holds variable weights itself, as inputs of the graph.
-    lend: the weights will be lent by engine_share_weights: "process" within this process,
-        "machine" to others; "" if not. Capability: SHARE_WEIGHTS.
+        Empty where the core holds variable weights itself, as inputs of the graph, or builds a
+        model anew for each update.
+    lend: the weights will be lent by engine_share_weights to other processes: "machine"; other
+        executables of this process may have weights in common, and equal ones are to be in memory
+        once: "process"; "" for neither. Capability: SHARE_WEIGHTS.
     shared_weights: map these instead of making a copy.
+    profile_to: every predict is to be measured, kernel by kernel, for `Executable.profile()`, and
+        may take longer for that; None for no measuring. An empty folder for the files that the
+        runtime writes meanwhile, which other parts of the model share: choose names of your own.
+        The core removes it after the executable is closed. Capability: PROFILE.
     progress, cancel: for work that takes long; either may be None.
 
-    This version of the core leaves at their defaults: save_to, cache_folder, communicators,
-    variable_weights, lend and shared_weights.
+    This version of the core leaves at its default: variable_weights.
     """
 
     device: Device
@@ -565,6 +584,7 @@ class CompileOptions:
     variable_weights: tuple[str, ...] = ()
     lend: str = ""
     shared_weights: SharedWeights | None = None
+    profile_to: Path | None = None
     progress: Progress | None = None
     cancel: CancelToken | None = None
 
@@ -578,7 +598,7 @@ class NodeState(StrEnum):
     UNUSED = "unused"  # no output depends on it
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Placement:
     """Device and provider that run one node, and why.
 
@@ -599,18 +619,38 @@ class Placement:
     fused_into: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class MemoryReport:
     """Memory that an executable holds on its device, in bytes; 0 also where it cannot be known.
 
-    weights: private copies. shared: weights held once for several executables of this process.
-    mapped: weights in files mapped from disk, one copy a machine. workspace: of open contexts.
+    weights: private copies. shared: weights that other executables use too, of this process or of
+    one that lends them here; each counts them. mapped: in files mapped from disk, one copy a
+    machine, that no other executable of this process uses. The two do not overlap. workspace: of
+    open contexts.
     """
 
     weights_bytes: int = 0
     shared_bytes: int = 0
     mapped_bytes: int = 0
     workspace_bytes: int = 0
+
+
+@value(kw_only=True)
+class KernelTime:
+    """Time that a kernel took in one predict.
+
+    predict: which predict of the executable, counted from 0 in the order in which they began.
+    nodes: the nodes of the source's main graph that it computes, by index: several where they are
+    fused; () for what the backend has added, as a copy, and where it cannot tell. name, op_type:
+    as the runtime calls them. start_s: a moment of time.monotonic().
+    """
+
+    predict: int
+    nodes: tuple[int, ...]
+    name: str
+    op_type: str
+    start_s: float
+    duration_s: float
 
 
 class Executable(Protocol):
@@ -625,6 +665,9 @@ class Executable(Protocol):
       or another executable of this backend on the same device: the new one works on the same
       stream and in the same scratch memory. The core never runs two such at once, and closes the
       one that it names last.
+    * `profile()`, where PROFILE is announced: a sequence of KernelTime, of all predicts of an
+      executable that was compiled with `profile_to`. Called once, after the last predict and
+      before close.
     """
 
     @property
@@ -691,7 +734,7 @@ class Store(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class CommunicatorOptions:
     """Membership of a rank in a group that it joins.
 
@@ -699,7 +742,8 @@ class CommunicatorOptions:
     every rank. ranks: the members' numbers in the whole job, in group order.
     device: whose memory the buffers are in.
     store: where the ranks leave what the others need to find them (NCCL's unique id, HCCL's root
-        info). Its keys are this group's own.
+        info). Its keys are this group's own. It may be used until the group is left; where the
+        process that holds it has ended by then, it raises CommunicatorError.
     rank_table: the path of the job's rank table, None where there is none.
     timeout_s: how long to wait for the others to join.
     """
@@ -737,7 +781,9 @@ class Communicator(Protocol):
     def check(self) -> None:
         """Raise CommunicatorError if a queued collective has failed or a rank is known to be gone.
 
-        Cheap, and does not wait for what is queued.
+        Cheap, and does not wait for what is queued. With QUEUED_COLLECTIVES the core asks when it
+        has waited for the stream: it raises for what has not ended well there, and for no rank
+        that has gone since and that nothing here waits for.
         """
 
     def close(self) -> None:
@@ -747,7 +793,7 @@ class Communicator(Protocol):
 # ------------------------------------------------------------------------------------- extensions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class ModelDescription:
     """A model that was built, as an extension sees it.
 

@@ -1,12 +1,33 @@
-"""Entry points -> one opened backend, in one of six states.
+"""`engine.backends()` returns the record of each backend: its state, devices, and what would help.
 
-records.py     the six states, and the record of a backend
-backend.py     one opened backend: its hooks as plain functions, what it can do
-manifest.py    its manifest: checked, options of one kind, as JSON and back
-discovery.py   names -> backends: what is installed, and what became of it
-targets.py     an element of `context.target` -> the backend that serves it
-probe.py       the same in a process of its own, for plugins that may crash; not imported here
+    >>> engine.backends()  # doctest: +SKIP
+    cpu        ready          cpu:0 (AMD EPYC)
+    gpu_trt    no device      no NVIDIA driver; install the NVIDIA driver so that nvidia-smi ...
+    ascend_ge  not installed  ...; run: pip install "inference-engine[ascend-ge]"
+    >>> [found.name for found in engine.backends() if found.state == "ready"]  # doctest: +SKIP
+    ['cpu', 'reference']
+
+See `backends` below. This module is callable because a function of its name in `engine` would be
+replaced by it as soon as something imports it. Entry points become opened backends here:
+
+records.py       the six states, and the record of a backend
+backend.py       one opened backend: its hooks as plain functions, what it can do
+manifest.py      its manifest: checked, options of one kind, as JSON and back
+entry_points.py  what installed distributions offer by name
+discovery.py     names -> backends: what is installed, and what became of it
+advice.py        what to say about one that is not
+targets.py       an element of `context.target` -> the backend that serves it;
+                 device_types.py: where it is no backend's name
+isolated.py      a backend whose models run in workers; isolated_worker.py: a worker's side of it
+probe.py         the same in a process of its own, for plugins that may crash; not imported here
+listing.py       all of them so, for `backends`
 """
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from engine.backends.backend import Backend
 from engine.backends.discovery import (
@@ -15,13 +36,15 @@ from engine.backends.discovery import (
     forget,
     installed,
     known,
-    nearest_target,
     open_backend,
     record,
     warn_once,
 )
 from engine.backends.records import BackendRecord, BackendState
 from engine.backends.targets import Target, find_target, is_target
+
+if TYPE_CHECKING:
+    from engine.backends.listing import Backends
 
 __all__ = [
     "GROUP",
@@ -30,13 +53,33 @@ __all__ = [
     "BackendRecord",
     "BackendState",
     "Target",
+    "backends",
     "find_target",
     "forget",
     "installed",
     "is_target",
     "known",
-    "nearest_target",
     "open_backend",
     "record",
     "warn_once",
 ]
+
+
+def backends(time_limit_s: float | None = None) -> Backends:
+    """Return the record of each backend, those that are installed first, by name.
+
+    Each is looked at in a process of its own, so that one that crashes takes nothing with it.
+    time_limit_s: how long such a process may take; None for 30 s.
+    """
+    from engine.backends import listing  # rare
+
+    return listing.backends() if time_limit_s is None else listing.backends(time_limit_s)
+
+
+class _Callable(ModuleType):
+    def __call__(self, time_limit_s: float | None = None) -> Backends:
+        """See `backends`."""
+        return backends(time_limit_s)
+
+
+sys.modules[__name__].__class__ = _Callable

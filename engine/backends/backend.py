@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
 from engine import hookspecs
+from engine.backends.hooks import arguments_of, hooks_of
 from engine.backends.manifest import checked
 from engine.errors import BackendUnavailable, one_line
+from engine.host.interrupts import raised_by_handler
 from engine.options import nearest
 from engine.types import (
     BackendInfo,
@@ -49,18 +48,14 @@ class Backend:
 
     A hook call through pluggy costs about 1 us, a bound function a twentieth of that.
 
-    info: its manifest; all `options` are `Option`s. warnings: what the core ignores of it, and why.
+    hooks: those that it implements, by name. info: its manifest; all `options` are `Option`s.
+    warnings: what the core ignores of it, and why.
     Raises TypeError for a plugin that is no backend of this contract, saying why.
     """
 
     def __init__(self, name: str, plugin: object, warnings: list[str]) -> None:
-        manager = pluggy.PluginManager(hookspecs.PROJECT)
-        manager.add_hookspecs(hookspecs)
-        manager.register(plugin, name)
-        _refuse_wrappers(manager)
-        warnings += _unknown_hooks(manager)
         self.name = name
-        self.hook = manager.hook
+        self.hooks = hooks_of(name, plugin, warnings)
         missing = [hook for hook in hookspecs.REQUIRED if not self.has(hook)]
         if missing:
             raise TypeError(f"it does not implement {', '.join(missing)}")
@@ -103,9 +98,9 @@ class Backend:
             try:
                 devices = self._devices or self.devices()
                 present = {info.device: info for info in devices.found}
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # SystemExit, or a panic of a compiled extension
+                if raised_by_handler(error):
+                    raise
                 raise BackendUnavailable(
                     f"backend {self.name!r} is at fault: its engine_devices raised "
                     f"{one_line(error)}; report it to the authors of {self.name!r} "
@@ -126,7 +121,7 @@ class Backend:
 
     def has(self, hook: str) -> bool:
         """Return whether the backend implements `hook`."""
-        return bool(getattr(self.hook, hook).get_hookimpls())
+        return hook in self.hooks
 
     def can(self, capability: str) -> bool:
         """Return whether the backend announces a capability and has the hooks it needs.
@@ -178,46 +173,15 @@ class Backend:
 
     def bind(self, hook: str) -> Callable[..., Any]:
         """Return the implementation of `hook` as a function of the spec's arguments, in order."""
-        implementations = getattr(self.hook, hook).get_hookimpls()
-        if not implementations:
+        if not self.has(hook):
             raise BackendUnavailable(
                 f"backend {self.name!r} does not implement {hook}; it announces: "
                 f"{', '.join(sorted(self.info.capabilities)) or 'nothing'}",
                 self.name,
             )
-        function: Callable[..., Any] = implementations[0].function
-        given = tuple(signature(getattr(hookspecs, hook)).parameters)
-        # Arguments with defaults count too: so a plugin may span versions of the contract.
-        named = (*implementations[0].argnames, *implementations[0].kwargnames)
-        taken = tuple(name for name in named if name in given)
+        function, taken = self.hooks[hook]
+        given = arguments_of(hook)
         if taken == given:
             return function
         indices = tuple(given.index(name) for name in taken)
         return lambda *arguments: function(*[arguments[index] for index in indices])
-
-
-def _refuse_wrappers(manager: pluggy.PluginManager) -> None:
-    """Raise TypeError for a hook that is a wrapper: bound as a function it would be skipped."""
-    for name, caller in vars(manager.hook).items():
-        if name.startswith("_"):
-            continue
-        for implementation in caller.get_hookimpls():
-            if implementation.wrapper or implementation.hookwrapper:
-                kind = "wrapper=True" if implementation.wrapper else "hookwrapper=True"
-                raise TypeError(
-                    f"its {name} is a wrapper ({kind}), and a hook is a function here; to see a "
-                    "model's predicts, write an extension (engine.types.Extension)"
-                )
-
-
-def _unknown_hooks(manager: pluggy.PluginManager) -> list[str]:
-    """Describe the hooks that this core does not know: a newer plugin's, or misspelt ones."""
-    unknown = []
-    known = [name for name in vars(hookspecs) if name.startswith("engine_")]
-    for name, caller in vars(manager.hook).items():
-        if name.startswith("_") or caller.has_spec():
-            continue
-        near = nearest(name, known)
-        hint = f"; did you mean {near}?" if near else ""
-        unknown.append(f"unknown hook {name!r} is ignored{hint}")
-    return unknown

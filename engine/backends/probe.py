@@ -3,30 +3,26 @@
     probe("gpu_trt").state
 
 A driver that crashes or hangs while it is probed costs that process and no other, and makes the
-backend BROKEN. The child is this module too:
-`python -P -m engine.backends.probe NAME FD QUESTION...`.
-Answers come back as lines of JSON in a file of its own, each as soon as it is known, so what a
-plugin prints does not matter and what was known before a crash is not lost.
+backend BROKEN. Answers come back as messages, each as soon as it is known, so what a plugin prints
+does not matter and what was known before a crash is not lost.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import Connection
 from threading import Lock
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from engine.backends import manifest
 from engine.backends.discovery import crashed, record, resolve
 from engine.backends.records import BackendRecord, BackendState
 from engine.errors import Cancelled, one_line
-from engine.host.child import ending, kill, last_words, start
+from engine.host.child import last_words
+from engine.host.worker import Ended, Worker
 from engine.types import Check, Device, DeviceInfo, Devices
 
 TIME_LIMIT_S = 30.0
@@ -109,7 +105,7 @@ class _Processes:
         self._time_limit_s = time_limit_s
         self._pool = ThreadPoolExecutor(max_workers=4)
         self._lock = Lock()
-        self._running: set[subprocess.Popen[bytes]] = set()
+        self._running: set[Worker] = set()
         self._is_ended = False
 
     def __enter__(self) -> _Processes:
@@ -118,9 +114,8 @@ class _Processes:
     def __exit__(self, *error: object) -> None:
         with self._lock:
             self._is_ended = True
-            for child in self._running:
-                if child.poll() is None:
-                    kill(child)
+            for worker in self._running:
+                worker.kill()
         self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
@@ -129,38 +124,31 @@ class _Processes:
 
     def ask(self, name: str, *questions: str) -> _Answer:
         """Return what a fresh process answers about backend `name`."""
-        # A file, not a pipe: what a plugin leaves running may hold a pipe open for ever.
-        with tempfile.TemporaryFile() as answer, tempfile.TemporaryFile() as errors:
-            child = self._start(name, answer, errors, questions)
+        values: dict[str, Any] = {}
+        until = time.monotonic() + self._time_limit_s
+        with self._start(name, questions) as worker:
             try:
-                end = ending(child.wait(self._time_limit_s))
-            except subprocess.TimeoutExpired:
-                kill(child)
+                while True:
+                    values |= worker.receive(max(0, until - time.monotonic()))
+            except Ended as error:
+                end = error.end if error.status else ""
+                if not end and values.get("stage") != _LEAVING:
+                    end = "ended without an answer"
+            except TimeoutError:
+                worker.kill()
                 end = f"did not answer within {self._time_limit_s:g} s"
             finally:
                 with self._lock:
-                    self._running.discard(child)
-            values: dict[str, Any] = {}
-            answer.seek(0)
-            for line in answer.read().splitlines():
-                try:
-                    values |= json.loads(line)
-                except ValueError:  # cut off by a crash
-                    break
-            if not end and values.get("stage") != _LEAVING:
-                end = "ended without an answer"
-            return _Answer(values, end, last_words(errors))
+                    self._running.discard(worker)
+            return _Answer(values, end, last_words(worker.errors()))
 
-    def _start(
-        self, name: str, answer: IO[bytes], errors: IO[bytes], questions: Sequence[str]
-    ) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, questions: Sequence[str]) -> Worker:
         with self._lock:
             if self._is_ended:
                 raise Cancelled("the backends are no longer looked at")
-            arguments = ["-m", "engine.backends.probe", name, str(answer.fileno()), *questions]
-            child = start(arguments, errors, pass_fds=(answer.fileno(),))
-            self._running.add(child)
-            return child
+            worker = Worker("engine.backends.probe:answer", (name, questions))
+            self._running.add(worker)
+            return worker
 
 
 def _record(name: str, answer: _Answer) -> BackendRecord:
@@ -219,23 +207,24 @@ def from_json(values: dict[str, Any]) -> BackendRecord:
 # ------------------------------------------------------------------------------------- the child
 
 
-def _answer(name: str, fd: int, questions: Sequence[str]) -> None:
-    with os.fdopen(fd, "w") as lines:
+def answer(request: tuple[str, Sequence[str]], parent: Connection) -> None:
+    """Answer the questions about a backend, each as soon as it is known."""
+    name, questions = request
 
-        def write(**values: Any) -> None:
-            print(json.dumps(values), file=lines, flush=True)
+    def say(**values: Any) -> None:
+        parent.send(values)
 
-        found, backend = resolve(name, look_for_devices=False)
-        write(manifest=to_json(found), stage=_DEVICES)
-        if "record" in questions:
-            write(record=to_json(record(name) if backend is not None else found))
-        write(stage=_DIAGNOSE)
-        if "checks" in questions and backend is not None:
-            try:
-                write(checks=[_check(check) for check in backend.diagnose()])
-            except BaseException as error:  # SystemExit, or a panic of a compiled extension
-                write(fault=f"engine_diagnose raised {one_line(error)}")
-        write(stage=_LEAVING)
+    found, backend = resolve(name, look_for_devices=False)
+    say(manifest=to_json(found), stage=_DEVICES)
+    if "record" in questions:
+        say(record=to_json(record(name) if backend is not None else found))
+    say(stage=_DIAGNOSE)
+    if "checks" in questions and backend is not None:
+        try:
+            say(checks=[_check(check) for check in backend.diagnose()])
+        except BaseException as error:  # SystemExit, or a panic of a compiled extension
+            say(fault=f"engine_diagnose raised {one_line(error)}")
+    say(stage=_LEAVING)
 
 
 def _check(check: object) -> dict[str, Any]:
@@ -247,7 +236,3 @@ def _check(check: object) -> dict[str, Any]:
         "detail": str(check.detail),
         "fix": str(check.fix),
     }
-
-
-if __name__ == "__main__":
-    _answer(sys.argv[1], int(sys.argv[2]), sys.argv[3:])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.types import BackendInfo, Devices
+from engine.value import value
 
 
 class BackendState(StrEnum):
@@ -19,7 +19,7 @@ class BackendState(StrEnum):
     READY = "ready"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class BackendRecord:
     """All that is known of one backend: its state, and what to do when that is not READY."""
 
@@ -39,3 +39,6 @@ class BackendRecord:
         if self.reason:
             text += f": {self.reason}"
         return f"{text}; {self.fix}" if self.fix else text
+
+    def __repr__(self) -> str:
+        return f"<BackendRecord {self.name!r}: {self.state.replace('_', ' ')}>"

@@ -18,13 +18,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: what follows the program's name; None for sys.argv's, in a process that then ends.
     """
-    from engine.cli.interrupt import INTERRUPTED, expect_interrupts
+    from engine.cli.interrupt import expect_interrupts, interrupted, was_interrupted
 
     if arguments is None:
         expect_interrupts()
     try:
         from engine.cli.app import run
-    except ModuleNotFoundError as error:
+    except (ImportError, KeyboardInterrupt) as error:
+        # It takes a moment to load all this, and what is imported may translate an interrupt.
+        if isinstance(error, KeyboardInterrupt) or was_interrupted():
+            print("interrupted", file=sys.stderr)
+            return interrupted()
         if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
         print(
@@ -33,7 +37,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 2
-    except KeyboardInterrupt:  # it takes a moment to load all this
-        print("interrupted", file=sys.stderr)
-        return INTERRUPTED
     return run(arguments)

@@ -8,18 +8,19 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 import click
 
 import engine
-from engine.cli import bench, completion, convert, doctor, inspect, plugins
-from engine.cli import run as run_command
-from engine.cli.commands import Group
-from engine.cli.interrupt import INTERRUPTED, leave
-from engine.cli.output import drop, line, note, plain
+from engine.cli import completion
+from engine.cli.commands import LateGroup
+from engine.cli.hints import unknown_option
+from engine.cli.input_files import of_commands
+from engine.cli.interrupt import interrupted, leave, was_interrupted
+from engine.cli.output import Talk, as_json, drop, line, note, plain, set_talk, talk
 from engine.config.wording import own_text
 
 EPILOG = """[bold]Examples[/bold]
@@ -30,7 +31,11 @@ EPILOG = """[bold]Examples[/bold]
 
   engine bench model.onnx
 
+  engine compare model.onnx --a cpu --b reference
+
   engine convert model.onnx net
+
+  engine slice model.onnx --tp 2 --out slices
 
   engine plugins
 
@@ -44,7 +49,7 @@ EPILOG = """[bold]Examples[/bold]
 
   2  wrong usage
 
-  130  interrupted
+  130  interrupted; 143 and 129 by SIGTERM and SIGHUP
 
 [bold]Environment[/bold]
 
@@ -54,12 +59,31 @@ EPILOG = """[bold]Examples[/bold]
 
   ENGINE_DEC_KEY=@FILE  the key of encrypted models
 
+  ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|read|off  the compile cache: see engine cache --help
+
   NO_COLOR=1  no colours"""
+
+
+_COMMANDS = {
+    "bench": "engine.cli.bench:bench",
+    "cache": "engine.cli.cache:cache",
+    "compare": "engine.cli.compare:compare",
+    "completion": "engine.cli.completion:completion",
+    "convert": "engine.cli.convert:convert",
+    "doctor": "engine.cli.doctor:doctor",
+    "inspect": "engine.cli.inspect:inspect",
+    "launch": "engine.cli.launch:launch",
+    "plugins": "engine.cli.plugins:plugins",
+    "rank-table": "engine.cli.rank_table:rank_table",
+    "run": "engine.cli.run:run",
+    "slice": "engine.cli.slice:slice_command",
+}
 
 
 @click.group(
     "engine",
-    cls=Group,
+    cls=LateGroup,
+    late=_COMMANDS,
     epilog=EPILOG,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
@@ -78,21 +102,10 @@ def app(context: click.Context) -> None:
         context.exit(2)
 
 
-for _command in (
-    run_command.run,
-    inspect.inspect,
-    bench.bench,
-    convert.convert,
-    doctor.doctor,
-    completion.completion,
-    plugins.plugins,
-):
-    app.add_command(_command)
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status; users' errors leave no traceback."""
     _prepare_streams()
+    set_talk(Talk.NORMAL)
     try:
         with _messages_to_stderr():
             status = _run(arguments)
@@ -127,37 +140,64 @@ def _nowhere() -> TextIO:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if completion.answer(app):
             return 0
         # Not app.main(): it would answer Ctrl-C and a closed pipe in its own way.
-        with app.make_context(
-            "engine", list(sys.argv[1:] if arguments is None else arguments)
-        ) as context:
+        with app.make_context("engine", list(words)) as context:
             app.invoke(context)
     except BrokenPipeError:
         raise
     except click.exceptions.Exit as ended:
         return ended.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:  # a group without a command
+        line(error.format_message())
+        return 2
     except click.UsageError as error:
-        return _misused(error)
+        return _misused(error, _wants_json(words))
     except KeyboardInterrupt:
         return _interrupted()
     except (engine.EngineError, ValueError, TypeError, OSError, ImportError) as error:
-        return _failed(error)
+        return _interrupted() if was_interrupted() else _failed(error, "", _wants_json(words))
     except MemoryError as error:
-        return _failed(error, "out of memory: ")
+        return _failed(error, "out of memory: ", _wants_json(words))
     return 0
 
 
-def _failed(error: BaseException, prefix: str = "") -> int:
-    if os.environ.get("ENGINE_DEBUG", "") not in ("", "0"):
+def _wants_json(words: Sequence[str]) -> bool:
+    """Return whether a command line asks for JSON, also one that cannot be parsed."""
+    command = next((word for word in words if not word.startswith("-")), "")
+    return "--json" in words and command != "launch"  # whose words are a program's
+
+
+def _failed(error: BaseException, prefix: str = "", is_json: bool = False) -> int:
+    is_debugged = os.environ.get("ENGINE_DEBUG", "") not in ("", "0")
+    if is_debugged or talk() is Talk.VERBOSE:
         import traceback
 
         traceback.print_exception(error)
     text = " ".join(_said(error).split()) or type(error).__name__
     note(f"error: {prefix}{plain(text)}")
+    if is_json:
+        facts = {
+            name: value
+            for name, value in getattr(error, "__dict__", {}).items()
+            if value
+            and not name.startswith("_")
+            and isinstance(value, str | int | float | tuple | list | dict)
+        }
+        _print_error(type(error).__name__, f"{prefix}{text}", facts)
     return 1
+
+
+def _print_error(kind: str, message: str, facts: Mapping[str, Any]) -> None:
+    """Print an error as the one JSON object of a command that was to print JSON."""
+    try:
+        as_json({"error": {**facts, "type": kind, "message": message}})
+        sys.stdout.flush()
+    except OSError:  # it may be what has failed
+        drop(sys.stdout)
 
 
 def _said(error: BaseException) -> str:
@@ -171,27 +211,32 @@ def _said(error: BaseException) -> str:
         name = "standard output" if is_printed else error.filename
         if name is not None:
             return f"{name}: {error.strerror[0].lower()}{error.strerror[1:]}"
-    return own_text(error)
+    return of_commands(own_text(error))
 
 
-def _misused(error: click.UsageError) -> int:
-    text = " ".join(error.format_message().split()).rstrip(".")
+def _misused(error: click.UsageError, is_json: bool) -> int:
+    if isinstance(error, click.NoSuchOption):
+        text = unknown_option(error)
+    else:
+        text = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else "engine"
     note(f"error: {plain(text[:1].lower() + text[1:])}")
     note(f"help: {command} --help")
+    if is_json:
+        _print_error("UsageError", text[:1].lower() + text[1:], {"help": f"{command} --help"})
     return 2
 
 
 def _interrupted() -> int:
     note("interrupted")
-    return INTERRUPTED
+    return interrupted()
 
 
 class _Messages(logging.Handler):
     """Prints what the engine logs as "warning: ..." on standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        note(f"{record.levelname.lower()}: {plain(record.getMessage())}")
+        note(f"{record.levelname.lower()}: {plain(of_commands(record.getMessage()))}")
 
 
 @contextmanager
@@ -210,9 +255,11 @@ def _messages_to_stderr() -> Iterator[None]:
 
     log, handler = logging.getLogger("engine"), _Messages()
     log.addHandler(handler)
+    level = log.level
     before, warnings.showwarning = warnings.showwarning, show
     try:
         yield
     finally:
         warnings.showwarning = before
         log.removeHandler(handler)
+        log.setLevel(level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,25 +12,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.cli import options
-from engine.cli.build import build, decryption_of, devices_text, parse_shapes
-from engine.cli.clients import Clients, Measured
+from engine.cli.build import build, decryption_of, inputs_of, parse_shapes, require_free_input
 from engine.cli.commands import Command, Integer, bundle
 from engine.cli.files import require_place
-from engine.cli.inputs import Inputs, collect
-from engine.cli.latency import (
-    METHOD,
-    SUFFIXES,
-    draw,
-    histogram,
-    new_figure,
-    summary,
-    write_figure,
-)
+from engine.cli.inputs import Inputs
+from engine.cli.interrupt import interruptible, start
+from engine.cli.latency import SUFFIXES, draw, histogram, new_figure, write_figure
 from engine.cli.options import BuildOptions, InputOptions
-from engine.cli.output import as_json, counted, duration, fields, line, note, plain
+from engine.cli.output import as_json, aside, counted, duration, fields, line, note, plain
 from engine.cli.progress import progress
-from engine.host.cpus import usable_cpus
-from engine.host.threads import threads_per_worker
+from engine.report.clients import Clients
+from engine.report.measurement import (
+    DURATION_S,
+    METHOD,
+    RANKS_RUNS,
+    RANKS_WARMUP_RUNS,
+    BenchResult,
+    by_runs,
+    devices_text,
+    ranks_of,
+    result_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -55,9 +56,13 @@ EPILOG = """[bold]Examples[/bold]
 
   clients  each runs again as soon as its last run has ended
 
-  throughput  all runs divided by the time from the first one's start to the last one's end"""
+  throughput  all runs divided by the time from the first one's start to the last one's end
 
-_DURATION_S = 5.0
+[bold]Ranks of a sliced model[/bold]
+
+  They predict as often as each other, so they are measured by --runs, by one client, after as many
+  unmeasured runs: engine launch -n 2 -m engine bench slices/model.onnx --runs 1000"""
+
 # A refresh of the bar keeps Python busy for half a millisecond: seldom, so as not to be measured.
 _REFRESHES_PER_S = 2.0
 _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
@@ -65,23 +70,48 @@ _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Length of a measurement, and the clients at once; one of duration_s and runs is None."""
+    """Length of a measurement, and the clients at once; one of duration_s and runs is None.
+
+    warmup_runs: how many unmeasured, instead of warmup_s.
+    """
 
     duration_s: float | None
     runs: int | None
     warmup_s: float
     clients: int
+    warmup_runs: int | None = None
 
     def checked(self) -> Load:
-        """Return this with the default duration where nothing is asked for; or a usage error."""
+        """Return this; or raise a usage error."""
         if self.duration_s is not None and self.runs is not None:
             raise click.BadParameter("expected one of the two", param_hint="--duration, --runs")
-        duration_s = self.duration_s
-        if self.runs is None:
-            duration_s = _DURATION_S if duration_s is None else duration_s
-            _check_seconds(duration_s, 0.001, "--duration")
+        if self.duration_s is not None:
+            _check_seconds(self.duration_s, 0.001, "--duration")
         _check_seconds(self.warmup_s, 0, "--warmup")
-        return replace(self, duration_s=duration_s)
+        return self
+
+    def completed(self, ranks: int) -> Load:
+        """Return this with the default length where none is asked for; or a usage error.
+
+        ranks: how many run the model, each a part of it; 0 for a whole one.
+        """
+        if not ranks:
+            is_open = self.duration_s is None and self.runs is None
+            return replace(self, duration_s=DURATION_S) if is_open else self
+        for option, is_given in (
+            ("--duration", self.duration_s is not None),
+            ("--clients", self.clients > 1),
+        ):
+            if is_given:
+                raise click.BadParameter(
+                    f"{by_runs(ranks)}; use --runs N instead", param_hint=option
+                )
+        warmup_runs = RANKS_WARMUP_RUNS if self.warmup_s else 0
+        note(
+            f"note: {by_runs(ranks)}: {counted(warmup_runs, 'run')} to warm up and "
+            f"{self.runs or RANKS_RUNS:,} measured{'' if self.runs else ' (--runs)'}"
+        )
+        return replace(self, runs=self.runs or RANKS_RUNS, warmup_runs=warmup_runs)
 
 
 @click.command("bench", cls=Command, epilog=EPILOG)
@@ -94,7 +124,7 @@ class Load:
         "duration_s",
         type=float,
         metavar="SECONDS",
-        help=f"How long to measure.  [default: {_DURATION_S:g}]",
+        help=f"How long to measure; not for ranks of a sliced model.  [default: {DURATION_S:g}]",
     ),
     click.option(
         "--runs",
@@ -143,51 +173,53 @@ def bench(
     then is printed.
     """
     shapes = parse_shapes(given.shapes)
+    require_free_input(given, model)
     load = load.checked()
     figure = None if plot_file is None else _prepared_figure(plot_file)
     built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
     with built.model:
-        inputs = collect(built.inputs, given.files, shapes, given.fill, given.seed)
-        where = built.where()
+        load = load.completed(ranks_of(built.model))
+        inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
+            lambda: inputs_of(built, given, shapes)
+        )
         run = partial(built.model.predict, inputs.values())
-        clients = Clients(run, load.clients, load.warmup_s, load.duration_s, load.runs)
+        clients = Clients(
+            run,
+            load.clients,
+            load.warmup_s,
+            load.duration_s,
+            load.runs,
+            start,
+            load.warmup_runs,
+        )
         completed = _measure(clients, load)
-    measured = clients.measured()
-    count = len(measured.latencies_s)
+        result = result_of(
+            built.model,
+            clients.measured(),
+            how.threads,
+            built.seconds,
+            clients.warmup_took_s if load.warmup_runs else load.warmup_s,
+            load.clients,
+            not completed,
+        )
+    count = result.runs
     if count == 0:  # interrupted before the first run had ended
         raise KeyboardInterrupt
     for text in inputs.notes:
         note(plain(text))
-    values = {
-        "model": str(model),
-        "backend": built.model.provider,
-        "devices": where,
-        "cpus": os.cpu_count(),
-        "usable_cpus": usable_cpus(),
-        "threads": how.threads or threads_per_worker(),
-        "inputs": inputs.facts(),
-        "build_s": built.seconds,
-        "warmup_s": load.warmup_s,
-        "clients": load.clients,
-        "runs": count,
-        "seconds": measured.seconds,
-        "interrupted": not completed,
-        "throughput_per_s": count / measured.seconds,
-        "latency_s": summary(measured.latencies_s),
-        "percentile_method": METHOD,
-    }
     if json:
-        _print_json(values, measured, plot)
+        _print_json(result, inputs, plot)
     else:
-        _print_text(values, measured, plot, inputs)
+        _print_text(result, inputs, plot)
     if count < _ENOUGH_RUNS:
         note(
             f"note: with {counted(count, 'run')} the p99 is little more than the slowest one; "
             "for a better one measure longer (--duration, --runs)"
         )
     if figure is not None and plot_file is not None:
-        title = f"{model.name} on {devices_text(where)}, clients: {load.clients}, runs: {count:,}"
-        write_figure(figure, plot_file, measured.latencies_s, plain(title))
+        where = devices_text(result.devices)
+        title = f"{model.name} on {where}, clients: {load.clients}, runs: {count:,}"
+        write_figure(figure, plot_file, result.latencies_s, plain(title))
         note(f"plot written to {plain(str(plot_file))}")
     if not completed:
         raise KeyboardInterrupt
@@ -221,7 +253,9 @@ def _measure(clients: Clients, load: Load) -> bool:
             while not clients.wait(1 / _REFRESHES_PER_S):
                 now = perf_counter()
                 if clients.began is None:
-                    show("warming up", _ms(now - begin), _ms(load.warmup_s))
+                    is_timed = load.warmup_runs is None
+                    total = _ms(load.warmup_s) if is_timed else None
+                    show("warming up", _ms(now - begin) if is_timed else 0, total)
                     continue
                 if load.warmup_s:
                     show("warming up", 1, 1)
@@ -235,42 +269,41 @@ def _measure(clients: Clients, load: Load) -> bool:
     return True
 
 
-def _rate(per_second: float) -> str:
-    return f"{per_second:,.0f}" if per_second >= 1000 else f"{per_second:.3g}"
-
-
 def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _print_json(values: dict[str, Any], measured: Measured, plot: bool) -> None:
+def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
+    values: dict[str, Any] = {
+        "model": result.model,
+        "backend": result.backend,
+        "devices": [share._asdict() for share in result.devices],
+        "cpus": result.cpus,
+        "usable_cpus": result.usable_cpus,
+        "threads": result.threads,
+        "inputs": inputs.facts(),
+        "build_s": result.build_s,
+        "warmup_s": result.warmup_s,
+        "clients": result.clients,
+        "runs": result.runs,
+        "seconds": result.seconds,
+        "interrupted": result.is_interrupted,
+        "throughput_per_s": result.throughput_per_s,
+        "latency_s": result.latency_s,
+        "percentile_method": METHOD,
+    }
     if plot:
-        edges, counts = histogram(measured.latencies_s)
+        edges, counts = histogram(result.latencies_s)
         values["histogram"] = {"edges_s": edges.tolist(), "counts": counts.tolist()}
     as_json(values)
 
 
-def _print_text(values: dict[str, Any], measured: Measured, plot: bool, inputs: Inputs) -> None:
+def _print_text(result: BenchResult, inputs: Inputs, plot: bool) -> None:
     for given in inputs.given:
-        line(plain(str(given)))
-    clients, latency = values["clients"], values["latency_s"]
-    at_once = counted(clients, "client") + (" at once" if clients > 1 else "")
-    warmup_s = values["warmup_s"]
-    warmed_up = f"after {duration(warmup_s)} of warm-up" if warmup_s else "without warm-up"
-    fields(
-        {
-            "model": values["model"],
-            "ran on": devices_text(values["devices"]) or values["backend"],
-            "CPUs": f"{values['usable_cpus']} usable of {values['cpus']}, "
-            f"host threads: {values['threads']}",
-            "built in": duration(values["build_s"]),
-            "measured": f"{counted(values['runs'], 'run')} in {duration(values['seconds'])}, "
-            f"{at_once}, {warmed_up}",
-            "throughput": f"{_rate(values['throughput_per_s'])} runs/s",
-        }
-    )
+        aside(plain(str(given)))
+    fields(result.facts())
     line()
-    fields({f"latency {name}": duration(seconds) for name, seconds in latency.items()})
+    fields({f"latency {name}": duration(seconds) for name, seconds in result.latency_s.items()})
     if plot:
         line()
-        draw(measured.latencies_s)
+        draw(result.latencies_s)

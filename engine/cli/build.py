@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
+import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from engine import Context, Model
+from engine.cli.input_files import STANDARD_INPUT
+from engine.cli.inputs import Inputs, Reader, collect
 from engine.cli.interrupt import interruptible
-from engine.cli.options import KEY_VARIABLE, BuildOptions, DecMode
+from engine.cli.options import KEY_VARIABLE, BuildOptions, DecMode, InputOptions
+from engine.cli.pictures import Preparation
 from engine.cli.progress import progress
+from engine.cli.witness import witnessed
 from engine.config.reader import configuration, number_devices
-from engine.errors import InputError, ModelError
-from engine.formats.files import inside
+from engine.config.wording import own_text, reworded
+from engine.errors import (
+    BackendError,
+    DeadlineExceeded,
+    InputError,
+    ModelError,
+    ModelNotFound,
+    ModelStateError,
+)
+from engine.formats.files import beside, inside
 from engine.types import CancelToken, TensorSpec
+from engine.weights.compile_cache import Mode
 
 if TYPE_CHECKING:
     from engine.formats import ModelFile
+
+_KEY_FILE_BYTES = 4096  # far more than any key has
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +49,15 @@ class Decryption:
     """The key of a model's file, and how the file is encrypted.
 
     encryption: how the file is encrypted, "" for not at all. key: None where none was given. mode:
-    that of the file unless the user says another. file: opened already, with that key.
+    that of the file unless the user says another. file: opened already, with that key. nbytes: of
+    a model that came by standard input; None for a file.
     """
 
     file: ModelFile
     encryption: str = ""
     key: bytes | None = field(default=None, repr=False)
     mode: str = str(DecMode.AES_GCM)
+    nbytes: int | None = None
 
     def require_key(self, path: Path) -> None:
         """Raise ModelError for an encrypted file without its key."""
@@ -51,22 +71,17 @@ class Decryption:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """A model that is ready to run, what it takes and gives, and how long building took."""
+    """A model that is ready to run, what it takes and gives, and how long building took.
+
+    backend: the name of the target's. is_mindir: its file is one, whose axes are nearly all fixed.
+    """
 
     model: Model
+    backend: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     seconds: float
-
-    def where(self) -> list[dict[str, Any]]:
-        """Return the devices that the model's nodes run on, each with its number of nodes."""
-        counts = Counter(
-            (node.backend, node.device, node.provider) for node in self.model.placement
-        )
-        return [
-            {"backend": backend, "device": device, "provider": provider, "nodes": nodes}
-            for (backend, device, provider), nodes in counts.items()
-        ]
+    is_mindir: bool = False
 
 
 def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
@@ -77,38 +92,154 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     """
     sections = parse_settings(options.settings)
     context = Context()
-    context.target = parse_targets(options.target)
+    set_target(context, options.target)
     context.cpu.thread_num = options.threads
     context.gpu.device_id = context.ascend.device_id = options.device_id
     if options.device_id:
         number_devices(context.target, sections, options.device_id)
+    _refuse_unknown(sections, context)
     decryption.require_key(path)
     if options.config is not None:
         require_config(options.config, "--config")
     path_text = "" if options.config is None else str(options.config)
     merged = configuration(path_text, sections, "build_from_file")
+    if "ENGINE_CACHE" not in os.environ:
+        # One run does not pay for an entry that the next may never use.
+        merged.setdefault("common_context", {}).setdefault("compile_cache", str(Mode.READ))
+    command = click.get_current_context(silent=True)
+    if command is not None and not merged.get("common_context", {}).get("isolate"):
+        command.with_resource(witnessed(path))  # to the command's end: predict may crash too
     model = Model()
     cancel = CancelToken()
     begin = time.perf_counter()
-    with progress() as show:
+    with progress() as show, in_options():
         interruptible(
             lambda: model._build_file(decryption.file, context, merged, show, cancel), cancel
         )
     seconds = time.perf_counter() - begin
-    return Built(model, model.input_specs, model.output_specs, seconds)
+    assert model._plan is not None
+    backend = model._plan.backend.name
+    specs = model.inputs, model.outputs
+    return Built(model, backend, *specs, seconds, decryption.file.is_mindir)
 
 
-def devices_text(where: list[dict[str, Any]]) -> str:
-    """Return what `Built.where` gives, for people: "cpu:0 (CPUExecutionProvider)"."""
-    return ", ".join(
-        f"{place['device']} ({place['provider'] or place['backend']})" for place in where
+def inputs_of(
+    built: Built,
+    given: InputOptions,
+    shapes: Mapping[str, tuple[int, ...]],
+    specs: Sequence[TensorSpec] | None = None,
+) -> Inputs:
+    """Return the inputs that the options give; a MindIR is resized where they want that.
+
+    specs: what they must fit, if that is less than the model takes.
+    An ONNX model has open axes where it is to have other sizes, and another one is a mistake.
+    Raises what `collect` raises of the model as it is where it cannot be resized.
+    """
+
+    wishes = Preparation(
+        given.layout,
+        given.resize,
+        given.scale,
+        _numbers(given.mean, "--mean"),
+        _numbers(given.std, "--std", is_divisor=True),
     )
+    metadata = json.loads(built.model.get_model_info("user_info") or "{}") if given.files else {}
+    reader = Reader(wishes, metadata)
+
+    def collected(specs: Sequence[TensorSpec]) -> Inputs:
+        reader.notes.clear()
+        return collect(specs, given.files, shapes, given.fill, given.seed, reader)
+
+    try:
+        return collected(built.inputs if specs is None else specs)
+    except InputError as refused:
+        if not built.is_mindir:
+            raise
+        opened = [
+            replace(spec, shape=(None,) * len(spec.shape)) if spec.shape else spec
+            for spec in built.inputs
+        ]
+        try:
+            # A file, or --shape, says all sizes; an input that has neither keeps the file's.
+            named = {name.partition("=")[0] for name in given.files} | set(shapes)
+            is_open = len(given.files) > len(named & {spec.name for spec in opened})
+            inputs = collected([
+                free if is_open or free.name in named else spec
+                for spec, free in zip(built.inputs, opened, strict=True)
+            ])  # fmt: skip
+            fit_to(built, inputs.values())
+        except (InputError, AttributeError):  # a value that is no tensor has no shape
+            raise refused from None
+    was = ", ".join(map(str, built.inputs))
+    return replace(inputs, notes=(*inputs.notes, f"note: resized from {was}"))
+
+
+def fit_to(built: Built, values: Sequence[Any]) -> None:
+    """Resize a MindIR, whose file fixes all sizes, to those of its inputs where they are others.
+
+    Raises InputError, and AttributeError for a value that is no tensor.
+    """
+    if built.is_mindir:
+        sizes = [[*value.shape] for value in values]
+        if sizes != [[*(spec.shape or ())] for spec in built.inputs]:
+            built.model.resize(built.model.get_inputs(), sizes)
+
+
+def _numbers(text: str, option: str, is_divisor: bool = False) -> tuple[float, ...]:
+    """Return "0.5,0.5,0.5" as numbers, "" as none."""
+    try:
+        numbers = tuple(map(float, text.split(","))) if text else ()
+    except ValueError:
+        numbers = (math.nan,)
+    if not all(map(math.isfinite, numbers)) or (is_divisor and 0 in numbers):
+        raise click.BadParameter(
+            f"expected a number, or one for each channel as 0.5,0.5,0.5, got {text!r}",
+            param_hint=option,
+        )
+    return numbers
+
+
+def _refuse_unknown(sections: Mapping[str, Mapping[str, str]], context: Context) -> None:
+    """Raise a usage error for a setting of --set that nothing reads; a file's are warned of."""
+    if not sections:
+        return
+    from engine.backends import find_target, open_backend
+    from engine.plan.build import targets_of
+    from engine.plan.options import unknown_setting
+
+    candidates = []
+    for name in targets_of(context)[0]:
+        with suppress(BackendError):  # the build says so
+            target = find_target(name)
+            candidates.append((open_backend(target.backend), target))
+    if text := unknown_setting(candidates, sections):
+        raise click.BadParameter(text, param_hint="--set")
+
+
+def absent(path: Path) -> ModelError:
+    """Return the error for a model that is not there, with the file that it may have meant."""
+    advice = "give the path of a model"
+    if str(path) == STANDARD_INPUT:
+        return ModelNotFound("standard input is not read by this command; give a file's path", "-")
+    if re.match(r"https?:/", str(path)):  # a Path has no two slashes in a row
+        return ModelError(f"{path}: is an address; download the model and {advice}", str(path))
+    return ModelNotFound(f"{path}: no such file{beside(path) or f'; {advice}'}", str(path))
+
+
+def _standard_input() -> bytes:
+    stream = sys.stdin
+    if stream is None or stream.isatty():
+        raise ModelError("standard input: is no file or pipe; send a model: ... - < m.onnx", "-")
+    data = stream.buffer.read()
+    if not data:
+        raise ModelError("standard input: empty; expected a model", "-")
+    return data
 
 
 def require_file(path: Path) -> None:
     """Raise ModelError unless `path` is a file that can be opened."""
     if not path.exists():
-        raise ModelError(f"{path}: no such file; give the path of a model", str(path))
+        raise absent(path)
     if path.is_dir():
         raise ModelError(f"{path}: is a folder; {inside(path)}", str(path))
     if not path.is_file():
@@ -134,7 +265,12 @@ def decryption_of(
     """
     from engine.formats import ModelFile  # not for every command: it takes a moment
 
-    require_file(path)
+    nbytes: int | None = None
+    if str(path) == STANDARD_INPUT:
+        data = _standard_input()
+        nbytes, file = len(data), ModelFile.of_bytes(data)
+    else:
+        require_file(path)
     file = file or ModelFile(path)
     encryption = file.encryption
     text, source = dec_key, "--dec-key"
@@ -143,7 +279,7 @@ def decryption_of(
     key = None if text is None else parse_key(text, source)
     mode = str(dec_mode or encryption or DecMode.AES_GCM)
     file.unlock(key, mode)
-    return Decryption(file, encryption, key, mode)
+    return Decryption(file, encryption, key, mode, nbytes)
 
 
 def parse_key(text: str, source: str) -> bytes:
@@ -154,7 +290,8 @@ def parse_key(text: str, source: str) -> bytes:
     if text.startswith("@"):
         name = text[1:]
         try:
-            text = Path(name).read_text("ascii", "replace")
+            with open(name, "rb") as file:  # a device has no end
+                text = file.read(_KEY_FILE_BYTES).decode("ascii", "replace")
         except OSError as error:
             raise click.BadParameter(
                 f"the file {name!r} cannot be read: {error.strerror}", param_hint=source
@@ -169,12 +306,42 @@ def parse_key(text: str, source: str) -> bytes:
     return bytes.fromhex(digits)
 
 
+@contextmanager
+def in_options() -> Iterator[None]:
+    """Let an error speak of --timeout and --device-id, not of the arguments they stand for."""
+    try:
+        yield
+    except (BackendError, DeadlineExceeded, ModelStateError) as error:
+        text = own_text(error).replace("timeout_s", "--timeout")
+        reworded(error, text.replace("device_id=", "--device-id "))
+        raise
+
+
+def require_free_input(given: InputOptions, *models: Path | None) -> None:
+    """Raise a usage error for an --input that is to read what a model is read from."""
+    is_model = any(str(model) == STANDARD_INPUT for model in models)
+    named = (text.rpartition("=")[2] for text in given.files)
+    if is_model and any(STANDARD_INPUT in text.split(",") for text in named):
+        raise click.BadParameter(
+            "standard input is the model already; give the input a file", param_hint="--input"
+        )
+
+
 def require_timeout(seconds: float | None) -> None:
     """Raise a usage error unless --timeout is above 0, or not given."""
     if seconds is not None and not seconds > 0:
         raise click.BadParameter(
             f"expected a number of seconds above 0, got {seconds:g}", param_hint="--timeout"
         )
+
+
+def set_target(context: Context, text: str) -> None:
+    """Set the targets of --target; a usage error for a name that nothing has."""
+    targets = parse_targets(text)
+    try:
+        context.target = targets
+    except ValueError as error:
+        raise click.BadParameter(own_text(error), param_hint="--target") from None
 
 
 def parse_targets(text: str) -> list[str]:
@@ -204,21 +371,36 @@ def parse_settings(settings: Sequence[str]) -> dict[str, dict[str, str]]:
     return sections
 
 
-def parse_shapes(shapes: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return "name=1,3,224,224" texts as shapes by input name; "name=" is a scalar."""
+def parse_shapes(
+    shapes: Sequence[str],
+    option: str = "--shape",
+    form: str = "NAME=SIZE,SIZE,..., for example image=1,3,224,224",
+    with_open: bool = False,
+) -> dict[str, tuple[int, ...]]:
+    """Return "name=1,3,224,224" texts as shapes by input name; "name=" is a scalar.
+
+    "name:1,3,224,224" is the same, and ";" stands between several. option, form: for messages.
+    with_open: -1 is a size too.
+    """
     found: dict[str, tuple[int, ...]] = {}
-    for text in shapes:
-        # The last "=": names may have one, sizes have none.
-        name, equals, dims = text.rpartition("=")
-        parts = [part.strip() for part in dims.split(",")] if dims.strip() else []
-        if not (equals and name and all(part.isdecimal() for part in parts)):
-            raise click.BadParameter(
-                f"expected NAME=SIZE,SIZE,..., for example image=1,3,224,224, got {text!r}",
-                param_hint="--shape",
-            )
+    for text in filter(None, map(str.strip, ";".join(shapes).split(";"))):
+        name, sizes = _named_sizes(text, with_open)
+        if sizes is None:
+            raise click.BadParameter(f"expected {form}, got {text!r}", param_hint=option)
         if name in found:
             raise click.BadParameter(
-                f"expected one shape for each input, got two for {name!r}", param_hint="--shape"
+                f"expected one shape for each input, got two for {name!r}", param_hint=option
             )
-        found[name] = tuple(int(part) for part in parts)
+        found[name] = sizes
     return found
+
+
+def _named_sizes(text: str, with_open: bool) -> tuple[str, tuple[int, ...] | None]:
+    """Return the name and the sizes in a text; None for the sizes where it cannot be read."""
+    size = r"-?\d+" if with_open else r"\d+"
+    # The last sign of the two: names may have them, sizes have none.
+    match = re.fullmatch(rf"(.+)[=:]((?:\s*{size}\s*,)*(?:\s*{size})?\s*)", text, re.ASCII)
+    if match is None or match[2].rstrip().endswith(","):
+        return "", None
+    sizes = match[2].strip()
+    return match[1], tuple(map(int, sizes.split(","))) if sizes else ()

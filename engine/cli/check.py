@@ -53,7 +53,11 @@ EPILOG = """[bold]Examples[/bold]
 
   device_values  memory of the device, copies, streams
 
+  profile  times of kernels
+
   weights  weights that are exchanged between two predicts
+
+  sharing  weights that are lent or common to a group, and a shared workspace
 
   ranks  collectives of two processes
 

@@ -3,22 +3,73 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import logging
+import os
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from enum import StrEnum
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import click
 
 from engine.cli.help import HelpContext
+from engine.cli.hints import command_elsewhere, hint
+from engine.cli.output import Talk, set_talk
+from engine.errors import ModelError
 
 Function = Callable[..., Any]
 
 
+def _set_talk(context: click.Context, parameter: click.Parameter, is_given: bool) -> None:
+    if is_given:
+        is_quiet = parameter.name == "quiet"
+        set_talk(Talk.QUIET if is_quiet else Talk.VERBOSE)
+        if not is_quiet:
+            logging.getLogger("engine").setLevel(logging.DEBUG)
+
+
+_TALK: list[click.Parameter] = [
+    click.Option(
+        ["--verbose", "-v"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_talk,
+        help="Also print what is being done, all that is logged, and the traceback of an error.",
+    ),
+    click.Option(
+        ["--quiet", "-q"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_talk,
+        help="Print the result alone: no notes, warnings and progress; errors still.",
+    ),
+]
+
+
 class Command(click.Command):
-    """A command with this project's help page."""
+    """A command with this project's help page, and the options that all have."""
 
     context_class = HelpContext
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return its arguments and options, those that all commands have before --help."""
+        *own, help_option = super().get_params(ctx)
+        return [*own, *_TALK, help_option]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the command line; where words are left over, say how files are given."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError as error:
+            takes_inputs = any("--input" in parameter.opts for parameter in self.params)
+            # Click has a class of its own for every mistake but this one.
+            if type(error) is not click.UsageError or not takes_inputs:
+                raise
+            advice = "inputs go behind --input, several with commas between, or their folder"
+            raise click.UsageError(f"{error.message}; {advice}", ctx) from None
 
 
 class Group(click.Group):
@@ -26,6 +77,46 @@ class Group(click.Group):
 
     context_class = HelpContext
     command_class = Command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first word names, and the words behind it.
+
+        Raises a usage error with the nearest command for a word that names none.
+        """
+        word = args[0]
+        is_known = word.startswith("-") or self.get_command(ctx, word) is not None
+        if not is_known and not ctx.resilient_parsing:
+            near = hint(word, self.list_commands(ctx))
+            if ctx.parent is None and (meant := command_elsewhere(word)):
+                near = f"; did you mean: {ctx.command_path} {meant}?"
+            if ctx.parent is None and not near and os.path.exists(word):
+                near = f"; did you mean: {ctx.command_path} run {shlex.quote(word)}?"
+            raise click.UsageError(f"no such command {word!r}{near}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+class LateGroup(Group):
+    """A group whose commands are imported when one is asked for: each takes what it needs.
+
+    late: "module:name" of each command, by the word that it is called by.
+    """
+
+    def __init__(self, *arguments: Any, late: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._late = dict(late)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands' words."""
+        return sorted(self._late)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command, imported; None for a word that is none."""
+        if cmd_name in self._late and cmd_name not in self.commands:
+            module, _, name = self._late[cmd_name].partition(":")
+            self.add_command(getattr(import_module(module), name), cmd_name)
+        return super().get_command(ctx, cmd_name)
 
 
 class Argument(click.Argument):
@@ -36,7 +127,51 @@ class Argument(click.Argument):
         self.help = help
 
 
-class EnumChoice(click.Choice[Any]):
+class ModelPath(click.Path):
+    """The path of a model's file, which may be given as a folder's that holds one model.
+
+    of_folder: the path of a folder with several models is one too.
+    """
+
+    def __init__(self, of_folder: bool = False) -> None:
+        super().__init__(readable=False, path_type=Path)
+        self._of_folder = of_folder
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; among several ranks that of this rank's part, as engine.load does.
+
+        Raises ModelError for an address and a folder without one model.
+        """
+        from engine.formats.given import found, models_in  # not for every command: slow
+
+        if not os.fspath(value):  # a script's variable that is not set; Path would make it "."
+            self.fail("expected the path of a model, got ''", param, ctx)
+        try:
+            path = os.fspath(found(os.fspath(value)))
+        except ModelError:
+            if not self._of_folder or len(models_in(Path(value).expanduser())[1]) < 2:
+                raise
+            path = os.path.expanduser(value)
+        if not os.path.exists(path):
+            from engine.distributed.job import this_job
+
+            job, (stem, suffix) = this_job(), os.path.splitext(path)
+            if job.world_size > 1 and os.path.isfile(own := f"{stem}{job.rank}{suffix}"):
+                path = own
+        return super().convert(path, param, ctx)
+
+
+class Choice(click.Choice[Any]):
+    """A choice between words, of which a misspelt one is told the nearest."""
+
+    def get_invalid_choice_message(self, value: Any, ctx: click.Context | None) -> str:
+        """Return the text on a word that is none of them."""
+        words = [self.normalize_choice(choice, ctx) for choice in self.choices]
+        text = super().get_invalid_choice_message(value, ctx).rstrip(".")
+        return f"{text}{hint(str(value), words)}"
+
+
+class EnumChoice(Choice):
     """A choice between an enumeration's values; click would take its members' names."""
 
     def __init__(self, choices: type[StrEnum]) -> None:

@@ -51,6 +51,7 @@ class _Bash(BashComplete):
     while IFS=',' read -r type value; do
         if [[ $type == plain ]]; then
             COMPREPLY+=("$value")
+            [[ $value == *= ]] && compopt -o nospace
         fi
     done < <(COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD=$COMP_CWORD \
 %(complete_var)s=bash_complete "$1")
@@ -137,4 +138,22 @@ def targets(
         CompletionItem(f"{listed}{comma}{name}", help=what)
         for name, what in known.items()
         if name not in listed.split(",") and name.startswith(begun)
+    ]
+
+
+def set_keys(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem[str]]:
+    """Return the settings that `incomplete` may become, as SECTION.KEY=, or their values."""
+    from engine.cli.known_settings import known_settings  # opens the backends that are meant
+
+    key, equals, begun = incomplete.partition("=")
+    settings = known_settings(context, parameter.name or "")
+    if equals:
+        values = settings[key].values if key in settings else ()
+        return [CompletionItem(f"{key}={value}") for value in values if value.startswith(begun)]
+    return [
+        CompletionItem(f"{name}=", help=setting.text)
+        for name, setting in settings.items()
+        if name.startswith(incomplete)
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli.files import storable
 from engine.cli.output import counted, duration, fields, line, plain, size, table
-from engine.cli.values import arrays_of, described
+from engine.runtime.parts import arrays_of, described
 from engine.tensor import Array
 from engine.types import TensorSpec
 

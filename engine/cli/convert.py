@@ -27,7 +27,7 @@ EPILOG = """[bold]Examples[/bold]
 
   engine convert model.onnx net_int8 --quantize calibration.ini
 
-  engine convert --fmk=TFLITE --modelFile=model.tflite --outputFile=net --fp16=on
+  engine convert --fmk=TFLITE --modelFile=net.tflite --outputFile=net --fp16=on
 
 [bold]Frameworks[/bold]
 

@@ -112,9 +112,7 @@ def _print(found: Diagnosis) -> None:
     _print_section("machine", found.machine)
     for diagnosis in found.backends:
         line()
-        record = diagnosis.record
-        parts = (record.name, record.distribution, record.version)
-        _print_section(" ".join(part for part in parts if part), diagnosis.findings)
+        _print_section(diagnosis.title, diagnosis.findings)
     line()
     line(f"problems with: {', '.join(map(plain, found.ailing))}" if found.ailing else "no problem")
 

@@ -1,9 +1,12 @@
-"""Writes arrays as files, .npy and .npz."""
+"""Writes arrays as files, .npy, .npz and .json, and to standard output."""
 
 from __future__ import annotations
 
 import errno
+import io
+import json
 import os
+import sys
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -12,13 +15,42 @@ from typing import IO, Any
 
 import numpy as np
 
+from engine.cli.output import strict
 from engine.tensor import Array
+
+STANDARD_OUTPUT = "-"
+
+
+def print_outputs(arrays: Mapping[str, Array], is_json: bool) -> None:
+    """Print all values by name, as one JSON object or as an .npz archive."""
+    if is_json:
+        print(_as_json(arrays))
+        return
+    with io.BytesIO() as held:  # an archive is written with seeks, which a pipe has not
+        _write_archive(held, arrays)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(held.getbuffer())
+        sys.stdout.buffer.flush()
+
+
+def _as_json(arrays: Mapping[str, Array]) -> str:
+    values = {name: listed(storable(array)) for name, array in arrays.items()}
+    return json.dumps(strict(values), allow_nan=False)
+
+
+def listed(array: Array) -> Any:
+    """Return an array as lists of lists; a complex number is [real, imaginary]."""
+    if array.dtype.kind == "c":
+        array = np.stack([array.real, array.imag], -1)
+    return array.tolist()
 
 
 def write(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write one array as .npy or any number as .npz; the file appears whole or not at all."""
+    """Write one array as .npy, any number as .npz or .json; whole or not at all."""
     with written_whole(path) as file:
-        if path.suffix == ".npy":
+        if path.suffix == ".json":
+            file.write(f"{_as_json(arrays)}\n".encode())
+        elif path.suffix == ".npy":
             [array] = arrays.values()
             np.lib.format.write_array(file, storable(array), allow_pickle=False)
         else:

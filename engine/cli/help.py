@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import click
 from rich.cells import cell_len
@@ -18,6 +18,17 @@ from engine.cli.output import console
 
 _WIDEST = 100  # longer lines are hard to read
 _LEAST = 24  # with less room beside an option than this, its text stands under it
+_GROUPS = {
+    "Inputs": {"files", "shapes", "fill", "seed"},
+    "Images as inputs": {"layout", "resize", "scale", "mean", "std"},
+    "How it is built": {
+        "target", "a", "b", "device_id", "threads", "config", "settings", "settings_a",
+        "settings_b", "dec_key", "dec_mode",
+    },
+    "General": {"json", "verbose", "quiet", "--help", "--version"},
+}  # fmt: skip
+_LEAST_GROUP = 3
+_TERM = 0.36  # a term that is wider than this part of the page has its text under it
 
 
 class HelpContext(click.Context):
@@ -40,7 +51,9 @@ def _print(out: Console, command: click.Command, context: click.Context) -> None
     commands: Mapping[str, click.Command] = {}
     pieces = ["[OPTIONS]", *(_argument(argument) for argument in arguments)]
     if isinstance(command, click.Group):
-        commands = command.commands
+        names = command.list_commands(context)
+        found = {name: command.get_command(context, name) for name in names}
+        commands = {name: below for name, below in found.items() if below is not None}
         is_needed = not command.invoke_without_command or context.parent is None
         pieces.append("COMMAND [ARGS]..." if is_needed else "[COMMAND] [ARGS]...")
     out.print(Text.assemble(("Usage:", "bold"), f" {context.command_path} {' '.join(pieces)}"))
@@ -49,7 +62,8 @@ def _print(out: Console, command: click.Command, context: click.Context) -> None
         out.print(Text(" ".join(paragraph.split())))
     rows = [(_argument(argument), getattr(argument, "help", "") or "") for argument in arguments]
     _definitions(out, "Arguments", rows)
-    _definitions(out, "Options", [_option(option, context) for option in options])
+    for heading, group in _grouped(options):
+        _definitions(out, heading, [_option(option, context) for option in group])
     rows = [(name, _first_paragraph(below.help)) for name, below in commands.items()]
     _definitions(out, "Commands", rows)
     for heading, paragraphs in _sections(command.epilog or ""):
@@ -66,6 +80,18 @@ def _print(out: Console, command: click.Command, context: click.Context) -> None
                 out.print(Text(f"  {paragraph}"), soft_wrap=True)
             else:
                 out.print(Padding(Text(" ".join(paragraph.split())), (0, 0, 0, 2)))
+
+
+def _grouped(options: Sequence[click.Option]) -> Iterator[tuple[str, list[click.Option]]]:
+    """Yield a command's own options, then those that it shares with others, under headings."""
+    groups = {
+        heading: [option for option in options if names & {option.name, *option.opts}]
+        for heading, names in _GROUPS.items()
+    }
+    large = {heading: group for heading, group in groups.items() if len(group) >= _LEAST_GROUP}
+    grouped = [option for group in large.values() for option in group]
+    yield "Options", [option for option in options if option not in grouped]
+    yield from large.items()
 
 
 def _argument(argument: click.Argument) -> str:
@@ -108,12 +134,20 @@ def _definitions(out: Console, heading: str, rows: list[tuple[str, str]]) -> Non
     if not rows:
         return
     _heading(out, heading)
-    if out.width - max(cell_len(term) for term, _ in rows) - 4 < _LEAST:
+    widest = max(cell_len(term) for term, _ in rows)
+    most = max(int(out.width * _TERM), min(cell_len(term) for term, _ in rows))
+    if out.width - min(widest, most) - 4 < _LEAST:
         for term, text in rows:
             out.print(Padding(Text(term, "cyan"), (0, 0, 0, 2)))
             out.print(Padding(Text(text), (0, 0, 0, 6)))
         return
-    grid = Table.grid(Column(style="cyan", no_wrap=True), Column(), padding=(0, 2, 0, 0))
+    width = max((cell_len(term) for term, _ in rows if cell_len(term) <= most), default=most)
     for term, text in rows:
+        grid = Table.grid(
+            Column(style="cyan", no_wrap=True, width=width), Column(), padding=(0, 2, 0, 0)
+        )
+        if cell_len(term) > width:
+            out.print(Padding(Text(term, "cyan"), (0, 0, 0, 2)))
+            term = ""
         grid.add_row(Text(term), Text(text))
-    out.print(Padding(grid, (0, 0, 0, 2)))
+        out.print(Padding(grid, (0, 0, 0, 2)))

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from engine.cli.batches import read_batch
 from engine.cli.files import restored
-from engine.cli.values import arrays_of, described, value_of
+from engine.cli.hints import hint
+from engine.cli.input_files import IMAGES, RECORDINGS, TABLES, InputFile, InputFiles
+from engine.cli.pictures import Preparation, read_picture
+from engine.cli.recordings import read_recording
+from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
 from engine.formats.arrays import read_npy, read_npz, read_raw
+from engine.runtime.advice import for_axes
+from engine.runtime.filled import HOW, Fill, stand_in, symbolic_sizes
+from engine.runtime.parts import arrays_of, described, value_of
 from engine.tensor import Array
 from engine.types import DType, TensorSpec, ValueKind
 
 Shape = tuple[int, ...]
-
-_SUFFIXES = (".npy", ".npz", ".bin")
-
-
-class Fill(StrEnum):
-    """The ways to generate an input without a file."""
-
-    ONES = "ones"
-    ZEROS = "zeros"
-    RANDOM = "random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All inputs in the model's order, and remarks about what was not used."""
+    """All inputs in the model's order, and remarks: what was done to files, what was not used."""
 
     given: tuple[Given, ...]
     notes: tuple[str, ...] = ()
@@ -76,11 +73,15 @@ def collect(
     shapes: Mapping[str, Shape],
     fill: Fill = Fill.ONES,
     seed: int = 0,
+    reader: Reader | None = None,
 ) -> Inputs:
     """Return the inputs that `specs` ask for, read from `files` or generated.
 
-    files: "NAME=FILE" for one input, several for the elements of a sequence; "FILE.npz" for arrays
-        by input name; "FILE" for the next input that no other file names.
+    files: "NAME=FILE" for one input, several for the elements of a sequence; "NAME=FILE,FILE" or a
+        folder of images for a batch; "FILE.npz", a JSON object or a CSV file with such columns for
+        arrays by input name; "FILE" for the next input that no other file names. FILE is "-" for
+        standard input.
+    reader: reads them; None for one without wishes.
     shapes: of inputs that are generated or come from a .bin file, by name.
     Raises InputError naming the file and input for what does not fit, OSError for files that
     cannot be read.
@@ -89,27 +90,97 @@ def collect(
     for name in shapes:
         if name not in by_name:
             raise _unknown(name, by_name, "--shape")
-    found, notes = _from_files(specs, files, shapes)
-    sizes = _symbolic_sizes(specs, found, shapes)
+    found, notes = _from_files(specs, files, shapes, reader or Reader())
+    known = {
+        name: given.value.shape
+        for name, given in found.items()
+        if isinstance(given.value, np.ndarray)
+    }
+    sizes = symbolic_sizes(by_name, {**shapes, **known})
     generator = np.random.default_rng(seed)
-    how = f"generated: {_HOW[fill]}" + (f" (seed {seed})" if fill is Fill.RANDOM else "")
+    how = f"generated: {HOW[fill]}" + (f" (seed {seed})" if fill is Fill.RANDOM else "")
     for spec in specs:
         if spec.name not in found:
-            array_of = partial(generate, spec.dtype, fill=fill, generator=generator)
-            found[spec.name] = _generated(spec, shapes.get(spec.name), sizes, array_of, how)
+            shape = shapes.get(spec.name)
+            _require_allowed(spec, shape)
+            generated = stand_in(spec, shape, sizes, fill, generator, _advice(spec))
+            source = "no file is given for it" if generated is None else how
+            found[spec.name] = Given(spec, generated, source)
     return Inputs(tuple(found[spec.name] for spec in specs), tuple(notes))
 
 
 # ----------------------------------------------------------------------------------- from files
 
 
+class Reader:
+    """Reads the files of one run, each by its kind.
+
+    wishes: for images. metadata: the model's. notes: what was done, a line for each input.
+    """
+
+    def __init__(
+        self, wishes: Preparation | None = None, metadata: Mapping[str, str] | None = None
+    ) -> None:
+        self.files = InputFiles()
+        self.notes: list[str] = []
+        self._wishes = wishes or Preparation()
+        self._metadata = metadata or {}
+
+    def read(self, spec: TensorSpec, files: Sequence[InputFile], shape: Shape | None) -> Given:
+        """Read an input from its own files: several are a sequence's elements, or a batch."""
+        source = f"from {', '.join(map(str, files[:_MOST_NAMES]))}"
+        if len(files) > _MOST_NAMES:
+            source += f" and {len(files) - _MOST_NAMES} others"
+        if len(files) > 1 and spec.kind is not ValueKind.SEQUENCE:
+            batch, notes = read_batch(spec, files, shape, self._value)
+            self.notes += notes
+            return Given(spec, batch, source)
+        values: list[Any] = []
+        for file in files:
+            value, said = self._value(spec, file, shape)
+            values += value if isinstance(value, list) else [value]
+            if said:
+                self.notes.append(f"note: input {spec.name}: {file}: {said}")
+        return Given(spec, values if spec.kind is ValueKind.SEQUENCE else values[0], source)
+
+    def _value(self, spec: TensorSpec, file: InputFile, shape: Shape | None) -> tuple[Any, str]:
+        """Return what a file holds for an input, and what was done to it in words."""
+        if file.suffix == ".npz":
+            arrays = read_npz(file)
+            if [*arrays] == [_UNNAMED]:
+                arrays = {spec.name: arrays[_UNNAMED]}
+            value = _from_archive(spec, file, arrays, shape)
+            return value if spec.kind is ValueKind.SEQUENCE else [value], ""
+        said = ""
+        if file.suffix == ".npy":
+            array = read_npy(file)
+        elif file.suffix == ".bin":
+            array = read_raw(file, spec, shape, f"give it with --shape {spec.name}=...")
+        elif file.suffix in IMAGES:
+            array, said = read_picture(file, spec, shape, self._wishes, self._metadata)
+        elif file.suffix in RECORDINGS:
+            array, said = read_recording(file, spec, shape, self._metadata)
+        elif file.suffix == ".json":
+            found = read_json(file)
+            if isinstance(found, dict) and spec.name in found:
+                found = found[spec.name]
+            array = json_value(file, found, spec, shape)
+        elif file.suffix == ".txt" and spec.dtype is DType.STRING:
+            array, said = read_text(file, spec, shape)
+        else:
+            array, said = Table(file, ()).value(spec, shape)
+        return _checked(spec, array, file, shape), said
+
+
 def _from_files(
-    specs: Sequence[TensorSpec], files: Sequence[str], shapes: Mapping[str, Shape]
+    specs: Sequence[TensorSpec],
+    files: Sequence[str],
+    shapes: Mapping[str, Shape],
+    reader: Reader,
 ) -> tuple[dict[str, Given], list[str]]:
     by_name = {spec.name: spec for spec in specs}
-    named: dict[str, list[Path]] = {}
-    unnamed: list[Path] = []
-    archives: list[Path] = []
+    named: dict[str, list[InputFile]] = {}
+    unnamed: list[list[InputFile]] = []
     for text in files:
         name, equals, rest = text.partition("=")
         # The longest input name that fits: both names and paths may hold "=".
@@ -119,132 +190,170 @@ def _from_files(
                 break
         if equals and name in by_name and not rest:
             raise InputError(f"--input {text}: expected a file behind the equals sign", name)
-        path = Path(rest if equals and name in by_name else text)
-        if equals and name not in by_name and not path.exists():
+        path = rest if equals and name in by_name else text
+        if equals and name not in by_name and not Path(path).exists():
             raise _unknown(name, by_name, f"--input {text}")
-        _check_file(path)
-        if equals and name in by_name:
-            if name in named and by_name[name].kind is not ValueKind.SEQUENCE:
-                both = f"{named[name][0]} and {path}"
-                raise InputError(f"input {name!r} is given twice: {both}", name)
-            named.setdefault(name, []).append(path)
-        elif path.suffix == ".npz":
-            archives.append(path)
-        else:
-            unnamed.append(path)
+        opened = reader.files.open_all(path)
+        if not (equals and name in by_name):
+            unnamed.append(opened)
+            continue
+        if name in named and by_name[name].kind is not ValueKind.SEQUENCE:
+            both = f"{named[name][0]} and {opened[0]}"
+            advice = f"a batch is --input {name}={named[name][0]},{opened[0]}"
+            raise InputError(f"input {name!r} is given twice: {both}; {advice}", name)
+        named.setdefault(name, []).extend(opened)
 
-    found = {name: _read(by_name[name], paths, shapes.get(name)) for name, paths in named.items()}
+    found = {name: reader.read(by_name[name], own, shapes.get(name)) for name, own in named.items()}
     notes: list[str] = []
-    for path in archives:
-        _take_archive(path, specs, shapes, found, notes)
+    singles = [
+        opened
+        for opened in unnamed
+        if len(opened) > 1 or not _take_by_name(opened[0], specs, shapes, found, notes)
+    ]
     rest_of_specs = [spec for spec in specs if spec.name not in found]
-    if len(unnamed) > len(rest_of_specs):
+    if len(singles) > len(rest_of_specs):
         raise InputError(
-            f"{unnamed[len(rest_of_specs)]}: no input is left for it; the model has: "
+            f"{singles[len(rest_of_specs)][0]}: no input is left for it; the model has: "
             f"{_listed(by_name)}"
         )
-    for spec, path in zip(rest_of_specs, unnamed, strict=False):
-        found[spec.name] = _read(spec, [path], shapes.get(spec.name))
-    return found, notes
+    for spec, opened in zip(rest_of_specs, singles, strict=False):
+        found[spec.name] = reader.read(spec, opened, shapes.get(spec.name))
+    return found, [*reader.notes, *notes]
 
 
-def _check_file(path: Path) -> None:
-    if not path.exists():
-        raise InputError(f"{path}: no such file")
-    if path.is_dir():
-        raise InputError(f"{path}: is a folder; expected a .npy, .npz or .bin file")
-    if path.suffix not in _SUFFIXES:
-        got = repr(path.suffix) if path.suffix else "a name without an ending"
-        raise InputError(f"{path}: expected a .npy, .npz or .bin file, got {got}")
+def _take_by_name(
+    file: InputFile,
+    specs: Sequence[TensorSpec],
+    shapes: Mapping[str, Shape],
+    found: dict[str, Given],
+    notes: list[str],
+) -> bool:
+    """Read inputs by their names from a file that has names; False for one that has none."""
+    if file.suffix == ".npz":
+        _take_archive(file, specs, shapes, found, notes)
+        return True
+    names: Collection[str]
+    array_of: Callable[[TensorSpec, Shape | None], Array]
+    if file.suffix == ".json":
+        values = read_json(file)
+        if not isinstance(values, dict):
+            return False
+        names = values
+        array_of = partial(_member, file, values)
+    elif file.suffix in TABLES and (table := Table(file, [spec.name for spec in specs])).has_names:
+        names = table.header
+        array_of = table.columns
+    else:
+        return False
+    left = [spec for spec in specs if spec.name not in found]
+    for spec in left:
+        if spec.name in names:
+            shape = shapes.get(spec.name)
+            value = _checked(spec, array_of(spec, shape), file, shape)
+            found[spec.name] = Given(spec, value, f"from {file}")
+    if left and all(spec.name not in found for spec in left):
+        raise InputError(
+            f"{file}: expected values by input name, {_listed([spec.name for spec in left])}; it "
+            f"has: {_listed(names)}"
+        )
+    _note_unused(file, {*names} - {spec.name for spec in left}, notes)
+    return True
 
 
-def _read(spec: TensorSpec, paths: Sequence[Path], shape: Shape | None) -> Given:
-    """Read an input from its own files: several are the elements of a sequence."""
-    values: list[Any] = []
-    for path in paths:
-        if path.suffix == ".npz":
-            value = _from_archive(spec, path, read_npz(path), shape)
-            values += value if spec.kind is ValueKind.SEQUENCE else [value]
-        else:
-            advice = f"give it with --shape {spec.name}=..."
-            is_raw = path.suffix == ".bin"
-            array = read_raw(path, spec, shape, advice) if is_raw else read_npy(path)
-            values.append(_checked(spec, array, path, shape))
-    source = f"from {', '.join(map(str, paths))}"
-    return Given(spec, values if spec.kind is ValueKind.SEQUENCE else values[0], source)
+def _member(
+    file: InputFile, values: Mapping[str, Any], spec: TensorSpec, shape: Shape | None
+) -> Array:
+    return json_value(file, values[spec.name], spec, shape)
 
 
 def _take_archive(
-    path: Path,
+    file: InputFile,
     specs: Sequence[TensorSpec],
     shapes: Mapping[str, Shape],
     found: dict[str, Given],
     notes: list[str],
 ) -> None:
     """Read every input that has no file yet from the archive, and note what else is there."""
-    arrays = read_npz(path)
+    arrays = read_npz(file)
     unused = set(arrays)
     for spec in specs:
         if spec.name in found:
             continue
         if spec.kind is ValueKind.OPTIONAL and value_of(spec.name, arrays) is None:
             continue
-        value = _from_archive(spec, path, arrays, shapes.get(spec.name))
-        found[spec.name] = Given(spec, value, f"from {path}")
+        if len(specs) == 1 and [*arrays] == [_UNNAMED]:  # np.savez(file, array)
+            arrays = {spec.name: arrays[_UNNAMED]}
+            unused = set(arrays)
+        value = _from_archive(spec, file, arrays, shapes.get(spec.name))
+        found[spec.name] = Given(spec, value, f"from {file}")
         unused -= set(arrays_of(spec.name, value, spec.dtype))
+    _note_unused(file, unused, notes)
+
+
+def _note_unused(file: InputFile, unused: Collection[str], notes: list[str]) -> None:
     if unused:
         listed = ", ".join(repr(name) for name in sorted(unused))
-        notes.append(f"note: {path}: not used: {listed}")
+        notes.append(f"note: {file}: not used: {listed}")
 
+
+_MOST_NAMES = 4  # of files, in a line
+_UNNAMED = "arr_0"  # what numpy calls the first array that was saved without a name
 
 _KINDS: dict[type, ValueKind] = {list: ValueKind.SEQUENCE, dict: ValueKind.MAP}
 
 
 def _from_archive(
-    spec: TensorSpec, path: Path, arrays: Mapping[str, Array], shape: Shape | None
+    spec: TensorSpec, file: InputFile, arrays: Mapping[str, Array], shape: Shape | None
 ) -> Any:
     value = value_of(spec.name, arrays)
     kind = _KINDS.get(type(value), ValueKind.TENSOR)
     if value is None or spec.kind not in (kind, ValueKind.OPTIONAL):
-        wanted = {ValueKind.SEQUENCE: "[0]", ValueKind.MAP: ".keys"}.get(spec.kind, "")
+        name = spec.name + {ValueKind.SEQUENCE: "[0]", ValueKind.MAP: ".keys"}.get(spec.kind, "")
         raise InputError(
-            f"{path}: no array {spec.name + wanted!r} for input {spec}; it holds: "
-            f"{_listed(arrays)}",
+            f"{file}: no array {name!r} for input {spec}; it holds: {_listed(arrays)}; "
+            f"name it when it is saved: np.savez(file, **{{{name!r}: array}})",
             spec.name,
         )
-    return _checked(spec, value, path, shape)
+    return _checked(spec, value, file, shape)
 
 
-def _checked(spec: TensorSpec, value: Any, path: Path, shape: Shape | None) -> Any:
+def _checked(spec: TensorSpec, value: Any, file: InputFile, shape: Shape | None) -> Any:
     """Return the value, or raise InputError here, where the file's name is known."""
     if isinstance(value, list):
-        return [_checked(spec, element, path, shape) for element in value]
+        return [_checked(spec, element, file, shape) for element in value]
     if isinstance(value, dict):
         return value
     said = described(value)
     inside = TensorSpec(spec.name, spec.dtype, spec.shape)
     wanted = spec.dtype.numpy
-    if value.dtype.kind == "V" and value.dtype.itemsize == wanted.itemsize != 0:
+    is_opaque = value.dtype.kind == "V" and value.dtype.names is None
+    if is_opaque and wanted.isbuiltin != 1 and value.dtype.itemsize == wanted.itemsize != 0:
         value = value.view(wanted)  # .npy files keep only the size of ml_dtypes' types
     value = restored(value, wanted)
     is_text = spec.dtype is DType.STRING and value.dtype.kind in "UT"
     if value.dtype.newbyteorder("=") != wanted and not is_text:
         raise InputError(
-            f"{path}: input {spec.name!r}: expected {inside}, got {said}; "
+            f"{file}: input {spec.name!r}: expected {inside}, got {said}; "
             f"save it as array.astype({_in_python(spec.dtype)})",
             spec.name,
         )
     if not _is_allowed(value.shape, spec):
         raise InputError(
-            f"{path}: input {spec.name!r}: expected {inside}, got {said}; save it in that shape",
+            f"{file}: input {spec.name!r}: expected {inside}, got {said}; {_in_shape(spec, value)}",
             spec.name,
         )
     if shape is not None and value.shape != shape:
         raise InputError(
-            f"{path}: input {spec.name!r}: --shape says {list(shape)}, got {said}; leave it out",
+            f"{file}: input {spec.name!r}: --shape says {list(shape)}, got {said}; leave it out",
             spec.name,
         )
     return value
+
+
+def _in_shape(spec: TensorSpec, value: Array) -> str:
+    """Say how to save an array in the shape that an input has."""
+    moved = for_axes("array", value.shape, spec.shape or ())
+    return f"{moved}: save that" if moved else "save an array of that shape"
 
 
 def _in_python(dtype: DType) -> str:
@@ -263,93 +372,30 @@ def _is_allowed(shape: Shape, spec: TensorSpec) -> bool:
 
 
 def _unknown(name: str, known: Mapping[str, TensorSpec], where: str) -> InputError:
-    return InputError(f"{where}: the model has no input {name!r}; it has: {_listed(known)}", name)
+    near = hint(name, known) if len(known) > 1 else ""
+    text = f"{where}: the model has no input {name!r}; it has: {_listed(known)}{near}"
+    return InputError(text, name)
 
 
-def _listed(names: Mapping[str, Any]) -> str:
+def _listed(names: Iterable[str]) -> str:
     return ", ".join(repr(name) for name in names) or "none"
 
 
 # ------------------------------------------------------------------------------------ generated
 
 
-def _symbolic_sizes(
-    specs: Sequence[TensorSpec], found: Mapping[str, Given], shapes: Mapping[str, Shape]
-) -> dict[str, int]:
-    """Return the sizes that files and --shape give to symbolic axes: one name has one size."""
-    sizes: dict[str, int] = {}
-    for spec in specs:
-        if spec.kind is not ValueKind.TENSOR:
-            continue
-        shape = found[spec.name].value.shape if spec.name in found else shapes.get(spec.name, ())
-        for dim, known in zip(spec.shape or (), shape, strict=False):
-            if isinstance(dim, str):
-                sizes.setdefault(dim, known)
-    return sizes
-
-
-def _default_shape(spec: TensorSpec, sizes: dict[str, int]) -> Shape:
-    """Return the declared shape, an open axis with the size of other inputs or the lowest."""
-    if spec.shape is None:
-        raise InputError(
-            f"input {spec.name!r}: the model leaves its shape open; "
-            f"give it with --shape {spec.name}=1,3,224,224",
-            spec.name,
-        )
-    bounds = spec.bounds or (None,) * len(spec.shape)
-    shape = []
-    for dim, bound in zip(spec.shape, bounds, strict=True):
-        lowest = max(1, bound[0]) if bound is not None else 1
-        if isinstance(dim, str):
-            shape.append(sizes.setdefault(dim, lowest))
-        else:
-            shape.append(lowest if dim is None else dim)
-    return tuple(shape)
-
-
-def _generated(
-    spec: TensorSpec,
-    shape: Shape | None,
-    sizes: dict[str, int],
-    array_of: Callable[[Shape], Array],
-    how: str,
-) -> Given:
-    if spec.kind is ValueKind.OPTIONAL and shape is None:
-        return Given(spec, None, "no file is given for it")
-    if spec.kind is ValueKind.MAP:
-        raise InputError(
-            f"input {spec.name!r}: expected {spec}, which nothing can stand for; give an .npz file "
-            f"with the arrays {spec.name + '.keys'!r} and {spec.name + '.values'!r}",
-            spec.name,
-        )
-    if shape is None:
-        shape = _default_shape(spec, sizes)
-    elif not _is_allowed(shape, spec):
+def _require_allowed(spec: TensorSpec, shape: Shape | None) -> None:
+    if shape is not None and not _is_allowed(shape, spec):
         raise InputError(
             f"input {spec.name!r}: expected {TensorSpec(spec.name, spec.dtype, spec.shape)}, got "
             f"{spec.dtype}{list(shape)}; change --shape",
             spec.name,
         )
-    array = array_of(shape)
-    return Given(spec, [array] if spec.kind is ValueKind.SEQUENCE else array, how)
 
 
-_HOW = {
-    Fill.ONES: "all ones",
-    Fill.ZEROS: "all zeros",
-    # Integers are often indexes or masks: only 0 and 1 are safe in nearly every model.
-    Fill.RANDOM: "random, numbers uniform in [0, 1), integers and booleans 0 or 1",
-}
-
-
-def generate(dtype: DType, shape: Shape, fill: Fill, generator: np.random.Generator) -> Array:
-    """Return an array of that type and shape, filled so; text is "1", "0" or either of them."""
-    if fill is not Fill.RANDOM:
-        if dtype is DType.STRING:
-            return np.full(shape, "1" if fill is Fill.ONES else "0", object)
-        return np.full(shape, fill is Fill.ONES, np.bool_).astype(dtype.numpy)
-    if dtype is DType.STRING:
-        return generator.integers(0, 2, shape).astype(str).astype(object)
-    is_whole = dtype is DType.BOOL or "int" in dtype
-    drawn = generator.integers(0, 2, shape) if is_whole else generator.random(shape)
-    return np.asarray(drawn).astype(dtype.numpy)
+def _advice(spec: TensorSpec) -> str:
+    """Return how to say what cannot be made up."""
+    if spec.kind is ValueKind.MAP:
+        parts = f"{spec.name + '.keys'!r} and {spec.name + '.values'!r}"
+        return f"give an .npz file with the arrays {parts}"
+    return f"give it with --shape {spec.name}=1,3,224,224"

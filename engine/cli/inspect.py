@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from engine.cli import mindir, options
-from engine.cli.build import Decryption, build, decryption_of, parse_targets
-from engine.cli.commands import Command, bundle
+from engine.cli import folder, memory_table, mindir, options
+from engine.cli.build import build, decryption_of, parse_targets
+from engine.cli.commands import Argument, Command, ModelPath, bundle
 from engine.cli.completion import targets
+from engine.cli.folder import shape_text, spec_values, type_text
+from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
-from engine.cli.output import as_json, counted, fields, note, size, table
-from engine.types import GraphInfo, ModelSource, ParameterInfo, Placement, TensorSpec
-
-if TYPE_CHECKING:
-    from engine.formats import ModelFile
-    from engine.formats.mindir import Description
+from engine.cli.output import as_json, fields, note, size, table
+from engine.report.inspection import locked, of_file, placed
+from engine.report.summary import DEFAULT_DOMAIN, MINDIR, ModelSummary
+from engine.types import ParameterInfo
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -30,13 +31,21 @@ EPILOG = """[bold]Examples[/bold]
 
   engine inspect model.onnx --target gpu,cpu
 
-  engine inspect model.onnx --json"""
+  engine inspect model.onnx --memory
 
-_DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
+  engine inspect slices
+
+  engine inspect model.onnx --json"""
 
 
 @click.command("inspect", cls=Command, epilog=EPILOG)
-@options.model
+@click.argument(
+    "model",
+    cls=Argument,
+    metavar="MODEL",
+    type=ModelPath(of_folder=True),
+    help="The model's file, a folder, or - for standard input.",
+)
 @bundle(
     "how",
     BuildOptions,
@@ -57,137 +66,108 @@ _DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
 )
 @click.option("--nodes", is_flag=True, help="List every node.")
 @click.option("--parameters", is_flag=True, help="List every parameter.")
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Also build the model, for --target or else the CPU, and show what it takes in memory.",
+)
 @options.json
-def inspect(model: Path, how: BuildOptions, nodes: bool, parameters: bool, json: bool) -> None:
+def inspect(
+    model: Path, how: BuildOptions, nodes: bool, parameters: bool, memory: bool, json: bool
+) -> None:
     """Show a model's inputs, outputs, operators and parameters.
 
-    The file is read and checked without a runtime; only --target builds the model. Without its
-    key an encrypted file shows how it is encrypted, and no more.
+    The file is read and checked without a runtime; only --target and --memory build the model.
+    Without its key an encrypted file shows how it is encrypted, and no more. Of a folder with
+    several models each is a line.
     """
+    if model.is_dir():
+        if how.target or memory or nodes or parameters:
+            raise click.UsageError(f"{str(model)!r} has several models; give the path of one")
+        folder.show(model, json)
+        return
+    is_placed = bool(how.target)
+    if memory and not how.target:
+        how = replace(how, target="cpu")
     if not how.target and (how.config or how.settings or how.device_id):
         raise click.BadParameter(
-            "--config, --set and --device-id say how to build the model; give --target as well",
+            "--config, --set and --device-id say how to build the model; give --target or "
+            "--memory as well",
             param_hint="--target",
         )
     decryption = decryption_of(model, how.dec_key, how.dec_mode)
     if decryption.encryption and decryption.key is None and not how.target:
-        _show_locked(model, decryption.encryption, json)
+        _show_locked(locked(str(model), decryption.encryption), json)
         return
     decryption.require_key(model)
-    written = decryption.file.description()
-    source = None if written else _open(decryption.file, how.target)
-    placement: list[Placement] | None = None
-    shown = written or (source and source.graph)
-    specs = (shown.inputs, shown.outputs) if shown else None
+    name = file_name(model)
+    found = of_file(name, decryption.file, parse_targets(how.target) if how.target else ())
+    if decryption.nbytes is not None:
+        found = replace(found, size_bytes=decryption.nbytes)
     if how.target:
         built = build(model, how, decryption)
         with built.model:
-            placement = built.model.placement
-        specs = specs or (built.inputs, built.outputs)
+            found = placed(found, built.model)
+        if not is_placed:
+            found = replace(found, placement=None)
+        if not memory:
+            found = replace(found, memory=None)
     if json:
-        values = _values(model, source, written, specs, placement, nodes, parameters)
-        as_json(values | {"encryption": decryption.encryption or None})
+        as_json(_values(found, nodes, parameters))
     else:
-        _print(model, decryption, source, written, specs, placement, nodes, parameters)
+        _print(found, nodes, parameters)
 
 
-def _show_locked(path: Path, encryption: str, json: bool) -> None:
+def _show_locked(found: ModelSummary, json: bool) -> None:
     """Print what an encrypted file shows without its key."""
-    nbytes = path.stat().st_size
     if json:
         as_json(
             {
-                "model": str(path),
-                "format": "encrypted",
-                "encryption": encryption,
-                "size_bytes": nbytes,
+                "model": found.model,
+                "format": found.format,
+                "encryption": found.encryption,
+                "size_bytes": found.size_bytes,
                 "inputs": None,
                 "outputs": None,
             }
         )
     else:
-        facts = {"format": "encrypted", "encryption": encryption, "file": size(nbytes)}
-        fields({"model": str(path), **facts})
+        fields(found.facts())
     note(f"note: its key shows what is in it: --dec-key @FILE or the variable {KEY_VARIABLE}")
 
 
-def _open(file: ModelFile, target: str) -> ModelSource:
-    from engine.backends import find_target, open_backend
-    from engine.errors import BackendError
-
-    suffixes: dict[str, str] = {}
-    for name in parse_targets(target) if target else ():
-        try:
-            suffixes |= open_backend(find_target(name).backend).info.suffixes
-        except BackendError:
-            continue  # building for it will say so, unless a later target serves
-    return file(suffixes)
-
-
-Specs = tuple[Sequence[TensorSpec], Sequence[TensorSpec]]
-
-
-def _print(
-    path: Path,
-    decryption: Decryption,
-    source: ModelSource | None,
-    written: Description | None,
-    specs: Specs | None,
-    placement: list[Placement] | None,
-    nodes: bool,
-    parameters: bool,
-) -> None:
-    graph = source.graph if source is not None else None
-    if source is None:
-        assert written is not None
-        mindir.show(path, written, _parameters(written.parameters))
-    else:
-        _print_facts(path, decryption, source)
-    for title, some in zip(("Inputs", "Outputs"), specs or ((), ()), strict=True):
-        rows = [(spec.name, _type(spec), _shape(spec)) for spec in some]
-        if specs is not None:
-            table(title, ("name", "type", "shape"), rows)
-    if graph is not None:
-        _print_operators(graph)
-    if placement is not None:
-        _print_placement(placement)
-    if nodes and (graph is not None or placement is not None):
-        _print_nodes(graph, placement)
-    listed = graph or written
-    if parameters and listed is not None:
-        _print_parameters(listed.parameters)
-
-
-def _print_facts(path: Path, decryption: Decryption, source: ModelSource) -> None:
-    graph = source.graph
-    facts = {
-        "model": str(path),
-        "format": source.format,
-        "encryption": decryption.encryption,
-        "file": size(path.stat().st_size),
-    }
-    if graph is not None:
-        facts |= {
-            "IR version": str(graph.ir_version),
-            "opset": ", ".join(
-                f"{domain or _DEFAULT_DOMAIN} {version}" for domain, version in graph.opsets.items()
-            ),
-            "producer": graph.producer,
-            "graph": f"{graph.name or 'unnamed'}, {counted(len(graph.nodes), 'node')}",
-            "parameters": _parameters(graph.parameters),
-        }
+def _print(found: ModelSummary, nodes: bool, parameters: bool) -> None:
+    facts = found.facts()
+    if found.format == MINDIR:
+        facts["metadata"] = ", ".join(f"{key}={text}" for key, text in found.metadata.items())
     fields(facts)
+    if found.format == MINDIR:
+        mindir.show(found)
+    for title, specs in (("Inputs", found.inputs), ("Outputs", found.outputs)):
+        if specs is not None:
+            rows = [(spec.name, type_text(spec), shape_text(spec)) for spec in specs]
+            table(title, ("name", "type", "shape"), rows)
+    if found.nodes is not None:
+        _print_operators(found)
+    if found.placement is not None:
+        _print_placement(found)
+    if nodes and (found.nodes is not None or found.placement is not None):
+        _print_nodes(found)
+    if parameters and found.parameters is not None:
+        _print_parameters(found)
+    if found.memory is not None:
+        memory_table.show(found.memory)
 
 
-def _print_operators(graph: GraphInfo) -> None:
-    if graph.metadata:
-        table("Metadata", ("key", "value"), list(graph.metadata.items()))
+def _print_operators(found: ModelSummary) -> None:
+    if found.metadata:
+        table("Metadata", ("key", "value"), list(found.metadata.items()))
     table(
         "Operators",
         ("operator", "domain", ">count"),
-        [(op, domain, f"{n:,}") for (domain, op), n in _operators(graph)],
+        [(operator.name, operator.domain, f"{operator.count:,}") for operator in found.operators],
     )
-    external = _external(graph.parameters)
+    external = found.external_data
     if external:
         table(
             "External data",
@@ -196,13 +176,14 @@ def _print_operators(graph: GraphInfo) -> None:
         )
 
 
-def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
+def _print_parameters(found: ModelSummary) -> None:
+    parameters = found.parameters or ()
     rows = [
         (parameter.name, parameter.dtype, list(parameter.shape), size(parameter.nbytes))
         for parameter in parameters
     ]
     columns = ("name", "type", "shape", ">size")
-    if _external(parameters):
+    if found.external_data:
         table(
             "Parameters",
             (*columns, "file"),
@@ -212,31 +193,28 @@ def _print_parameters(parameters: Sequence[ParameterInfo]) -> None:
         table("Parameters", columns, rows)
 
 
-def _print_placement(placement: Sequence[Placement]) -> None:
-    groups: Counter[tuple[str, str, str, str]] = Counter(
-        (node.device, node.backend, node.provider, node.reason) for node in placement
-    )
+def _print_placement(found: ModelSummary) -> None:
     table(
         "Placement",
         ("device", "backend", "provider", ">nodes", "why"),
         [
-            (device, backend, provider, f"{count:,}", why)
-            for (device, backend, provider, why), count in groups.items()
+            (group.device, group.backend, group.provider, f"{group.count:,}", group.reason)
+            for group in found.placed
         ],
     )
 
 
-def _print_nodes(graph: GraphInfo | None, placement: Sequence[Placement] | None) -> None:
-    placed = placement or ()
-    devices = {node.index: node.device for node in placed}
-    if graph is None:
-        rows = [(node.index, node.op_type, node.node, node.device) for node in placed]
-        table("Nodes", (">", "operator", "name", "device"), rows)
+def _print_nodes(found: ModelSummary) -> None:
+    places = found.placement or ()
+    devices = {node.index: (node.device, node.backend) for node in places}
+    if found.nodes is None:
+        rows = [(node.index, node.op_type, node.node, node.device, node.backend) for node in places]
+        table("Nodes", (">", "operator", "name", "device", "backend"), rows)
         return
     columns = [">", "operator", "name", "inputs", "outputs"]
     table(
         "Nodes",
-        [*columns, "device"] if devices else columns,
+        [*columns, "device", "backend"] if devices else columns,
         [
             (
                 node.index,
@@ -244,21 +222,10 @@ def _print_nodes(graph: GraphInfo | None, placement: Sequence[Placement] | None)
                 node.name,
                 ", ".join(node.inputs),
                 ", ".join(node.outputs),
-                *((devices.get(node.index, ""),) if devices else ()),
+                *(devices.get(node.index, ("", "")) if devices else ()),
             )
-            for node in graph.nodes
+            for node in found.nodes
         ],
-    )
-
-
-def _parameters(parameters: Sequence[ParameterInfo]) -> str:
-    if not parameters:
-        return "none"
-    elements = sum(prod(parameter.shape) for parameter in parameters)
-    types = Counter(str(parameter.dtype) for parameter in parameters)
-    return (
-        f"{elements:,} in {counted(len(parameters), 'tensor')}, {size(_bytes(parameters))} "
-        f"({', '.join(types)})"
     )
 
 
@@ -266,63 +233,28 @@ def _bytes(parameters: Sequence[ParameterInfo]) -> int:
     return sum(parameter.nbytes for parameter in parameters)
 
 
-def _external(parameters: Sequence[ParameterInfo]) -> dict[str, list[ParameterInfo]]:
-    files: dict[str, list[ParameterInfo]] = {}
-    for parameter in parameters:
-        if parameter.location:
-            files.setdefault(parameter.location, []).append(parameter)
-    return files
-
-
-def _operators(graph: GraphInfo) -> list[tuple[tuple[str, str], int]]:
-    """Return pairs of (domain, operator) and count, the most frequent first."""
-    counts = Counter((node.domain or _DEFAULT_DOMAIN, node.op_type) for node in graph.nodes)
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _type(spec: TensorSpec) -> str:
-    return str(spec.dtype) if spec.kind == "tensor" else f"{spec.kind} of {spec.dtype}"
-
-
-def _shape(spec: TensorSpec) -> str:
-    if spec.shape is None:
-        return "[...]"
-    return f"[{', '.join('?' if dim is None else str(dim) for dim in spec.shape)}]"
-
-
-def _values(
-    path: Path,
-    source: ModelSource | None,
-    written: Description | None,
-    specs: Specs | None,
-    placement: list[Placement] | None,
-    nodes: bool,
-    parameters: bool,
-) -> dict[str, Any]:
+def _values(found: ModelSummary, nodes: bool, parameters: bool) -> dict[str, Any]:
     """Return what is shown as plain values, None where it is not known."""
-    graph = source.graph if source is not None else None
     values: dict[str, Any] = {
-        "model": str(path),
-        "format": source.format if source is not None else "mindir",
-        "size_bytes": path.stat().st_size,
-        "inputs": None if specs is None else [_spec(spec) for spec in specs[0]],
-        "outputs": None if specs is None else [_spec(spec) for spec in specs[1]],
+        "model": found.model,
+        "format": found.format,
+        "size_bytes": found.size_bytes,
+        "inputs": None if found.inputs is None else [spec_values(spec) for spec in found.inputs],
+        "outputs": None if found.outputs is None else [spec_values(spec) for spec in found.outputs],
     }
-    if written is not None:
-        values |= mindir.values(written)
-    if graph is not None:
+    if found.format == MINDIR:
+        values |= mindir.values(found)
+    if found.nodes is not None:
         values |= {
-            "graph": graph.name,
-            "ir_version": graph.ir_version,
-            "opsets": {
-                domain or _DEFAULT_DOMAIN: version for domain, version in graph.opsets.items()
-            },
-            "producer": graph.producer,
-            "metadata": dict(graph.metadata),
-            "nodes": len(graph.nodes),
+            "graph": found.name,
+            "ir_version": found.ir_version,
+            "opsets": {domain or DEFAULT_DOMAIN: n for domain, n in found.opsets.items()},
+            "producer": found.producer,
+            "metadata": dict(found.metadata),
+            "nodes": len(found.nodes),
             "operators": [
-                {"domain": domain, "operator": op, "count": count}
-                for (domain, op), count in _operators(graph)
+                {"domain": operator.domain, "operator": operator.name, "count": operator.count}
+                for operator in found.operators
             ],
         }
         if nodes:
@@ -331,16 +263,15 @@ def _values(
                     "index": node.index,
                     "name": node.name,
                     "operator": node.op_type,
-                    "domain": node.domain or _DEFAULT_DOMAIN,
+                    "domain": node.domain or DEFAULT_DOMAIN,
                     "inputs": list(node.inputs),
                     "outputs": list(node.outputs),
                 }
-                for node in graph.nodes
+                for node in found.nodes
             ]
-    listed = graph or written
-    if listed is not None:
-        values |= _parameter_values(listed.parameters, parameters)
-    if placement is not None:
+    if found.parameters is not None:
+        values |= _parameter_values(found, parameters)
+    if found.placement is not None:
         values["placement"] = [
             {
                 "index": node.index,
@@ -351,12 +282,15 @@ def _values(
                 "provider": node.provider,
                 "reason": node.reason,
             }
-            for node in placement
+            for node in found.placement
         ]
-    return values
+    if found.memory is not None:
+        values["memory"] = memory_table.values(found.memory)
+    return values | {"encryption": found.encryption or None}
 
 
-def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict[str, Any]:
+def _parameter_values(found: ModelSummary, listed: bool) -> dict[str, Any]:
+    parameters = found.parameters or ()
     elements: Counter[str] = Counter()
     for parameter in parameters:
         elements[str(parameter.dtype)] += prod(parameter.shape)
@@ -369,7 +303,7 @@ def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict
         },
         "external_data": [
             {"file": name, "parameters": len(some), "size_bytes": _bytes(some)}
-            for name, some in _external(parameters).items()
+            for name, some in found.external_data.items()
         ],
     }
     if listed:
@@ -384,12 +318,3 @@ def _parameter_values(parameters: Sequence[ParameterInfo], listed: bool) -> dict
             for parameter in parameters
         ]
     return values
-
-
-def _spec(spec: TensorSpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "kind": str(spec.kind),
-        "dtype": str(spec.dtype),
-        "shape": None if spec.shape is None else list(spec.shape),
-    }

@@ -1,4 +1,8 @@
-"""Handles Ctrl-C: asks the work to stop, and ends the command soon whether or not it can."""
+"""Handles Ctrl-C and its like: asks the work to stop, and ends the command soon all the same.
+
+So do SIGTERM (`kill`, `timeout`, a service that stops) and SIGHUP (a terminal that is closed): what
+lies half-done is taken away, as after Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
+from importlib.machinery import ExtensionFileLoader
 from types import FrameType
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -19,14 +24,33 @@ from engine.types import CancelToken
 
 Result = TypeVar("Result")
 
-INTERRUPTED = 130
-"""The exit status of an interrupted command, as shells have it: 128 + SIGINT."""
+_SIGNALS = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,
+}
+"""Signals that interrupt a command, each with what is its handler where nobody has chosen one."""
 
 _LOOK_S = 0.1
 _GRACE_S = 1.0  # what threads get to end in good order
 _LIMIT_S = 3.0  # after that the process ends, whatever it is doing
 
 _started: WeakSet[threading.Thread] = WeakSet()
+_interrupted_by = int(signal.SIGINT)
+_has_come = False
+
+
+def was_interrupted() -> bool:
+    """Return whether a signal has interrupted the command, whatever became of its exception.
+
+    What it interrupts may translate it: a half-way import is an ImportError of the next one.
+    """
+    return _has_come
+
+
+def interrupted() -> int:
+    """Return the exit status of an interrupted command, as shells have it: 128 + the signal."""
+    return 128 + _interrupted_by
 
 
 def start(work: Callable[[], None]) -> None:
@@ -62,27 +86,54 @@ def interruptible(work: Callable[[], Result], cancel: CancelToken | None = None)
         raise
 
 
-def expect_interrupts() -> None:
-    """Let Ctrl-C raise KeyboardInterrupt, once: the process then has 3 s to end.
+def expect_interrupts(instead_of: Callable[[int, FrameType | None], Any] | None = None) -> None:
+    """Let the first signal of these raise KeyboardInterrupt: the process then has 3 s to end.
 
     A second one, or the key held down, must not break into what is printed on the way out.
-    For a process that is the command's own, in its main thread.
+    For a process that is the command's own, in its main thread. instead_of: a handler that the
+    command itself has installed until now.
     """
-    # Not so where somebody ignores them: nohup, a script's "&".
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+    for number, default in _SIGNALS.items():
+        # Not so where somebody ignores them: nohup, a script's "&".
+        if signal.getsignal(number) in (default, instead_of):
+            signal.signal(number, _interrupt)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> Any:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    global _interrupted_by, _has_come
+    if _is_loading_extension(frame):
+        _thread.start_new_thread(_send_again, (number,))
+        return
+    _has_come = True
+    _interrupted_by = number
+    for signal_ in _SIGNALS:
+        signal.signal(signal_, signal.SIG_IGN)
     # Not threading's: the thread that is interrupted here may hold a lock of its.
     _thread.start_new_thread(_expire, ())
     raise KeyboardInterrupt
 
 
+def _is_loading_extension(frame: FrameType | None) -> bool:
+    """Return whether an extension module is being loaded.
+
+    Its C++ may call Python where it expects no exception, and then ends the process.
+    """
+    while frame is not None:
+        # By its type: isinstance asks an object for its class, and a lazy one then does its work.
+        if issubclass(type(frame.f_locals.get("self")), ExtensionFileLoader):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _send_again(number: int) -> None:
+    time.sleep(_LOOK_S)
+    os.kill(os.getpid(), number)
+
+
 def _expire() -> None:
     time.sleep(_LIMIT_S)
-    os._exit(INTERRUPTED)
+    os._exit(interrupted())
 
 
 def leave(status: int) -> None:

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.cli.files import written_whole
 from engine.cli.output import console, duration, line
+from engine.report.measurement import PERCENTILES, latency_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-PERCENTILES = (50, 90, 99)
-METHOD: Final = "linear"
-"""numpy's name for where a percentile lies that falls between two runs: on the line between."""
-
 SUFFIXES = (".png", ".svg", ".pdf")
 _BINS = 16
-
-
-def summary(latencies_s: Array) -> dict[str, float]:
-    """Return percentiles, minimum, maximum and mean of one latency or more, by name, in seconds."""
-    values = np.percentile(latencies_s, list(PERCENTILES), method=METHOD)
-    return {
-        **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
-        "min": float(latencies_s.min()),
-        "max": float(latencies_s.max()),
-        "mean": float(latencies_s.mean()),
-    }
 
 
 def histogram(latencies_s: Array) -> tuple[Array, Array]:
@@ -52,7 +38,7 @@ def histogram(latencies_s: Array) -> tuple[Array, Array]:
 def draw(latencies_s: Array) -> None:
     """Print the histogram, a row a bin, with the bins that hold the percentiles marked."""
     edges, counts = histogram(latencies_s)
-    shown = summary(latencies_s)
+    shown = latency_summary(latencies_s)
     rows = []
     for least, most, count in zip(edges, edges[1:], counts, strict=False):
         last = most == edges[-1]
@@ -98,7 +84,9 @@ def write_figure(figure: Figure, path: Path, latencies_s: Array, title: str) -> 
     if len(counts) > 1:
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
-    for (name, value), style in zip(summary(latencies_s).items(), ("-", "--", ":"), strict=False):
+    for (name, value), style in zip(
+        latency_summary(latencies_s).items(), ("-", "--", ":"), strict=False
+    ):
         axes.axvline(
             value * factor, color="black", ls=style, lw=1, label=f"{name} {duration(value)}"
         )

@@ -2,64 +2,64 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from engine.cli.output import counted, fields, size, table
-
-if TYPE_CHECKING:
-    from engine.formats.mindir import Description
+from engine.cli.output import size, table
+from engine.report.summary import ModelSummary
 
 
-def show(path: Path, model: Description, parameters: str) -> None:
-    """Print the facts and a table of the primitives, those that this version lacks first."""
-    fields(
-        {
-            "model": str(path),
-            "format": "mindir",
-            "encryption": model.encryption,
-            "file": size(path.stat().st_size),
-            "producer": model.producer,
-            "graph": f"{model.name or 'unnamed'}, "
-            f"{counted(sum(model.primitives.values()), 'node')}",
-            "functions": ", ".join(model.functions),
-            "parameters": parameters,
-            "metadata": ", ".join(f"{key}={value}" for key, value in model.user_info.items()),
-        }
-    )
+def show(found: ModelSummary) -> None:
+    """Print a table of the primitives, those that this version lacks first."""
     table(
         "Primitives",
         ("primitive", ">count", "supported"),
-        [
-            (name, f"{model.primitives[name]:,}", _supported(name, model))
-            for name in sorted(
-                model.primitives,
-                key=lambda name: (_supported(name, model) == "yes", -model.primitives[name], name),
-            )
-        ],
+        [(operator.name, f"{operator.count:,}", operator.support) for operator in found.operators],
     )
+    if found.compiled:
+        rows = [
+            (
+                part.name,
+                ", ".join(part.inputs),
+                ", ".join(part.outputs),
+                "" if part.runs else size(part.size_bytes),
+                part.runs_text,
+            )
+            for part in found.compiled
+        ]
+        table("Compiled for Ascend", ("part", "inputs", "outputs", ">size", "runs"), rows)
 
 
-def _supported(name: str, model: Description) -> str:
-    if name in model.collectives:
-        return "no: waits for other ranks"
-    return "no" if name in model.unsupported else "yes"
-
-
-def values(model: Description) -> dict[str, Any]:
-    """Return the same as plain values, for JSON."""
+def values(found: ModelSummary) -> dict[str, Any]:
+    """Return what only such files have as plain values, for JSON."""
     return {
-        "graph": model.name,
-        "producer": model.producer,
-        "metadata": dict(model.user_info),
-        "functions": list(model.functions),
-        "nodes": sum(model.primitives.values()),
+        "graph": found.name,
+        "producer": found.producer,
+        "metadata": dict(found.metadata),
+        "functions": list(found.functions),
+        "nodes": found.node_count,
         "primitives": [
             {
-                "primitive": name,
-                "count": count,
-                "supported": name not in (*model.unsupported, *model.collectives),
+                "primitive": operator.name,
+                "count": operator.count,
+                "supported": operator.support != "no",
             }
-            for name, count in model.primitives.items()
+            for operator in found.operators
         ],
-    }
+    } | _compiled(found)
+
+
+def _compiled(found: ModelSummary) -> dict[str, Any]:
+    """Return the models that are compiled for Ascend; nothing for a file of a graph."""
+    if not found.compiled:
+        return {}
+    parts = [
+        {
+            "part": part.name,
+            "inputs": list(part.inputs),
+            "outputs": list(part.outputs),
+            "size_bytes": part.size_bytes or None,
+            "runs": list(part.runs),
+        }
+        for part in found.compiled
+    ]
+    return {"compiled": parts}

@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -15,10 +16,38 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from engine.report.wording import counted as counted
+from engine.report.wording import duration as duration
+from engine.report.wording import plain as plain
+from engine.report.wording import size as size
+
 # A pipe has no width: tables take the room they need and lines are not broken.
 _UNLIMITED = 10_000
 _GAP = 2  # blanks between the columns of a table
 _LEAST = 12  # a column that is squeezed below this can no longer be read
+
+
+class Talk(IntEnum):
+    """The messages that are wanted on standard error, beside errors."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
+
+
+_talk = Talk.NORMAL
+_ALWAYS = ("error:", "help:", "interrupted")
+
+
+def set_talk(talk: Talk) -> None:
+    """Say which messages the user wants from now on."""
+    global _talk
+    _talk = talk
+
+
+def talk() -> Talk:
+    """Return which messages the user wants."""
+    return _talk
 
 
 def is_terminal(stream: str) -> bool:
@@ -51,8 +80,19 @@ def line(text: str = "") -> None:
     print(text)
 
 
+def aside(text: str) -> None:
+    """Print how a result came about, in front of it; --quiet leaves it out."""
+    if _talk is not Talk.QUIET:
+        print(text)
+
+
 def note(text: str) -> None:
-    """Print a message about the result, not the result. Where nobody can read it, it is lost."""
+    """Print a message about the result, not the result. Where nobody can read it, it is lost.
+
+    With --quiet only errors are.
+    """
+    if _talk is Talk.QUIET and not text.startswith(_ALWAYS):
+        return
     sys.stdout.flush()  # keeps the order where both go to one place
     try:
         print(text, file=sys.stderr, flush=True)
@@ -67,18 +107,27 @@ def drop(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    is_first: bool = False,
+) -> None:
     """Print a table, nothing of it cut off; a title, if any, stands above it after a blank line.
 
     Where the terminal is too narrow for its columns, each row becomes a list of its cells.
 
     columns: the headings; one that begins with ">" is a column of numbers, set to the right.
-    rows: cells; a tuple is several lines.
+    rows: cells; a tuple is several lines. is_first: only asides stand above it, so that with
+    --quiet it has no blank line.
     """
     cells = [[_lines(cell) for cell in row] for row in rows]
     out = console()
     if title:
-        out.print()
+        if is_first:
+            aside("")
+        else:
+            out.print()
         out.print(Text(title, style="bold underline"))
     names = [name.removeprefix(">") for name in columns]
     is_number = [name.startswith(">") for name in columns]
@@ -191,44 +240,15 @@ def print_trimmed(out: Console, grid: Table) -> None:
 
 def as_json(values: Mapping[str, Any]) -> None:
     """Print one JSON object, indented; numbers that JSON does not know become strings."""
-    print(json.dumps(_strict(values), indent=2, allow_nan=False))
+    print(json.dumps(strict(values), indent=2, allow_nan=False))
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """Return a value with numbers that JSON does not know as strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # "nan", "inf", "-inf": float() reads them back
     if isinstance(value, Mapping):
-        return {str(key): _strict(element) for key, element in value.items()}
+        return {str(key): strict(element) for key, element in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(element) for element in value]
+        return [strict(element) for element in value]
     return value
-
-
-def plain(text: str) -> str:
-    """Return `text` with control characters spelled out: a name must not drive the terminal."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
-
-
-def counted(count: int, what: str) -> str:
-    """Return a number of things as text: "1 node", "1,200 nodes"."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def size(count: int) -> str:
-    """Return bytes as text: "840 bytes", "76.9 kB", "1.25 GB" (powers of 1000)."""
-    if count < 1000:
-        return counted(count, "byte")
-    value = float(count)
-    for unit in ("kB", "MB", "GB"):
-        value /= 1000
-        if value < 999.5:
-            return f"{value:.3g} {unit}"
-    return f"{value / 1000:.0f} TB"
-
-
-def duration(seconds: float) -> str:
-    """Return a time as text: "85.0 us", "1.20 ms", "3.40 s"."""
-    for unit, factor in (("us", 1e6), ("ms", 1e3)):
-        if seconds * factor < 999.5:
-            return f"{seconds * factor:#.3g} {unit}".replace(". ", " ")  # "250. ms"
-    return f"{seconds:.2f} s"

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from engine.backends import OFFICIAL, BackendRecord, BackendState, known, record
+from engine.backends import BackendRecord, BackendState
+from engine.backends.listing import backends
 from engine.backends.manifest import option_values
-from engine.backends.probe import probe_all
 from engine.cli import check, options
 from engine.cli.commands import Group
 from engine.cli.output import as_json, line, plain, size, table
@@ -63,10 +63,7 @@ def list_command(context: click.Context, json: bool) -> None:
 
 def list_backends(json: bool) -> None:
     """Print one entry for each backend that is installed or that this project ships."""
-    found = {backend.name: backend for backend in probe_all(known())}
-    for name in OFFICIAL.values():
-        found.setdefault(name, record(name))
-    ordered = sorted(found.values(), key=lambda backend: (not _is_here(backend), backend.name))
+    ordered = backends()
     if json:
         as_json({"backends": [values(backend) for backend in ordered]})
         return
@@ -102,10 +99,6 @@ def _lacking(backend: BackendRecord) -> list[str]:
     return [
         f"{info.device} has no {flag}: {why}" for info in found for flag, why in info.lacks.items()
     ]
-
-
-def _is_here(backend: BackendRecord) -> bool:
-    return backend.state is not BackendState.NOT_INSTALLED
 
 
 def _words(state: BackendState) -> str:

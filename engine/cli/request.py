@@ -11,15 +11,19 @@ import click
 
 from engine.cli import options
 from engine.cli.build import (
+    absent,
     decryption_of,
     parse_key,
     parse_settings,
+    parse_shapes,
     require_config,
 )
 from engine.cli.commands import Argument, EnumChoice, bundle
 from engine.cli.completion import one_of
+from engine.cli.converter_lite import OUTPUT_IS_LITERAL
+from engine.cli.hints import hint
 from engine.cli.options import KEY_VARIABLE, DecMode
-from engine.converter import Converter, job_of
+from engine.converter import SUFFIXES, Converter, job_of
 from engine.enums import DataType, FmkType, Format
 from engine.errors import InputError, ModelError
 from engine.model import ModelType
@@ -96,7 +100,18 @@ class Request:
             converter.decrypt_mode = decryption.mode
             converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
         sections = _sections(self.config, self.quantize, self.settings)
-        job = job_of(converter, framework, self.model, self.output, self.weight_file, sections)
+        suffix = SUFFIXES[converter.save_type]
+        output = _output_file(self.output, Path(self.model), suffix)
+        if output is not None:
+            changes["output_file"] = output
+        job = job_of(
+            converter,
+            framework,
+            self.model,
+            str(output or self.output),
+            self.weight_file,
+            sections,
+        )
         ignored = {
             "trainModel": self.train_model,
             "optimizeTransformer": self.optimize_transformer,
@@ -174,7 +189,8 @@ request_options = bundle(
         cls=Argument,
         metavar="OUTPUT",
         type=_SOURCE,
-        help="The file to write; .mindir is added where it is missing.",
+        help="The file to write, or a folder for it; .mindir is added where it has no ending of "
+        "a model's file.",
     ),
     _text(
         "--fmk",
@@ -186,8 +202,8 @@ request_options = bundle(
         "--input-shape",
         multiple=True,
         metavar="NAME:SIZES",
-        help="Shape of an input, as x:1,3,224,224; -1 stays open. May be repeated, or several "
-        "with ; between.",
+        help="Shape of an input, as x:1,3,224,224 or x=1,3,224,224; -1 stays open. May be "
+        "repeated, or several with ; between.",
     ),
     _flag("--fp16", "Store weights as float16."),
     click.option(
@@ -256,7 +272,8 @@ def _assign(converter: Converter, name: str, value: str, option: str) -> None:
 def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
     if text.upper() not in choices:
         listed = ", ".join(filter(None, choices))
-        raise click.BadParameter(f"expected one of {listed}, got {text!r}", param_hint=option)
+        near = hint(text, filter(None, choices))
+        raise click.BadParameter(f"expected one of {listed}, got {text!r}{near}", param_hint=option)
     return choices[text.upper()]
 
 
@@ -268,7 +285,7 @@ def _framework(text: str, file: ModelFile) -> FmkType:
     if text.upper() in _NOT_READ:
         raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
     if not path.exists():
-        raise ModelError(f"{source}: no such file; give the path of a model", source)
+        raise absent(path)
     if text:
         found: FmkType = _choice(
             text, {framework.name: framework for framework in FmkType}, "--fmk"
@@ -291,24 +308,30 @@ def _framework(text: str, file: ModelFile) -> FmkType:
 
 def _shapes(texts: Sequence[str]) -> dict[str, list[int]]:
     """Return "x:1,3;y:2" texts as shapes by input name; "x:" is a scalar."""
-    found: dict[str, list[int]] = {}
-    for text in filter(None, map(str.strip, ";".join(texts).split(";"))):
-        name, colon, sizes = text.rpartition(":")  # the last: names may have one
-        if name in found:
-            raise click.BadParameter(
-                f"expected one shape for each input, got two for {name!r}",
-                param_hint="--input-shape",
-            )
-        try:
-            if not colon or not name:
-                raise ValueError
-            found[name] = [int(part) for part in sizes.split(",")] if sizes.strip() else []
-        except ValueError:
-            raise click.BadParameter(
-                f"expected NAME:SIZE,SIZE,..., for example x:1,3,224,224, got {text!r}",
-                param_hint="--input-shape",
-            ) from None
-    return found
+    form = "NAME:SIZE,SIZE,..., for example x:1,3,224,224"
+    shapes = parse_shapes(texts, "--input-shape", form, with_open=True)
+    return {name: list(sizes) for name, sizes in shapes.items()}
+
+
+def _output_file(text: str, model: Path, suffix: str) -> Path | None:
+    """Return the file that a user means by OUTPUT; None where the Converter's own rule does.
+
+    A folder takes a file of the model's name. The ending of a model's file stays as it was written.
+    """
+    context = click.get_current_context(silent=True)
+    if context is not None and context.meta.get(OUTPUT_IS_LITERAL):
+        return None
+    path = Path(text)
+    if text and path.is_dir():
+        name = path / (model.resolve().stem + suffix)
+        # The model itself may lie there; then it would be replaced.
+        if not name.exists() or not model.exists() or not name.samefile(model):
+            return name
+        raise ModelError(
+            f"output {text!r}: is the model's own folder, where {name.name!r} is the model itself; "
+            "name a file in it"
+        )
+    return path if path.suffix in (".onnx", ".mindir", ".ms") and path.stem else None
 
 
 def _sections(
@@ -335,7 +358,13 @@ def _sections(
                 f"{quantize}: expected a section that says how to quantize, got: "
                 f"{', '.join(found) or 'none'}; {hint}"
             )
-    return configuration("", {**found, **_over(found, parse_settings(settings))}, "convert")
+    over = parse_settings(settings)
+    if over:
+        from engine.convert.unused_settings import unknown
+
+        if text := unknown(over):
+            raise click.BadParameter(text, param_hint="--set")
+    return configuration("", {**found, **_over(found, over)}, "convert")
 
 
 def _over(

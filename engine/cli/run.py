@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,19 +15,27 @@ from engine.cli.build import (
     Built,
     build,
     decryption_of,
-    devices_text,
+    in_options,
+    inputs_of,
     parse_shapes,
+    require_free_input,
     require_timeout,
 )
 from engine.cli.commands import Command, Integer
-from engine.cli.files import require_place, storable, write
-from engine.cli.inputs import Inputs, collect
+from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, storable, write
+from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
 from engine.cli.options import BuildOptions, InputOptions
-from engine.cli.output import as_json, duration, line, note, plain
-from engine.cli.values import arrays_of, described
-from engine.tensor import Array, Tensor
+from engine.cli.output import as_json, aside, duration, is_terminal, line, note, plain
+from engine.cli.progress import waiting
+from engine.comparison import plain_value
+from engine.report.measurement import DeviceShare, devices_text, shares
+from engine.runtime.parts import arrays_of, described
+from engine.tensor import Array
 from engine.types import DType, ValueKind
+
+if TYPE_CHECKING:
+    from engine.profiling import Profile
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -36,11 +45,17 @@ EPILOG = """[bold]Examples[/bold]
 
   engine run model.onnx --input inputs.npz --output outputs.npz
 
+  engine run model.onnx --input photo.jpg --resize crop --mean 0.5 --std 0.5
+
+  cat x.npy | engine run model.onnx --input - --output - > outputs.npz
+
   engine run model.onnx --input x.bin --shape x=1,3,224,224
 
   engine run model.onnx --fill random --seed 7 --target gpu,cpu
 
   engine run model.onnx --set cpu_context.spin_us=0 --json
+
+  engine run model.onnx --profile --trace trace.json
 
   engine run secret.mindir --dec-key @key.hex"""
 
@@ -54,7 +69,8 @@ EPILOG = """[bold]Examples[/bold]
     "-o",
     type=options.PATH,
     metavar="FILE",
-    help="Write the outputs: .npz by name, or .npy if there is one.",
+    help="Write the outputs: .npz or .json by name, or .npy if there is one; - prints them in "
+    "place of the report, as .npz or, with --json, as JSON.",
 )
 @click.option("--timeout", type=float, metavar="SECONDS", help="Stop a run that takes longer.")
 @click.option(
@@ -64,6 +80,18 @@ EPILOG = """[bold]Examples[/bold]
     metavar="N",
     help="How many values of each output to print.",
 )
+@click.option(
+    "--profile",
+    "is_profiled",
+    is_flag=True,
+    help="Measure 10 more runs, and print the time of each kernel, the hottest first.",
+)
+@click.option(
+    "--trace",
+    type=options.PATH,
+    metavar="FILE",
+    help="Write every run of every kernel for Perfetto, as JSON; implies --profile.",
+)
 @options.json
 def run(
     model: Path,
@@ -72,6 +100,8 @@ def run(
     output: Path | None,
     timeout: float | None,
     values: int,
+    is_profiled: bool,
+    trace: Path | None,
     json: bool,
 ) -> None:
     """Run a model once and print its outputs.
@@ -79,42 +109,75 @@ def run(
     Inputs come from files; one without a file is generated, and the output says so.
     """
     shapes = parse_shapes(given.shapes)
-    _check_output(output)
+    require_free_input(given, model)
+    _check_output(output, json)
     require_timeout(timeout)
-    if output is not None:
+    is_printed = output is not None and str(output) == STANDARD_OUTPUT
+    if output is not None and not is_printed:
         require_place(output)
+    if trace is not None:
+        require_place(trace)
     decryption = decryption_of(model, how.dec_key, how.dec_mode)
     built = build(model, how, decryption)
     with built.model:
         if output is not None and output.suffix == ".npy":
             _check_single(built)
-        inputs = collect(built.inputs, given.files, shapes, given.fill, given.seed)
+        inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
+            lambda: inputs_of(built, given, shapes)
+        )
+        for text in inputs.notes:
+            note(plain(text))
+        if not json and not is_printed:  # now: the run may take long, or fail
+            for value in inputs.given:
+                aside(plain(str(value)))
+            sys.stdout.flush()
         begin = time.perf_counter()
-        results = interruptible(lambda: built.model.predict(inputs.values(), timeout_s=timeout))
+        with waiting("running"), in_options():
+            results = interruptible(lambda: built.model.predict(inputs.values(), timeout_s=timeout))
         seconds = time.perf_counter() - begin
         # Not get_outputs(): it does not know the sizes of open axes.
         outputs = {
-            spec.name: _plain_value(result)
+            spec.name: plain_value(result)
             for spec, result in zip(built.outputs, results, strict=True)
         }
-        where = built.where()
-    for text in inputs.notes:
-        note(plain(text))
+        where = shares(built.model.placement)
+        profile: Profile | None = None
+        if is_profiled or trace is not None:
+            from engine.cli.profile import measured  # rare
+
+            with waiting("measuring"):
+                profile = interruptible(lambda: measured(built, inputs.values(), trace))
     arrays: dict[str, Array] = {}
     for spec in built.outputs:
         arrays |= arrays_of(spec.name, outputs[spec.name], spec.dtype)
+    if is_printed:
+        print_outputs(arrays, json)
+        return
     if output is not None:
         _write_outputs(output, arrays)
     if json:
-        _print_json(model, built, inputs, arrays, where, seconds, values, output)
-    else:
-        _print_text(built, inputs, outputs, where, seconds, values, output)
+        _print_json(model, built, inputs, arrays, where, seconds, values, output, profile)
+        return
+    _print_text(built, outputs, where, seconds, values, output)
+    if profile is not None:
+        from engine.cli.profile import show as show_profile
+
+        show_profile(profile, trace)
 
 
-def _check_output(path: Path | None) -> None:
-    if path is not None and path.suffix not in (".npz", ".npy"):
+def _check_output(path: Path | None, is_json: bool) -> None:
+    if path is None:
+        return
+    if str(path) == STANDARD_OUTPUT:
+        if not is_json and is_terminal("stdout"):
+            raise click.BadParameter(
+                "a terminal cannot show an .npz archive; add --json, or send it on: "
+                "--output - > outputs.npz",
+                param_hint="--output",
+            )
+    elif path.suffix not in (".npz", ".npy", ".json"):
         raise click.BadParameter(
-            f"expected a file name ending in .npz or .npy, got {str(path)!r}",
+            f"expected a file name ending in .npz, .npy or .json, or -, got {str(path)!r}",
             param_hint="--output",
         )
 
@@ -137,36 +200,26 @@ def _check_single(built: Built) -> None:
         )
 
 
-def _plain_value(result: Any) -> Any:
-    """Return what predict gave for one output, with arrays in place of the Tensors."""
-    if isinstance(result, list):
-        return [_plain_value(element) for element in result]
-    return result.get_data_to_numpy() if isinstance(result, Tensor) else result
-
-
 def _print_text(
     built: Built,
-    inputs: Inputs,
     outputs: dict[str, Any],
-    where: list[dict[str, Any]],
+    where: Sequence[DeviceShare],
     seconds: float,
     values: int,
     output: Path | None,
 ) -> None:
-    for given in inputs.given:
-        line(plain(str(given)))
-    line(
-        f"ran on {plain(devices_text(where)) or built.model.provider}: "
+    aside(
+        f"ran on {plain(devices_text(where)) or built.backend}: "
         f"built in {duration(built.seconds)}, ran in {duration(seconds)}"
     )
     for spec in built.outputs:
         output_value = outputs[spec.name]
         arrays = arrays_of(spec.name, output_value, spec.dtype)
         if not arrays:
-            line()
+            _gap(spec is built.outputs[0])
             line(f"{plain(spec.name)} is {described(output_value)}")
-        for part, array in arrays.items():
-            line()
+        for place, (part, array) in enumerate(arrays.items()):
+            _gap(spec is built.outputs[0] and place == 0)
             line(
                 f"tensor name is: {plain(part)}, tensor size is: {array.nbytes} bytes, "
                 f"tensor elements num is: {array.size}, tensor shape is: {described(array)}"
@@ -176,8 +229,16 @@ def _print_text(
                 rest = f" ... (first {values} of {array.size})" if array.size > values else ""
                 line(f"output data is: {shown}{rest}")
     if output is not None:
+        aside("")
+        aside(f"outputs written to {plain(str(output))}")
+
+
+def _gap(is_first: bool) -> None:
+    """Print the blank line above an output; none above the first where --quiet prints it alone."""
+    if is_first:
+        aside("")
+    else:
         line()
-        line(f"outputs written to {plain(str(output))}")
 
 
 def _print_json(
@@ -185,16 +246,22 @@ def _print_json(
     built: Built,
     inputs: Inputs,
     arrays: dict[str, Array],
-    where: list[dict[str, Any]],
+    where: Sequence[DeviceShare],
     seconds: float,
     values: int,
     output: Path | None,
+    profile: Profile | None,
 ) -> None:
+    more: dict[str, Any] = {}
+    if profile is not None:
+        from engine.cli.profile import facts
+
+        more["profile"] = facts(profile)
     as_json(
         {
             "model": str(path),
-            "backend": built.model.provider,
-            "devices": where,
+            "backend": built.backend,
+            "devices": [share._asdict() for share in where],
             "build_s": built.seconds,
             "predict_s": seconds,
             "inputs": inputs.facts(),
@@ -210,6 +277,7 @@ def _print_json(
                 for name, array in arrays.items()
             ],
             "output_file": None if output is None else str(output),
+            **more,
         }
     )
 

@@ -1,7 +1,7 @@
 """Checks of arguments, in MindSpore Lite's words: scripts and their tests match on these texts.
 
-Each returns the value as it is to be kept. `name` is what the message calls it. As there, a bool
-passes for an int; a numpy integer does too.
+Each returns the value as it is to be kept. `name` is what the message calls it. A numpy integer
+passes for an int; a bool does not, though it does there: True is hardly meant as device 1.
 """
 
 from __future__ import annotations
@@ -55,26 +55,25 @@ def require_shape(name: str, value: object) -> tuple[int, ...]:
     return tuple(int(dim) for dim in _elements(name, value, int))
 
 
-def require_sections(name: str, value: object) -> dict[str, dict[str, str]]:
-    """Return a copy of `value` if it is a dict of str to dict of str to str, else TypeError."""
-    sections: dict[str, dict[str, str]] = {}
-    for section, keys in require(name, value, dict).items():
-        copy = sections[require(f"{name}_key", section, str)] = {}
-        try:
-            for key, text in require(f"{name}_value", keys, dict).items():
-                require(f"{name}_value_key", key, str)
-                copy[key] = require(f"{name}_value_value", text, str)
-        except TypeError as error:
-            raise TypeError(f"{error} In section {section!r}; write every value as text") from None
-    return sections
-
-
 def require_watchers(progress: object, cancel: object) -> None:
     """Raise TypeError unless `progress` is callable and `cancel` a token; either may be None."""
     if progress is not None and not callable(progress):
         raise TypeError(f"progress must be callable, but got {type(progress)}.")
     if cancel is not None and not hasattr(cancel, "cancelled"):
         raise TypeError(f"cancel must be a CancelToken, but got {type(cancel)}.")
+
+
+def check_decryption(dec_key: object, dec_mode: object, dec_num_parallel: object) -> None:
+    """Check how a file is to be decrypted. Raises TypeError, ValueError."""
+    require("dec_key", dec_key, bytes)
+    mode = require("dec_mode", dec_mode, str)
+    count = require_int("dec_num_parallel", dec_num_parallel)
+    if not 0 <= count <= 64:
+        raise ValueError(
+            f"dec_num_parallel should be in range [0, 64], but got {count}; 0 leaves it open"
+        )
+    if not mode:
+        raise ValueError("dec_mode must not be empty string! The usual mode is 'AES-GCM'")
 
 
 def _elements(name: str, value: list[Any] | tuple[Any, ...], kind: type[T]) -> list[T]:
@@ -87,4 +86,6 @@ def _elements(name: str, value: list[Any] | tuple[Any, ...], kind: type[T]) -> l
 
 
 def _is(value: object, kind: type) -> bool:
-    return isinstance(value, Integral if kind is int else kind)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool)
+    return isinstance(value, kind)

@@ -4,23 +4,24 @@ The format is MindSpore Lite's: `[section]` lines, `key=value` split at the firs
 that begin with "#", and lines of one or two characters that mean nothing. Read leniently: spaces
 and quotes around names and values do not count, ";" begins a comment too, a section that comes
 twice is joined, and of a key that comes twice the first value is taken, as there, and that is
-logged. What sections and keys mean is not known here: see schema.py.
+logged. Files named .toml, .json, .yaml or .yml are read as that: see structured.py. What sections
+and keys mean is not known here: see schema.py.
 """
 
 from __future__ import annotations
 
 import io
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from engine.config.checks import require_sections
+from engine.config.sections import require_sections
 from engine.config.wording import prefixed
-from engine.errors import ModelError
+from engine.errors import ModelError, ModelNotFound
 
 Config = dict[str, dict[str, str]]
 
+_STRUCTURED = (".toml", ".json", ".yaml", ".yml")
 _MAX_BYTES = 16 * 1024 * 1024
 
 
@@ -32,10 +33,11 @@ def configuration(path: str, over: object, caller: str) -> Config:
     Raises RuntimeError (ModelError) for the file, TypeError and RuntimeError for the dict.
     """
     if path and not os.path.exists(path):
-        raise ModelError(f"{caller} failed, config_path does not exist! got {path!r}", path)
+        raise ModelNotFound(f"{caller} failed, config_path does not exist! got {path!r}", path)
     config = read_config(path) if path else {}
     if not over:
         return config
+    over = _sectioned(over)
     for section, keys in require_sections("config_dict", over).items():
         if not all(map(str.strip, (section, *keys))):
             error = ModelError(
@@ -47,11 +49,36 @@ def configuration(path: str, over: object, caller: str) -> Config:
     return config
 
 
+_FLAT = {
+    "pids": "shareable_weight_pid_list",
+    "shared_mem_handle": "shareable_weight_mem_handle",
+}
+"""Keys that MindSpore Lite's text on shared weights writes without a section."""
+
+
+def _sectioned(over: object) -> object:
+    """Return a dict of sections with the keys of _FLAT in [common_context]."""
+    if not isinstance(over, dict):
+        return over
+    flat = {_FLAT[key]: str(over[key]) for key in _FLAT if isinstance(over.get(key), str | int)}
+    if not flat:
+        return over
+    sections = {key: keys for key, keys in over.items() if _FLAT.get(key) not in flat}
+    common = sections.get("common_context", {})
+    if not isinstance(common, dict):
+        return over
+    return {**sections, "common_context": {**common, **flat}}
+
+
 def read_config(path: str) -> Config:
     """Parse a configuration file's sections. Raises ModelError naming the file and the line."""
     try:
-        text = _text(Path(path))
-    except (OSError, ValueError) as error:
+        text = text_of(Path(path))
+        if (suffix := Path(path).suffix.lower()) in _STRUCTURED:
+            from engine.config.structured import parse  # rare
+
+            return parse(text, suffix)
+    except (OSError, ValueError, ImportError) as error:
         raise _unreadable(f"{path}: {error}", path) from error
     config: Config = {}
     section: dict[str, str] | None = None
@@ -63,7 +90,7 @@ def read_config(path: str) -> Config:
         if (section_name := _section(line)) is not None:
             name, section = section_name, config.setdefault(section_name, {})
             continue
-        key, equals, value = (_bare(part) for part in line.partition("="))
+        key, equals, value = (bare(part) for part in line.partition("="))
         if section is None or not equals or not key:
             raise _unreadable(
                 f"{path}, line {number}: expected '[section]' or 'key=value' below one, "
@@ -71,6 +98,8 @@ def read_config(path: str) -> Config:
                 path,
             )
         if section.setdefault(key, value) != value:
+            import logging  # rare
+
             logging.getLogger("engine").warning(
                 "%s, line %d: [%s] %s comes a second time; its first value %r is used, not %r",
                 path, number, name, key, section[key], value,
@@ -82,7 +111,8 @@ def _unreadable(text: str, path: str) -> ModelError:
     return prefixed(ModelError(text, path), "load configuration failed! Error is ")
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """Return a text file. Raises OSError, and ValueError for what is none."""
     if not path.is_file():
         raise ValueError("it is not a regular file")
     with path.open("rb") as file:
@@ -100,10 +130,11 @@ def _section(line: str) -> str | None:
     name, bracket, rest = line[1:].partition("]")
     if line[0] != "[" or not bracket or rest.strip()[:1] not in ("", "#", ";"):
         return None
-    return _bare(name) or None
+    return bare(name) or None
 
 
-def _bare(text: str) -> str:
+def bare(text: str) -> str:
+    """Return a text without the spaces and quotes around it."""
     text = text.strip()
     quoted = len(text) >= 2 and text[0] == text[-1] and text[0] in "\"'"
     return text[1:-1] if quoted else text

@@ -7,8 +7,9 @@ they go in section [<backend>_context].
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
-from engine.options import CONSUMED, is_declared, nearest
+from engine.options import CONSUMED, RESERVED, is_declared, nearest
 
 _ANY = ("*",)
 
@@ -37,7 +38,12 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "aoe_global_options": _ANY,
     "aoe_tuning_options": _ANY,
     "execution_plan": _ANY,
-    "common_context": ("model_cache_dir",),
+    "common_context": (
+        "isolate", "model_cache_dir", "compile_cache", "shareable_weight_pid_list",
+        "shareable_weight_mem_handle", "variable_weights_file",
+        "variable_weights_list", "variable_weights_mode", "variable_weights_update",
+    ),
+    "ray_context": ("num_cpus", "num_gpus", "resources", "start_timeout_s"),
     "ms_cache": ("cache_model_path", "vocab_size", "device_cache_size", "serialize_path"),
     "transformer_context": ("encoder_input", "decoder_input", "ffn_fp16", "optimize_transformer"),
     "model_file": ("mindir_path",),
@@ -70,11 +76,15 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
 
 _OF_BACKENDS = ("ascend_context", "gpu_context")
 
-CORE = ("provider", "device_id", "input_shape", "dynamic_dims", "opt_dims")
-"""What the core reads in a backend's section: how it runs, on which device, for which shapes."""
-
-UNSERVED = tuple(key for key in CONSUMED if key not in CORE)
+UNSERVED = RESERVED
 """Keys that belong to the core in a backend's section, but that it does nothing with yet."""
+
+
+class Unused(NamedTuple):
+    """A line on a setting that nothing reads. is_unknown: nothing ever would; it is a mistake."""
+
+    text: str
+    is_unknown: bool
 
 
 def unused_settings(
@@ -83,8 +93,8 @@ def unused_settings(
     read: Sequence[str],
     options: Collection[str],
     backends: Callable[[], Iterable[str]],
-) -> Iterator[str]:
-    """Return notes on a configuration that a model is built with, a line each.
+) -> Iterator[Unused]:
+    """Return notes on a configuration that a model is built with.
 
     backend: the one that compiles the model; it reads the sections `read`, and in them `options`,
         as its manifest declares them ({}: it does not say).
@@ -95,15 +105,16 @@ def unused_settings(
     sections = dict.fromkeys((*read, *KNOWN, *others))
     for section, keys in config.items():
         if section not in sections:
-            near = nearest(section, sections)
+            full = f"{section}_context"
+            near = full if full in sections else nearest(section, sections)
             hint = f"did you mean [{near}]?" if near else f"{backend!r} reads {_listed(read)}"
-            yield f"configuration section [{section}] is unknown and not read; {hint}"
+            yield Unused(f"configuration section [{section}] is unknown and not read; {hint}", True)
             continue
         known = KNOWN.get(section, ())
         if section in read:
             for key in keys:
                 if key in UNSERVED:
-                    yield f"configuration key [{section}] {key} has no effect yet"
+                    yield Unused(f"configuration key [{section}] {key} has no effect yet", False)
             if options:
                 yield from _in_use(section, keys, known, backend, options)
         elif section in _OF_BACKENDS or section not in KNOWN:
@@ -112,11 +123,13 @@ def unused_settings(
             for key in keys:
                 near = nearest(key, known, 0.8)
                 if near and not is_declared(key, (*known, *CONSUMED)):
-                    yield f"{_unknown(section, key)}; did you mean {near!r}?"
+                    yield _unknown(section, key, f"did you mean {near!r}?")
         else:
             for key in keys:
                 if not is_declared(key, known):
-                    yield f"{_unknown(section, key)}; known: {', '.join(known)}"
+                    near = nearest(key, known)
+                    hint = f"did you mean {near!r}?" if near else f"known: {', '.join(known)}"
+                    yield _unknown(section, key, hint)
 
 
 def _in_use(
@@ -125,21 +138,22 @@ def _in_use(
     known: Sequence[str],
     backend: str,
     options: Collection[str],
-) -> Iterator[str]:
+) -> Iterator[Unused]:
     for key in keys:
         if is_declared(key, (*options, *CONSUMED)):
             continue
         if key in known:
-            yield f"configuration key [{section}] {key} has no effect with backend {backend!r}"
+            text = f"configuration key [{section}] {key} has no effect with backend {backend!r}"
+            yield Unused(text, False)
             continue
         near = nearest(key, (*options, *known, *CONSUMED))
         hint = f"did you mean {near!r}?" if near else f"known: {', '.join(options)}"
-        yield f"{_unknown(section, key)}; {hint}"
+        yield _unknown(section, key, hint)
 
 
 def _listed(sections: Sequence[str]) -> str:
     return ", ".join(f"[{name}]" for name in sections)
 
 
-def _unknown(section: str, key: str) -> str:
-    return f"configuration key [{section}] {key} is unknown and not read"
+def _unknown(section: str, key: str, hint: str) -> Unused:
+    return Unused(f"configuration key [{section}] {key} is unknown and not read; {hint}", True)

@@ -37,6 +37,8 @@ class Setting(Generic[T]):
         if settings is None:
             return self
         kept: Any = settings.__dict__.get(self.name, self.default)
+        if callable(kept):  # a default that depends on where the process runs
+            kept = kept()
         # A copy of a list: what is changed in place would pass unchecked.
         return cast("T", kept.copy() if isinstance(kept, list) else kept)
 
@@ -45,7 +47,10 @@ class Setting(Generic[T]):
 
 
 def setting(default: object = None) -> Callable[[Callable[[Any, Any], T]], Setting[T]]:
-    """Make a Setting of the method that checks it. Without a default, __init__ must assign it."""
+    """Make a Setting of the method that checks it. Without a default, __init__ must assign it.
+
+    default: a value, or a function that gives it whenever it is read.
+    """
     return lambda check: Setting(check, default)
 
 

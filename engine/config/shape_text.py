@@ -26,7 +26,7 @@ FEWEST_GEARS, MOST_GEARS = 2, 100  # ATC's limits
 
 
 class Spelling(Protocol):
-    """How one section spells shapes."""
+    """One section's spelling of shapes."""
 
     def input_shape(self, text: str) -> Inputs:
         """Read `input_shape`; {} where it is empty."""

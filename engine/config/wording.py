@@ -20,6 +20,13 @@ def prefixed(error: E, prefix: str) -> E:
     return error
 
 
+def reworded(error: E, text: str) -> E:
+    """Give an error another text, in place, and return it."""
+    setattr(error, _ATTRIBUTE, text)
+    error.args = (text, *error.args[1:])
+    return error
+
+
 def own_text(error: BaseException) -> str:
     """Return an error's text without the words that were put in front of it."""
     text: str = getattr(error, _ATTRIBUTE, str(error))

@@ -13,6 +13,7 @@ write.py       the file; trial.py: whether it runs
 scratch.py     folders for what lies in between
 sample_inputs.py     inputs that nobody gave
 unused_settings.py   what nobody reads in a configuration
+dump.py        the graph as text, for who asks for it
 
 Nothing is imported here before it is needed: neither onnx nor a framework.
 """
@@ -56,6 +57,7 @@ def convert(job: Job) -> Report:
 
 def _convert(job: Job) -> Report:
     from engine.convert import sources, unused_settings
+    from engine.convert.dump import dump
     from engine.convert.write import check_output, write
 
     begin = time.perf_counter()
@@ -65,10 +67,13 @@ def _convert(job: Job) -> Report:
     with job.phase("reading"):
         model, pass_notes = sources.read(job)
     notes += pass_notes
+    notes += dump(model, job, "0_read")
     size_before = _size_before(model, job)
     model, pass_notes, accuracy = _apply_passes(model, job)
     notes += pass_notes
     _sign(model, job)
+    if not job.is_secret:
+        notes += dump(model, job, "1_converted")
     with job.phase("writing"):
         written = write(model, job)
     if len(written.files) > 1:

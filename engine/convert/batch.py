@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import gcd, prod
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,6 +38,7 @@ from engine.convert.weights import total_bytes
 from engine.convert.write import INLINE_BYTES
 from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.onnx.graphs import SMALL, bodies, constants, is_small, reads, subgraphs
+from engine.host.folder import temporary_folder
 
 Array: TypeAlias = npt.NDArray[Any]
 Dims: TypeAlias = tuple[int | None, ...]
@@ -116,8 +116,8 @@ def _weights_to_run(
         return
     if job.is_secret:
         raise _CannotRebatch("it is encrypted, and too large to be run without writing it to disk")
-    with TemporaryDirectory(prefix=".", dir=job.output_file.parent) as folder:
-        yield write_weights(model, Path(folder, "weights")), Path(folder)
+    with temporary_folder(".converting-", job.output_file.parent) as folder:
+        yield write_weights(model, folder / "weights"), folder
 
 
 def _replace_nodes(

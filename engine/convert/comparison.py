@@ -60,6 +60,7 @@ class Comparison:
         Raises what building and calling a model raise.
         """
         from engine.model import Model, ModelType
+        from engine.weights.compile_cache import UNCACHED
 
         whole = ModelProto()
         whole.CopyFrom(model)
@@ -69,11 +70,13 @@ class Comparison:
         del whole
         with Model() as built:
             if folder is None:
-                built.build_from_buffer(content, cancel=job.cancel)
+                built.build_from_buffer(content, config_dict=UNCACHED, cancel=job.cancel)
             else:
                 file = folder / "model.onnx"
                 file.write_bytes(content)
-                built.build_from_file(str(file), ModelType.MINDIR, cancel=job.cancel)
+                built.build_from_file(
+                    str(file), ModelType.MINDIR, config_dict=UNCACHED, cancel=job.cancel
+                )
             del content
             if not few:
                 return [built(**self._inputs)]

@@ -1,14 +1,15 @@
-"""Temporary folders for intermediate files of a conversion."""
+"""Files between the steps of a conversion; in memory, and none outlives the process."""
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from engine.convert.job import Job
 from engine.errors import ModelError
+from engine.host.folder import HAS_NAMELESS_FILES, nameless_file, temporary_folder
 
 MEMORY = Path("/dev/shm")
 """Folder whose files are in memory and never reach a disk."""
@@ -28,6 +29,19 @@ def scratch(job: Job) -> Iterator[Path]:
             "a key",
             str(job.model_file),
         )
-    folder = MEMORY if job.is_secret else None
-    with tempfile.TemporaryDirectory(prefix="engine-convert-", dir=folder) as path:
-        yield Path(path)
+    with temporary_folder("engine-convert-", MEMORY if job.is_secret else None) as path:
+        yield path
+
+
+@contextmanager
+def scratch_file(job: Job) -> Iterator[tuple[IO[bytes], str]]:
+    """Yield a temporary file, and a path by which a library writes it; no name where it can be.
+
+    Raises ModelError as `scratch` does.
+    """
+    if not HAS_NAMELESS_FILES:
+        with scratch(job) as folder, (folder / "file").open("w+b") as file:
+            yield file, file.name
+        return
+    with nameless_file() as opened:
+        yield opened

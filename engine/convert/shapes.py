@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
-import onnx
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
-from engine.convert.batch import Batches, rebatch
+from engine.convert.batch import MAPPED_BYTES, Batches, rebatch
 from engine.convert.graphs import add_weights, typed
 from engine.convert.job import Job
+from engine.convert.weights import total_bytes
 from engine.errors import InputError, ModelError, one_line
+from engine.formats import ModelFile
 from engine.formats.onnx.graphs import bodies, inputs, light
+from engine.formats.onnx.reading import is_symbol
+from engine.formats.onnx.safe_inference import infer_shapes
+from engine.plan.reshape import open_dims
 
 
 def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     """Return the model with its inputs shaped as `job.input_shape` says, and notes on that.
 
     Open dims become what is asked, a symbolic one wherever it stands; -1 leaves a dim as it is. A
-    fixed first axis that is to have another size, the batch, is changed by `batch.rebatch`. All
-    other shapes are inferred anew. `model` is not changed.
+    fixed first axis that is to have another size, the batch, is changed by `batch.rebatch`; another
+    fixed axis is set, with all constants as they are, and the result must run. All other shapes are
+    inferred anew. `model` is not changed.
     Raises InputError where the inputs cannot be so, ModelError where the model cannot, Cancelled.
     """
     if not job.input_shape:
@@ -29,6 +34,7 @@ def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
     symbols: dict[str, tuple[int, str]] = {}
     batches: dict[str, tuple[int, int]] = {}
     notes: list[str] = []
+    changes: list[str] = []
     for name, dims in job.input_shape.items():
         if name not in given:
             raise InputError(
@@ -36,11 +42,11 @@ def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
                 f"{_texts(given.values())}",
                 name,
             )
-        _ask(given[name], dims, symbols, batches, notes)
+        _ask(given[name], dims, symbols, batches, notes, changes)
     if len({Fraction(new, old) for old, new in batches.values()}) > 1:
-        changes = ", ".join(f"{name!r} {old} to {new}" for name, (old, new) in batches.items())
+        factors = ", ".join(f"{name!r} {old} to {new}" for name, (old, new) in batches.items())
         raise InputError(
-            f"input_shape changes the model's fixed batch by different factors: {changes}; "
+            f"input_shape changes the model's fixed batch by different factors: {factors}; "
             "one factor for all inputs is possible"
         )
     for name, value in given.items():
@@ -50,13 +56,41 @@ def fix(model: ModelProto, job: Job) -> tuple[ModelProto, list[str]]:
                 notes.append(f"input {name!r}: {dim.dim_param!r} is {size}, as in input {by!r}")
     result = light(model)
     _set(result, job.input_shape, {symbol: size for symbol, (size, _) in symbols.items()}, batches)
+    if changes:
+        notes += changes
+        for body in bodies(result):
+            if isinstance(body, GraphProto):
+                open_dims((*body.input, *body.output) if body is not result.graph else body.output)
     if batches:
         notes += rebatch(result, model, batches, job)
     _infer(result, model, job)
     add_weights(result, model)
     if batches:
         _drop_unread(result)
+    if changes:
+        _run_once(result, job)
     return result, notes
+
+
+def _run_once(model: ModelProto, job: Job) -> None:
+    """Raise ModelError unless the model runs; a large one is taken on trust."""
+    from engine.backends import installed
+    from engine.convert import trial
+
+    if "cpu" not in installed() or total_bytes(model) > MAPPED_BYTES:
+        return
+    try:
+        trial.run(ModelFile.of_bytes(model.SerializeToString()), job)
+    except ModelError as error:
+        raise _cannot_have(job, str(error)) from error
+
+
+def _cannot_have(job: Job, why: str) -> ModelError:
+    return ModelError(
+        f"{job.model_file}: the model cannot have these input shapes: {why}; give sizes that fit "
+        "its layers",
+        str(job.model_file),
+    )
 
 
 def _drop_unread(model: ModelProto) -> None:
@@ -77,11 +111,13 @@ def _ask(
     symbols: dict[str, tuple[int, str]],
     batches: dict[str, tuple[int, int]],
     notes: list[str],
+    changes: list[str],
 ) -> None:
     """Compare what is asked of one input with what it is, and note down what is to change.
 
     symbols: symbolic dims, their size and the input that it came from.
     batches: by input, first axes of fixed size: what they are and what they are to be.
+    changes: descriptions of other axes of fixed size that are to have another.
     """
     name, tensor = value.name, value.type.tensor_type
     if not value.type.HasField("tensor_type"):
@@ -97,7 +133,7 @@ def _ask(
             name,
         )
     for axis, (dim, asked) in enumerate(zip(tensor.shape.dim, dims, strict=True)):
-        if dim.dim_param and asked != -1:
+        if is_symbol(dim.dim_param) and asked != -1:
             size, by = symbols.setdefault(dim.dim_param, (asked, name))
             if size != asked:
                 raise InputError(
@@ -108,13 +144,19 @@ def _ask(
         elif dim.dim_value > 0 and asked == -1:
             notes.append(f"input {name!r}: dim {axis} stays {dim.dim_value}, as it is in the model")
         elif dim.HasField("dim_value") and dim.dim_value >= 0 and dim.dim_value != asked != -1:
-            if axis or not dim.dim_value:
+            if not dim.dim_value:
                 raise InputError(
-                    f"input {name!r}: dim {axis} is {dim.dim_value} in the model, input_shape asks "
-                    f"for {asked}; leave it, or export the model with this axis dynamic",
+                    f"input {name!r}: dim {axis} is 0 in the model, input_shape asks for {asked}; "
+                    "leave it, or export the model with this axis dynamic",
                     name,
                 )
-            batches[name] = dim.dim_value, asked
+            if axis:
+                changes.append(
+                    f"input {name!r}: dim {axis} is {dim.dim_value} in the model, {asked} in the "
+                    "result; constants that were made for the one are as they were"
+                )
+            else:
+                batches[name] = dim.dim_value, asked
 
 
 def _set(
@@ -143,21 +185,16 @@ def _set(
 
 def _infer(model: ModelProto, weights: ModelProto, job: Job) -> None:
     """Infer the shapes of the main graph's values and outputs."""
-    infer = onnx.shape_inference.infer_shapes
     whole = typed(model, weights)
     try:
-        known = infer(whole, strict_mode=True, data_prop=True)
+        known = infer_shapes(whole, strict_mode=True, data_prop=True)
     except Exception as error:  # onnx's, of several kinds
         try:
-            infer(typed(light(weights), weights), strict_mode=True, data_prop=True)
+            infer_shapes(typed(light(weights), weights), strict_mode=True, data_prop=True)
         except Exception:  # what it does not understand is not new
-            known = infer(whole, data_prop=True)
+            known = infer_shapes(whole, data_prop=True)
         else:
-            raise ModelError(
-                f"{job.model_file}: the model cannot have these input shapes: {one_line(error)}; "
-                "give sizes that fit its layers",
-                str(job.model_file),
-            ) from error
+            raise _cannot_have(job, one_line(error)) from error
     model.graph.value_info.extend(known.graph.value_info)
     for output, inferred in zip(model.graph.output, known.graph.output, strict=True):
         _complete(output.type, inferred.type)

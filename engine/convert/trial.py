@@ -20,12 +20,13 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     """
     from engine.context import Context
     from engine.model import Model
-    from engine.runtime.values import arrays
+    from engine.tensor import arrays_in
+    from engine.weights.compile_cache import UNCACHED
 
     with Model() as built:
         try:
-            built._build_file(file, Context(), {}, job.progress, job.cancel)
-            results = built.predict([_ones(spec) for spec in built.input_specs])
+            built._build_file(file, Context(), UNCACHED, job.progress, job.cancel)
+            results = built.predict([_ones(spec) for spec in built.inputs])
         except (ModelError, InputError, ModelStateError) as error:
             text = own_text(error)
             if file.path is not None:  # a file aside, which the user does not know
@@ -36,8 +37,8 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
         except BackendError as error:
             error.args = (f"infer needs a backend: {error}",)
             raise
-        names = [spec.name for spec in built.output_specs]
-        return dict(zip(names, map(arrays, results), strict=True))
+        names = [spec.name for spec in built.outputs]
+        return dict(zip(names, map(arrays_in, results), strict=True))
 
 
 def _ones(spec: TensorSpec) -> Any:

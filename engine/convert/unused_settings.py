@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from engine.convert.job import Job
 from engine.enums import FmkType
+
+if TYPE_CHECKING:
+    from engine.config.schema import Unused
 
 _QUANTIZING = (
     "common_quant_param", "full_quant_param", "weight_quant_param", "dynamic_quant_param",
@@ -19,17 +23,26 @@ def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
 
     The keys that say how to quantize are looked at by `quantize.settings`.
     """
+    texts = [unused.text for unused in _unused(config)]
+    for text in texts:
+        logging.getLogger("engine").warning(text)
+    return texts
+
+
+def unknown(config: Mapping[str, Mapping[str, str]]) -> str:
+    """Return a line on the first section or key that nothing ever reads; "" for none."""
+    return next((unused.text for unused in _unused(config) if unused.is_unknown), "")
+
+
+def _unused(config: Mapping[str, Mapping[str, str]]) -> Iterator[Unused]:
     if not config:
-        return []
+        return
     from engine.backends import OFFICIAL, installed
     from engine.config.schema import unused_settings
 
     read = ("model_file", *_QUANTIZING)
     with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
-    texts = list(unused_settings(config, "converter", read, {}, lambda: with_sections))
-    for text in texts:
-        logging.getLogger("engine").warning(text)
-    return texts
+    yield from unused_settings(config, "converter", read, {}, lambda: with_sections)
 
 
 def unread(job: Job) -> Iterator[str]:

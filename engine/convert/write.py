@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from engine.convert.job import Job
 from engine.convert.weights import data_file, move_out, total_bytes
 from engine.errors import ModelError
 from engine.formats import ModelFile
+from engine.host.folder import temporary_folder
 from engine.types import GraphInfo
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _in_one_file(model: ModelProto, job: Job) -> Written:
 
         content = encrypt(content, job.encrypt_key)
     with _beside(job.output_file) as folder:
-        aside = Path(folder) / job.output_file.name
+        aside = folder / job.output_file.name
         with aside.open("wb") as opened:
             for start in range(0, len(content), _PART_BYTES):
                 job.cancel.check()
@@ -99,7 +100,7 @@ def _in_two_files(model: ModelProto, job: Job) -> Written:
     file = job.output_file
     data = data_file(file)
     with _beside(file) as folder:
-        aside = Path(folder) / file.name
+        aside = folder / file.name
         move_out(model, aside.with_name(data.name), job)
         aside.write_bytes(_serialized(model))
         written = ModelFile(aside)
@@ -112,9 +113,12 @@ def _in_two_files(model: ModelProto, job: Job) -> Written:
     return Written((file, data), graph, outputs)
 
 
-def _beside(file: Path) -> TemporaryDirectory[str]:
-    """Yield a folder on the output's file system: a finished result is moved by one rename."""
-    return TemporaryDirectory(prefix=".converting-", dir=file.parent)
+def _beside(file: Path) -> AbstractContextManager[Path]:
+    """Yield a folder on the output's file system: a finished result is moved by one rename.
+
+    However this process ends, the folder goes with it.
+    """
+    return temporary_folder(".converting-", file.parent)
 
 
 def _tried(file: ModelFile, job: Job) -> dict[str, Any]:

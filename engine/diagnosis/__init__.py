@@ -15,8 +15,9 @@ from engine.backends.probe import TIME_LIMIT_S, Examination, examine_all
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages
+from engine.report.wording import plain
 
-__all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose"]
+__all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose", "doctor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +27,34 @@ class BackendDiagnosis:
     record: BackendRecord
     findings: tuple[Finding, ...]
 
+    @property
+    def title(self) -> str:
+        """The backend's name, with its distribution and version where these are known."""
+        parts = (self.record.name, self.record.distribution, self.record.version)
+        return plain(" ".join(part for part in parts if part))
+
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Findings about this machine and environment, and about each backend."""
+    """Findings about this machine and environment, and about each backend. Prints as text."""
 
     machine: tuple[Finding, ...]
     backends: tuple[BackendDiagnosis, ...]
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for title, findings in (
+            ("machine", self.machine),
+            *((backend.title, backend.findings) for backend in self.backends),
+        ):
+            lines.append(title)
+            for finding in findings:
+                detail = f": {finding.detail}" if finding.detail else ""
+                lines.append(f"  {finding.status:<7}  {plain(finding.name + detail)}")
+                if finding.fix:
+                    lines.append(f"           fix: {plain(finding.fix)}")
+        ailing = ", ".join(map(plain, self.ailing))
+        return "\n".join([*lines, f"problems with: {ailing}" if ailing else "no problem"])
 
     @property
     def ailing(self) -> list[str]:
@@ -44,6 +66,15 @@ class Diagnosis:
             for name, findings in parts.items()
             if any(finding.status is Status.PROBLEM for finding in findings)
         ]
+
+
+def doctor(*names: str, time_limit_s: float = TIME_LIMIT_S) -> Diagnosis:
+    """Find out what is wrong with this machine and the backends, and what would help; print it.
+
+    names: backends' names or device types; without any, all that are installed. time_limit_s: how
+    long the process of one backend may take.
+    """
+    return diagnose(names, time_limit_s)
 
 
 def diagnose(names: Sequence[str] = (), time_limit_s: float = TIME_LIMIT_S) -> Diagnosis:
@@ -69,6 +100,8 @@ def diagnose(names: Sequence[str] = (), time_limit_s: float = TIME_LIMIT_S) -> D
 
 def _backend(name: str) -> str:
     """Return the backend that a target stands for: "gpu" is this project's gpu_trt."""
+    if not isinstance(name, str):
+        raise TypeError(f"names must be text, as in engine.doctor('cpu', 'gpu'), got {name!r}")
     name = name.lower() if name.lower() in OFFICIAL else name
     return name if name in installed() else OFFICIAL.get(name, name)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, version
@@ -16,6 +17,7 @@ from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.packages import CORE, Packages
 from engine.diagnosis.variables import look_at_variables
 from engine.host.cpus import cgroup_quota, usable_cpus
+from engine.host.install import pip_install
 from engine.host.threads import local_processes
 from engine.types import DType
 
@@ -26,6 +28,7 @@ def look_at_machine(packages: Packages, environ: Mapping[str, str]) -> list[Find
         _python(),
         _platform(),
         _core(),
+        *_shadows(Path.cwd, environ.get("PYTHONPATH", "")),
         *packages.look_at(CORE),
         _backends(),
         _processors(),
@@ -63,10 +66,40 @@ def _core() -> Finding:
     return Finding(Status.OK, "core", f"{CORE} {engine.__version__} in {folder}")
 
 
+def _shadows(current: Callable[[], Path], python_path: str) -> list[Finding]:
+    """Return findings on what is named engine where Python looks first, and is not the core.
+
+    current: gives the folder where people start scripts. python_path: the variable PYTHONPATH.
+    """
+    places: dict[Path, str] = {}
+    with suppress(OSError):  # it is gone
+        places[current()] = "scripts in this folder import {} in place of the package"
+    for text in filter(None, python_path.split(os.pathsep)):
+        places.setdefault(
+            Path(text).absolute(), f"PYTHONPATH names {text}, where {{}} hides the package"
+        )
+    own = Path(engine.__file__).resolve().parent
+    return [
+        Finding(
+            Status.PROBLEM,
+            "import",
+            f"{said.format(path.name)}: Python looks there first",
+            f"rename {path}",
+        )
+        for folder, said in places.items()
+        for path in (folder / "engine.py", folder / "engine")
+        if path.exists() and path.resolve() != own and (path.is_file() or _is_package(path))
+    ]
+
+
+def _is_package(path: Path) -> bool:
+    return (path / "__init__.py").is_file()
+
+
 def _backends() -> Finding:
     names = installed()
     if not names:
-        fix = f'run: pip install "{CORE}[cpu]"'
+        fix = f"run: {pip_install('cpu')}"
         return Finding(Status.PROBLEM, "backends", "none is installed; no model can run", fix)
     return Finding(Status.OK, "backends", ", ".join(names))
 

@@ -10,17 +10,25 @@ from engine.backends import installed, is_target
 from engine.diagnosis.finding import Finding, Status
 from engine.options import nearest
 from engine.runtime.extensions import GROUP as EXTENSIONS
+from engine.weights.compile_cache import Mode
 
 _PREFIX = "ENGINE_"
 
 VARIABLES = {
+    "ENGINE_CACHE": "on, read or off: the compile cache is used, only read, or neither",
+    "ENGINE_CACHE_DIR": "the compile cache lies there",
     "ENGINE_DEBUG": "the command line shows the traceback of an error",
     "ENGINE_DEC_KEY": "the key of the encrypted models that commands are given",
     "ENGINE_DISABLED_BACKENDS": "these backends are not used although they are installed",
     "ENGINE_EXTENSIONS": "these extensions see every predict of the models that are built",
     "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
     "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
+    "ENGINE_RANK": "this process is that rank of its job",
+    "ENGINE_RANKS_TIMEOUT_S": "ranks wait so long for each other",
+    "ENGINE_STORE": "the ranks of this job find each other there",
+    "ENGINE_STORE_KEY": "what the ranks of this job know each other by",
     "ENGINE_TARGET": "models run there, whatever target their script or command names",
+    "ENGINE_WORLD_SIZE": "so many ranks run one sliced model together",
 }
 """Every such variable that the core and this project's backends read, and what it does."""
 
@@ -37,8 +45,9 @@ def look_at_variables(environ: Mapping[str, str]) -> list[Finding]:
 
 
 def _known(name: str, value: str) -> Finding:
-    shown = "(not shown)" if name == "ENGINE_DEC_KEY" else repr(value)
-    status, text, fix = Status.NOTE, f"{shown}: {VARIABLES[name]}", f"run: unset {name}"
+    shown = "(not shown)" if name.endswith("_KEY") else repr(value)
+    status, text = Status.NOTE, f"{shown}: {VARIABLES[name]}"
+    is_wrong = False
     parts = [part for part in value.replace(" ", "").split(",") if part]
     here = f"installed: {', '.join(installed()) or 'none'}"
     if name == "ENGINE_TARGET":
@@ -49,6 +58,7 @@ def _known(name: str, value: str) -> Finding:
     elif name == "ENGINE_DISABLED_BACKENDS":
         absent = [part for part in parts if part not in installed()]
         if absent:
+            is_wrong = True
             text += f"; there is no {', '.join(map(repr, absent))} ({here})"
     elif name == "ENGINE_EXTENSIONS":
         known = sorted({point.name for point in entry_points(group=EXTENSIONS)})
@@ -59,9 +69,14 @@ def _known(name: str, value: str) -> Finding:
                 f"; there is no {', '.join(map(repr, absent))}, so no model can be built "
                 f"(installed: {', '.join(known) or 'none'})"
             )
+    elif name == "ENGINE_CACHE" and value.lower() not in {*Mode}:
+        status = Status.PROBLEM
+        text = f"{value!r}: expected {', '.join(Mode)}, so no model can be built"
     elif name == "ENGINE_LOCAL_SIZE" and not (value.isdecimal() and int(value) > 0):
+        is_wrong = True
         text = f"{value!r} is ignored: expected a whole number above 0"
-    return Finding(status, name, text, fix)
+    is_wrong = is_wrong or status is Status.PROBLEM
+    return Finding(status, name, text, f"run: unset {name}" if is_wrong else "")
 
 
 def _unknown(name: str) -> Finding:

@@ -2,7 +2,8 @@
 
 Ranks whose collectives differ exchange the wrong tensors or wait for ever. So each rank gives the
 others its sequence, and compares: what a group does together must be the same on each of its
-ranks, and what one rank sends another must receive.
+ranks, and what one rank sends another must receive. Files that say whose part they are must be
+those of one slicing, each with its own rank: two ranks with the same part agree in everything else.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from engine.distributed.store import exchange
+from engine.distributed.store import Exchanging, exchange
 from engine.errors import CommunicatorError
+from engine.formats.collectives import Part
 from engine.plan.collectives import Collective, between, difference, of_group
 from engine.types import Store
 
@@ -21,22 +23,28 @@ __all__ = ["agree"]
 
 
 def agree(
-    store: Store,
+    store: Store | Exchanging,
     rank: int,
     world_size: int,
     collectives: Sequence[Collective],
     timeout_s: float,
+    part: Part | None = None,
 ) -> None:
     """Compare this rank's collectives with those of all ranks of the job; every rank calls it.
 
     store: its keys are this comparison's own. collectives: `engine.plan.collectives.sequence` of
-        this rank's model.
+        this rank's model. part: whose part that is, where it says so.
     Raises CommunicatorError naming two ranks and the first collective in which they differ, or
     the ranks that did not come within `timeout_s`.
     """
-    text = json.dumps([asdict(collective) for collective in collectives]).encode()
-    texts = exchange(store, rank, world_size, text, timeout_s)
-    sequences = [[_collective(**fields) for fields in json.loads(text)] for text in texts]
+    own = {
+        "part": None if part is None else asdict(part),
+        "collectives": [asdict(collective) for collective in collectives],
+    }
+    texts = exchange(store, rank, world_size, json.dumps(own).encode(), timeout_s)
+    given = [json.loads(text) for text in texts]
+    _check_parts([Part(**one["part"]) if one["part"] else None for one in given])
+    sequences = [[_collective(**fields) for fields in one["collectives"]] for one in given]
     # Every rank compares all pairs, so that all of them fail, with the same text.
     for first in range(world_size):
         for second in range(first + 1, world_size):
@@ -48,6 +56,27 @@ def agree(
                     "sliced model",
                     (first, second),
                 )
+
+
+def _check_parts(parts: Sequence[Part | None]) -> None:
+    """Raise CommunicatorError for a rank that was given another one's part, on every rank alike."""
+    world_size = len(parts)
+    known = [(rank, part) for rank, part in enumerate(parts) if part is not None]
+    for rank, part in known:
+        if (part.rank, part.world_size) != (rank, world_size):
+            raise CommunicatorError(
+                f"rank {rank} of {world_size} was given the part that was sliced for rank "
+                f"{part.rank} of {part.world_size}; give every rank its own part of one slicing",
+                (rank,),
+            )
+    for rank, part in known:
+        first, other = known[0]
+        if part.slicing != other.slicing:
+            raise CommunicatorError(
+                f"the models of rank {first} and rank {rank} are parts of different models, or "
+                "were sliced in different ways; give every rank its part of one slicing",
+                (first, rank),
+            )
 
 
 def _difference(sequences: Sequence[Sequence[Collective]], first: int, second: int) -> str:

@@ -6,6 +6,7 @@ sees it, and a bad one is a ModelError that names the file, what is wrong and wh
 model_file.py   a file, opened once; opened.py: what a plan gets of it; files.py: reading it
 kinds.py        formats by their content; content.py: what is in an encrypted one; encryption.py
 protobuf.py     the wire format; onnx/: ONNX's messages, read and written; mindir/: MindSpore's
+lowered.py      a MindIR that was lowered before; data_files.py: where its tensors lie; code.py
 arrays.py       files of values instead of models; collectives.py: nodes that wait for other ranks
 """
 
@@ -84,5 +85,17 @@ def source_of_part(data: bytes, whole: ModelSource, folder: Path | None) -> Open
         graph=model.graph,
         is_secret=whole.is_secret,
         files=whole.files,
+        folds_too_much=model.folds_too_much,
         versions=whole.versions if isinstance(whole, OpenedSource) else {},
+        digest=_digest_of_part(data, whole),
     )
+
+
+def _digest_of_part(data: bytes, whole: ModelSource) -> str:
+    """Return what a part is known by: what it refers to is the whole's. "" where that has none."""
+    if not isinstance(whole, OpenedSource) or not whole.digest:
+        return ""
+    import hashlib  # rare
+
+    own = hashlib.sha256(data).hexdigest()
+    return hashlib.sha256(f"{own} of {whole.digest}".encode()).hexdigest()

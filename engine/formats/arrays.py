@@ -2,51 +2,79 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from math import prod
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, BinaryIO, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from engine.errors import InputError
+from engine.errors import InputError, one_line
 from engine.types import DType, TensorSpec
 
 Array: TypeAlias = npt.NDArray[Any]
 
-# What numpy and zipfile raise for a file that is cut, damaged, or another thing altogether.
-_UNREADABLE = (ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error, NotImplementedError)
+
+class Opened(Protocol):
+    """A file, or what came in its place; `str` gives its name for messages."""
+
+    def open(self) -> BinaryIO:
+        """Return it opened to read bytes."""
+
+    def read_bytes(self) -> bytes:
+        """Return all its bytes."""
 
 
-def read_npy(path: Path) -> Array:
+def read_npy(path: Path | Opened) -> Array:
     """Read the array in a .npy file; InputError where the file is not one."""
-    with path.open("rb") as file:  # np.load given a path leaves a broken archive open
+    with _opened(path) as file:  # np.load given a path leaves a broken archive open
         try:
+            _require_magic(file)
             array = np.load(file, allow_pickle=False)
-        except _UNREADABLE as error:
-            raise InputError(f"{path}: not a readable .npy file: {error}") from error
+        except Exception as error:  # numpy's, and those of the parser that its headers go to
+            raise InputError(f"{path}: not a readable .npy file: {one_line(error)}") from error
         if isinstance(array, np.ndarray):
             return array
         array.close()
     raise InputError(f"{path}: expected one array (.npy), got an archive of arrays (.npz)")
 
 
-def read_npz(path: Path) -> dict[str, Array]:
+def read_npz(path: Path | Opened) -> dict[str, Array]:
     """Read the arrays in a .npz file by name; InputError where the file is not one."""
-    with path.open("rb") as file:
+    with _opened(path) as file:
         try:
+            _require_magic(file)
             archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.ndarray):
                 with archive:
-                    return {name: archive[name] for name in archive.files}
-        except _UNREADABLE as error:
-            raise InputError(f"{path}: not a readable .npz file: {error}") from error
+                    return {name: _member(archive[name], name) for name in archive.files}
+        except Exception as error:  # numpy's, zipfile's, zlib's ...
+            raise InputError(f"{path}: not a readable .npz file: {one_line(error)}") from error
     raise InputError(f"{path}: expected an archive of arrays (.npz), got one array (.npy)")
 
 
-def read_raw(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, advice: str) -> Array:
+def _opened(path: Path | Opened) -> BinaryIO:
+    return path.open("rb") if isinstance(path, Path) else path.open()
+
+
+def _require_magic(file: BinaryIO) -> None:
+    """Refuse what is neither: numpy takes it for a pickle, and advises to load that unsafely."""
+    start = file.read(6)
+    file.seek(0)
+    if start and not start.startswith((b"\x93NUMPY", b"PK")):
+        raise ValueError(f"it starts with {start.hex(' ')}, not as numpy's files do")
+
+
+def _member(value: object, name: str) -> Array:
+    """Return an archive's member if it is an array: numpy gives the bytes of anything else."""
+    if not isinstance(value, np.ndarray):
+        raise ValueError(f"its member {name!r} is no array")  # noqa: TRY004  # of the file's content
+    return value
+
+
+def read_raw(
+    path: Path | Opened, spec: TensorSpec, shape: tuple[int, ...] | None, advice: str
+) -> Array:
     """Read a file of elements in the machine's byte order, as `spec` declares them; read-only.
 
     shape: as the user gave it, or None to go by the declared one, in which one axis may be open.
@@ -66,7 +94,7 @@ def read_raw(path: Path, spec: TensorSpec, shape: tuple[int, ...] | None, advice
         )
     is_open = any(not isinstance(dim, int) for dim in declared)
     step = prod(dim for dim in declared if isinstance(dim, int)) * dtype.itemsize
-    fits = (step and len(data) % step == 0) if is_open else len(data) == step
+    fits = (step and data and len(data) % step == 0) if is_open else len(data) == step
     if not fits:
         wanted = f"a multiple of {step}" if is_open else str(step)
         raise InputError(

@@ -1,6 +1,10 @@
-"""Collective operators: nodes by which the ranks of a sliced model exchange values."""
+"""Models in several ranks: the nodes by which they exchange values, and whose part a file is."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.value import value
 
 DOMAIN = "com.microsoft"
 COLLECTIVES = frozenset(
@@ -12,3 +16,30 @@ COLLECTIVES = frozenset(
 def is_collective(op_type: str, domain: str) -> bool:
     """Return whether such a node waits for other ranks."""
     return domain == DOMAIN and op_type in COLLECTIVES
+
+
+@value
+class Part:
+    """The rank that a file of a sliced model was written for, as its metadata says.
+
+    slicing: the same in all files of one slicing, and another one's in no other.
+    """
+
+    rank: int
+    world_size: int
+    slicing: str
+
+    def metadata(self) -> dict[str, str]:
+        """Return it as a file's metadata."""
+        return {_RANK: str(self.rank), _WORLD_SIZE: str(self.world_size), _SLICING: self.slicing}
+
+
+_RANK, _WORLD_SIZE, _SLICING = "engine.rank", "engine.world_size", "engine.slicing"
+
+
+def part_of(metadata: Mapping[str, str]) -> Part | None:
+    """Read whose part a model is; None where its metadata says nothing, or nothing legible."""
+    rank, world_size = metadata.get(_RANK, ""), metadata.get(_WORLD_SIZE, "")
+    if not (rank.isdecimal() and world_size.isdecimal()):
+        return None
+    return Part(int(rank), int(world_size), metadata.get(_SLICING, ""))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import ModelError
@@ -26,17 +27,18 @@ class Content(NamedTuple):
 
 
 def decrypted(
-    data: bytes | mmap.mmap, kind: str, name: str, dec_key: bytes | None, dec_mode: str
+    data: bytes | mmap.mmap, kind: str, path: Path | None, dec_key: bytes | None, dec_mode: str
 ) -> Content:
     """Return what a file holds.
 
-    data: as it is stored; kind: of that. name: what errors call the file.
+    data: as it is stored; kind: of that. path: what errors call the file; None for bytes.
     Raises ModelError where its key is missing or wrong, or it takes none.
     """
+    name, where = ("model bytes", "") if path is None else (str(path),) * 2
     if kind != kinds.ENCRYPTED_MINDIR:
         if dec_key:
             raise ModelError(
-                f"{name}: it is not encrypted, but dec_key was given; leave dec_key out", name
+                f"{name}: it is not encrypted, but dec_key was given; leave dec_key out", where
             )
         return Content(kind, data)
     from engine.formats import encryption  # rare, as is all of MindIR
@@ -44,18 +46,18 @@ def decrypted(
     try:
         plain = encryption.decrypt(memoryview(data), dec_key, dec_mode)
     except encryption.DecryptionError as error:
-        raise ModelError(f"{name}: {error}", name) from None
+        raise ModelError(f"{name}: {error}", where) from None
     kind = kinds.kind_of(memoryview(plain))
     is_proven = dec_mode == "AES-GCM"  # that this is what was encrypted; any key fits the others
     if kind in (kinds.ONNX, kinds.MINDIR) and (is_proven or _begins_as_message(plain)):
         return Content(kind, plain, dec_mode)
     if is_proven:
         what, _ = kinds.FOREIGN.get(kind, ("encrypted once more", ""))
-        raise ModelError(f"{name}: holds {what}, encrypted; expected MindIR or ONNX", name)
+        raise ModelError(f"{name}: holds {what}, encrypted; expected MindIR or ONNX", where)
     raise ModelError(
         f"{name}: the key is wrong, or the file is damaged: what comes out is neither MindIR nor "
         "ONNX",
-        name,
+        where,
     )
 
 

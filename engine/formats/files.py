@@ -5,12 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import ModelError
+from engine.errors import ModelError, ModelNotFound
 from engine.formats.opened import FileVersion
+from engine.options import nearest
+
+SUFFIXES = (".onnx", ".mindir")
+"""Those that models have which people look for by name."""
 
 READ_BYTES = 4 << 20
 """Files up to this size are read whole.
@@ -56,24 +60,27 @@ def _opened(path: Path) -> Iterator[tuple[int, FileVersion]]:
     """Give a descriptor of a regular file, and the file's version."""
     name = str(path)
     try:
-        # Not blocking: opening a pipe would otherwise wait for a writer that never comes.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Looked at first: opening a pipe would wait for a writer that never comes.
+        if not stat.S_ISREG(mode := os.stat(path).st_mode) and not stat.S_ISDIR(mode):
+            raise ModelError(f"{name}: not a regular file; expected a model file", name)
+        # A file object of C's own making: it closes itself where a signal handler raises.
+        file = open(path, "rb", buffering=0)  # noqa: SIM115
+    except IsADirectoryError as error:
+        raise ModelError(f"{name}: is a folder; {inside(path)}", name) from error
     except FileNotFoundError as error:
-        raise ModelError(f"{name}: no such file{_beside(path)}", name) from error
+        raise ModelNotFound(f"{name}: no such file{beside(path)}", name) from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ModelError(f"{name!r}: cannot be opened: {reason}", name) from error
     try:
-        status = os.fstat(descriptor)
-        if stat.S_ISDIR(status.st_mode):
-            raise ModelError(f"{name}: is a folder; {inside(path)}", name)
+        status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ModelError(f"{name}: not a regular file; expected a model file", name)
-        yield descriptor, FileVersion.of(status)
+        yield file.fileno(), FileVersion.of(status)
     except OSError as error:
         raise ModelError(f"{name}: cannot be read: {error.strerror}", name) from error
     finally:
-        os.close(descriptor)
+        file.close()
 
 
 def inside(folder: Path) -> str:
@@ -86,10 +93,31 @@ def inside(folder: Path) -> str:
     return "expected a model file"
 
 
-def _beside(path: Path) -> str:
-    """Hint at what a missing path may have meant."""
+def beside(path: Path) -> str:
+    """Hint at the file that a missing path may have meant."""
     parent = path.parent
-    if not parent.is_dir():
-        return f" (nor a folder {str(parent)!r})"
-    others = sorted(other.name for other in parent.glob("*.onnx"))[:3]
-    return f"; in that folder: {', '.join(map(repr, others))}" if others else ""
+    try:
+        others = sorted(other.name for other in parent.iterdir() if _is_likely(other, path))
+    except OSError:
+        return "" if parent.is_dir() else f" (nor a folder {str(parent)!r})"
+    if ranks := _ranks_of(path, others):
+        last = f"{path.stem}{ranks - 1}{path.suffix}"
+        return (
+            f"; {f'{path.stem}0{path.suffix}'!r} to {last!r} are its ranks' parts; start "
+            f"them with engine launch -n {ranks}"
+        )
+    if near := nearest(path.name, others, 0.75):
+        return f"; did you mean {str(path.with_name(near))!r}?"
+    return f"; in that folder: {', '.join(map(repr, others[:3]))}" if others else ""
+
+
+def _ranks_of(path: Path, others: Sequence[str]) -> int:
+    """Return the number of files that are a missing one's slices by their names; 0 for none."""
+    count = 0
+    while f"{path.stem}{count}{path.suffix}" in others:
+        count += 1
+    return count if count > 1 and path.suffix.lower() in SUFFIXES else 0
+
+
+def _is_likely(other: Path, path: Path) -> bool:
+    return other.suffix.lower() in {*SUFFIXES, path.suffix.lower()} - {""} and other.is_file()

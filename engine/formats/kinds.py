@@ -146,7 +146,7 @@ def _protobuf_kind(view: memoryview) -> tuple[str, bool]:
     seen: dict[int, memoryview | int] = {}
     complete = True
     try:
-        for tag, value in fields(view, Budget(1_000_000)):
+        for tag, value in fields(view, Budget(100_000)):
             seen.setdefault(tag, value)
     except WireError:
         complete = False

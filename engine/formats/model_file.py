@@ -4,21 +4,39 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
+from engine.cancel import CancelToken
 from engine.errors import ModelError
-from engine.formats import kinds
+from engine.formats import files, kinds
 from engine.formats.content import Content, decrypted
-from engine.formats.files import open_file
 from engine.formats.onnx import read_model
 from engine.formats.opened import FileVersion, OpenedSource
+from engine.host.lease import leased
 
 if TYPE_CHECKING:
-    from engine.formats.mindir import Description
+    from engine.formats.lowered import Unlowered
+    from engine.formats.mindir import CompiledModels, Description
 
 NO_SUFFIXES: Mapping[str, str] = {}
+
+
+class LoweredForms(Protocol):
+    """A place in which the lowered forms of MindIR files are kept."""
+
+    def use(
+        self,
+        asked: Unlowered,
+        lower: Callable[[], OpenedSource],
+        check: Callable[[], None] | None = None,
+    ) -> OpenedSource:
+        """Return what `lower` makes, or the same of a form that is kept.
+
+        check: called while another process is waited for that makes one; may raise.
+        """
 
 
 class ModelFile:
@@ -38,37 +56,49 @@ class ModelFile:
         dec_mode: str = "AES-GCM",
         folder: str | os.PathLike[str] | None = None,
         variable_weights: tuple[str, ...] = (),
+        input_shapes: Mapping[str, Sequence[int | None]] | None = None,
     ) -> None:
         """Remember what to open.
 
         dec_key, dec_mode: the key of an encrypted file, which holds MindIR or ONNX. folder: where
         the data files of a split MindIR are, if not beside it. variable_weights: weights that
         become inputs of the graph, by name, or by the name of the node that reads them; see
-        `OpenedSource.variables`.
+        `OpenedSource.variables`. input_shapes: shapes to lower a MindIR for in place of the file's.
         """
         self.path: Path | None = Path(path)
+        self.entry = ""
+        """Which of several models in a compiled form is meant; "" for the first or only one."""
         self._dec_key = dec_key or None
         self._dec_mode = dec_mode
         self._folder = Path(folder) if folder else None
         self._variable_weights = variable_weights
+        self._input_shapes = input_shapes
         self._weights: bytes | None = None  # the data file of a split MindIR in memory
         self._version: FileVersion | None = None
+        self._cancel: CancelToken | None = None
+        self._forms: Callable[[], LoweredForms] | None = None
         self._kind = ""
         self._encryption = ""
         self._data: bytes | mmap.mmap | None = None  # as it is stored
         self._content: Content | None = None
         self._source: OpenedSource | None = None
+        self._plain: OpenedSource | None = None  # where `_source` has variable weights
 
     @classmethod
     def of_bytes(
-        cls, data: bytes, weights: bytes | None = None, *, variable_weights: tuple[str, ...] = ()
+        cls,
+        data: bytes,
+        weights: bytes | None = None,
+        *,
+        variable_weights: tuple[str, ...] = (),
+        input_shapes: Mapping[str, Sequence[int | None]] | None = None,
     ) -> ModelFile:
         """Make one of a model in memory, which is not copied.
 
         External data is refused: bytes have no folder to find it in. weights: the data file of a
-        split MindIR.
+        split MindIR. input_shapes: as above.
         """
-        file = cls("", variable_weights=variable_weights)
+        file = cls("", variable_weights=variable_weights, input_shapes=input_shapes)
         file.path = None
         file._data = data
         file._weights = weights
@@ -91,29 +121,82 @@ class ModelFile:
         self._open()
         return self._encryption
 
+    @property
+    def is_mindir(self) -> bool:
+        """True for a MindIR, also an encrypted one that was opened. Raises ModelError."""
+        return self._opened().kind == kinds.MINDIR
+
+    @property
+    def version(self) -> FileVersion | None:
+        """The state of the file when it was opened; None before that, and for bytes."""
+        return self._version
+
     def unlock(self, dec_key: bytes | None, dec_mode: str) -> None:
         """Set the key, for one who has to see `encryption` before knowing it."""
         self._dec_key = dec_key or None
         self._dec_mode = dec_mode
 
+    def lower_for(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
+        """Set the shapes of all inputs to lower a MindIR for; what was lowered before is gone."""
+        self._input_shapes, self._source = shapes, None
+
     def look_in(self, folder: str | os.PathLike[str] | None) -> None:
         """Set where the data files of a split MindIR are; None stands for beside it."""
         self._folder = Path(folder) if folder else None
 
+    def vary(self, names: tuple[str, ...]) -> None:
+        """Set the weights that become inputs of the graph; what was read before is read again."""
+        if names == self._variable_weights:
+            return
+        self._variable_weights = names
+        if self._source is not None and self.path is not None:
+            self._kind, self._data, self._content = "", None, None
+        self._source = self._plain = None
+
+    def with_constants(self) -> OpenedSource:
+        """Return the model with its variable weights as constants, as they are in the file.
+
+        It must have been opened. An ONNX model is then the one that it is without them.
+        """
+        assert self._source is not None
+        if self._plain is not None or not self._source.variables:
+            return self._plain or self._source
+        from engine.formats.onnx.weights import with_constants  # rare
+
+        return with_constants(self._source, {})
+
+    def watch(self, cancel: CancelToken | None) -> None:
+        """Let a token stop the reading of a MindIR, with Cancelled; None for no token."""
+        self._cancel = cancel
+
+    def keep_in(self, forms: Callable[[], LoweredForms] | None) -> None:
+        """Set what finds the place for the lowered form of a MindIR; None to keep none."""
+        self._forms = forms
+
+    def compiled_models(self) -> CompiledModels | None:
+        """Return the models in a MindIR that are compiled for Ascend; None for any other file.
+
+        `entry` means one of them by its number. Raises ModelError.
+        """
+        description = self.description()
+        return None if description is None else description.compiled
+
     def description(self) -> Description | None:
         """Describe a MindIR as it is written; None for any other file. Raises ModelError."""
-        content = self._opened()
-        if content.kind != kinds.MINDIR:
-            return None
-        from engine.formats.mindir import describe
+        with self._kept():
+            content = self._opened()
+            if content.kind != kinds.MINDIR:
+                return None
+            from engine.formats.mindir import describe
 
-        return describe(self.path, content)
+            return describe(self.path, content)
 
     def __call__(self, suffixes: Mapping[str, str] = NO_SUFFIXES) -> OpenedSource:
         """Return the model for a backend, checked.
 
         suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
-            {".engine": "plan"}. Such a file is passed on unread, with `graph` None.
+            {".engine": "plan"}. Such a file is passed on unread, with `graph` None; so is a form
+            that is inside a MindIR.
         Of an ONNX model it has the graph's description and, up to 4 MiB, the bytes that were
         checked; of a larger one the path, to be read by the runtime itself, and the version that
         was checked: see `OpenedSource.check_unchanged`. Of an encrypted file it has the bytes,
@@ -123,25 +206,37 @@ class ModelFile:
         Raises ModelError; InputError for a variable weight that is not in the model.
         """
         if self._source is None:
-            content = self._opened()
-            if content.kind == kinds.ONNX:
-                self._source = self._onnx(content)
-                self._content = content._replace(data=b"")  # a large file is not to stay mapped
-                self._data = b""
-            elif content.kind == kinds.MINDIR:
-                self._source = self._mindir(content)
-            else:
-                return self._compiled(content, suffixes)
+            with self._kept():
+                content = self._opened()
+                if content.kind == kinds.ONNX:
+                    self._source = self._onnx(content)
+                    self._content = content._replace(data=b"")  # a large file is not to stay mapped
+                    self._data = b""
+                elif content.kind == kinds.MINDIR:
+                    source = self._mindir(content, suffixes)
+                    if source.graph is None:
+                        return source  # for those alone who run such a form
+                    self._source = source
+                else:
+                    return self._compiled(content, suffixes)
         return self._source
 
     # ------------------------------------------------------------------------------------- opening
+
+    def _kept(self) -> AbstractContextManager[object]:
+        """Keep writers from a file that is mapped, while it is read: see `leased`."""
+        try:
+            is_large = self.path is not None and os.stat(self.path).st_size > files.READ_BYTES
+        except (OSError, ValueError):  # opening it says what is wrong
+            is_large = False
+        return leased(self.path) if self.path is not None and is_large else nullcontext()
 
     def _open(self) -> bytes | mmap.mmap:
         """Return what is stored; it is recognised when it is first asked for."""
         if not self._kind:
             if self._data is None:
                 assert self.path is not None
-                self._data, self._version = open_file(self.path)
+                self._data, self._version = files.open_file(self.path)
             view = memoryview(self._data)
             if not view:
                 raise ModelError(f"{self.name}: empty; expected a model")
@@ -154,20 +249,15 @@ class ModelFile:
         """Return what the file holds, decrypted. Raises ModelError for a missing or wrong key."""
         if self._content is None:
             data = self._open()
-            if self._kind == kinds.ENCRYPTED_MINDIR and self.path is None:
-                raise ModelError(
-                    f"model bytes: they are encrypted with {self._encryption}, and "
-                    "build_from_buffer takes no key; write them to a file and pass its key to "
-                    "build_from_file"
-                )
-            self._content = decrypted(data, self._kind, self.name, self._dec_key, self._dec_mode)
+            self._content = decrypted(data, self._kind, self.path, self._dec_key, self._dec_mode)
         return self._content
 
     def _onnx(self, content: Content) -> OpenedSource:
         if self._weights:
-            raise ModelError(
-                "weight_bytes belong to a MindIR model, and these model_bytes are ONNX; "
-                "leave weight_bytes out"
+            import logging  # rare
+
+            logging.getLogger("engine").warning(
+                "weight_bytes are not used: these model_bytes are ONNX, which has its weights in it"
             )
         model = read_model(memoryview(content.data), self.path, self.name)
         data = content.data if isinstance(content.data, bytes) else None
@@ -192,15 +282,60 @@ class ModelFile:
             folder=None if self.path is None else self.path.parent,
             graph=model.graph,
             is_secret=bool(content.encryption),
+            folds_too_much=model.folds_too_much,
             versions=versions,
         )
         if not self._variable_weights:
             return source
         from engine.formats.onnx.weights import with_variables  # rare
 
+        self._plain = source
         return with_variables(source, model.repaired or content.data, self._variable_weights)
 
-    def _mindir(self, content: Content) -> OpenedSource:
+    def _mindir(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
+        from engine.formats.mindir import FoundCompiled  # rare: most models are ONNX
+
+        try:
+            return self._graph(content)
+        except FoundCompiled as found:
+            models, om = found.models, found.om
+        step = ""
+        if "om" not in suffixes.values():
+            step = (
+                "run it with target 'ascend', or give the model that it was converted from, which "
+                "runs on every target"
+            )
+        elif len(models.graphs) > 1 and not self.entry:
+            step = "run them with engine.MultiModelRunner, which has an executor for each"
+        if step:
+            raise ModelError(
+                f"{self.name}: is {models} compiled for Ascend; {step}",
+                "" if self.path is None else self.name,
+            )
+        return OpenedSource(
+            format="om",
+            path=self.path,
+            data=om(int(self.entry or 0)),
+            is_secret=bool(content.encryption),
+        )
+
+    def _graph(self, content: Content) -> OpenedSource:
+        if (
+            self._forms is None
+            or content.encryption
+            or self._weights is not None
+            or self._input_shapes is not None
+        ):
+            return self._lowered(content)
+        from engine.formats.lowered import Unlowered
+
+        asked = Unlowered(
+            self.path, content.data, self._version, self._folder, self._variable_weights
+        )
+        check = self._cancel.check if self._cancel is not None else None
+        return self._forms().use(asked, lambda: self._lowered(content), check)
+
+    def _lowered(self, content: Content) -> OpenedSource:
         from engine.formats.mindir import open_mindir  # rare: most models are ONNX
 
         return open_mindir(
@@ -212,6 +347,8 @@ class ModelFile:
             weights=self._weights,
             version=self._version,
             variable_weights=self._variable_weights,
+            input_shapes=self._input_shapes,
+            cancel=self._cancel,
         )
 
     def _compiled(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
@@ -222,7 +359,9 @@ class ModelFile:
             named = (form for suffix, form in suffixes.items() if name.endswith(suffix))
             compiled = kind if kind in suffixes.values() else next(named, None)
             if compiled is not None:
-                return OpenedSource(format=compiled, path=self.path, folder=self.path.parent)
+                return OpenedSource(
+                    format=compiled, path=self.path, folder=self.path.parent, entry=self.entry
+                )
         view = memoryview(content.data)
         what, step = kinds.FOREIGN[kind]
         start = bytes(view[:8]).hex(" ")

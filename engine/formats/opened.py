@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
-
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from engine.errors import ModelError
 from engine.types import DType, ModelSource
+from engine.value import value
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
@@ -30,20 +33,21 @@ class FileVersion(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(NamedTuple):
     """A tensor of the graph that whoever runs the model passes on, not its user.
 
-    name: of the graph's input. initial: the value to begin with; an array of its own.
+    name: of the graph's input. initial: the value to begin with; an array of its own. declared_as:
+    the names by which a user declared it variable.
     """
 
     name: str
     dtype: DType
     shape: tuple[int, ...]
     initial: Array
+    declared_as: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@value(kw_only=True)
 class OpenedSource(ModelSource):
     """A validated model, as `ModelFile` gives it.
 
@@ -52,12 +56,18 @@ class OpenedSource(ModelSource):
 
     state: parameters that the model assigns to. What the output was goes into the next predict.
     variables: weights that were declared variable: inputs of the graph instead of constants.
+    folds_too_much: computing its constants while it loads would take long, or much memory.
     versions: the files that a runtime reads by itself, as they were when they were checked.
+    are_mapped: all of `files` are views of what is in `path`, whose version is among `versions`.
+    digest: of all that the model consists of, where that is known without reading it once more.
     """
 
     state: tuple[Slot, ...] = ()
     variables: tuple[Slot, ...] = ()
+    folds_too_much: bool = False
     versions: Mapping[Path, FileVersion] = field(default_factory=dict)
+    are_mapped: bool = False
+    digest: str = ""
 
     def check_unchanged(self) -> None:
         """Raise ModelError if a file that the runtime read is not the one that was checked.
@@ -70,11 +80,13 @@ class OpenedSource(ModelSource):
         may have parsed a half-written protobuf (which its parser refuses), a graph with values that
         nothing held against each other, or the name of an external file outside the model's folder
         (which ONNX Runtime checks itself, other runtimes do not). What it made of that is thrown
-        away here; a crash in between is not prevented, nor is the SIGBUS that truncating a mapped
-        file means to any process that maps it. Both take a writer with the right to replace the
-        model, at the moment in which it is loaded: it is for replacing files by renaming that this
-        is safe. A writer who also sets the file's time back to the nanosecond is not noticed; one
-        who may do that could have written another valid model in the first place.
+        away here; a crash in between is not prevented. Truncating a mapped file is a SIGBUS in
+        whoever reads it: while the core does, writers wait (host/lease.py) where the file is its
+        own user's, nobody has it open for writing already, and the file system knows leases. The
+        rest takes a writer with the right to replace the model, at the moment in which it is
+        loaded: it is for replacing files by renaming that this is safe. A writer who also sets the
+        file's time back to the nanosecond is not noticed; one who may do that could have written
+        another valid model in the first place.
         Small files, and all that was decrypted or made regular, are not read again: the runtime
         gets the very bytes that were checked.
         """
@@ -102,9 +114,44 @@ def check_unchanged(source: ModelSource) -> None:
         source.check_unchanged()
 
 
+@contextmanager
+def open_external(source: ModelSource, location: str) -> Iterator[BinaryIO]:
+    """Open a file of external data to read it, the very one that was checked.
+
+    A link in the folder may have been changed since: what it leads to now is compared after it was
+    opened, so no moment is left. Raises ModelError for another file, or none.
+    """
+    assert source.folder is not None, "external data lies beside a file"
+    path = source.folder / location
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read any more: {error.strerror}", str(path)) from error
+    with file:
+        if isinstance(source, OpenedSource):
+            version = FileVersion.of(os.fstat(file.fileno()))
+            if version not in source.versions.values():
+                raise ModelError(
+                    f"{path}: is not the file that was checked; it changed, or a link to it did, "
+                    "while the model was loaded: load it again when it is complete",
+                    str(path),
+                )
+        yield file
+
+
 def state_of(source: ModelSource) -> tuple[Slot, ...]:
     """Return the slots of the parameters that the model assigns to."""
     return source.state if isinstance(source, OpenedSource) else ()
+
+
+def digest_of(source: ModelSource) -> str:
+    """Return the digest of a model, "" where it is not known."""
+    return source.digest if isinstance(source, OpenedSource) else ""
+
+
+def folds_too_much(source: ModelSource) -> bool:
+    """Return whether a runtime should leave the folding of constants: see onnx/folding.py."""
+    return isinstance(source, OpenedSource) and source.folds_too_much
 
 
 def variables_of(source: ModelSource) -> tuple[Slot, ...]:

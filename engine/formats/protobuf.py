@@ -13,6 +13,7 @@ names and counts. It is also a dependency that the core does without.
 
 from __future__ import annotations
 
+import functools
 import mmap
 import re
 from collections.abc import Container, Iterator
@@ -26,11 +27,15 @@ Data: TypeAlias = "bytes | memoryview | mmap.mmap"
 
 # A run of unpacked repeated numbers (fields 1..15, one byte of key), as ONNX's attributes hold
 # them by the million for tree ensembles. The possessive repeat keeps no way back per element.
+# It tells whether a run is a long one; the rest of a long one is for numpy, which is faster.
 _NUMBERS = re.compile(
     rb"(?:[\x0d\x15\x1d\x25\x2d\x35\x3d\x45\x4d\x55\x5d\x65\x6d\x75\x7d]...."
     rb"|[\x08\x10\x18\x20\x28\x30\x38\x40\x48\x50\x58\x60\x68\x70\x78][\x80-\xff]{0,9}[\x00-\x7f])++",
     re.DOTALL,
 )
+_WINDOW = 4096
+_BLOCK = 1 << 16  # fits into a processor's cache
+_SHORT = 32  # bytes of a text that is passed as one of many
 
 
 class WireError(ValueError):
@@ -88,13 +93,15 @@ def spans(
     The payload is `data[first:past]`; for wire type 0 it is the number `first`, and `past` is -1.
     data: bytes and maps are indexed and cut about twice as fast as views of them.
     wanted: the keys to yield, of wire type 2 (strings, bytes, messages); None for every field.
-        Runs of numbers are then passed at the speed of a regular expression, outside the budget.
+        Runs of numbers and of short texts are then passed without looking at each, outside the
+        budget.
     Raises WireError on truncation, a length past the end, an overlong varint, field number 0,
     groups (nothing that this package reads has any) and a spent budget.
     """
     position = start
     left = before = budget.fields
     runs = _NUMBERS if wanted is not None and stop - start >= 256 else None
+    passed = equal = 0
     try:
         while position < stop:
             start = position
@@ -132,9 +139,17 @@ def spans(
                     )
                 if wanted is None or tag in wanted:
                     yield tag, position, past
+                elif tag != passed:
+                    passed, equal = tag, 0
+                elif (equal := equal + 1) >= 32 and runs is not None and tag < 128:
+                    equal = 0
+                    if run := _texts(tag).match(data, past, stop):
+                        past = run.end()
                 position = past
-            elif runs is not None and (run := runs.match(data, start, stop)):
+            elif runs is not None and (run := runs.match(data, start, min(start + _WINDOW, stop))):
                 position = run.end()
+                if position - start > _WINDOW - 16:
+                    position = _pass_numbers(data, position, stop)
             elif wire == 0:
                 value = data[position]
                 position += 1
@@ -163,6 +178,43 @@ def spans(
     except IndexError:
         raise WireError("the end comes within a field", memoryview(data), start) from None
     budget.fields -= before - left
+
+
+@functools.cache
+def _texts(tag: int) -> re.Pattern[bytes]:
+    """Return what matches a run of short texts, all in the field with this key."""
+    texts = (re.escape(bytes([length])) + b"." * length for length in range(_SHORT + 1))
+    return re.compile(b"(?:%b(?:%b))++" % (re.escape(bytes([tag])), b"|".join(texts)), re.DOTALL)
+
+
+def _pass_numbers(data: Data, start: int, stop: int) -> int:
+    """Return where the run of numbers at `start`, all in one field, ends; `start` for no run.
+
+    One that is cut off or too long is not passed.
+    """
+    key = data[start] if start < stop else 0
+    wire = key & 7
+    if not 8 <= key < 128 or wire not in (VARINT, FIXED32):
+        return start
+    array = np.frombuffer(data, np.uint8)
+    while True:
+        block = array[start : min(start + _BLOCK, stop)]
+        if wire == FIXED32:
+            firsts = np.arange(0, len(block) - 4, 5)
+            lasts = firsts + 4
+            right = block[firsts] == key
+        else:
+            # Of each number two bytes are below 128: its key, and the last of its value.
+            ends = np.flatnonzero(block < 128)
+            ends = ends[: len(ends) // 2 * 2]
+            firsts, lasts = ends[::2], ends[1::2]
+            right = (block[firsts] == key) & (lasts - firsts <= 10)
+            right[:1] &= firsts[:1] == 0
+            right[1:] &= firsts[1:] == lasts[:-1] + 1
+        count = len(right) if right.all() else int(right.argmin())
+        if not count:
+            return start
+        start += int(lasts[count - 1]) + 1
 
 
 def count_varints(packed: memoryview) -> int:

@@ -1,8 +1,9 @@
 """Weights that are declared variable: which ones the user's names mean.
 
 A name is a weight's own, or that of a node (a convolution or a matrix product) whose constant
-weight is meant: MindSpore Lite's way. Such weights become inputs of the graph before anything is
-folded, so that a new value reaches every node that reads it.
+weight is meant, or that of an adapter's tensor for such a node: MindSpore Lite's ways. Such weights
+become inputs of the graph before anything is folded, so that a new value reaches every node that
+reads it.
 """
 
 from __future__ import annotations
@@ -10,25 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from engine.errors import InputError
+from engine.formats.adapter_names import node_of
 from engine.options import nearest
 
 
 def declared_weights(
     wanted: Iterable[str], weights: Iterable[str], readers: Mapping[str, Sequence[str]], model: str
-) -> list[str]:
-    """Return the weights that the user's names mean, each once, in the order of the names.
+) -> dict[str, list[str]]:
+    """Return the weights that the user's names mean, in the order of the names, each with these.
 
     weights: of the model, by name. readers: by the name of a node, the constant weights that it
     reads; a weight of the same name comes first. model: what errors call it.
     Raises InputError for a name that means no weight, or more than one.
     """
     known = dict.fromkeys(weights)
-    meant: dict[str, None] = {}
-    for name in wanted:
+    meant: dict[str, list[str]] = {}
+    for name in dict.fromkeys(wanted):
         if name in known:
-            meant[name] = None
+            meant.setdefault(name, []).append(name)
             continue
-        choices = readers.get(name)
+        choices = readers.get(name, readers.get(node_of(name)))
         if choices is None:
             near = nearest(name, (*known, *readers))
             hint = f"; did you mean {near!r}?" if near else ""
@@ -44,5 +46,5 @@ def declared_weights(
                 f"weight with 2 or 4 axes, got {listed}; name the weight itself",
                 name,
             )
-        meant[choices[0]] = None
-    return list(meant)
+        meant.setdefault(choices[0], []).append(name)
+    return meant

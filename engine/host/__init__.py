@@ -3,5 +3,9 @@
 cpus.py      the CPUs that this process may use
 threads.py   how many threads that makes for each of several workers
 child.py     Python processes started to do one thing
+worker.py    isolated workers: messages, time limits, how they ended; serve.py: their side
+arena.py     values on their way between two processes, in memory without a name
+lease.py     keeping writers from a file while a mapping of it is read
+folder.py    temporary files and folders that do not outlive the process
 fork.py      what becomes of built models in a forked child
 """

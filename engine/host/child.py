@@ -1,11 +1,8 @@
-"""Python processes started to do one thing: what crashes or hangs there costs no more than that.
+"""Python processes started to do one thing: how they are started, what they see, how they ended.
 
-    with tempfile.TemporaryFile() as errors:
-        child = start(["-m", "my.module"], errors)
-        end = ending(child.wait())
-
-A child imports from where its parent does, never from the working folder. It leads a session of
-its own, so that `kill` reaches what it has started too, and a terminal's Ctrl-C only the parent.
+A child imports from where its parent does, never from the working folder, and does not get the
+keys of encrypted models. It leads a session of its own, so that all that it has started ends with
+it, and a terminal's Ctrl-C reaches only the parent.
 """
 
 from __future__ import annotations
@@ -19,15 +16,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+KEY_VARIABLE = "ENGINE_DEC_KEY"
+"""Environment variable with the key of encrypted models; no child inherits it."""
+
 
 def environment(without: Sequence[str] = (), **more: str) -> dict[str, str]:
-    """This process's environment for a child: its import path, less `without`, with `more`."""
-    kept = {name: value for name, value in os.environ.items() if name not in without}
+    """Return this process's environment for a child: its import path, less `without`, with `more`.
+
+    The key of encrypted models is never in it.
+    """
+    left_out = {KEY_VARIABLE, *without}
+    kept = {name: value for name, value in os.environ.items() if name not in left_out}
     return {**kept, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
 def command(*arguments: str) -> list[str]:
-    """The command of a child: this Python, with its arguments ("-m", "my.module")."""
+    """Return the command of a child: this Python, with its arguments ("-m", "my.module")."""
     return [sys.executable, "-P", *arguments]
 
 
@@ -57,10 +61,22 @@ def start(
     )
 
 
+def has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Return True once a child has ended, without reaping it: its number is not reused yet."""
+    if child.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    try:
+        return os.waitid(os.P_PID, child.pid, options) is not None
+    except ChildProcessError:  # somebody else has reaped it
+        return True
+
+
 def kill(child: subprocess.Popen[bytes]) -> None:
-    """End a child that runs and what it has started, and wait until it has ended."""
-    with suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+    """End a child, if it runs, and what it has started, and wait until it has ended."""
+    if child.returncode is None:
+        with suppress(ProcessLookupError, PermissionError):  # macOS: nobody left but a zombie
+            os.killpg(child.pid, signal.SIGKILL)
     child.wait()
 
 
@@ -74,9 +90,7 @@ def ending(status: int) -> str:
         return f"crashed with signal {-status}"
 
 
-def last_words(errors: IO[bytes]) -> str:
-    """The last line of what a child wrote to its stderr, "" for nothing."""
-    errors.seek(0, os.SEEK_END)
-    errors.seek(max(0, errors.tell() - 4096))
-    lines = errors.read().decode(errors="replace").strip().splitlines()
+def last_words(errors: str) -> str:
+    """Return the last line of what a child wrote to its stderr, "" for nothing."""
+    lines = errors.strip().splitlines()
     return lines[-1].strip() if lines else ""

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
+from engine.host.interrupts import raised_by_handler
+
 
 def usable_cpus(
     cgroup_root: str = "/sys/fs/cgroup",
@@ -40,7 +42,9 @@ def cgroup_quota(root: Path, proc_cgroup: Path) -> float | None:
     try:
         with open(proc_cgroup, errors="surrogateescape") as file:
             groups = file.read()
-    except OSError:
+    except OSError as error:
+        if raised_by_handler(error):
+            raise
         return None
     quotas = (read(folder) for read, folder in _limits(root, groups))
     return min((quota for quota in quotas if quota is not None), default=None)
@@ -98,7 +102,9 @@ def _read(path: str | Path) -> str:
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
-    except (OSError, ValueError):  # ValueError: a NUL in the path
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        if raised_by_handler(error):
+            raise
         return ""
 
 

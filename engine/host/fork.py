@@ -18,17 +18,29 @@ class Abandonable(Protocol):
         """Called in the child, which has one thread: become unusable, free nothing."""
 
 
-_alive: weakref.WeakSet[Abandonable] = weakref.WeakSet()
+class Preparable(Protocol):
+    """Something that must know of a fork before it happens."""
+
+    def before_fork(self) -> None:
+        """Called in the parent, by the thread that forks; not to raise."""
+
+
+# No WeakSets: their own callback is Python, and what a signal handler raises in such is lost.
+_alive: set[weakref.ref[Abandonable]] = set()
+_prepared: set[weakref.ref[Preparable]] = set()
 _watching = False
 
 
 def watch(owner: Abandonable) -> None:
     """Call `owner._abandon()` in every child forked while it lives."""
-    global _watching
-    _alive.add(owner)
-    if not _watching:
-        _watching = True
-        os.register_at_fork(after_in_child=_abandon_all)
+    _alive.add(weakref.ref(owner, _alive.discard))
+    _watch()
+
+
+def prepare(owner: Preparable) -> None:
+    """Call `owner.before_fork()` before every fork while it lives."""
+    _prepared.add(weakref.ref(owner, _prepared.discard))
+    _watch()
 
 
 def never_free(*values: object) -> None:
@@ -37,7 +49,23 @@ def never_free(*values: object) -> None:
         pythonapi.Py_IncRef(py_object(value))
 
 
+def _watch() -> None:
+    global _watching
+    if not _watching:
+        _watching = True
+        os.register_at_fork(before=_prepare_all, after_in_child=_abandon_all)
+
+
+def _prepare_all() -> None:
+    for reference in list(_prepared):
+        owner = reference()
+        if owner is not None:
+            owner.before_fork()
+
+
 def _abandon_all() -> None:
-    for owner in list(_alive):
-        owner._abandon()
+    for reference in list(_alive):
+        owner = reference()
+        if owner is not None:
+            owner._abandon()
     _alive.clear()

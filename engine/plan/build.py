@@ -6,23 +6,26 @@ that the user has listed.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.backends import Backend, find_target, open_backend, warn_once
+from engine.backends import Backend, find_target, warn_once
 from engine.errors import BackendError, BackendUnavailable, ModelError
-from engine.formats.opened import variables_of
-from engine.plan.compile import Candidate, Plan, compile_plan
+from engine.formats.collectives import is_collective
+from engine.formats.opened import state_of, variables_of
+from engine.host.interrupts import raised_by_handler
+from engine.plan.compile import Candidate, CompiledForms, Plan, compile_plan
 from engine.plan.options import Request
-from engine.plan.state import with_state
-from engine.types import CancelToken, Device, ModelSource, Progress
+from engine.types import CancelToken, Device, GraphInfo, ModelSource, Progress
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.context import Context
+    from engine.plan.ranks import OpenRanks
 
 
 def build_plan(
@@ -34,28 +37,48 @@ def build_plan(
     *,
     device: Device | None = None,
     variable_weights: Sequence[str] = (),
+    forms: CompiledForms | None = None,
+    open_ranks: OpenRanks | None = None,
+    share_workspace: bool = False,
+    place: tuple[int, int] | None = None,
+    profile_to: Path | None = None,
 ) -> Plan:
     """Compile a model for the first of the context's targets that can be had.
 
     file: gives the validated model, told which file suffixes the backend reads itself: a ModelFile;
         it is called once a target. device: where to compile it, over what the context says of that
         type of device. variable_weights: names that the source must have among its `variables`, to
-        be exchanged later through `Plan.weights`.
+        be exchanged later through `Plan.weights`. forms: where compiled forms are kept.
+        open_ranks: what a model with collectives gets the other ranks from; None where it cannot
+        run. share_workspace: with other models of this process, where the backend can. place: this
+        process's rank, and how many there are; None for those of the launch. profile_to: an empty
+        folder, for a plan whose predicts are measured (`Plan.profile`); None for any other.
     A later target is tried only because the user listed it; the plan then says so. It also gets
     the nodes that an earlier one reports as unsupported, as do the backends that complete one
     (`BackendInfo.completed_by`). Raises BackendError with the reasons of all targets, ModelError,
     ValueError for a setting, InputError for a weight that cannot vary, or Cancelled.
     """
-    targets, why, is_override = _targets(context)
+    targets, why, is_override = targets_of(context)
     watched = _Watched(progress)
-    request = Request(context, config, watched if progress else None, cancel, device)
+    request = Request(
+        context,
+        config,
+        watched if progress else None,
+        cancel,
+        device,
+        share_workspace,
+        place,
+        profile_to,
+    )
     passed_over: list[str] = []
     for index, text in enumerate(targets):
         is_last = index == len(targets) - 1
         try:
             target = find_target(text)
-            backend = open_backend(target.backend)
+            backend = request.opened(target.backend)
         except BackendError as error:
+            if raised_by_handler(error):
+                raise
             if is_last and not passed_over:
                 if not is_override:
                     raise
@@ -74,17 +97,27 @@ def build_plan(
         try:
             if unreadable := _unreadable(backend, source):
                 raise ModelError(f"{source.name}: {unreadable}", source.name)
-            first = Candidate(backend, request.options(backend, target, source))
+            first = Candidate(backend, request.options(backend, target, source), forms=forms)
             further = _further(first, targets[index + 1 :], request, source)
-            plan = compile_plan(first, source, further)
+            if _needs_ranks(source.graph):
+                from engine.plan.ranks import compile_rank  # rare
+
+                plan = compile_rank(first, source, further, open_ranks)
+            else:
+                plan = compile_plan(first, source, further)
             try:
                 if variables_of(source):
                     plan = with_weights(plan)
-                plan = with_state(plan)
+                if state_of(source):
+                    from engine.plan.state import with_state  # rare
+
+                    plan = with_state(plan)
             except BaseException:
                 plan.pool.close()
                 raise
         except (BackendError, ModelError) as error:
+            if raised_by_handler(error):
+                raise
             if watched.error is not None:  # the user's own, out of the progress callback
                 raise watched.error from None
             if is_last and not passed_over:
@@ -98,6 +131,8 @@ def build_plan(
             cancel.check()
         reason = "; ".join([why, *passed_over])
         if passed_over:
+            import logging  # rare
+
             logging.getLogger("engine").warning("target %r is used: %s", text, reason)
         return replace(plan, why=reason, rank=request.rank, world_size=request.world_size)
     raise AssertionError("a context has at least one target")
@@ -139,18 +174,25 @@ def _further(
         for name in names:
             try:
                 target = find_target(name)
-                backend = open_backend(target.backend)
+                backend = request.opened(target.backend)
                 if unreadable := _unreadable(backend, source):
                     raise BackendUnavailable(unreadable, backend.name)
                 options = request.options(backend, target, source, are_listed)
             except BackendError as error:
+                if raised_by_handler(error):
+                    raise
                 yield error
                 continue
             if (backend.name, options.provider) in asked:
                 continue
             asked.add((backend.name, options.provider))
             completing += backend.info.completed_by
-            yield Candidate(backend, options, are_listed)
+            yield Candidate(backend, options, are_listed, first.forms)
+
+
+def _needs_ranks(graph: GraphInfo | None) -> bool:
+    """Return whether a graph holds collectives, for which the core brings the ranks together."""
+    return graph is not None and any(is_collective(n.op_type, n.domain) for n in graph.nodes)
 
 
 def _unreadable(backend: Backend, source: ModelSource) -> str:
@@ -163,7 +205,7 @@ def _unreadable(backend: Backend, source: ModelSource) -> str:
     )
 
 
-def _targets(context: Context) -> tuple[Sequence[str], str, bool]:
+def targets_of(context: Context) -> tuple[Sequence[str], str, bool]:
     """Return the targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
     override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
     override = [part for part in override if part]

@@ -15,7 +15,7 @@ from engine.plan.partition import Graph, Node
 from engine.types import Attribute, Dim, DType, GraphInfo, NodeInfo, TensorSpec
 
 PAIRED = frozenset(("Send", "Receive"))
-"""What two ranks do with each other, and the rest of their group does not."""
+"""A transfer between two ranks, in which the rest of their group has no part."""
 
 # Attributes that have a field of their own. `rank` is the other one of a Send or Receive.
 _FIELDS = frozenset(("group", "rank", "peer", "to", "sizes"))

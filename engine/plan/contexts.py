@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.errors import ModelStateError
 from engine.host import fork
-from engine.plan.gate import Gate
+from engine.host.interrupts import raised_by_handler
 
 if TYPE_CHECKING:
     from engine.cancel import CancelToken
+    from engine.plan.gate import Gate
     from engine.types import ExecutionContext
 
 
 class ContextSource(Protocol):
-    """What contexts come from: an executable, or a wrapper of one.
+    """The origin of contexts: an executable, or a wrapper of one.
 
     An optional `concurrency` is as Executable's.
     """
@@ -39,21 +42,29 @@ class Lease:
     context makes a lease of its own, so this one is not among the idle any more: that a thread
     finds its own lease there means that nobody else has used the context since.
 
-    lent_to: the thread that holds a slot of the pool's gate for it; 0 where none does.
+    entry: by which the pool knows it. is_spoiled: its context is not to be used again.
     """
 
     # Any: contexts of plan/ and of backends, which have a `reset` or `cancel` or not.
-    __slots__ = ("_pool", "context", "lent_to")
+    __slots__ = ("__weakref__", "context", "entry", "is_spoiled")
 
-    def __init__(self, pool: ContextPool) -> None:
+    def __init__(self) -> None:
         self.context: Any = None
-        self.lent_to = 0
-        self._pool = pool
+        self.entry: _Entry | None = None
+        self.is_spoiled = False
 
-    def __del__(self) -> None:
-        # One that an interrupt lost on its way; a pool that is closed has emptied its leases.
-        if self.context is not None or self.lent_to:
-            self._pool.discard(self)
+
+class _Entry(weakref.ref[Lease]):
+    """An open context in its pool's books; calls the pool's `_lost.append` if its lease is lost.
+
+    No `__del__` does that: what a signal handler raises in one, Python can only print.
+    lent_to: the thread that holds a slot of the pool's gate for it; 0 where none does.
+    """
+
+    __slots__ = ("context", "lent_to")
+
+    context: Any
+    lent_to: int
 
 
 class ContextPool:
@@ -66,18 +77,38 @@ class ContextPool:
 
     Closing never pulls memory from under a running predict: what is lent is closed when it comes
     back, and the executable after the last of them.
+
+    A signal handler may raise at each call and each step of a loop. So what is open is a set, not
+    a number, and whatever ends something may be done again; the next use does what was left undone.
     """
 
     def __init__(self, executable: ContextSource) -> None:
         self.idle: dict[Lease, None] = {}
-        self.open_count = 0
         self.is_closed = False
         slots = getattr(executable, "concurrency", 0)
-        self.gate = Gate(slots) if slots > 0 else None
-        self._executable = executable
+        self.gate: Gate | None = None
+        if slots > 0:
+            from engine.plan.gate import Gate
+
+            self.gate = Gate(slots)
+        self._executable: ContextSource | None = executable
+        self._open: dict[_Entry, None] = {}
+        self._lost: deque[_Entry] = deque()  # to be closed: nobody has them any more
+        self._closing = threading.RLock()  # reentrant: a signal handler may close too
+        self._retiring = threading.RLock()  # held while an idle context is out, to be reset
         self._pid = os.getpid()
-        # Reentrant: a finalizer gives back too, at any moment of the same thread.
-        self._lock = threading.RLock()
+
+    def limit(self, slots: int) -> None:
+        """Let no more than `slots` predicts run at once. To be called before the first."""
+        from engine.plan.gate import Gate
+
+        if self.gate is None or slots < self.gate.slots:
+            self.gate = Gate(slots)
+
+    @property
+    def open_count(self) -> int:
+        """Return how many contexts are open, or being opened."""
+        return len(self._open)
 
     def borrow(
         self,
@@ -90,13 +121,16 @@ class ContextPool:
         Where the backend limits how many run at once, wait for one to end. Raises what
         `Gate.enter` raises, and ModelStateError once the pool is closed.
         """
+        if self._lost:
+            self._close_lost()
         if self.gate is None:
             return self._take(last)
         thread = threading.get_ident()
         self.gate.enter(deadline_s, cancel)
         try:
             lease = self._take(last)
-            lease.lent_to = thread
+            assert lease.entry is not None
+            lease.entry.lent_to = thread
         except BaseException:
             try:
                 self.gate.leave(thread)
@@ -107,7 +141,8 @@ class ContextPool:
 
     def give_back(self, lease: Lease) -> None:
         """Take a context back from a predict of the calling thread."""
-        lease.lent_to = 0
+        assert lease.entry is not None
+        lease.entry.lent_to = 0
         self.idle[lease] = None
         self.settle()
 
@@ -120,17 +155,22 @@ class ContextPool:
 
     def discard(self, lease: Lease) -> None:
         """Close a context instead of giving it back, whichever thread had it."""
+        lease.is_spoiled = True
         self.destroy(lease)
-        if self.gate is not None and lease.lent_to:
-            self.gate.leave(lease.lent_to)
-            lease.lent_to = 0
 
     def recover(self, lease: Lease) -> None:
         """End what an interrupt may have cut off after a failed predict of the calling thread."""
-        if lease.lent_to:
+        try:
+            self._recover(lease)
+        except BaseException:
+            self._recover(lease)  # again, for a signal handler that raised in the first
+            raise
+
+    def _recover(self, lease: Lease) -> None:
+        if lease.is_spoiled or (lease.entry is not None and lease.entry.lent_to):
             self.discard(lease)
-        else:
-            self.settle()
+        self._close_lost()
+        self.settle()
 
     def retire(self, lease: Lease | None) -> None:
         """Let go of what a thread that ends had its context keep, if it is idle.
@@ -140,37 +180,36 @@ class ContextPool:
         """
         if lease is None or self.gate is not None or self._pid != os.getpid():
             return
-        try:
-            del self.idle[lease]
-        except KeyError:
-            return
-        self.idle[self._pass_on(lease)] = None
+        own = self._lease()
+        with self._retiring:
+            try:
+                del self.idle[lease]
+            except KeyError:
+                return
+            try:
+                self._exchange(lease, own)
+            except BaseException:
+                self._drop(lease, own)
+                raise
+            self.idle[own] = None
         if self.is_closed:
             self._close_idle()
 
     def close(self) -> None:
         """Close what is idle now and what is lent when it comes back; twice does nothing."""
-        with self._lock:
-            if self.is_closed:
-                return
-            self.open_count += 1  # this call's own: the executable outlives the loop below
-            self.is_closed = True
-        self._close_idle()
-        self._count_down()
+        self.is_closed = True
+        try:
+            self._close_idle()
+        except BaseException:
+            self._close_idle()  # again, for a signal handler that raised in the first
+            raise
 
     def destroy(self, lease: Lease) -> None:
         """Close the context of a lease that is not idle; twice does nothing."""
-        is_child = self._pid != os.getpid()
-        context, lease.context = lease.context, None
-        if context is None:
-            return
-        if is_child:  # nothing of the parent's may be freed in a forked child
-            fork.never_free(self, context)
-            return
-        try:
-            close(context)
-        finally:
-            self._count_down()
+        entry, lease.context, lease.entry = lease.entry, None, None
+        if entry is not None:
+            self._lost.append(entry)
+        self._close_lost()
 
     def _take(self, last: Lease | None) -> Lease:
         if self.is_closed:
@@ -182,55 +221,107 @@ class ContextPool:
                 pass
             else:
                 return last
+        own = self._lease()
+        # Not `popitem`: a signal handler that raises as a call returns would lose the lease. Where
+        # there is no call, neither that nor another thread comes between.
+        for lease in self.idle:
+            del self.idle[lease]
+            break
+        else:
+            with self._retiring:  # a thread that ends may have one out, and brings it back
+                pass
+            for lease in self.idle:
+                del self.idle[lease]
+                break
+            else:
+                return self._open_one(own)
         try:
-            lease, _ = self.idle.popitem()
-        except KeyError:
-            return self._open()
-        return self._pass_on(lease)
-
-    def _open(self) -> Lease:
-        lease = Lease(self)
-        is_counted = False
-        try:
-            with self._lock:
-                if self.is_closed:
-                    raise _closed()
-                self.open_count += 1
-                is_counted = True
-            lease.context = self._executable.open_context()
+            self._exchange(lease, own)
         except BaseException:
-            if is_counted:
-                self._count_down()
+            try:
+                self._drop(lease, own)
+            finally:
+                self._drop(lease, own)  # again, for a signal handler that raised in the first
+            raise
+        return own
+
+    def _exchange(self, lease: Lease, own: Lease) -> None:
+        """Give the context of a lease, with its entry in the books, to another that has none."""
+        old, new = lease.entry, own.entry
+        assert old is not None
+        assert new is not None
+        # One step, because it has no call: the context has one entry before and after.
+        own.context = new.context = lease.context
+        self._open[new] = None
+        del self._open[old]
+        lease.context = lease.entry = None
+        reset = getattr(own.context, "reset", None)
+        if reset is not None:
+            reset()
+
+    def _drop(self, *leases: Lease) -> None:
+        for lease in leases:
+            self.destroy(lease)
+
+    def _lease(self) -> Lease:
+        """Return a lease of nothing, with an entry that is not in the books yet."""
+        lease = Lease()
+        lease.entry = entry = _Entry(lease, self._lost.append)
+        entry.context, entry.lent_to = None, 0
+        hash(entry)  # a reference that has been hashed still can be when its lease has gone
+        return lease
+
+    def _open_one(self, lease: Lease) -> Lease:
+        """Open a context for a lease of nothing."""
+        entry = lease.entry
+        assert entry is not None
+        try:
+            # Noted before the pool is looked at: `close` sees the entry, or this a closed pool.
+            self._open[entry] = None
+            if self.is_closed:
+                raise _closed()
+            assert self._executable is not None
+            entry.context = lease.context = self._executable.open_context()
+        except BaseException:
+            try:
+                self.destroy(lease)
+            finally:
+                self.destroy(lease)  # again, for a signal handler that raised in the first
             raise
         return lease
 
-    def _pass_on(self, lease: Lease) -> Lease:
-        """Return a new lease of a context that goes to another thread."""
-        own = Lease(self)
-        own.context, lease.context = lease.context, None  # one step: no interrupt comes between
-        reset = getattr(own.context, "reset", None)
-        if reset is not None:
-            try:
-                reset()
-            except BaseException:
-                self.destroy(own)
-                raise
-        return own
-
     def _close_idle(self) -> None:
-        while True:
+        for lease in list(self.idle):
             try:
-                lease, _ = self.idle.popitem()
-            except KeyError:
-                return
-            self.destroy(lease)
+                del self.idle[lease]
+            except KeyError:  # another thread took it
+                continue
+            entry, lease.context, lease.entry = lease.entry, None, None
+            assert entry is not None, "it was idle"
+            self._lost.append(entry)
+        self._close_lost()
 
-    def _count_down(self) -> None:
-        with self._lock:
-            self.open_count -= 1
-            is_last = self.is_closed and self.open_count == 0
-        if is_last:
-            close(self._executable)
+    def _close_lost(self) -> None:
+        """Close the contexts that nobody has any more, and the executable after the last of all."""
+        if self._pid != os.getpid():  # nothing of the parent's may be freed in a forked child
+            fork.never_free(self)
+            return
+        with self._closing:
+            while self._lost:
+                entry = self._lost[0]
+                if entry.context is not None:
+                    close(entry.context)
+                    entry.context = None
+                if self.gate is not None and entry.lent_to:
+                    self.gate.leave(entry.lent_to)
+                self._open.pop(entry, None)
+                # Only now: until then it is done again where a signal handler has raised. One that
+                # closes the model in the middle of this has taken it out already.
+                if self._lost and self._lost[0] is entry:
+                    self._lost.popleft()
+            if self.is_closed and not self._open and self._executable is not None:
+                close(self._executable)
+                self._executable = None
 
 
 def _closed() -> ModelStateError:
@@ -245,9 +336,9 @@ def close(thing: _Closable) -> None:
     """Close it; an error is logged, because nobody who could mend it is there to catch it."""
     try:
         thing.close()
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # SystemExit, or a panic of a compiled extension
+    except BaseException as error:  # SystemExit, or a panic of a compiled extension
+        if raised_by_handler(error):
+            raise
         import logging
 
         logging.getLogger("engine").exception("closing %s failed", type(thing).__name__)

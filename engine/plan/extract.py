@@ -31,7 +31,7 @@ class Whole:
 
     def __init__(self, source: ModelSource) -> None:
         source = with_weights_apart(source)  # parts refer to weights instead of copying them
-        self.proto = _read(source)
+        self.proto = read(source)
         self.graph = _graph(self.proto.graph)
         self._source = source
         self._folder = _relocate(self.proto, source)
@@ -69,7 +69,8 @@ class Whole:
         return source_of_part(part.SerializeToString(), self._source, self._folder)
 
 
-def _read(source: ModelSource) -> ModelProto:
+def read(source: ModelSource) -> ModelProto:
+    """Read a checked model with the onnx package, external data left where it is."""
     try:
         if source.data is not None:
             return onnx.load_model_from_string(source.data)

@@ -8,34 +8,36 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from engine.errors import BackendError, ModelError
 from engine.formats.collectives import is_collective
-from engine.formats.opened import state_of, variables_of
+from engine.formats.micro_batches import AFTERWARDS
+from engine.formats.opened import digest_of
+from engine.host.interrupts import raised_by_handler
 from engine.plan import segments
 from engine.plan.compile import (
+    NOWHERE,
     Candidate,
+    CompiledForms,
     Plan,
     attribute_errors_to,
-    compile_loaded,
     compile_whole,
     load,
 )
 from engine.plan.contexts import ContextPool, close
+from engine.plan.kept import read, write
 from engine.plan.options import part_options, plan_name
 from engine.plan.partition import Segment, partition
+from engine.plan.parts import COLLECTIVES, RESULTS, Part, Refused, compile_segments, of_a_part
 from engine.plan.transfer import takes_buffers
 from engine.types import (
     Capability,
-    CompileOptions,
-    Executable,
-    LoadedModel,
     ModelSource,
-    Placement,
-    Progress,
-    TensorSpec,
+    NodeInfo,
     ValueKind,
 )
 
@@ -55,6 +57,7 @@ def compile_mixed(
     refuses a part of which it has reported nothing.
     """
     partitioning = Partitioning(first, source, further)
+    forms = first.forms or NOWHERE
     keeps_it_whole = first.backend.lacks(Capability.MIXED_PLACEMENT, first.options.device)
     if not partitioning.nodes or keeps_it_whole:
         raise partitioning.unplaceable(0, unsupported)
@@ -64,18 +67,65 @@ def compile_mixed(
         second = partitioning.candidates[1]
         plan, unsupported = compile_whole(second, source)
         if plan is not None:
-            partitioning.warn(every)
-            return replace(plan, fallback_reasons=partitioning.fallback_reasons)
+            if digest_of(source):
+                forms.keep(source, first.key(), partial(write, partitioning, ()))
+            return _whole_plan(partitioning, plan)
         partitioning.refuse(1, every, unsupported)
-    executable = compile_parts(partitioning)
+    executable = compile_parts(partitioning, forms)
     try:
-        return _plan(partitioning, executable)
+        return plan_of(partitioning, executable)
     except BaseException:
         close(executable)
         raise
 
 
-def _plan(partitioning: Partitioning, executable: segments.SegmentedExecutable) -> Plan:
+def compile_kept(
+    first: Candidate, source: ModelSource, further: Iterator[Candidate | BackendError]
+) -> tuple[Plan | None, Iterator[Candidate | BackendError]]:
+    """Compile a model as it was partitioned before, without asking or cutting anything.
+
+    None where there is no such partition, or it is of no use any more; the candidates are then to
+    be asked from the start.
+    """
+    asked: list[Candidate | BackendError] = []
+    partitioning = Partitioning(first, source, remembered(further, asked))
+    forms = first.forms or NOWHERE
+    try:
+        parts = forms.find(source, first.key(), partial(read, partitioning))
+        if parts is None:
+            return None, chain(asked, further)
+        if not parts:
+            plan, _ = compile_whole(partitioning.candidates[1], source)
+            if plan is None:
+                return None, chain(asked, further)
+            return _whole_plan(partitioning, plan), further
+        executable = compile_segments(partitioning, parts)
+    except Refused:
+        return None, chain(asked, further)
+    try:
+        return plan_of(partitioning, executable), further
+    except BaseException:
+        close(executable)
+        raise
+
+
+def remembered(
+    further: Iterator[Candidate | BackendError], asked: list[Candidate | BackendError]
+) -> Iterator[Candidate | BackendError]:
+    """Yield candidates, adding them to a list of those to be asked again."""
+    for candidate in further:
+        asked.append(candidate)
+        yield candidate
+
+
+def _whole_plan(partitioning: Partitioning, plan: Plan) -> Plan:
+    """Return the plan of a model that the second candidate runs whole."""
+    partitioning.warn(range(len(partitioning.nodes)))
+    return replace(plan, fallback_reasons=partitioning.fallback_reasons)
+
+
+def plan_of(partitioning: Partitioning, executable: segments.SegmentedExecutable) -> Plan:
+    """Return the plan of what the parts of a model were compiled to."""
     first = partitioning.candidates[0]
     placed = {index for segment in executable.segments for index in segment.nodes}
     partitioning.warn(placed)
@@ -95,25 +145,36 @@ def _plan(partitioning: Partitioning, executable: segments.SegmentedExecutable) 
     )
 
 
-def compile_parts(partitioning: Partitioning) -> segments.SegmentedExecutable:
+def compile_parts(
+    partitioning: Partitioning,
+    forms: CompiledForms = NOWHERE,
+    more: Mapping[str, str] | None = None,
+) -> segments.SegmentedExecutable:
     """Compile a model as its nodes are divided; nodes that a backend refuses move on.
 
-    Raises ModelError where nobody runs a node, or where a backend refuses a part.
+    forms: where the partition is kept, by the first candidate's key and `more`. Raises ModelError
+    where nobody runs a node, or where a backend refuses a part.
     """
     with ExitStack() as on_failure:
         with ExitStack() as closing:
-            executable = _compile(partitioning, _settle(partitioning, closing))
+            parts = _settle(partitioning, closing)
+            executable = compile_segments(partitioning, parts)
             on_failure.callback(close, executable)
+            source, first = partitioning.source, partitioning.candidates[0]
+            if digest_of(source):
+                key = {**first.key(), **(more or {})}
+                forms.keep(source, key, partial(write, partitioning, parts))
         on_failure.pop_all()
     return executable
 
 
 class Partitioning:
-    """Which candidate gets which node, as far as they have been asked.
+    """The candidate of each node, as far as they have been asked.
 
     candidates: the first, and those that were asked; the index in this list is the level.
     levels: of each node. fallback_reasons: why a node is not on level 0. copied: constant nodes,
     which stand in every part that reads them.
+    collectives: the candidate for these; None leaves them to the others.
     """
 
     def __init__(
@@ -121,11 +182,13 @@ class Partitioning:
         first: Candidate,
         source: ModelSource,
         further: Iterator[Candidate | BackendError],
+        collectives: Candidate | None = None,
     ) -> None:
         self.source = source
         self.candidates = [first]
         self.nodes = source.graph.nodes if source.graph is not None else ()
-        self.levels = [0] * len(self.nodes)
+        self.levels = [_level(node) if collectives else 0 for node in self.nodes]
+        self._collectives = collectives
         self.fallback_reasons: dict[int, str] = {}
         self.copied = {
             node.index
@@ -139,6 +202,13 @@ class Partitioning:
     def names(self) -> list[str]:
         """Return the candidates, as messages call them."""
         return [f"backend {candidate.backend.name!r}" for candidate in self.candidates]
+
+    def candidate(self, level: int) -> Candidate:
+        """Return the candidate of a level."""
+        if level < 0:
+            assert self._collectives is not None, "no node is on this level otherwise"
+            return self._collectives
+        return self.candidates[level]
 
     def reaches(self, level: int) -> bool:
         """Return whether there is a candidate of that level; opens it where it is the next."""
@@ -170,24 +240,14 @@ class Partitioning:
 
     def unplaceable(self, level: int, refused: Mapping[int, str]) -> ModelError:
         """Return the error for nodes that the backend of the last level refuses, with reasons."""
-        waiting = [
-            self._title(index)
-            for index in refused
-            if self.nodes and is_collective(self.nodes[index].op_type, self.nodes[index].domain)
-        ]
-        if waiting:
-            return ModelError(
-                f"{self.source.name}: is one rank's part of a sliced model, {waiting[0]} waits for "
-                "the other ranks, and this version cannot run ranks together; run the model that "
-                "was sliced",
-                self.source.name,
+        titles: dict[str, list[str]] = {}
+        for index, reason in refused.items():
+            earlier = self.fallback_reasons.get(index)
+            titles.setdefault(f"{reason} ({earlier})" if earlier else reason, []).append(
+                self._title(index)
             )
-        lines = [
-            f"{self._title(index)}: {reason}"
-            + (f" ({self.fallback_reasons[index]})" if index in self.fallback_reasons else "")
-            for index, reason in refused.items()
-        ]
-        more = f" and {len(lines) - 5} more" if len(lines) > 5 else ""
+        lines = [f"{_listed(nodes)}: {reason}" for reason, nodes in titles.items()]
+        more = f" and {len(lines) - 5} more reasons" if len(lines) > 5 else ""
         names = [candidate.backend.name for candidate in self.candidates]
         missing = "".join(f"; passed over: {text}" for text in self._missing)
         step = (
@@ -204,7 +264,8 @@ class Partitioning:
     def _title(self, index: int) -> str:
         if not self.nodes:
             return f"node {index}"
-        return f"{self.nodes[index].op_type} {self.nodes[index].name!r}"
+        node = self.nodes[index]
+        return f"{node.op_type} {node.name!r}" if node.name else f"{node.op_type}_{index}"
 
     def warn(self, used: Collection[int]) -> None:
         """Log which of the nodes that run do so on a backend that the user has not listed."""
@@ -222,14 +283,15 @@ class Partitioning:
             )
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A segment as its backend has read it, with the options that it was read with."""
+def _listed(titles: Sequence[str]) -> str:
+    more = f" and {len(titles) - 3} more nodes" if len(titles) > 3 else ""
+    return f"{', '.join(titles[:3])}{more}"
 
-    segment: Segment
-    candidate: Candidate
-    options: CompileOptions
-    loaded: LoadedModel
+
+def _level(node: NodeInfo) -> int:
+    if not is_collective(node.op_type, node.domain):
+        return 0
+    return RESULTS if node.attributes.get(AFTERWARDS) else COLLECTIVES
 
 
 class _Reader:
@@ -257,14 +319,14 @@ class _Reader:
         self._ranges = PartRanges(self.whole.proto, self.types)
         self._plan = plan_name()
 
-    def read(self, segment: Segment, resident: frozenset[str]) -> _Part | None:
+    def read(self, segment: Segment, resident: frozenset[str]) -> Part | None:
         """Return a segment as its backend reads it; None where that refused some of it.
 
         What it refused goes to the next candidate. resident: outputs that stay on its device.
         """
         partitioning = self._partitioning
         self._infer(segment)
-        candidate = partitioning.candidates[segment.level]
+        candidate = partitioning.candidate(segment.level)
         source = self.whole.part(segment, self.types)
         options = part_options(
             candidate.options, self._ranges, segment.inputs, resident, self._plan
@@ -272,18 +334,33 @@ class _Reader:
         try:
             loaded, unsupported = load(candidate.backend, source, options)
         except ModelError as error:
-            if not segment.level or not partitioning.reaches(segment.level + 1):
-                raise _of_a_part(error, segment, candidate) from error
+            if raised_by_handler(error):
+                raise
+            if segment.level < 1 or not partitioning.reaches(segment.level + 1):
+                raise of_a_part(error, segment, candidate) from error
             own = [i for i, index in enumerate(segment.nodes) if index not in partitioning.copied]
             unsupported = dict.fromkeys(own, str(error))
         else:
             if not unsupported:
-                part = _Part(segment, candidate, options, loaded)
+                part = Part(segment, candidate, source, options, loaded)
                 self._learn(part)
-                return part
+                return self._released(part)
             close(loaded)
         partitioning.refuse(segment.level, segment.nodes, unsupported)
         return None
+
+    def _released(self, part: Part) -> Part:
+        """Return a part without its loaded model, where a compiled form takes a load of its own.
+
+        Else all parts would be in memory at once until the last of them has been asked.
+        """
+        candidate = part.candidate
+        lacks = candidate.backend.lacks(Capability.COMPILE_CACHE, candidate.options.device)
+        if candidate.forms is None or lacks or not digest_of(self._partitioning.source):
+            return part
+        assert part.loaded is not None, "it has just been read"
+        close(part.loaded)
+        return replace(part, loaded=None)
 
     def _infer(self, segment: Segment) -> None:
         """Complete `types` with those of the segment's inputs and outputs."""
@@ -299,13 +376,14 @@ class _Reader:
                 self._partitioning.source.name,
             )
 
-    def _learn(self, part: _Part) -> None:
+    def _learn(self, part: Part) -> None:
         """Take the shapes of a part's outputs from its backend where nobody knew them.
 
         It knows its own operators, and what comes later may need to know how many axes there are.
         """
         from engine.formats.onnx.infer import shaped
 
+        assert part.loaded is not None, "it has just been read"
         with attribute_errors_to(part.candidate.backend, "engine_load"):
             specs = tuple(part.loaded.outputs)
         for name, spec in zip(part.segment.outputs, specs):
@@ -313,19 +391,19 @@ class _Reader:
                 self.types[name] = shaped(self.types[name], spec.shape)
 
 
-def _settle(partitioning: Partitioning, closing: ExitStack) -> list[_Part]:
+def _settle(partitioning: Partitioning, closing: ExitStack) -> list[Part]:
     """Cut, and let the backends read their parts, until they take them all.
 
     closing: gets what closes the loaded models. Returns the parts in running order.
     """
     reader = _Reader(partitioning)
-    done: dict[tuple[Segment, frozenset[str]], _Part] = {}
+    done: dict[tuple[Segment, frozenset[str]], Part] = {}
     closing.callback(_close, done)
     while True:
         cut = partition(reader.whole.graph, partitioning.levels, partitioning.copied)
         wanted = [(segment, _resident(partitioning, segment, cut)) for segment in cut]
         for key in done.keys() - {*wanted}:
-            close(done.pop(key).loaded)
+            _close({key: done.pop(key)})
         for key in wanted:
             if key in done:
                 continue
@@ -337,139 +415,30 @@ def _settle(partitioning: Partitioning, closing: ExitStack) -> list[_Part]:
             return [done[key] for key in wanted]
 
 
-def _close(done: Mapping[tuple[Segment, frozenset[str]], _Part]) -> None:
+def _close(done: Mapping[tuple[Segment, frozenset[str]], Part]) -> None:
     for part in done.values():
-        close(part.loaded)
+        if part.loaded is not None:
+            close(part.loaded)
 
 
 def _resident(
     partitioning: Partitioning, segment: Segment, cut: Sequence[Segment]
 ) -> frozenset[str]:
     """Return the outputs of a segment that stay on its device: another segment there reads them."""
-    candidate = partitioning.candidates[segment.level]
+    candidate = partitioning.candidate(segment.level)
     device = candidate.options.device
     if not takes_buffers(candidate.backend, device):
         return frozenset()
     read: set[str] = set()
     for other in cut:
-        reader = partitioning.candidates[other.level]
-        if (reader.backend, reader.options.device) == (candidate.backend, device):
+        reader = partitioning.candidate(other.level)
+        is_own = reader.backend == candidate.backend
+        # Collectives on a device are run by its own backend, in the core's name.
+        is_own |= COLLECTIVES in (segment.level, other.level) and takes_buffers(
+            reader.backend, device
+        )
+        if is_own and reader.options.device == device:
             read.update(other.inputs)
     graph = partitioning.source.graph
     results = {spec.name for spec in graph.outputs} if graph is not None else set()
     return frozenset(read.intersection(segment.outputs) - results)
-
-
-def _of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> ModelError:
-    """Return the error of a backend that was given a part of the model, saying so."""
-    nodes = segment.nodes
-    return ModelError(
-        f"{error} (in a part of the model, {len(nodes)} nodes from {nodes[0]} to {nodes[-1]}, that "
-        f"was cut out for backend {candidate.backend.name!r})",
-        error.path,
-    )
-
-
-def _compile(partitioning: Partitioning, parts: Sequence[_Part]) -> segments.SegmentedExecutable:
-    """Compile the parts and number the values that go in, between them and out."""
-    graph = partitioning.source.graph
-    assert graph is not None
-    numbers = {spec.name: number for number, spec in enumerate(graph.inputs)}
-    last: dict[str, Segment] = {}
-    for part in parts:
-        for name in part.segment.outputs:
-            numbers[name] = len(numbers)
-        last.update(dict.fromkeys((*part.segment.inputs, *part.segment.outputs), part.segment))
-    for spec in graph.outputs:
-        last.pop(spec.name, None)
-    compiled: list[segments.CompiledSegment] = []
-    with ExitStack() as on_failure:
-        for count, part in enumerate(parts, 1):
-            executable = _compile_part(part, f"segment {count} of {len(parts)}")
-            on_failure.callback(close, executable)
-            segment = part.segment
-            compiled.append(
-                segments.CompiledSegment(
-                    backend=part.candidate.backend,
-                    executable=executable,
-                    device=part.options.device,
-                    nodes=segment.nodes,
-                    reads=tuple(numbers[name] for name in segment.inputs),
-                    writes=tuple(numbers[name] for name in segment.outputs),
-                    ends=tuple(numbers[name] for name in last if last[name] is segment),
-                    resident=frozenset(numbers[name] for name in part.options.resident),
-                )
-            )
-        graph_inputs = enumerate(graph.inputs)
-        placed = {index for part in parts for index in part.segment.nodes}
-        source = partitioning.source
-        held = (*state_of(source), *variables_of(source))
-        executable = segments.SegmentedExecutable(
-            compiled,
-            inputs=tuple(_bounded(spec, number, compiled) for number, spec in graph_inputs),
-            outputs=graph.outputs,
-            results=tuple(numbers[spec.name] for spec in graph.outputs),
-            width=len(numbers),
-            rest=[_unread(partitioning, index) for index in {*range(len(graph.nodes))} - placed],
-            held=len(held),
-        )
-        on_failure.pop_all()
-    return executable
-
-
-def _compile_part(part: _Part, title: str) -> Executable:
-    options = part.options
-    if options.cancel is not None:
-        options.cancel.check()
-    if options.progress is not None:
-        options = replace(options, progress=_titled(options.progress, title))
-    try:
-        return compile_loaded(part.candidate.backend, part.loaded, options)
-    except ModelError as error:
-        raise _of_a_part(error, part.segment, part.candidate) from error
-
-
-def _titled(progress: Progress, title: str) -> Progress:
-    """Return a progress callback for one part: its phases are phases of their own."""
-    return lambda phase, done, total: progress(f"{title}: {phase}", done, total)
-
-
-def _bounded(
-    spec: TensorSpec, number: int, compiled: Sequence[segments.CompiledSegment]
-) -> TensorSpec:
-    """Return a model's input in the tightest bounds that its readers were compiled for."""
-    readers = [
-        (segment.backend.name, segment.executable.inputs[segment.reads.index(number)].bounds)
-        for segment in compiled
-        if number in segment.reads
-    ]
-    bounds: list[tuple[int, int] | None] = []
-    for axis, ranges in enumerate(zip(*(ranges for _, ranges in readers if ranges), strict=True)):
-        known = [bound for bound in ranges if bound is not None]
-        if not known:
-            bounds.append(None)
-            continue
-        lowest, highest = max(low for low, _ in known), min(high for _, high in known)
-        bounds.append((lowest, highest))
-        if lowest > highest:
-            asked = (f"{name!r} {ranges[axis]}" for name, ranges in readers if ranges)
-            raise ModelError(
-                f"input {spec.name!r}: dim {axis} has no size for which all backends that read it "
-                f"were compiled: {', '.join(asked)}; compile the model for one range"
-            )
-    return replace(spec, bounds=tuple(bounds))
-
-
-def _unread(partitioning: Partitioning, index: int) -> Placement:
-    """Return the placement of a node that is in no segment."""
-    first, node = partitioning.candidates[0], partitioning.nodes[index]
-    providers = (first.options.provider, *first.backend.info.providers, "")
-    return Placement(
-        index=index,
-        node=node.name,
-        op_type=node.op_type,
-        backend=first.backend.name,
-        device=str(first.options.device),
-        provider=next(filter(None, providers), ""),
-        reason="it is not run, because no output depends on it",
-    )

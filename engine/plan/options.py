@@ -7,21 +7,19 @@ be: a fallback or ENGINE_TARGET does not change which rank this process is.
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.backends import OFFICIAL, installed, warn_once
-from engine.config.schema import unused_settings
-from engine.config.shapes import read_shapes
+from engine.backends import OFFICIAL, installed, open_backend, warn_once
 from engine.errors import InputError
 from engine.host.cpus import preferred_cores, usable_cpus
 from engine.host.threads import threads_per_worker
 from engine.options import CONSUMED, is_declared
 from engine.types import (
     CancelToken,
+    Capability,
     CompileOptions,
     Device,
     ModelSource,
@@ -31,19 +29,24 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from engine.backends import Backend, Target
     from engine.context import Context
     from engine.plan.ranges import PartRanges
 
-_RANKED = ("ascend", "gpu")  # the settings of Context that say a rank
+_BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 _plans = itertools.count(1)
 
 
 class Request:
-    """What a user asks for in one build, resolved once.
+    """A user's wishes for one build, resolved once.
 
     device: where a caller wants the model, over what the settings say of that type of device.
+    share_workspace: with other models of this process, where the backend has an option for it.
+    place: this process's rank and the number of ranks; None for those of the launch. profile_to:
+    the folder that says that predicts are to be measured; None where they are not.
     """
 
     def __init__(
@@ -53,6 +56,9 @@ class Request:
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
         device: Device | None = None,
+        share_workspace: bool = False,
+        place: tuple[int, int] | None = None,
+        profile_to: Path | None = None,
     ) -> None:
         self._context = context
         self._config = config
@@ -60,7 +66,19 @@ class Request:
         self._cancel = cancel
         self._device = device
         self._threads = _threads(context)
-        self.rank, self.world_size = _rank(context)
+        self.rank, self.world_size = place or _rank(context)
+        self._is_isolated = _is_true(config, "common_context", "isolate")
+        self._share_workspace = share_workspace
+        self._profile_to = profile_to
+
+    def opened(self, name: str) -> Backend:
+        """Open a backend, with its models in processes of their own if the user asks for that."""
+        backend = open_backend(name)
+        if not self._is_isolated:
+            return backend
+        from engine.backends.isolated import isolated  # rare
+
+        return isolated(backend)
 
     def options(
         self, backend: Backend, target: Target, source: ModelSource, is_listed: bool = True
@@ -73,20 +91,28 @@ class Request:
         BackendUnavailable for a provider that the backend does not have.
         """
         settings = getattr(self._context, target.device_type, None)
-        given = _section(backend, target, self._config)
+        given = _section(backend, target, self._config, is_listed)
         graph = source.graph
-        shapes = read_shapes(given, graph.inputs if graph else None, target.device_type)
+        shapes: Mapping[str, ShapeRange] = {}
+        profiles: tuple[Mapping[str, ShapeRange], ...] = ()
+        if given:
+            from engine.config.shapes import read_shapes  # rare
+
+            read = read_shapes(given, graph.inputs if graph else None, target.device_type)
+            shapes, profiles = read.shapes, read.profiles
         provider = target.provider or getattr(settings, "provider", "") or given.get("provider", "")
         if not is_listed and provider.lower() not in map(str.lower, backend.info.providers):
             provider = ""
         declared = backend.info.options
+        if self._share_workspace:
+            given = {**self._workspace(backend), **given}
         return CompileOptions(
             device=self._device_of(target.device_type, settings, given),
             provider=backend.check_provider(provider),
             precision=getattr(settings, "precision_mode", ""),
             threads=self._threads,
-            shapes=shapes.shapes,
-            profiles=shapes.profiles,
+            shapes=shapes,
+            profiles=profiles,
             options={
                 key: value
                 for key, value in given.items()
@@ -95,9 +121,25 @@ class Request:
             config=self._config,
             rank=self.rank,
             world_size=self.world_size,
+            profile_to=self._profile_to if self._measures(backend) else None,
             progress=self._progress,
             cancel=self._cancel,
         )
+
+    def _measures(self, backend: Backend) -> bool:
+        return self._profile_to is not None and backend.can(Capability.PROFILE)
+
+    def _workspace(self, backend: Backend) -> dict[str, str]:
+        """Return the settings by which a backend shares workspace; a word, once, if it cannot."""
+        lacks = ""
+        if "workspace" not in backend.info.options:
+            lacks = f"backend {backend.name!r} gives each model its own"
+        elif self._is_isolated:
+            lacks = "with [common_context] isolate each model is in a process of its own"
+        if lacks:
+            warn_once(f"the models of a group do not share workspace: {lacks}")
+            return {}
+        return {"workspace": "process"}
 
     def _device_of(self, kind: str, settings: object, given: Mapping[str, str]) -> Device:
         if self._device is not None and self._device.type == kind:
@@ -140,21 +182,69 @@ def part_options(
 
 
 def _section(
-    backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]]
+    backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]], is_listed: bool
 ) -> dict[str, str]:
     """Return what the user set for a backend; a word, once, on what nobody reads."""
+    if not config:
+        return {}
+    from engine.config.schema import unused_settings  # rare
+
+    read = sections_read(target)
+    for unused in unused_settings(
+        config, target.backend, read, backend.info.options, _with_sections
+    ):
+        warn_once(unused.text)
+    unread = f"{target.device_type}_context"
+    if is_listed and config.get(unread) and unread not in read:
+        warn_once(
+            f"configuration section [{unread}] is not read: backend {target.backend!r} serves the "
+            f"target {target.device_type!r}, and reads [{read[0]}]"
+        )
+    return {key: value for name in read for key, value in config.get(name, {}).items()}
+
+
+def sections_read(target: Target) -> list[str]:
+    """Return the sections that the backend of a target reads."""
     # A device type's section is for this project's own backend of that type: another backend of
     # the same type has other options.
     own = OFFICIAL.get(target.device_type) == target.backend
     types = (target.device_type,) if own and target.device_type != target.backend else ()
-    read = [f"{name}_context" for name in (*types, target.backend)]
-    for text in unused_settings(config, target.backend, read, backend.info.options, _with_sections):
-        warn_once(text)
-    return {key: value for name in read for key, value in config.get(name, {}).items()}
+    return [f"{name}_context" for name in (*types, target.backend)]
+
+
+def unknown_setting(
+    candidates: Sequence[tuple[Backend, Target]], config: Mapping[str, Mapping[str, str]]
+) -> str:
+    """Return a line on the first section or key that none of the backends knows; "" for none.
+
+    A section is for those of them to judge that read it, if there are such.
+    """
+    for section, keys in config.items():
+        judges = [pair for pair in candidates if section in sections_read(pair[1])] or candidates
+        found = [_unknown_to(backend, target, {section: keys}) for backend, target in judges]
+        if found and all(found):
+            return found[0]
+    return ""
+
+
+def _unknown_to(backend: Backend, target: Target, config: Mapping[str, Mapping[str, str]]) -> str:
+    from engine.config.schema import unused_settings
+
+    unused = unused_settings(
+        config, target.backend, sections_read(target), backend.info.options, _with_sections
+    )
+    return next((each.text for each in unused if each.is_unknown), "")
 
 
 def _with_sections() -> tuple[str, ...]:
     return (*OFFICIAL, *OFFICIAL.values(), *installed())
+
+
+def _is_true(config: Mapping[str, Mapping[str, str]], section: str, key: str) -> bool:
+    text = config.get(section, {}).get(key, "false")
+    if text.lower() not in _BOOLEANS:
+        raise ValueError(f"[{section}] {key}: expected true or false, got {text!r}")
+    return _BOOLEANS[text.lower()]
 
 
 def _device_id(text: str) -> int:
@@ -166,17 +256,9 @@ def _device_id(text: str) -> int:
 def _rank(context: Context) -> tuple[int, int]:
     """Return this process's rank and the number of ranks.
 
-    They are the job's, not a device's: those of the first target that says them count, then
-    those of any other type of device.
+    They are the job's, not a device's, and those of the launch until a script says another rank.
     """
-    kinds = [text.lower().partition(":")[0] for text in context.target]
-    for kind in (*(kind for kind in kinds if kind in _RANKED), *_RANKED):
-        settings = getattr(context, kind, None)
-        rank = getattr(settings, "rank_id", 0)
-        world_size = getattr(settings, "group_size", 1)
-        if rank or world_size > 1:
-            return rank, world_size
-    return 0, 1
+    return context.ascend.rank_id, context.gpu.group_size
 
 
 def _threads(context: Context) -> Threads:
@@ -209,6 +291,8 @@ def _bounded(name: str, count: int) -> int:
     """Return a number of threads that the user asked for: as in MindSpore Lite, at most 5 a CPU."""
     most = 5 * (os.cpu_count() or 1)
     if count > most:
+        import logging  # rare
+
         logging.getLogger("engine").warning(
             "%s %d is more than five threads a CPU; %d are used", name, count, most
         )

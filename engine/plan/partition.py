@@ -1,4 +1,4 @@
-"""Which nodes go together: the fewest segments that keep the order of the nodes.
+"""Partition nodes into the fewest segments that keep their order.
 
 Pure bookkeeping on names; what a segment's model looks like is in `extract`.
 """

@@ -11,6 +11,7 @@ from onnx import ModelProto, TypeProto
 from engine.config.shapes import OPEN
 from engine.formats.onnx.graphs import SMALL
 from engine.formats.onnx.infer import types_of
+from engine.formats.onnx.reading import is_symbol
 from engine.types import ShapeRange
 
 
@@ -36,7 +37,7 @@ class PartRanges:
         if not given or not inside:
             return ranges
         ends = [
-            self._shapes_at({name: getattr(asked, end) for name, asked in given.items()}, inside)
+            self.shapes_at({name: getattr(asked, end) for name, asked in given.items()}, inside)
             for end in ("lowest", "usual", "highest")
         ]
         for name in inside:
@@ -56,12 +57,18 @@ class PartRanges:
                 )
         return ranges
 
-    def _shapes_at(
+    def shapes_at(
         self, sizes: Mapping[str, Sequence[int]], names: Collection[str]
     ) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of tensors where inputs have these sizes; -1 is an unknown dim."""
+        """Return the shapes of tensors where inputs have these sizes; -1 is an unknown dim.
+
+        One that is given counts, whatever the file says. Tensors of which nothing is known are
+        left out.
+        """
         light = ModelProto()
-        light.CopyFrom(self._without_weights())
+        if self._light is None:
+            self._light = without_weights(self._proto)
+        light.CopyFrom(self._light)
         symbols: dict[str, int] = {}
         for value in light.graph.input:
             asked = sizes.get(value.name)
@@ -71,9 +78,9 @@ class PartRanges:
             if not tensor.HasField("shape"):
                 value.type.CopyFrom(onnx.helper.make_tensor_type_proto(tensor.elem_type, asked))
             for dim, size in zip(tensor.shape.dim, asked, strict=False):
-                if dim.dim_param and size >= 0:
+                if is_symbol(dim.dim_param) and size >= 0:
                     symbols[dim.dim_param] = size
-                if not dim.HasField("dim_value") and size >= 0:
+                if size >= 0:
                     dim.dim_value = size
         for value in light.graph.input:
             _substitute(value.type, symbols)
@@ -89,23 +96,23 @@ class PartRanges:
         shapes = {name: _dims(kind) for name, kind in types.items()}
         return {name: shape for name, shape in shapes.items() if shape is not None}
 
-    def _without_weights(self) -> ModelProto:
-        """Return the model with inputs in place of its larger constants, and no types inside."""
-        if self._light is None:
-            graph, light = self._proto.graph, ModelProto(ir_version=self._proto.ir_version)
-            light.opset_import.extend(self._proto.opset_import)
-            light.functions.extend(self._proto.functions)
-            light.graph.name = graph.name
-            light.graph.node.extend(graph.node)
-            light.graph.input.extend(graph.input)
-            for tensor in graph.initializer:
-                if prod(tensor.dims) <= SMALL and tensor.data_location != tensor.EXTERNAL:
-                    light.graph.initializer.append(tensor)
-                elif tensor.name not in self._inputs:
-                    kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-                    light.graph.input.add(name=tensor.name).type.CopyFrom(kind)
-            self._light = light
-        return self._light
+
+def without_weights(model: ModelProto) -> ModelProto:
+    """Return a model with inputs in place of its larger constants, and no types inside."""
+    graph, light = model.graph, ModelProto(ir_version=model.ir_version)
+    names = {value.name for value in graph.input}
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = graph.name
+    light.graph.node.extend(graph.node)
+    light.graph.input.extend(graph.input)
+    for tensor in graph.initializer:
+        if prod(tensor.dims) <= SMALL and tensor.data_location != tensor.EXTERNAL:
+            light.graph.initializer.append(tensor)
+        elif tensor.name not in names:
+            kind = onnx.helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
+            light.graph.input.add(name=tensor.name).type.CopyFrom(kind)
+    return light
 
 
 def _substitute(kind: TypeProto, symbols: Mapping[str, int]) -> None:

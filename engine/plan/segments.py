@@ -6,11 +6,11 @@ signature of engine_predict. What a context does in a run is in `steps`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 
 from engine.backends import Backend
-from engine.plan.compile import attribute_errors_to
+from engine.plan.compile import KernelTimes, PartReports, attribute_errors_to, part_profile
 from engine.plan.contexts import close
 from engine.plan.steps import SegmentedContext
 from engine.plan.transfer import Transfer
@@ -25,6 +25,8 @@ class CompiledSegment:
     nodes: which nodes of the whole model its nodes are, in its order. device: where it runs.
     reads, writes: the numbers of its inputs and outputs. ends: the numbers of the values that
     nobody reads afterwards. resident: those of its outputs that stay on its device.
+    is_shared: other ranks take part in it: it runs once in each predict, whatever becomes of that.
+    is_afterwards: it exchanges results of a pipeline, when all micro-batches are through.
     """
 
     backend: Backend
@@ -35,6 +37,8 @@ class CompiledSegment:
     writes: tuple[int, ...]
     ends: tuple[int, ...]
     resident: frozenset[int] = frozenset()
+    is_shared: bool = False
+    is_afterwards: bool = False
 
 
 class SegmentedExecutable:
@@ -66,7 +70,7 @@ class SegmentedExecutable:
         self.held = held
         self.steady = [True] * len(self.segments)
         self.transfer = Transfer((segment.backend, segment.device) for segment in self.segments)
-        self._rest = tuple(rest)
+        self.rest = tuple(rest)
 
     @property
     def concurrency(self) -> int:
@@ -92,7 +96,7 @@ class SegmentedExecutable:
 
     def placement(self) -> list[Placement]:
         """Return one entry for each node of the whole model; of copies, that of the first."""
-        by_index = {placement.index: placement for placement in self._rest}
+        by_index = {placement.index: placement for placement in self.rest}
         for segment in self.segments:
             with attribute_errors_to(segment.backend, "placement"):
                 placed = segment.executable.placement()
@@ -105,13 +109,37 @@ class SegmentedExecutable:
 
     def memory(self) -> MemoryReport:
         """Return the sum over the segments."""
-        reports = (astuple(segment.executable.memory()) for segment in self.segments)
-        return MemoryReport(*map(sum, zip(*reports, strict=True)))
+        return total(report for _, _, report in self.memory_by_part())
+
+    def memory_by_part(self) -> PartReports:
+        """See Plan.memory."""
+        parts: dict[tuple[str, Device], list[MemoryReport]] = {}
+        for segment in self.segments:
+            with attribute_errors_to(segment.backend, "memory"):
+                report = segment.executable.memory()
+            parts.setdefault((segment.backend.name, segment.device), []).append(report)
+        return [(name, device, total(reports)) for (name, device), reports in parts.items()]
+
+    def profile_by_part(self) -> KernelTimes:
+        """See Plan.profile."""
+        times: KernelTimes = []
+        for segment in self.segments:
+            for name, device, time in part_profile(
+                segment.backend, segment.executable, segment.device
+            ):
+                nodes = tuple(segment.nodes[index] for index in time.nodes)
+                times.append((name, device, replace(time, nodes=nodes)))
+        return times
 
     def close(self) -> None:
         """Close every segment's executable."""
         for segment in self.segments:
             close(segment.executable)
+
+
+def total(reports: Iterable[MemoryReport]) -> MemoryReport:
+    """Return the sum of reports."""
+    return MemoryReport(*map(sum, zip(*map(astuple, (MemoryReport(), *reports)), strict=True)))
 
 
 def predict(

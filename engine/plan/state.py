@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from engine.formats.opened import state_of
-from engine.plan.compile import Opener, Plan
+from engine.plan.compile import KernelTimes, Opener, PartReports, Plan
 from engine.plan.contexts import ContextPool
+from engine.plan.segments import total
+from engine.plan.weights import held_by_core
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
 
 
@@ -36,6 +38,7 @@ class StatefulExecutable:
         inner: Executable = plan.executable
         self._inner = inner
         self._run = plan.predict
+        self._memory, self._profile = plan.memory, plan.profile
         self._values: list[Any] = values
         self._count = len(inner.outputs) - len(values)
         self.concurrency = 1  # a predict begins with what the one before it left
@@ -70,8 +73,16 @@ class StatefulExecutable:
         return self._inner.placement()
 
     def memory(self) -> MemoryReport:
-        """See Executable."""
-        return self._inner.memory()
+        """Return the inner executable's memory and the state that is held here."""
+        return total(report for _, _, report in self.memory_by_part())
+
+    def memory_by_part(self) -> PartReports:
+        """See Plan.memory."""
+        return [*self._memory(), *held_by_core(self._values)]
+
+    def profile_by_part(self) -> KernelTimes:
+        """See Plan.profile."""
+        return self._profile()
 
     def close(self) -> None:
         """See Executable."""

@@ -16,11 +16,13 @@ import numpy as np
 from engine.errors import (
     BackendError,
     Cancelled,
+    CommunicatorError,
     DeadlineExceeded,
     EngineError,
     ModelError,
     one_line,
 )
+from engine.host.interrupts import raised_by_handler
 from engine.plan.compile import Opener
 from engine.plan.contexts import close
 from engine.plan.workspace import (
@@ -50,7 +52,7 @@ MOST_WORKSPACES = 4
 """Sets of input shapes for which a context keeps buffers; the one prepared first goes first."""
 MOST_SEEN = 16
 
-_FINAL = (BackendError, Cancelled, DeadlineExceeded)
+_FINAL = (BackendError, Cancelled, CommunicatorError, DeadlineExceeded)
 """Errors that have nothing to do with the buffers that segments were given."""
 
 
@@ -110,6 +112,10 @@ class SegmentedContext:
             self._forget()  # lists may be half changed
             if isinstance(error, _FINAL) or not isinstance(error, Exception):
                 raise
+            failed = self._running
+            is_final = failed is None or self._executable.segments[failed.index].is_shared
+            if is_final or raised_by_handler(error):
+                raise
         else:
             if bound is not None:
                 return bound.deliver()
@@ -120,18 +126,27 @@ class SegmentedContext:
                 workspace.clear()
         prepared = workspace if bound is None else bound.workspace
         assert prepared is not None
-        return self._run_again(inputs, outputs, deadline_s, prepared.seen)
+        values = prepared.values if bound is None else bound.values
+        return self._go_on(inputs, outputs, deadline_s, values, prepared.seen)
 
-    def _run_again(
-        self, inputs: Values, outputs: Values | None, deadline_s: float | None, seen: Sequence[Seen]
+    def _go_on(
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        values: Sequence[Value],
+        seen: Sequence[Seen],
     ) -> Values:
-        """Run anew, after a failure, with segments that allocate what they write.
+        """Go on from the segment that failed, with segments that allocate what they write.
 
-        A segment may have refused one of our buffers, because its results change their shape with
-        the data. If it is so, the same goes well now, and no buffers are prepared for it any more.
-        seen: what the buffers were prepared for.
+        It may have refused one of our buffers, because its results change their shape with the
+        data. If it is so, the same goes well now, and no buffers are prepared for it any more.
+        What has run is not run again: other ranks may have taken part in it.
+        values: those of the run that failed. seen: what the buffers were prepared for.
         """
-        results, now = self._run_first(inputs, outputs, deadline_s)
+        failed = self._running
+        assert failed is not None, "a run fails in a step"
+        results, now = self._run_first(inputs, outputs, deadline_s, failed.index, values)
         for index, segment in enumerate(self._executable.segments):
             if any(seen[n] is not None and now[n] != seen[n] for n in segment.writes):
                 self._executable.allocate_from(index)
@@ -187,14 +202,25 @@ class SegmentedContext:
             values[number] = None
 
     def _run_first(
-        self, inputs: Values, outputs: Values | None, deadline_s: float | None
+        self,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+        begin: int = 0,
+        made: Sequence[Value] = (),
     ) -> tuple[Values, list[Seen]]:
-        """Run with nothing prepared; returns the results and the shapes of all values."""
+        """Run with nothing prepared; returns the results and the shapes of all values.
+
+        begin: the segment to begin with. made: the values that those before it have made.
+        """
         executable = self._executable
         values: list[Value] = [*inputs, *[None] * (executable.width - len(inputs))]
+        for segment in executable.segments[:begin]:
+            for number in segment.writes:
+                values[number] = made[number]
         given = direct_buffers(executable, inputs, outputs or ())
         steps = []
-        for index, segment in enumerate(executable.segments):
+        for index, segment in enumerate(executable.segments[begin:], begin):
             step = Step(index, executable, self._contexts[index])
             buffers = [given.get(number) for number in segment.writes]
             step.given = buffers if any(buffer is not None for buffer in buffers) else None
@@ -206,9 +232,9 @@ class SegmentedContext:
         try:
             self._walk(steps, values, deadline_s)
             seen = self._recorded
-        except EngineError:
-            raise
         except Exception as error:
+            if isinstance(error, EngineError) or raised_by_handler(error):
+                raise
             raise self._translated(error, self._running) from error
         finally:
             self._recorded = None

@@ -8,23 +8,24 @@ contexts and threads alike. A backend never sees that a weight has changed.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from engine.errors import InputError, ModelError
+from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.opened import variables_of
 from engine.options import nearest
-from engine.plan.compile import Opener, Plan
+from engine.plan.compile import KernelTimes, Opener, PartReports, Plan
 from engine.plan.contexts import ContextPool
 from engine.plan.partition import reachable
-from engine.plan.segments import SegmentedExecutable
+from engine.plan.segments import SegmentedExecutable, total
 from engine.plan.transfer import Transfer, takes_buffers
 from engine.types import (
     Device,
     DeviceBuffer,
+    DType,
     ExecutionContext,
     MemoryReport,
     ModelSource,
@@ -40,8 +41,8 @@ _HAVE_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 class PlanWeights:
     """The present values of a plan's variable weights. Any thread may call any method.
 
-    specs: name, dtype and shape of each, in the order of the graph's inputs. homes: the device
-    where each is read, None for the host.
+    specs: name, dtype and shape of each, in the order of the graph's inputs. initial: arrays that
+    nobody changes. homes: the device where each is read, None for the host.
     """
 
     def __init__(
@@ -55,9 +56,12 @@ class PlanWeights:
         self._homes = tuple(homes)
         self._transfer = transfer
         self._numbers = {spec.name: number for number, spec in enumerate(specs)}
-        self._turn = threading.Lock()  # of updates; predicts take none
+        # Of updates; predicts take none. Reentrant, as a signal handler may update too.
+        self._turn = threading.RLock()
+        self.is_closed = False
         self.values: tuple[Value, ...] = tuple(
-            self._at_home(array, number) for number, array in enumerate(initial)
+            array if homes[number] is None else self._at_home(array, number)
+            for number, array in enumerate(initial)
         )
 
     def update(self, weights: Mapping[str, Value]) -> None:
@@ -65,41 +69,38 @@ class PlanWeights:
 
         weights: new values by name, arrays or DeviceBuffers; copied. Predicts that run keep the
             old ones to their end.
-        Raises InputError naming the weight that is unknown or does not fit; nothing changed then.
+        Raises InputError naming the weight that is unknown or does not fit, ModelStateError once
+        the model is closed; nothing changed then.
         """
+        self.exchange(self.prepared(weights))
+
+    def prepared(self, weights: Mapping[str, Value]) -> Mapping[int, Value]:
+        """Check and copy new values to where they are read; `exchange` then cannot fail.
+
+        So several plans can be prepared before the first of them changes. See `update`.
+        """
+        if self.is_closed:
+            raise ModelStateError("the model is closed; build a new one")
         for name, value in weights.items():
-            self._check(name, value)
-        # Copied to the devices before the exchange: what follows it cannot fail.
-        arrived = {
+            number = self._numbers.get(name)
+            if number is None:
+                raise unknown_weight(name, self._numbers)
+            check_weight(value, self.specs[number])
+        return {
             self._numbers[name]: self._at_home(value, self._numbers[name])
             for name, value in weights.items()
         }
+
+    def exchange(self, prepared: Mapping[int, Value]) -> None:
+        """Have every predict that begins from now on use what was prepared."""
         with self._turn:
             self.values = tuple(
-                arrived.get(number, value) for number, value in enumerate(self.values)
+                prepared.get(number, value) for number, value in enumerate(self.values)
             )
 
-    def _check(self, name: str, value: Value) -> None:
-        number = self._numbers.get(name)
-        if number is None:
-            near = nearest(name, self._numbers)
-            hint = f"did you mean {near!r}? " if near else ""
-            raise InputError(
-                f"weight {name!r} was not declared variable; {hint}declared: "
-                f"{', '.join(map(repr, self._numbers))}",
-                name,
-            )
-        spec = self.specs[number]
-        if isinstance(value, DeviceBuffer):
-            got = f"{value.dtype}{list(value.shape)}"
-            fits = (value.dtype, value.shape) == (spec.dtype, spec.shape)
-        elif isinstance(value, np.ndarray):
-            got = f"{value.dtype}{list(value.shape)}"
-            fits = value.dtype == spec.dtype.numpy and value.shape == spec.shape
-        else:
-            got, fits = type(value).__name__, False
-        if not fits:
-            raise InputError(f"weight {name!r}: expected {spec}, got {got}", name)
+    def current(self) -> dict[str, Value]:
+        """Return the values of this moment, by name. They are the plan's: not to be changed."""
+        return {spec.name: value for spec, value in zip(self.specs, self.values, strict=True)}
 
     def _at_home(self, value: Value, number: int) -> Value:
         """Return a copy of a weight where it is read."""
@@ -111,6 +112,34 @@ class PlanWeights:
         if isinstance(value, DeviceBuffer):
             return self._transfer.to_host(value)
         return np.array(value, order="C")
+
+
+def unknown_weight(name: str, names: Collection[str]) -> InputError:
+    """Return the error for a weight that is not among those declared, `names`."""
+    near = nearest(name, names)
+    hint = f"did you mean {near!r}? " if near else ""
+    return InputError(
+        f"weight {name!r} was not declared variable; {hint}declared: {', '.join(map(repr, names))}",
+        name,
+    )
+
+
+def check_weight(value: object, spec: TensorSpec) -> None:
+    """Raise InputError unless a value is a tensor of exactly the weight's dtype and shape."""
+    if isinstance(value, DeviceBuffer):
+        got = f"{value.dtype}{list(value.shape)}"
+        fits = (value.dtype, value.shape) == (spec.dtype, spec.shape)
+    elif np.ma.isMaskedArray(value):
+        got, fits = "a masked array; fill its masked elements first", False
+    elif isinstance(value, np.ndarray):
+        got = f"{value.dtype}{list(value.shape)}"
+        fits = value.dtype == spec.dtype.numpy and value.shape == spec.shape
+        if value.shape == spec.shape and spec.dtype is not DType.STRING:
+            got += f"; convert it with astype({str(spec.dtype)!r})"
+    else:
+        got, fits = type(value).__name__, False
+    if not fits:
+        raise InputError(f"weight {spec.name!r}: expected {spec}, got {got}", spec.name)
 
 
 def with_weights(plan: Plan) -> Plan:
@@ -127,7 +156,16 @@ def with_weights(plan: Plan) -> Plan:
     weights = PlanWeights(specs, [slot.initial for slot in slots], homes, transfer)
     weighted = WeightedExecutable(plan, weights)
     pool = ContextPool(Opener(plan.backend, weighted))
-    return replace(plan, executable=weighted, predict=weighted.predict, pool=pool, weights=weights)
+    # Their first values are the weights' business from now on: a plan does not hold them twice.
+    source = replace(plan.source, variables=())  # type: ignore[call-arg]  # an OpenedSource
+    return replace(
+        plan,
+        source=source,
+        executable=weighted,
+        predict=weighted.predict,
+        pool=pool,
+        weights=weights,
+    )
 
 
 def _home(plan: Plan, segmented: SegmentedExecutable | None, number: int) -> Device | None:
@@ -148,6 +186,7 @@ class WeightedExecutable:
     def __init__(self, plan: Plan, weights: PlanWeights) -> None:
         self._inner = plan.executable
         self._run = plan.predict
+        self._memory, self._profile = plan.memory, plan.profile
         self._weights = weights
         self.concurrency: int = getattr(plan.executable, "concurrency", 0)
         self.inputs = plan.executable.inputs[: -len(weights.specs)]
@@ -173,13 +212,29 @@ class WeightedExecutable:
 
     def memory(self) -> MemoryReport:
         """Return the inner executable's memory and the weights that are held here."""
-        report = self._inner.memory()
-        held = sum(getattr(value, "nbytes", 0) for value in self._weights.values)
-        return replace(report, weights_bytes=report.weights_bytes + held)
+        return total(report for _, _, report in self.memory_by_part())
+
+    def memory_by_part(self) -> PartReports:
+        """See Plan.memory."""
+        return [*self._memory(), *held_by_core(self._weights.values)]
+
+    def profile_by_part(self) -> KernelTimes:
+        """See Plan.profile."""
+        return self._profile()
 
     def close(self) -> None:
         """See Executable."""
+        self._weights.is_closed = True
         self._inner.close()
+
+
+def held_by_core(values: Iterable[Value]) -> PartReports:
+    """Return what values take that the core holds, as Plan.memory does: by device."""
+    sizes: dict[Device, int] = {}
+    for value in values:
+        device = value.device if isinstance(value, DeviceBuffer) else Device("cpu")
+        sizes[device] = sizes.get(device, 0) + getattr(value, "nbytes", 0)
+    return [("", device, MemoryReport(weights_bytes=size)) for device, size in sizes.items()]
 
 
 def check_declared(source: ModelSource, names: Sequence[str]) -> None:
@@ -215,4 +270,4 @@ def check_declared(source: ModelSource, names: Sequence[str]) -> None:
         )
 
 
-__all__ = ["PlanWeights", "WeightedExecutable", "check_declared", "with_weights"]
+__all__ = ["PlanWeights", "WeightedExecutable", "check_declared", "held_by_core", "with_weights"]

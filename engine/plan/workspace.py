@@ -1,4 +1,4 @@
-"""What a context of a partitioned model prepares for one set of input shapes.
+"""Memory that a context of a partitioned model prepares for one set of input shapes.
 
 Buffers for the values that cross from one segment to another, and for each segment the lists that
 it is called with. A segment on the host so sees the very same list objects in every run, which
@@ -73,7 +73,8 @@ class Step:
 class Workspace:
     """Buffers and lists for one set of input shapes.
 
-    steps: of a run without the caller's buffers. seen: of each value, what it was before.
+    steps: of a run without the caller's buffers. values: of that run, as far as it has come.
+    seen: of each value, what it was before.
     """
 
     def __init__(
@@ -95,15 +96,15 @@ class Workspace:
         self._staged = [
             (buffer, number) for number, buffer in self._own.items() if number < self._users
         ]
-        self._values: list[Value] = [None] * executable.width
+        self.values: list[Value] = [None] * executable.width
         for number, buffer in self._own.items():
-            self._values[number] = buffer
+            self.values[number] = buffer
         self._passed = [
             number for number in range(len(executable.inputs)) if number not in self._own
         ]
         self._open = [number for number in range(executable.width) if number not in self._own]
         self.steps = [
-            self._step(index, self._values, outside) for index in range(len(executable.segments))
+            self._step(index, self.values, outside) for index in range(len(executable.segments))
         ]
 
     # ------------------------------------------------------------- without the caller's buffers
@@ -112,7 +113,7 @@ class Workspace:
         """Take the inputs of a run; returns the values that the steps start from."""
         for buffer, number in self._staged:
             buffer[...] = inputs[number]
-        values = self._values
+        values = self.values
         for number in self._passed:
             values[number] = inputs[number]
         return values
@@ -127,13 +128,13 @@ class Workspace:
             elif buffer is not None:
                 results.append(buffer.copy())
             else:
-                results.append(self._executable.transfer.to_host(self._values[number]))
+                results.append(self._executable.transfer.to_host(self.values[number]))
         return results
 
     def clear(self) -> None:
         """Let go of all values that are not the workspace's own."""
         for number in self._open:
-            self._values[number] = None
+            self.values[number] = None
 
     # ---------------------------------------------------------------- with the caller's buffers
 
@@ -143,7 +144,7 @@ class Workspace:
         last: the run before. Its lists are used again where all in them is the same.
         """
         executable = self._executable
-        values = [*inputs, *self._values[len(inputs) :]]
+        values = [*inputs, *self.values[len(inputs) :]]
         for segment, is_steady in zip(executable.segments, executable.steady, strict=True):
             for number in segment.writes:
                 if values[number] is None and is_steady and number not in segment.resident:

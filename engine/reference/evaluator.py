@@ -21,6 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto
 from onnx.external_data_helper import ExternalDataInfo, uses_external_data
 from onnx.inliner import inline_local_functions
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_dequantize_linear import DequantizeLinear_25
 
 from engine.errors import (
     BackendUnavailable,
@@ -32,11 +33,20 @@ from engine.errors import (
     one_line,
 )
 from engine.formats.onnx.graphs import tensors
+from engine.formats.onnx.safe_inference import infer_shapes
+from engine.formats.opened import open_external
+from engine.host import deadlines
+from engine.host.interrupts import raised_by_handler
 from engine.reference.loop import Loop
+from engine.reference.lrn import LRN
+from engine.reference.optional import Optional
+from engine.reference.stopping import Stopped, Stopper
+from engine.reference.timing import Stopwatch
 from engine.types import (
     CompileOptions,
     Device,
     DType,
+    KernelTime,
     MemoryReport,
     ModelSource,
     Placement,
@@ -66,12 +76,17 @@ class Host:
     delay_s: float = 0.0
 
 
+_OWN = {"LRN": LRN, "Loop": Loop, "Optional": Optional}
+
+
 class Evaluator(ReferenceEvaluator):
     """onnx's evaluator, which can be stopped at every node, also inside subgraphs."""
 
     def _load_impl(self, node: NodeProto, input_types: Any = None) -> Any:
-        if node.op_type == "Loop" and not node.domain:
-            return Loop
+        if node.op_type in _OWN and not node.domain:
+            return _OWN[node.op_type]
+        if (node.op_type, node.domain) == ("DequantizeLinear", "") and self.opsets[""] < 19:
+            return DequantizeLinear_25  # onnx 1.23 has none for these, of which it is a superset
         return super()._load_impl(node, input_types)
 
     def _log(self, level: int, pattern: str, *args: Any) -> None:
@@ -88,9 +103,14 @@ def load(source: ModelSource, host: Host) -> EvaluatorModel:
             data = path.read_bytes()
         proto = onnx.load_model_from_string(data)
         _normalise(proto)
+        _require_known(proto)
         _read_external(proto, source)
-        onnx.shape_inference.infer_shapes(proto, check_type=True, strict_mode=True)
+        infer_shapes(proto, check_type=True, strict_mode=True)
+    except ModelError:
+        raise
     except Exception as error:  # protobuf, the checker and shape inference share no base
+        if raised_by_handler(error):
+            raise
         raise ModelError(
             f"{source.name}: not a valid ONNX model: {one_line(error)}", str(path or "")
         ) from error
@@ -135,10 +155,16 @@ class EvaluatorModel:
             # Inlined, because the evaluator loses a function's attributes on the way to most nodes.
             evaluator = Evaluator(inline_local_functions(self.proto))
         except Exception as error:  # a type or an attribute that nobody thought of
+            if raised_by_handler(error):
+                raise
             raise ModelError(f"{self.source_name}: {one_line(error)}") from error
         if options.progress is not None:
             options.progress("check nodes", len(nodes), len(nodes))
-        return EvaluatorExecutable(self, evaluator)
+        executable = EvaluatorExecutable(self, evaluator)
+        if options.profile_to is not None:
+            ran = evaluator.rt_nodes_
+            executable.stopwatch = Stopwatch(ran, is_as_in_file=len(ran) == len(nodes))
+        return executable
 
     def close(self) -> None:
         """Let the file's contents go; the executable has what it needs."""
@@ -156,6 +182,7 @@ class EvaluatorExecutable:
         self.evaluator: Evaluator | None = evaluator
         self._weights_bytes = sum(p.nbytes for p in model.graph.parameters)
         self._nodes = model.graph.nodes
+        self.stopwatch: Stopwatch | None = None
 
     def open_context(self) -> EvaluatorContext:
         """Open a context; there is nothing to allocate, so any number is cheap."""
@@ -176,6 +203,11 @@ class EvaluatorExecutable:
             for node in self._nodes
         ]
 
+    def profile(self) -> Sequence[KernelTime]:
+        """See Executable."""
+        assert self.stopwatch is not None, "it was not compiled to be measured"
+        return self.stopwatch.times
+
     def memory(self) -> MemoryReport:
         """Return the weights, as the file stores them."""
         return MemoryReport(weights_bytes=self._weights_bytes)
@@ -186,16 +218,20 @@ class EvaluatorExecutable:
 
 
 class EvaluatorContext:
-    """What one predict at a time needs: the executable, and what may stop the predict."""
+    """Context of one predict at a time: the executable, and what may stop the predict."""
 
     def __init__(self, executable: EvaluatorExecutable) -> None:
         self._executable: EvaluatorExecutable | None = executable
         self._cancelled = False
         self._deadline_s: float | None = None
+        self._stopper: Stopper | None = None
 
     def cancel(self) -> None:
-        """See ExecutionContext; looked at between nodes."""
+        """See ExecutionContext; ends a node too, as soon as that is in Python."""
         self._cancelled = True
+        stopper = self._stopper
+        if stopper is not None:
+            stopper.expire()
 
     def check_stop(self) -> None:
         """Raise Cancelled or DeadlineExceeded where the predict is to stop."""
@@ -210,20 +246,18 @@ class EvaluatorContext:
         assert executable is not None, "predict after close"
         assert executable.evaluator is not None, "predict after close"
         names = [spec.name for spec in executable.inputs]
+        feeds = dict(zip(names, inputs, strict=True))
         self._deadline_s = deadline_s
-        token = _running.set(self)
         try:
-            _wait(executable.host.delay_s)
-            with np.errstate(all="ignore"):  # overflow and NaN are results in ONNX, not warnings
-                results = executable.evaluator.run(None, dict(zip(names, inputs, strict=True)))
+            results = self._stoppable(executable.evaluator, feeds, executable.host.delay_s)
         except EngineError:
             raise
         except Exception as error:  # operators raise whatever numpy raises
+            if raised_by_handler(error):
+                raise
             raise ModelError(
                 f"{executable.name}: the model failed on this data: {one_line(error)}"
             ) from error
-        finally:
-            _running.reset(token)
         if outputs is None:
             return [_own(*pair) for pair in zip(results, executable.outputs, strict=True)]
         # A result may be an input itself, and a buffer may lie over that input: it would be
@@ -237,6 +271,35 @@ class EvaluatorContext:
         ]
         return filled if any(buffer is None for buffer in outputs) else outputs
 
+    def _stoppable(self, evaluator: Evaluator, feeds: dict[str, Value], delay_s: float) -> Any:
+        """Run the evaluator; Cancelled or DeadlineExceeded also from inside of a node.
+
+        Its operators are loops in Python, some over every element: one node may take for ever.
+        """
+        token = _running.set(self)
+        try:
+            self._stopper = stopper = Stopper(self._deadline_s or 0.0)
+            try:
+                if self._deadline_s is not None:
+                    deadlines.watch(stopper)
+                _wait(delay_s)
+                if self._executable is not None and self._executable.stopwatch is not None:
+                    self._executable.stopwatch.begin()
+                with np.errstate(all="ignore"):  # overflow and NaN are results in ONNX
+                    return evaluator.run(None, feeds)
+            finally:
+                stopper.done = True
+                self._stopper = None
+                stopper.clear()
+        except Stopped as error:
+            interrupt = raised_by_handler(error)
+            if interrupt is not None:  # both came at once
+                raise interrupt from None
+            self.check_stop()
+            raise AssertionError("nobody stopped it") from error
+        finally:
+            _running.reset(token)
+
     def close(self) -> None:
         """Let go of the executable."""
         self._executable = None
@@ -247,6 +310,17 @@ def _normalise(proto: ModelProto) -> None:
     for item in (*proto.opset_import, *proto.graph.node):
         if item.domain == "ai.onnx":
             item.domain = ""
+
+
+def _require_known(proto: ModelProto) -> None:
+    """Refuse operator sets that the installed onnx does not know: what they mean is a guess."""
+    newest = onnx.defs.onnx_opset_version()
+    for item in proto.opset_import:
+        if not item.domain and item.version > newest:
+            raise ValueError(
+                f"operator set {item.version} is newer than what onnx {onnx.__version__} knows "
+                f"({newest}); run: pip install --upgrade onnx, or export with an older one"
+            )
 
 
 def _read_external(proto: ModelProto, source: ModelSource) -> None:
@@ -261,7 +335,7 @@ def _read_external(proto: ModelProto, source: ModelSource) -> None:
         if held is not None:
             tensor.raw_data = bytes(held[first : first + nbytes])
         elif source.folder is not None:
-            with (source.folder / info.location).open("rb") as file:
+            with open_external(source, info.location) as file:
                 file.seek(first)
                 tensor.raw_data = file.read(nbytes)
         else:
@@ -304,6 +378,8 @@ def _refusal(proto: ModelProto) -> str:
     try:
         Evaluator(proto)
     except Exception as error:  # of several kinds; what follows are lists of all that it knows
+        if raised_by_handler(error):
+            raise
         return re.split(r", known|, schema|\. | in\n", str(error))[0].strip()
     return ""
 
@@ -324,6 +400,11 @@ def _own(result: Any, spec: TensorSpec) -> Value:
     """Copy a result for its owner: the evaluator's may be a view of an input or a weight."""
     if result is None:
         return None
+    if isinstance(result, list | dict) and spec.kind is ValueKind.TENSOR:
+        raise ModelError(
+            f"output {spec.name!r} is declared {spec}, but onnx's reference evaluator gives it as "
+            f"a {type(result).__name__}"
+        )
     if isinstance(result, list):
         return [_own(item, spec) for item in result]
     if isinstance(result, dict):

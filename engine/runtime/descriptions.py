@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.enums import DataType, Format
 from engine.tensor import Description, Tensor, TensorMeta
 
 if TYPE_CHECKING:
-    from engine.types import TensorSpec
+    from engine.types import Dim, Predict, TensorSpec, Values
+
+
+class Specs(tuple["TensorSpec", ...]):
+    """Inputs or outputs of a model, in its order; prints as name: type[shape]."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        from engine.config.text import plain  # rare
+
+        return plain(f"({', '.join(f'{spec.name}: {spec}' for spec in self)})")
 
 
 def description_for(spec: TensorSpec) -> Description:
@@ -33,3 +44,26 @@ def meta_for(spec: TensorSpec) -> TensorMeta:
     meta.format = tensor.format
     meta.element_num, meta.data_size = tensor.element_num, tensor.data_size
     return meta
+
+
+def known_shape(shape: tuple[Dim, ...] | None) -> tuple[int, ...] | None:
+    """Return the shape if every axis is known, else None."""
+    if shape is None or not all(isinstance(dim, int) for dim in shape):
+        return None
+    return tuple(dim for dim in shape if isinstance(dim, int))
+
+
+def recorded(run: Predict, seen: list[Any]) -> Predict:
+    """Return a predict that leaves the shapes of its last results in `seen`, a list in it.
+
+    For outputs whose shapes do not follow from the inputs'.
+    """
+
+    def predict(
+        context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
+    ) -> Values:
+        results = run(context, inputs, outputs, deadline_s)
+        seen[:] = [[getattr(result, "shape", None) for result in results]]
+        return results
+
+    return predict

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.runtime.memory import order
 from engine.types import Device, DeviceBuffer, DType
+
+if TYPE_CHECKING:
+    from engine.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -108,6 +111,44 @@ def device_of(value: Array | DeviceBuffer) -> tuple[int, int]:
     if isinstance(value, np.ndarray):
         return CPU, 0
     return CUDA if value.device.type == "gpu" else EXTENSION, value.device.id
+
+
+def given(
+    tensor: Tensor,
+    stream: int | None,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """Return a capsule of a tensor for a consumer; see `Tensor.__dlpack__`."""
+    value = data_of(tensor, "__dlpack__")
+    own = device_of(value)
+    if not isinstance(value, np.ndarray):
+        if dl_device is not None and tuple(dl_device) != own:
+            if tuple(dl_device) != (CPU, 0) or copy is False:
+                raise BufferError(f"memory on {tensor.device} is not shared with {dl_device}")
+            value, copy = tensor.get_data_to_numpy(), None
+        elif copy:
+            raise BufferError(f"copy=True is for the host; this tensor is on {tensor.device}")
+        else:
+            order_for(value, stream)
+    elif dl_device is not None and tuple(dl_device) != own:
+        raise BufferError(f"memory of the host is not shared with device {dl_device}")
+    if copy:
+        assert isinstance(value, np.ndarray)
+        value = value.copy()
+    return export(value, max_version is not None and max_version[0] >= 1)
+
+
+def data_of(tensor: Tensor, protocol: str) -> Array | DeviceBuffer:
+    """Return the memory of a tensor, allocated where it may be. Raises BufferError for none."""
+    description = tensor._description
+    is_open = min(description.shape, default=0) < 0
+    if tensor._value is None and description.device is None and not is_open:
+        tensor.get_data_to_numpy()
+    if tensor._value is None:
+        raise BufferError(f"{protocol}: tensor {tensor.name!r} has no data yet")
+    return tensor._value
 
 
 def export(value: Array | DeviceBuffer, is_versioned: bool) -> Any:
@@ -226,7 +267,7 @@ class _Imported:
         self._managed = managed
 
     def __del__(self) -> None:
-        managed = self._managed
+        managed = getattr(self, "_managed", None)  # a signal handler may have raised in __init__
         if managed is not None and managed.deleter:
             _Deleter(managed.deleter)(ctypes.addressof(managed))
 

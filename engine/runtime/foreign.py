@@ -7,15 +7,16 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InputError, one_line
+from engine.host.interrupts import raised_by_handler
 from engine.types import Device, TensorSpec, Value
 
 
-def take(item: Any, spec: TensorSpec, device: Device | None) -> Value:
+def take(item: Any, spec: TensorSpec, device: Device | None, role: str = "input") -> Value:
     """Return the array or DeviceBuffer that an object gives access to; None where it is no tensor.
 
-    device: the model's own, on which memory of `__cuda_array_interface__` is taken to be. Shares
-    the object's memory and keeps it alive. Raises InputError where it has a tensor that it does
-    not give, or that has no place here.
+    device: the model's own, on which memory of `__cuda_array_interface__` is taken to be. role:
+    what messages call the tensor. Shares the object's memory and keeps it alive. Raises InputError
+    where it has a tensor that it does not give, or that has no place here.
     """
     # Looked up on the class, as Python does with its own protocols.
     kind = type(item)
@@ -35,9 +36,19 @@ def take(item: Any, spec: TensorSpec, device: Device | None) -> Value:
                 raise ValueError("it has masked elements, fill them first")
             return np.asarray(array)
     except Exception as error:  # whatever the other library raises
+        if raised_by_handler(error):
+            raise
+        from engine.runtime.advice import for_memory
+
         raise InputError(
-            f"input {spec.name!r}: expected {spec}, and {kind} does not give its memory: "
-            f"{one_line(error)}; convert it with numpy.asarray(..., {str(spec.dtype)!r})",
+            f"{role} {spec.name!r}: expected {spec}, and {kind} does not give its memory: "
+            f"{one_line(error)}; {for_memory(item, str(spec.dtype))}",
             spec.name,
         ) from error
     return None
+
+
+def is_array(item: Any) -> bool:
+    """Return whether an object is one array or tensor, of whatever library."""
+    protocols = ("__array__", "__dlpack__", "__cuda_array_interface__")
+    return any(hasattr(type(item), name) for name in protocols)

@@ -52,7 +52,7 @@ def memory_of(device: Device) -> Memory:
 
 
 def device_type(name: str) -> str:
-    """Return the device type that the API's word or a backend's name stands for."""
+    """Return the device type that a word stands for: the API's, or a backend's name."""
     return name if name in OFFICIAL else find_target(name).device_type
 
 

@@ -19,14 +19,14 @@ from engine.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineError,
+    ExtensionError,
     InputError,
     ModelError,
     ModelStateError,
     one_line,
 )
+from engine.host.interrupts import raised_by_handler
 from engine.runtime.descriptions import description_for
-from engine.runtime.values import placeholders
-from engine.runtime.values import results as wrapped_values
 from engine.tensor import Array, Tensor
 from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
@@ -38,29 +38,33 @@ if TYPE_CHECKING:
     from engine.runtime.signature import Signature
     from engine.types import Predict, Values
 
-Bindings = tuple[list[Any], list[tuple[Any, Any, Any]], list[Any]]
-"""Inputs, each of them with its dtype and shape at that time, and output buffers.
+Bindings = tuple[
+    list[Any], list[tuple[int, Any, Any, Any]], list[Any], list[tuple[int, Any]], list[Array]
+]
+"""Inputs and output buffers that were checked, and what tells that they are still the same.
 
-The backend gets these very lists again while nothing in them has changed. One tuple, replaced as
-one: a signal handler may predict between any two lines of a predict.
+The inputs; each with its place, dtype and shape at that time; the buffers; each with its place; and
+those of them that the host writes into. The backend gets these very lists again while nothing in
+them has changed. One tuple, replaced as one: a signal handler may predict between any two lines of
+a predict.
 """
 
-NOTHING_BOUND: Bindings = ([], [], [])
+NOTHING_BOUND: Bindings = ([], [], [], [], [])
 
 
 class ThreadState:
     """One thread's way through a model, nearly always of tensors alone: `is_plain`.
 
     run: plan.predict, or what extensions made of it. lease: of the context that this
-    thread used last. path: the model's file. extensions: by name, for messages.
+    thread used last. path: the model's file.
     """
 
     __slots__ = (
         "bindings",
         "count",
         "descriptions",
+        "devices",
         "expected",
-        "extensions",
         "idle",
         "is_gated",
         "is_plain",
@@ -80,7 +84,6 @@ class ThreadState:
         signature: Signature,
         run: Predict,
         path: str = "",
-        extensions: Sequence[str] = (),
     ) -> None:
         self.plan = plan
         self.signature = signature
@@ -94,11 +97,11 @@ class ThreadState:
         self.is_gated = plan.pool.gate is not None
         self.count = len(signature.names)
         self.output_count = len(signature.outputs)
+        self.devices = plan.devices
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
         self.descriptions = [description_for(spec) for spec in signature.outputs]
         self.bindings = NOTHING_BOUND
         self.path = path
-        self.extensions = tuple(extensions)
 
     def __del__(self) -> None:
         # The context stays for other threads, without this one's arrays.
@@ -134,25 +137,43 @@ class ThreadState:
 
         A caller who gives output buffers binds both: they stay alive until the next.
         """
-        values, bound, buffers = self.bindings
-        if bound and type(inputs) is list and len(inputs) == len(bound):
-            for item, (held, dtype, shape) in zip(inputs, bound):
-                value = item._value if type(item) is Tensor else item
-                if value is not held or value.shape != shape or value.dtype is not dtype:
-                    break
-            else:
-                if type(outputs) is list and len(outputs) == len(buffers):
-                    for tensor, held in zip(outputs, buffers):
-                        if type(tensor) is not Tensor or tensor._value is not held:
-                            break
-                    else:
-                        return values, buffers
+        values, bound, buffers, filled, writeable = self.bindings
+        if (
+            type(inputs) is not list
+            or type(outputs) is not list
+            or len(inputs) != len(bound)
+            or len(outputs) != len(filled)
+        ):
+            return self._rebind(inputs, outputs)
+        # By place, not with zip: that costs as much as looking at what it gives.
+        for place, held, dtype, shape in bound:
+            item = inputs[place]
+            value = item._value if type(item) is Tensor else item
+            if value is not held or value.shape != shape or value.dtype is not dtype:
+                return self._rebind(inputs, outputs)
+        for place, held in filled:
+            tensor = outputs[place]
+            if type(tensor) is not Tensor or tensor._value is not held:
+                return self._rebind(inputs, outputs)
+        for array in writeable:
+            if not array.flags.writeable:  # since the last call
+                return self._rebind(inputs, outputs)
+        return values, buffers
+
+    def _rebind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
+        """Check inputs and output buffers, and hold them for the next call."""
         values = self.take(inputs)
         memory = memory_of(outputs)
         self.signature.check_buffers(memory, values)
         # Memory of other devices than the model's is copied to afterwards.
         buffers = [self._reachable(entry) for entry in memory]
-        self.bindings = values, [(value, value.dtype, value.shape) for value in values], buffers
+        self.bindings = (
+            values,
+            [(place, value, value.dtype, value.shape) for place, value in enumerate(values)],
+            buffers,
+            list(enumerate(buffers)),
+            [buffer for buffer in buffers if isinstance(buffer, np.ndarray)],
+        )
         return values, buffers
 
     def _reachable(self, entry: Any) -> Any:
@@ -167,8 +188,12 @@ class ThreadState:
     ) -> NoReturn:
         """Raise what a user sees when a predict raised `error`; forget what was bound for it."""
         self.bindings = NOTHING_BOUND
+        self.refuse(error)  # or told already: it has run
         if lease is not None:
             self.pool.recover(lease)
+        interrupt = raised_by_handler(error)
+        if interrupt is not None:
+            raise interrupt
         if not isinstance(error, Exception):
             raise error
         if isinstance(error, ModelError):
@@ -181,14 +206,20 @@ class ThreadState:
             )
         elif isinstance(error, Cancelled):
             failed = Cancelled(str(error))
+        elif isinstance(error, ExtensionError):
+            failed = ExtensionError(str(error), error.name)
         elif isinstance(error, EngineError):
             raise error
         else:
             backend = self.plan.backend.name
-            wrapped = f", extended by {', '.join(self.extensions)}," if self.extensions else ""
-            text = f"backend {backend!r}{wrapped} raised {one_line(error)}"
+            text = f"backend {backend!r} raised {one_line(error)}"
             failed = ModelError(text, self.path, at_fault=backend)
         raise prefixed(failed, "predict failed! ") from error
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell the other ranks of a sliced model, if it is one, that a predict does not begin."""
+        if self.plan.refuse is not None:
+            self.plan.refuse(one_line(error))
 
     # --------------------------------------------------------------------------------- checking
 
@@ -211,9 +242,10 @@ class ThreadState:
             if len(inputs) == self.count:
                 return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
-        values = self.signature.values(inputs, self.plan.devices)
+        values = self.signature.values(inputs, self.devices)
         self.expected = [
-            (dtype, value.shape) for dtype, value in zip(self.signature.quick_dtypes, values)
+            (dtype, None if dtype is None else value.shape)
+            for dtype, value in zip(self.signature.quick_dtypes, values)
         ]
         return values
 
@@ -244,32 +276,13 @@ class ThreadState:
         return _Cancellable(self.run, cancel)
 
     def _require_stoppable(self, capability: Capability, argument: str) -> None:
-        backend = self.plan.lacks(capability)
+        backend, reason = self.plan.lacks(capability)
         if backend:
+            why = f" ({reason})" if reason else ""
             raise ModelStateError(
-                f"{argument}: backend {backend!r} cannot stop a running model; leave {argument} out"
+                f"{argument}: backend {backend!r} cannot stop a running model{why}; leave "
+                f"{argument} out"
             )
-
-
-class ValuesState(ThreadState):
-    """The same for a model where a sequence, an optional or a map goes in or comes out."""
-
-    __slots__ = ()
-
-    def take(self, inputs: Any) -> list[Any]:
-        """Return the inputs of one call as checked values."""
-        return self.signature.values(inputs, ())
-
-    def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
-        """Return checked inputs and the buffers for the outputs; nothing is kept."""
-        values = self.take(inputs)
-        memory = memory_of(placeholders(outputs, self.signature.outputs))
-        self.signature.check_buffers(memory, values)
-        return values, [self._reachable(entry) for entry in memory]
-
-    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
-        """Return Tensors, lists and dicts; the caller's tensors where there are such."""
-        return wrapped_values(results, self.signature.outputs, self.descriptions, outputs)
 
 
 class _Cancellable:
@@ -293,7 +306,9 @@ class _Cancellable:
             with self._token.watch(self._stop):
                 return self._predict(context, inputs, outputs, deadline_s)
         finally:
-            with self._lock:  # from here on nobody stops what runs in that context next
+            # From here on nobody stops what runs in that context next. If a signal handler ends the
+            # wait for one who is about to, that one has said so in `is_cancelled`.
+            with self._lock:
                 self._context = None
 
     def _stop(self) -> None:
@@ -304,7 +319,9 @@ class _Cancellable:
             self.is_cancelled = True
             try:
                 self._context.cancel()
-            except Exception:
+            except Exception as error:
+                if raised_by_handler(error):
+                    raise
                 import logging
 
                 logging.getLogger("engine").exception("a backend's cancel() failed")
@@ -318,6 +335,7 @@ def memory_of(outputs: Any) -> list[Array | DeviceBuffer | Device | None]:
         if not isinstance(tensor, Tensor):
             raise TypeError(
                 f"outputs element must be Tensor, but got {type(tensor)} at index {index}."
+                + (" model(inputs, outputs=[...]) chooses by name" * isinstance(tensor, str))
             )
     if len(set(map(id, outputs))) != len(outputs):
         raise InputError("one tensor was given for two outputs; give each its own")

@@ -3,18 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from engine.runtime.casting import are_literals
+from engine.runtime.thread_state import ThreadState, memory_of
 from engine.tensor import Array, Description, Tensor
 from engine.types import DType, TensorSpec, Value, ValueKind
+
+new = object.__new__
 
 _CONTAINERS: dict[ValueKind, tuple[tuple[type, ...], str]] = {
     ValueKind.SEQUENCE: ((list, tuple), "a list of arrays"),
     ValueKind.OPTIONAL: ((object,), "None or what it holds"),
     ValueKind.MAP: ((dict,), "a dict with keys of str or of int"),
 }
+
+
+class ValuesState(ThreadState):
+    """One thread's way through a model where a sequence, an optional or a map goes in or out."""
+
+    __slots__ = ()
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.devices = ()
+
+    def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
+        """Return checked inputs and the buffers for the outputs; nothing is kept."""
+        values = self.take(inputs)
+        memory = memory_of(placeholders(outputs, self.signature.outputs))
+        self.signature.check_buffers(memory, values)
+        return values, [self._reachable(entry) for entry in memory]
+
+    def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:
+        """Return Tensors, lists and dicts; the caller's tensors where there are such."""
+        found = [as_tensors(value, about) for value, about in zip(results, self.descriptions)]
+        if outputs is None:
+            return found
+        for index, tensor in enumerate(outputs):
+            if tensor is not None and self.signature.outputs[index].kind is ValueKind.TENSOR:
+                tensor._store(results[index])
+                found[index] = tensor
+        return found
 
 
 def checked(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Array]) -> Value:
@@ -39,7 +72,10 @@ def _inside(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Arra
     """
     if isinstance(item, list | tuple):
         return [
-            _inside(element, TensorSpec(f"{spec.name}[{index}]", spec.dtype, None), check)
+            # A list of numbers is an array, as it is where a tensor is wanted.
+            (check if are_literals(element) else partial(_inside, check=check))(
+                element, TensorSpec(f"{spec.name}[{index}]", spec.dtype, None)
+            )
             for index, element in enumerate(item)
         ]
     if isinstance(item, dict):
@@ -71,33 +107,17 @@ def placeholders(outputs: Any, specs: Sequence[TensorSpec]) -> Any:
     ]
 
 
-def results(
-    values: Sequence[Any],
-    specs: Sequence[TensorSpec],
-    descriptions: Sequence[Description],
-    outputs: Sequence[Tensor] | None,
-) -> list[Any]:
-    """Return Tensors, lists and dicts of a backend's values; those of `outputs` if given."""
-    found = [_wrapped(value, description) for value, description in zip(values, descriptions)]
-    for index, tensor in enumerate(outputs or ()):
-        if tensor is not None and specs[index].kind is ValueKind.TENSOR:
-            tensor._store(values[index])
-            found[index] = tensor
-    return found
-
-
-def arrays(value: Any) -> Any:
-    """Return what predict gave, with arrays in place of the Tensors."""
-    if isinstance(value, list):
-        return [arrays(element) for element in value]
-    return value.get_data_to_numpy() if isinstance(value, Tensor) else value
-
-
-def _wrapped(value: Any, description: Description) -> Any:
-    if isinstance(value, list):
-        return [_wrapped(element, description) for element in value]
-    if value is None or isinstance(value, dict):
+def as_tensors(value: Any, description: Description) -> Any:
+    """Return one output as predict gives it: a Tensor, or lists and dicts with such inside."""
+    if type(value) is list:
+        # What one element of a sequence is, all are: a classifier's maps, one a row, stay as they
+        # are.
+        if value and type(value[0]) is dict:
+            return value
+        return [as_tensors(element, description) for element in value]
+    if value is None or type(value) is dict:
         return value
-    tensor = Tensor()
-    tensor._value, tensor._description = value, description
+    tensor = new(Tensor)
+    tensor._value = value
+    tensor._description = description
     return tensor

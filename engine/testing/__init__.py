@@ -33,9 +33,11 @@ _KIT = (
     "manifest",
     "ownership",
     "process",
+    "profile",
     "ranks",
     "semantics",
     "settings",
+    "sharing",
     "threads",
     "weights",
 )

@@ -9,15 +9,12 @@ another process. Nothing of this needs pytest here, and no file is left behind.
 
 from __future__ import annotations
 
-import json
 import re
 import signal
-import subprocess
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.util import find_spec
@@ -27,7 +24,8 @@ from typing import Any
 from engine.backends import BackendRecord, BackendState
 from engine.backends.probe import probe
 from engine.errors import BackendError
-from engine.host.child import ending, environment, kill, last_words, start
+from engine.host.child import environment, last_words
+from engine.host.worker import Ended, Worker
 from engine.types import Progress
 
 LEVELS = (
@@ -42,7 +40,9 @@ LEVELS = (
     "contexts",
     "compiled",
     "device_values",
+    "profile",
     "weights",
+    "sharing",
     "ranks",
 )
 """The levels of the kit, the simplest first; each is a module beside this one."""
@@ -191,72 +191,52 @@ def _cannot_load(backend: str, why: str) -> BackendError:
 
 
 class _Child:
-    """One process that runs tests: `python -m engine.testing.inside`, its order as JSON.
+    """A worker that runs tests.
 
-    status, end: how it ended, once it has. last_words: the last line that it wrote to stderr.
+    status, end: how it ended; errors: what it wrote to stderr, when the block has been left.
     """
 
     def __init__(self, folder: Path, order: dict[str, Any]) -> None:
         own = Path(tempfile.mkdtemp(dir=folder))
-        self._events = own / "events"
-        self._events.touch()
-        self._errors = own / "errors"
-        self.status: int | None = None
-        self._hung_s = 0.0
+        self.status = 0
+        self.end = self.errors = ""
         env = environment(
             without=_UNWANTED,
             PYTHONDONTWRITEBYTECODE="1",
             PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
             TMPDIR=str(own),  # all that is written goes when the folder goes
         )
-        arguments = ["-m", "engine.testing.inside", json.dumps(order)]
-        with self._errors.open("wb") as errors:
-            self._process = start(arguments, errors, env=env, cwd=own)
+        self._worker = Worker("engine.testing.inside:run", order, env=env, cwd=own)
 
     def __enter__(self) -> _Child:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._process.poll() is None:
-            kill(self._process)
+        self._worker.kill()
+        self.errors = self._worker.errors()
+        self._worker.close()
 
     def events(self, limit_s: float) -> Iterator[dict[str, Any]]:
         """Yield the events of the process until it ends; kill it after `limit_s` without one."""
-        rest = b""
-        last = time.monotonic()
-        # A file, not a pipe: what a backend leaves running may hold a pipe open for ever.
-        with self._events.open("rb") as written:
-            while True:
-                self.status = self._process.poll()
-                *lines, rest = (rest + written.read()).split(b"\n")
-                for line in lines:
-                    yield json.loads(line)
-                    last = time.monotonic()
-                if self.status is not None:
-                    return
-                if time.monotonic() - last > limit_s:
-                    self._hung_s = limit_s
-                    self._process.send_signal(signal.SIGABRT)  # pytest then says where it was
-                    with suppress(subprocess.TimeoutExpired):
-                        self._process.wait(5)
-                    kill(self._process)
-                time.sleep(0.02)
+        while True:
+            try:
+                yield self._worker.receive(limit_s)
+            except Ended as error:
+                self.status, self.end = error.status, self.end or error.end
+                return
+            except TimeoutError:
+                self.end = f"did not end within {limit_s:g} s"
+                self._worker.signal(signal.SIGABRT)  # pytest then says where it was
+                self._worker.wait(5)
+                self._worker.kill()
 
     @property
     def last_words(self) -> str:
-        with self._errors.open("rb") as errors:
-            return last_words(errors)
-
-    @property
-    def end(self) -> str:
-        if self._hung_s:
-            return f"did not end within {self._hung_s:g} s"
-        assert self.status is not None
-        return ending(self.status) or "ended with status 0"
+        return last_words(self.errors)
 
     def failure(self, name: str, level: str) -> Result:
         """Return the result of the test that was running when the process ended."""
-        text = self._text()
+        text = self.errors
         frame = re.search(r'^Current thread.*\n  File "(.+)", line (\d+),? in (.+)$', text, re.M)
         return Result(
             name=name,
@@ -266,6 +246,3 @@ class _Child:
             place=f"{frame[1]}:{frame[2]}" if frame else "",
             traceback=text,
         )
-
-    def _text(self) -> str:
-        return self._errors.read_text(errors="replace")

@@ -23,9 +23,11 @@ from engine.testing.lifecycle import Leaks, LifeCycle, Reports
 from engine.testing.manifest import Manifest
 from engine.testing.ownership import Buffers, Inputs, Results
 from engine.testing.process import Process
+from engine.testing.profile import Profiles
 from engine.testing.ranks import Ranks
 from engine.testing.semantics import Semantics
 from engine.testing.settings import Settings
+from engine.testing.sharing import Sharing
 from engine.testing.threads import Stopping, Threads, UsersView
 from engine.testing.weights import Weights
 
@@ -36,7 +38,9 @@ class BackendConformance(
     # Last first: pytest runs the tests of a class from its farthest base on.
     Leaks,
     Ranks,
+    Sharing,
     Weights,
+    Profiles,
     DeviceValues,
     CompiledForms,
     Contexts,

@@ -36,12 +36,13 @@ class Allocation:
     """The owner of one piece of memory, which is freed with it."""
 
     def __init__(self, blocks: dict[int, bytearray], base: int, nbytes: int) -> None:
-        blocks[base] = bytearray([_GARBAGE]) * nbytes
-        self._blocks = blocks
         self._base = base
+        self._blocks = blocks
+        blocks[base] = bytearray([_GARBAGE]) * nbytes
 
     def __del__(self) -> None:
-        self._blocks.pop(self._base, None)
+        if hasattr(self, "_blocks"):  # not where a signal handler raised in __init__
+            self._blocks.pop(self._base, None)
 
 
 class Stream:

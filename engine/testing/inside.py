@@ -1,14 +1,12 @@
-"""Run the kit with pytest and report each event: `python -m engine.testing.inside ORDER`.
+"""Run the kit with pytest and report each event: the worker of `check.py`.
 
-The process that `check.py` starts. Everything is written into the working folder, which is its
-own: the events, as lines of JSON, into "events".
+Everything is written into the working folder, which is its own.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ TestBackend = conformance_class({backend!r})
 """
 
 
-def run(order: Mapping[str, Any]) -> int:
+def run(order: Mapping[str, Any], events: Connection) -> int:
     """Run the tests that `order` asks for and return pytest's exit status.
 
     order: "backend"; "levels" to be run, all if empty; "k", pytest's expression; "done", the names
@@ -45,21 +43,21 @@ def run(order: Mapping[str, Any]) -> int:
         *("-p", "no:cacheprovider"),
         *("-k", order["k"]),
     ]
-    return pytest.main(arguments, plugins=[_Watch(order["levels"], order["done"])])
+    return pytest.main(arguments, plugins=[_Watch(order["levels"], order["done"], events)])
 
 
 class _Watch:
-    """A pytest plugin that writes an event when tests are collected, begin and end."""
+    """A pytest plugin that sends an event when tests are collected, begin and end."""
 
-    def __init__(self, levels: Sequence[str], done: Sequence[str]) -> None:
+    def __init__(self, levels: Sequence[str], done: Sequence[str], events: Connection) -> None:
         self._levels = levels
         self._done = frozenset(done)
         self._level: dict[str, str] = {}
         self._reports: list[pytest.TestReport] = []
-        self._events = Path("events").absolute().open("a", encoding="utf-8")
+        self._events = events
 
     def _say(self, **event: Any) -> None:
-        print(json.dumps(event), file=self._events, flush=True)
+        self._events.send(event)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -131,7 +129,3 @@ def _failure(report: pytest.TestReport) -> dict[str, str]:
         )
         place = f"{Path(frame.path).absolute()}:{frame.lineno}"
     return {"reason": crash.message, "place": place}
-
-
-if __name__ == "__main__":
-    sys.exit(run(json.loads(sys.argv[1])))

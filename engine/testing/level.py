@@ -60,7 +60,8 @@ class Running:
 class Trial:
     """A backend on trial: opens what a test asks for as the core would, and closes it afterwards.
 
-    backend: its hooks. device: the first that it finds. folder: where models are written.
+    backend: its hooks. device: what it runs on, the first that the backend finds unless a level's
+    `device_type` says otherwise. folder: where models are written.
     """
 
     def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
@@ -68,6 +69,14 @@ class Trial:
         self.folder = folder
         self.device = backend.devices().found[0].device
         self._closing = closing
+
+    def choose_device(self, device_type: str) -> None:
+        """Run on the first device of a type. Skips the test where there is none."""
+        for found in self.backend.devices().found:
+            if found.device.type == device_type:
+                self.device = found.device
+                return
+        pytest.skip(f"backend {self.backend.name!r} finds no device of type {device_type!r} here")
 
     def options(self, **changes: Any) -> CompileOptions:
         """Return the options that a user without a wish gives, with changes."""
@@ -120,6 +129,12 @@ class Trial:
         for thing in things:
             self._closing.callback(thing.close)
 
+    def end_later(self, owner: Any) -> None:
+        """Close the owner of what is lent after the test, before the lender."""
+        close = getattr(owner, "close", None)
+        if close is not None:
+            self._closing.callback(close)
+
     def shapes(self, source: ModelSource, inputs: Sequence[Array]) -> dict[str, ShapeRange]:
         """Return CompileOptions.shapes for a backend that must know shapes beforehand."""
         if self.backend.can(Capability.DYNAMIC_SHAPES) or source.graph is None:
@@ -139,6 +154,8 @@ class Level:
         computes in float16 sets 1e-2 and says why; with 1e-5, TF32 and less are caught.
     vendor_modules: what importing the plugin must not import, beside the usual runtimes.
     option: the name of one option that the backend knows; lets the kit misspell it.
+    device_type: the type of the device on trial, by default the first that is found. A backend
+        with several types ("cpu", "npu") has a class for each.
     gaps: what the backend is known not to do: a test's name, with or without its parameters
         ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
         so the list cannot outlive the gap.
@@ -153,6 +170,7 @@ class Level:
     atol: ClassVar[float] = 1e-6
     vendor_modules: ClassVar[tuple[str, ...]] = ()
     option: ClassVar[str] = ""
+    device_type: ClassVar[str] = ""
     shares_devices: ClassVar[bool] = True
     trials: ClassVar[type[Trial]] = Trial
     gaps: ClassVar[Mapping[str, str]] = {}
@@ -185,7 +203,10 @@ class Level:
             pytest.skip(str(found))
         plugin = open_backend(self.backend)
         with ExitStack() as closing:
-            yield self.trials(plugin, tmp_path, closing)
+            trial = self.trials(plugin, tmp_path, closing)
+            if self.device_type:
+                trial.choose_device(self.device_type)
+            yield trial
 
     def require(self, trial: Trial, capability: Capability) -> None:
         """Skip the test of a backend without `capability`, or whose device lacks it."""

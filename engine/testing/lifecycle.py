@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from operator import gt
 from pathlib import Path
 
 import numpy as np
@@ -250,20 +251,32 @@ class Leaks(Level):
         expect_no_growth(once, times=20)
 
 
+# Two each for what a runtime keeps for itself; a leak would be as many as times.
+_MOST = (2, 2, 16 << 20)
+_ROUNDS = 3
+
+
 def expect_no_growth(once: Callable[[], None], times: int) -> None:
-    """Do it `times` times; after a warm-up, files, threads and memory must stay as they are."""
+    """Do it `times` times; after a warm-up, files, threads and memory must stay as they are.
+
+    A leak grows in every round. In one alone, a process may also get pages back that the system had
+    taken from it.
+    """
     if not Path("/proc/self/fd").exists():
         pytest.skip("counts open files and threads in /proc, which is not there")
     for _ in range(3):
         once()
-    before = _held()
-    for _ in range(times):
-        once()
-    files, threads, resident = (after - start for after, start in zip(_held(), before, strict=True))
-    # Two each for what a runtime keeps for itself; a leak would be `times`.
-    assert files <= 2, f"{files} more files are open after {times} times"
-    assert threads <= 2, f"{threads} more threads run after {times} times"
-    assert resident < 16 * 2**20, f"{resident / 2**20:.0f} MiB more are held after {times} times"
+    for _ in range(_ROUNDS):
+        before = _held()
+        for _ in range(times):
+            once()
+        growth = [after - start for after, start in zip(_held(), before, strict=True)]
+        if not any(map(gt, growth, _MOST)):
+            return
+    files, threads, resident = growth
+    assert files <= _MOST[0], f"{files} more files are open after {times} times"
+    assert threads <= _MOST[1], f"{threads} more threads run after {times} times"
+    raise AssertionError(f"{resident / 2**20:.0f} MiB more are held after {times} times")
 
 
 def _held() -> tuple[int, int, int]:

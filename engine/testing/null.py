@@ -120,7 +120,9 @@ def engine_backend() -> BackendInfo:
                 Capability.SHARE_WORKSPACE,
                 Capability.UPDATE_WEIGHTS,
                 Capability.COLLECTIVES,
+                Capability.QUEUED_COLLECTIVES,
                 Capability.FILES_IN_MEMORY,
+                Capability.PROFILE,
             }
         ),
     )

@@ -23,6 +23,7 @@ from engine.types import (
     Device,
     DeviceBuffer,
     DType,
+    KernelTime,
     MemoryReport,
     ModelSource,
     Placement,
@@ -92,6 +93,10 @@ class NullExecutable:
     def placement(self) -> Sequence[Placement]:
         """Everything runs in the one place that there is."""
         return self.inner.placement()
+
+    def profile(self) -> Sequence[KernelTime]:
+        """The evaluator's times; the device costs none."""
+        return self.inner.profile()
 
     def memory(self) -> MemoryReport:
         """The weights as the file stores them; the scratch memory of open contexts."""

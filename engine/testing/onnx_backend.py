@@ -37,7 +37,7 @@ class BackendRep(OnnxBackendRep):
 
     def __init__(self, model: Model) -> None:
         self.model = model
-        self._outputs = namedtupledict("Outputs", [spec.name for spec in model.output_specs])
+        self._outputs = namedtupledict("Outputs", [spec.name for spec in model.outputs])
 
     def run(self, inputs: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Run the model once; gives its outputs in order, to be had by name as well.

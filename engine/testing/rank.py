@@ -35,6 +35,7 @@ from engine.types import (
     DeviceBuffer,
     DType,
     ReduceOp,
+    ShapeRange,
     Value,
 )
 
@@ -257,20 +258,115 @@ def stream(rank: Rank) -> str:
     return "ran"
 
 
-def _queued(rank: Rank) -> DeviceBuffer:
-    """Return 2 * rank + 1 as a result that a stream may still have to bring."""
+def _affine(rank: Rank, resident: frozenset[str] = frozenset()) -> Any:
+    """Return an executable of y = 2 * x + 1, for x of shape (1, 3), as a part of a rank's model."""
     from engine.formats import open_source
     from engine.testing import models
 
     with tempfile.TemporaryDirectory() as folder:
         source = open_source(str(models.affine(Path(folder))))
-        options = CompileOptions(device=rank.device)
-        executable = rank.backend.compile(rank.backend.load(source, options), options)
+        one = (1, 3)
+        options = CompileOptions(
+            device=rank.device,
+            shapes={"x": ShapeRange(one, one, one)},
+            plan="affine",
+            resident=resident,
+            rank=rank.rank,
+            world_size=rank.world_size,
+        )
+        return rank.backend.compile(rank.backend.load(source, options), options)
+
+
+def _queued(rank: Rank) -> DeviceBuffer:
+    """Return 2 * rank + 1 as a result that a stream may still have to bring."""
+    executable = _affine(rank)
     wanted: Any = [rank.device]
     x = np.full((1, 3), rank.rank, np.float32)
     [y] = rank.backend.predict(executable.open_context(), [x], wanted, None)
     assert isinstance(y, DeviceBuffer), f"expected a DeviceBuffer, got {type(y)}"
     return y
+
+
+def _resident(rank: Rank, context: Any, value: Value) -> DeviceBuffer:
+    """Return a result that stays in a context's memory, where its stream may still bring it."""
+    [y] = rank.backend.predict(context, [value], None, None)
+    assert isinstance(y, DeviceBuffer), f"expected a DeviceBuffer, got {type(y)}"
+    return y
+
+
+def chain(rank: Rank) -> str:
+    """Queue all-reduces between three segments as the core does, and wait once, in the end."""
+    comm, do = rank.join(), rank.collectives()
+    parts = [_affine(rank, frozenset({"y"})), _affine(rank, frozenset({"y"})), _affine(rank)]
+    contexts = [part.open_context() for part in parts]
+    for turn in range(2):
+        x = np.full((1, 3), rank.rank + turn, np.float32)
+        first = _resident(rank, contexts[0], x)
+        stream = first.stream
+        if stream is None:
+            comm.close()
+            return "skip"
+        summed = replace(rank.like((1, 3)), stream=stream)
+        do.allreduce(comm, first, summed, ReduceOp.SUM, stream, True, _deadline())
+        second = _resident(rank, contexts[1], summed)
+        highest = replace(rank.like((1, 3)), stream=stream)
+        do.allreduce(comm, second, highest, ReduceOp.MAX, stream, True, _deadline())
+        [third] = rank.backend.predict(contexts[2], [highest], None, None)
+        rank.order(rank.device, stream, None)
+        comm.check()
+        total = sum(2 * (number + turn) + 1 for number in range(rank.world_size))
+        expected = np.full((1, 3), 2 * (2 * total + 1) + 1, np.float32)
+        assert isinstance(third, np.ndarray), f"expected an array, got {type(third)}"
+        np.testing.assert_allclose(third, expected, rtol=1e-5)
+    comm.close()
+    return "ran"
+
+
+def queued_late(rank: Rank) -> str:
+    """Queue a collective alone, with a deadline, and wait for its stream."""
+    return _queued_alone(rank, 0.5, lambda comm: None, _expect_named)
+
+
+def queued_abort(rank: Rank) -> str:
+    """Abort, from another thread, a queued collective to which nobody else comes."""
+
+    def abort_soon(comm: Communicator) -> None:
+        threading.Timer(0.3, comm.abort).start()
+
+    return _queued_alone(rank, 1.5 * SOON_S, abort_soon, lambda error: None)
+
+
+def _queued_alone(
+    rank: Rank,
+    limit_s: float,
+    begin: Callable[[Communicator], None],
+    expect: Callable[[CommunicatorError], None],
+) -> str:
+    """Queue a collective to which nobody else comes; its stream ends, and check says why."""
+    comm, said = rank.join(), "ran"
+    if rank.rank == 0:
+        part = _affine(rank, frozenset({"y"}))
+        context = part.open_context()
+        result = _resident(rank, context, np.zeros((1, 3), np.float32))
+        if result.stream is None:
+            said = "skip"
+        else:
+            receive = rank.like((1, 3))
+            end_s = time.monotonic() + limit_s
+            args = (ReduceOp.SUM, result.stream, False, end_s)
+            begin(comm)
+            rank.collectives().allreduce(comm, result, receive, *args)
+            begin_s = time.monotonic()
+            _error_of(lambda: rank.order(rank.device, result.stream, None))
+            spent_s = time.monotonic() - begin_s
+            assert spent_s < SOON_S, f"the stream was let go of only after {spent_s:.1f} s"
+            error = _error_of(comm.check)
+            assert error is not None, "check() says nothing of a queued collective that failed"
+            expect(error)
+        rank.store.set("done", b"")
+    rank.store.get("done", LIMIT_S)
+    comm.close()
+    return said
 
 
 def _fails_alone(rank: Rank, comm: Communicator, deadline_s: float) -> CommunicatorError:
@@ -365,6 +461,9 @@ SCENARIOS: dict[str, Callable[[Rank], Any]] = {
     "alltoall": alltoall,
     "bits": bits,
     "stream": stream,
+    "chain": chain,
+    "queued_late": queued_late,
+    "queued_abort": queued_abort,
     "abort": abort,
     "late": late,
     "absent": absent,

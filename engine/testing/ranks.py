@@ -53,6 +53,19 @@ class Ranks(Level):
         if "skip" in self._run(trial, "stream"):
             pytest.skip("results on the device are complete on return: there is no stream")
 
+    def test_segments_and_queued_collectives_need_one_wait(self, trial: Trial) -> None:
+        self.require(trial, Capability.QUEUED_COLLECTIVES)
+        if "skip" in self._run(trial, "chain"):
+            pytest.skip("results on the device are complete on return: there is no stream")
+
+    @pytest.mark.parametrize("scenario", ["queued_late", "queued_abort"])
+    def test_a_queued_collective_that_cannot_end_lets_go_of_its_stream(
+        self, trial: Trial, scenario: str
+    ) -> None:
+        self.require(trial, Capability.QUEUED_COLLECTIVES)
+        if "skip" in self._run(trial, scenario):
+            pytest.skip("results on the device are complete on return: there is no stream")
+
     def test_an_abort_ends_a_collective_that_waits(self, trial: Trial) -> None:
         self._run(trial, "abort")
 

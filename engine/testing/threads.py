@@ -113,14 +113,16 @@ class Stopping(Level):
     def test_a_predict_stops_at_its_deadline(self, trial: Trial) -> None:
         self.require(trial, Capability.DEADLINES)
         running, x, whole_s = time_slow(trial)
-        whole, stopped = [whole_s], []
+        whole, stopped = [whole_s], [whole_s]
         # Interleaved, and the best of both: other processes slow this one down and let go.
-        for _ in range(3):
+        for _ in range(8):
             start = time.monotonic()
             with pytest.raises(DeadlineExceeded):
                 running.predict(x, deadline_s=start + min(whole) / 10)
             stopped.append(time.monotonic() - start)
             whole.append(time_predict(running, x))
+            if min(stopped) < min(whole) / 2:
+                break
         assert min(stopped) < min(whole) / 2, (
             f"told to stop after {min(whole) / 10:.2f} s, predict stopped after "
             f"{min(stopped):.2f} s at best; undisturbed it takes {min(whole):.2f} s"

@@ -15,7 +15,6 @@ from engine.convert.quantize.full import quantize_full
 from engine.convert.quantize.runtime import LARGEST
 from engine.convert.quantize.settings import SECTIONS, Config, Kind, Settings, read_settings
 from engine.convert.quantize.weights import quantize_weights
-from engine.convert.scratch import scratch
 from engine.convert.weights import total_bytes
 from engine.errors import InputError, ModelError
 from engine.types import TensorSpec
@@ -49,15 +48,14 @@ def quantize(model: ModelProto, job: Job) -> tuple[ModelProto, list[str], accura
         samples = calibration.find_samples(settings.data, specs)
         parts = calibration.split(len(samples), settings.data.calibrate_size)
     original = prepare.regular(model, settings.common.bit_num)
-    with scratch(job) as folder:
-        if kind is Kind.FULL and samples is not None and parts is not None:
-            notes.append(parts.note)
-            result, more = quantize_full(original, settings, samples, parts.calibrate, job, folder)
-        elif kind is Kind.DYNAMIC:
-            job.progress("quantizing", 0, None)
-            result, more = quantize_dynamic(original, settings, job, folder)
-        else:
-            result, more = original, quantize_weights(original, settings, job)
+    if kind is Kind.FULL and samples is not None and parts is not None:
+        notes.append(parts.note)
+        result, more = quantize_full(original, settings, samples, parts.calibrate, job)
+    elif kind is Kind.DYNAMIC:
+        job.progress("quantizing", 0, None)
+        result, more = quantize_dynamic(original, settings)
+    else:
+        result, more = original, quantize_weights(original, settings, job)
     notes += more
     job.cancel.check()
     notes.append(_summary(model, result, kind))

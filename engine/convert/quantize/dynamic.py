@@ -3,52 +3,56 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import nullcontext
-from pathlib import Path
 
-import onnx
 from onnx import ModelProto
 
-from engine.convert.job import Job
 from engine.convert.quantize import prepare
-from engine.convert.quantize.runtime import LARGEST, needed, quiet, temporary_files_in
+from engine.convert.quantize.runtime import needed, quiet
 from engine.convert.quantize.settings import Settings
-from engine.convert.weights import total_bytes
 from engine.errors import ModelError, one_line
 
 _OPERATORS = ("MatMul", "Gemm", "Attention", "LSTM", "Gather", "EmbedLayerNormalization")
 """Convolutions are not among them: with a range found in each predict they only get slower."""
 
 
-def quantize_dynamic(
-    model: ModelProto, settings: Settings, job: Job, folder: Path
-) -> tuple[ModelProto, list[str]]:
+def quantize_dynamic(model: ModelProto, settings: Settings) -> tuple[ModelProto, list[str]]:
     """Return a form of a regular model, which is changed, with int8 products; and notes.
 
-    folder: for temporary files. Raises ModelError where ONNX Runtime cannot quantize the model.
+    As `onnxruntime.quantization.quantize_dynamic` does it, without the files that this writes.
+    Raises ModelError where ONNX Runtime cannot quantize the model.
     """
     quantization = needed("onnxruntime.quantization", "quantizing a model")
+    quantizers = needed("onnxruntime.quantization.onnx_quantizer", "quantizing a model")
+    models = needed("onnxruntime.quantization.onnx_model", "quantizing a model")
     skipped = settings.common.skip_quant_node
     notes: list[str] = []
-    path = folder / "dynamic.onnx"
-    prepare.mark(model)
     _unshare(model)
-    temporaries = temporary_files_in(folder) if job.is_secret else nullcontext()
+    models.ONNXModel(model).replace_gemm_with_matmul()
+    prepare.infer(model)
+    prepare.mark(model)
     try:
-        with quiet(notes), temporaries:
-            quantization.quantize_dynamic(
+        with quiet(notes):
+            quantizer = quantizers.ONNXQuantizer(
                 model,
-                path,
-                op_types_to_quantize=list(_OPERATORS),
                 per_channel=True,
-                weight_type=quantization.QuantType.QInt8,
+                reduce_range=False,
+                mode=quantization.quant_utils.QuantizationMode.IntegerOps,
+                static=True,  # or it infers types once more, through files
+                weight_qType=quantization.QuantType.QInt8,
+                activation_qType=quantization.QuantType.QUInt8,  # all that the kernels take
+                tensors_range=None,
+                nodes_to_quantize=[],
                 # A Gemm is taken apart first, under this name.
                 nodes_to_exclude=[*skipped, *(f"{name}_MatMul" for name in skipped)],
-                use_external_data_format=total_bytes(model) > LARGEST,
+                op_types_to_quantize=list(_OPERATORS),
+                extra_options={"MatMulConstBOnly": True},
             )
-        result = onnx.load(path)
+            quantizer.static = False
+            quantizer.quantize_model()
+            quantizer.model.topological_sort()
     except Exception as error:  # the quantizer's own, of no common base
         raise ModelError(f"the model cannot be quantized: {one_line(error)}") from error
+    result: ModelProto = quantizer.model.model
     prepare.unmark(result)
     convolutions = sum(node.op_type.startswith("Conv") for node in model.graph.node)
     if convolutions:

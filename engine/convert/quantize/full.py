@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,18 +47,17 @@ def quantize_full(
     samples: Samples,
     chosen: Sequence[int],
     job: Job,
-    folder: Path,
 ) -> tuple[ModelProto, list[str]]:
     """Return an int8 form of a regular model, and notes.
 
-    chosen: the samples that calibrate. folder: for temporary files.
+    chosen: the samples that calibrate.
     Raises ModelError where ONNX Runtime cannot run or quantize the model, InputError for a sample
     that does not fit, Cancelled.
     """
     quantization = needed("onnxruntime.quantization", "quantizing a model")
     skipped = settings.common.skip_quant_node
     job.progress("preparing", 0, None)
-    model = prepare.folded(model, skipped, folder)
+    model = prepare.folded(model, skipped, job)
     prepare.infer(model)
     ranges = _ranges(model, settings.full.activation_quant_method, samples, chosen, job)
     notes: list[str] = []

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 
 import onnx
 from onnx import ModelProto, version_converter
 
 from engine.convert.graphs import Names, add_weights
+from engine.convert.job import Job
 from engine.convert.quantize.runtime import LARGEST, open_session
+from engine.convert.scratch import scratch_file
 from engine.convert.weights import total_bytes
 from engine.errors import ModelError, one_line
 from engine.formats.onnx.graphs import inputs, light
@@ -51,23 +52,22 @@ def regular(model: ModelProto, bits: int) -> ModelProto:
     return model
 
 
-def folded(model: ModelProto, keep: Collection[str], folder: Path) -> ModelProto:
+def folded(model: ModelProto, keep: Collection[str], job: Job) -> ModelProto:
     """Simplify a model by ONNX Runtime: constant folding, BatchNormalization folded into Conv.
 
     keep: nodes that must be there afterwards; if one is not, the model comes back as it was.
-    folder: for the file that ONNX Runtime writes; it gives the result in no other way.
+    job: says where the file may be that ONNX Runtime writes; it gives the result in no other way.
     """
     import onnxruntime
 
-    path = folder / "folded.onnx"
-    open_session(
-        model,
-        "the model",
-        graph_optimization_level=onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-        optimized_model_filepath=str(path),
-    )
-    simple = onnx.load(path)
-    path.unlink()
+    with scratch_file(job) as (file, path):
+        open_session(
+            model,
+            "the model",
+            graph_optimization_level=onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+            optimized_model_filepath=path,
+        )
+        simple: ModelProto = ModelProto.FromString(file.read())
     if not {node.name for node in simple.graph.node} >= set(keep):
         return model
     used = {node.domain for node in simple.graph.node} | {

@@ -1,4 +1,4 @@
-"""Use of ONNX Runtime by quantization: packages, sessions, temporary files, silence."""
+"""Use of ONNX Runtime by quantization: packages, sessions, silence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import logging
 import os
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +19,6 @@ from engine.errors import ModelError, one_line
 
 LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which it does not fit in one protobuf message."""
-
-_TEMPORARY = threading.Lock()
 
 # ONNX Runtime writes what it learns of a model, an encrypted one too, for its makers into the
 # user's cache folder. It reads this when it is imported; the user may have set it to 0.
@@ -63,20 +60,6 @@ def open_session(model: ModelProto, what: str, **options: Any) -> Any:
         )
     except Exception as error:  # onnxruntime's errors share no base
         raise ModelError(f"{what} cannot be run by ONNX Runtime: {one_line(error)}") from error
-
-
-@contextlib.contextmanager
-def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Let what takes no folder put its temporary files in this one; one thread at a time.
-
-    Python keeps one such place for all threads: those of others, made meanwhile, lie there too.
-    """
-    with _TEMPORARY:
-        before, tempfile.tempdir = tempfile.tempdir, str(folder)
-        try:
-            yield
-        finally:
-            tempfile.tempdir = before
 
 
 @contextlib.contextmanager

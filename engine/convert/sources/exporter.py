@@ -6,21 +6,21 @@ cancel ends it at once. That is no wall against a hostile file: the process has 
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import re
+import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.convert.job import Job, Read
 from engine.convert.scratch import scratch
 from engine.errors import ModelError, one_line
-from engine.host.child import ending, environment, kill, start
+from engine.host.child import environment
+from engine.host.worker import Ended, Worker
 
 if TYPE_CHECKING:
     from onnx import GraphProto
@@ -29,6 +29,20 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]
 
 _STEPS = 3  # packages imported, model read, ONNX written
 _NOTE_LINES = 20
+_LOOK_S = 0.05  # how soon a cancel is seen
+
+# What an exporter gets of the user's environment: these names, and those that begin so.
+_NAMES = frozenset(
+    (
+        "HOME", "LANG", "LANGUAGE", "LD_LIBRARY_PATH", "LD_PRELOAD", "LOGNAME", "PATH", "TMPDIR",
+        "TZ", "USER", "VIRTUAL_ENV",
+    )
+)  # fmt: skip
+_PREFIXES = (
+    "CONDA_", "CUDA_", "DYLD_", "KERAS_", "KMP_", "LC_", "MKL_", "NVIDIA_", "OMP_", "ONEDNN_",
+    "OPENBLAS_", "PYTHON", "PYTORCH_", "TF2ONNX_", "TF_", "TORCH", "XDG_", "XLA_",
+)  # fmt: skip
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH")
 
 
 def exported(job: Job, module: str, framework: str, extra: str, packages: Sequence[str]) -> Read:
@@ -68,88 +82,77 @@ def exported(job: Job, module: str, framework: str, extra: str, packages: Sequen
 def _run(
     job: Job, framework: str, module: str, request: Mapping[str, Any], folder: Path
 ) -> list[str]:
-    asked = folder / "request.json"
-    asked.write_text(json.dumps(request))
-    with (folder / "answers").open("w+b") as answers, (folder / "log").open("w+b") as log:
-        descriptor = answers.fileno()
-        arguments = module, str(asked), str(descriptor)
-        child = start(
-            ["-W", "ignore", "-c", f"from {__name__} import serve; serve()", *arguments],
-            log,
-            # What it leaves in its temporary files when it is killed goes with the folder.
-            env=environment(TMPDIR=str(folder)),
-            pass_fds=(descriptor,),
-        )
-        shown = -1
-        try:
-            while child.returncode is None:
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(0.05)
-                job.cancel.check()
-                answer = _answer(descriptor)
-                if answer["done"] > shown:
-                    shown = answer["done"]
-                    job.progress("exporting", shown, _STEPS)
-        finally:
-            if child.returncode is None:
-                kill(child)
-        if answer["is_written"] and child.returncode == 0:
-            return list(answer["notes"])
-        end = ending(child.returncode) or "gave no answer"
-        problem = answer["error"] or f"the exporter {end}; the file may be damaged"
-        error = ModelError(
-            f"{job.model_file}: cannot be converted from {framework}: {problem}",
-            str(job.model_file),
-        )
-        log.seek(0)
-        last_lines = log.read().decode(errors="replace").strip().splitlines()[-_NOTE_LINES:]
-        if last_lines:
-            error.add_note("\n".join(["the exporter printed last:", *last_lines]))
-        raise error
-
-
-def _answer(descriptor: int) -> dict[str, Any]:
+    # What it leaves in its temporary files when it is killed goes with the folder.
+    env = {**environment(), "TMPDIR": str(folder)}
     answer: dict[str, Any] = {"done": 0, "error": "", "notes": (), "is_written": False}
-    # The child writes at the file's position, which is shared: read beside it.
-    for line in os.pread(descriptor, 1 << 20, 0).splitlines():
-        with suppress(ValueError):  # not all of it is written yet
-            answer |= json.loads(line)
-    return answer
+    shown = -1
+    with Worker(f"{__name__}:serve", (module, request), env=allowed(env)) as worker:
+        while True:
+            job.cancel.check()
+            if answer["done"] > shown:
+                shown = answer["done"]
+                job.progress("exporting", shown, _STEPS)
+            try:
+                answer |= worker.receive(_LOOK_S)
+            except TimeoutError:
+                pass
+            except Ended as ended:
+                end = ended
+                break
+        log = worker.errors()
+    if answer["is_written"] and not end.status:
+        return list(answer["notes"])
+    how = end.end if end.status else "gave no answer"
+    problem = answer["error"] or f"the exporter {how}; the file may be damaged"
+    error = ModelError(
+        f"{job.model_file}: cannot be converted from {framework}: {problem}", str(job.model_file)
+    )
+    last_lines = log.strip().splitlines()[-_NOTE_LINES:]
+    if last_lines:
+        error.add_note("\n".join(["the exporter printed last:", *last_lines]))
+    raise error
 
 
-def serve() -> None:
-    """Serve one export in the child process; sys.argv: module, request file, answer file."""
+def allowed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what of an environment frameworks read; what others keep in theirs stays out.
+
+    A model's file is not always from a friend, and some formats hold programs.
+    """
+    return {
+        name: value
+        for name, value in environment.items()
+        if (name in _NAMES or name.startswith(_PREFIXES)) and not _SECRET.search(name)
+    }
+
+
+def serve(request: tuple[str, Mapping[str, Any]], parent: Connection) -> None:
+    """Serve one export in the worker: call the module's `export`, and check what it wrote."""
     os.dup2(2, 1)  # what is printed goes into the log
-    answers = os.fdopen(int(sys.argv[3]), "w")
+    warnings.simplefilter("ignore")
     try:
-        _serve(answers)
+        _export(*request, parent)
     except ModelError as error:
-        _say(answers, error=str(error))
+        parent.send({"error": str(error)})
     except Exception as error:
         # What an exporter raises last is advice on how to report it: the reason is the first.
         reason: BaseException = error
         while reason.__cause__ is not None:
             reason = reason.__cause__
-        _say(answers, error=shortened(one_line(reason)))
+        parent.send({"error": shortened(one_line(reason))})
         raise
 
 
-def _serve(answers: IO[str]) -> None:
-    module, request = import_module(sys.argv[1]), json.loads(Path(sys.argv[2]).read_text())
+def _export(module: str, request: Mapping[str, Any], parent: Connection) -> None:
     done = 0
 
     def step() -> None:
         nonlocal done
         done += 1
-        _say(answers, done=done)
+        parent.send({"done": done})
 
-    notes = module.export(request, step) or ()
+    notes = import_module(module).export(request, step) or ()
     _check(request["result"])
-    _say(answers, notes=notes, is_written=True)
-
-
-def _say(answers: IO[str], **values: object) -> None:
-    print(json.dumps(values), file=answers, flush=True)
+    parent.send({"notes": notes, "is_written": True})
 
 
 def shortened(text: str, length: int = 400) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.convert.job import Job, Read
@@ -9,6 +10,7 @@ from engine.convert.sources.onnx import whole
 from engine.errors import ModelError
 from engine.formats import kinds
 from engine.formats.collectives import is_collective
+from engine.types import TensorSpec
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -30,6 +32,10 @@ def read(job: Job) -> Read:
     job.file.unlock(job.decrypt_key if is_encrypted else None, job.decrypt_mode)
     job.file.look_in(job.config.get("model_file", {}).get("mindir_path"))
     source = job.file()
+    shapes = _other_shapes(source.graph.inputs if source.graph else (), job)
+    if shapes:  # lowered anew: what MindSpore inferred in the file is for the shapes it has
+        job.file.lower_for(shapes)
+        source = job.file()
     if source.state:
         raise ModelError(
             f"{name}: assigns to its parameter {source.state[0].name!r}, and a converted file "
@@ -41,6 +47,28 @@ def read(job: Job) -> Read:
     return model, _parts(model)
 
 
+def _other_shapes(specs: Sequence[TensorSpec], job: Job) -> dict[str, tuple[int | None, ...]]:
+    """Return the shapes of all inputs if the job changes a fixed axis behind the first, else {}.
+
+    A first axis alone, the batch, is changed and compared by the shape pass.
+    """
+    shapes: dict[str, tuple[int | None, ...]] = {}
+    is_changed = False
+    for spec in specs:
+        dims = spec.shape or ()
+        asked = job.input_shape.get(spec.name, ())
+        if len(asked) != len(dims):
+            asked = (-1,) * len(dims)  # not named, or an error that the shape pass words
+        known = tuple(dim if isinstance(dim, int) else None for dim in dims)
+        shapes[spec.name] = tuple(
+            dim if size == -1 else size for dim, size in zip(known, asked, strict=True)
+        )
+        is_changed |= any(
+            dim is not None and dim != size for dim, size in [*zip(known, shapes[spec.name])][1:]
+        )
+    return shapes if is_changed else {}
+
+
 def _parts(model: ModelProto) -> list[str]:
     """Return a note on a model that is one rank's part of another."""
     nodes = model.graph.node
@@ -49,5 +77,5 @@ def _parts(model: ModelProto) -> list[str]:
         return []
     return [
         f"the model is one rank's part of a distributed one ({', '.join(op_types)}): the result "
-        "runs only with the other ranks, and not yet here"
+        "runs only beside the other ranks"
     ]

@@ -13,10 +13,12 @@ evaluates the file's expressions of shapes as Python. Convert only models whose 
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from importlib import import_module
 from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,6 +123,7 @@ def export(request: Mapping[str, Any], step: Callable[[], None]) -> list[str]:
     step()
     path, result = request["model"], request["result"]
     if _kind(Path(path)) is _Kind.PROGRAM:
+        _register_classes(path)
         with open(path, "rb") as file:  # torch judges a name by its ending, a file by its content
             program = torch.export.load(file)
         step()
@@ -135,6 +138,50 @@ def export(request: Mapping[str, Any], step: Callable[[], None]) -> list[str]:
 
 
 # ------------------------------------------------------------------------------------ torch.export
+
+
+def _register_classes(path: str) -> None:
+    """Import what tells torch of the classes that a program takes and gives.
+
+    A .pt2 names them; torch.export.load fails without a reason where one is not registered. Only
+    transformers is imported, which registers its outputs: a file may name any module.
+    """
+    names = classes_of(Path(path))
+    if "transformers" in {name.partition(".")[0] for name in names}:
+        try:
+            outputs = import_module("transformers.modeling_outputs")
+        except ImportError as error:
+            raise ModelError(
+                "takes or gives objects of transformers "
+                f"({next(name for name in names if name.startswith('transformers.'))}), which "
+                f"cannot be imported ({one_line(error)}); run: pip install transformers"
+            ) from error
+        _ = outputs.BaseModelOutput  # loaded when it is asked for, as all in that package
+    import torch
+
+    known = getattr(torch.utils._pytree, "SERIALIZED_TYPE_TO_PYTHON_TYPE", names)
+    if unknown := [name for name in names if name not in known]:
+        raise ModelError(
+            f"takes or gives objects of class {unknown[0]}, which torch does not know here; let "
+            "the model give tensors, tuples or dicts of them, and export it again"
+        )
+
+
+_CLASS = re.compile(rb'type\\*"\s*:\s*\\*"([A-Za-z_]\w*(?:\.\w+)+)\\*"\s*,\s*\\*"context')
+_LARGEST_PROGRAM = 1 << 28
+
+
+def classes_of(path: Path) -> list[str]:
+    """Return the classes that a .pt2's inputs and outputs are nested in, Python's own ones too."""
+    found: dict[str, None] = {}
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            name = entry.filename.partition("/")[2]
+            if name.startswith("models/") and name.endswith(".json"):
+                with archive.open(entry) as file:
+                    for match in _CLASS.finditer(file.read(_LARGEST_PROGRAM)):
+                        found[match[1].decode()] = None
+    return list(found)
 
 
 def _export_program(program: Any, result: str) -> None:
@@ -268,17 +315,19 @@ def _arguments(module: Any, shapes: Shapes) -> list[str]:
     arguments = module.forward.schema.arguments[1:]  # the first is the module itself
     names = [argument.name for argument in arguments]
     needed = [argument.name for argument in arguments if not argument.has_default_value()]
+    unknown = [name for name in shapes if name not in names]
+    if unknown:
+        raise ModelError(
+            f"{unknown[0]!r} (of input_shape) is no input of it; its inputs: "
+            f"{', '.join(map(repr, names)) or 'none'}"
+        )
     missing = [name for name in needed if name not in shapes]
     if missing or not names:
         texts = ";".join(f"{name}:1,..." for name in needed)
         raise ModelError(
-            f"TorchScript does not say the shapes of its inputs; give those of {', '.join(names)}, "
+            f"TorchScript does not say the shapes of its inputs; give those of "
+            f"{', '.join(map(repr, names))}, "
             f'-1 for an open dim, as input_shape (on the command line: --inputShape="{texts}")'
-        )
-    unknown = [name for name in shapes if name not in names]
-    if unknown:
-        raise ModelError(
-            f"has no input {unknown[0]!r} (of input_shape); its inputs: {', '.join(names)}"
         )
     chosen = [name for name in names if name in shapes]
     if chosen != names[: len(chosen)]:

@@ -1,34 +1,44 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
-decode.py      decodes the file's protobuf messages
+decode.py      decodes the file's protobuf messages: messages.py
 constants.py   decodes constants and inferred types, in every dialect
 storage.py     the tensors' data; names.py: names of values and primitives
 lower.py       interprets the graph symbolically; structural.py: tuples, effects, closures
 control.py     branches to If, loops to Loop; functions.py: the call graph
+in_place.py    tensors that are changed in place; tuples.py: limits on tuples
 primitives/    the table: one function a primitive, which writes ONNX nodes
 emit.py        the graph builder; shape_inference.py: shapes that the file leaves open
 fold.py        dead code, biases, BatchNorm; assemble.py: the ONNX model; outputs.py: its outputs
 variables.py   declared variable weights
+compiled.py    models in a file that are compiled for Ascend
 summary.py     a file's summary for `engine inspect`; errors.py: errors as ModelError
 """
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from engine.cancel import CancelToken
 from engine.formats.mindir import decode
 from engine.formats.mindir.assemble import lower
-from engine.formats.mindir.decode import DecodeError
+from engine.formats.mindir.compiled import (
+    CompiledModels,
+    FoundCompiled,
+    compiled_models,
+    read_om,
+)
 from engine.formats.mindir.errors import refused
+from engine.formats.mindir.messages import DecodeError, ModelProto
 from engine.formats.mindir.storage import SMALL_BYTES, Storage
 from engine.formats.mindir.summary import Description, describe
 from engine.formats.mindir.variables import variable_parameters
 from engine.formats.onnx import read_model
 from engine.formats.opened import FileVersion, OpenedSource
 
-__all__ = ["Description", "describe", "open_mindir"]
+__all__ = ["CompiledModels", "Description", "FoundCompiled", "describe", "open_mindir"]
 
 
 def open_mindir(
@@ -41,6 +51,8 @@ def open_mindir(
     weights: bytes | None = None,
     version: FileVersion | None = None,
     variable_weights: Sequence[str] = (),
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    cancel: CancelToken | None = None,
 ) -> OpenedSource:
     """Read a MindIR model as an ONNX model.
 
@@ -48,10 +60,12 @@ def open_mindir(
     dec_mode: what the file is encrypted with, and with it the data files of a split model; None
     for a plain one. folder: where those data files are, None for the folder of `path`; also
     [model_file] mindir_path. weights: the data file of a split model in memory. version: of the
-    file, where `data` is mapped from it. variable_weights: see ModelFile.
+    file, where `data` is mapped from it. variable_weights, input_shapes: see ModelFile.
+    cancel: stops it while the graph is lowered, with Cancelled.
     Weights are not copied. The ONNX model names those of a large file in the .mindir or its data
     files, which must not change while a model is built, others in `files`: see ModelSource, and
-    `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError.
+    `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError, and
+    FoundCompiled for models that are compiled: there is no graph to lower.
     """
     name = str(path) if path is not None else "model bytes"
     if isinstance(data, mmap.mmap) and len(data) <= SMALL_BYTES:
@@ -63,11 +77,16 @@ def open_mindir(
         if not proto.little_endian:
             raise DecodeError("its numbers are big endian; export it on a little-endian machine")
         assert proto.graph is not None
-        variables = variable_parameters(proto, variable_weights, name) if variable_weights else []
+        models = compiled_models(proto)
+        variables = {}
+        if variable_weights and models is None:
+            variables = variable_parameters(proto, variable_weights, name)
         storage = Storage(view, path, base, dec_key, dec_mode, version)
         locations = [tensor.location for tensor in proto.graph.parameters if tensor.location]
         storage.open(locations, weights)
-        lowered = lower(proto, storage, variables, name)
+        if models is not None:
+            raise FoundCompiled(models, partial(_om, proto, storage, path, view))
+        lowered = lower(proto, storage, variables, name, input_shapes, cancel)
     graph = lowered.info
     if graph is None:
         beside = storage.folder / "part" if storage.folder is not None else None  # just a name
@@ -86,3 +105,10 @@ def open_mindir(
         variables=lowered.variables,
         versions=storage.versions,
     )
+
+
+def _om(
+    proto: ModelProto, storage: Storage, path: Path | None, view: memoryview, number: int
+) -> bytes:
+    with refused(path, view):
+        return read_om(proto, storage, number)

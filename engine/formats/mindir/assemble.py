@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from engine.cancel import CancelToken
 from engine.errors import InputError
-from engine.formats.mindir import constants, fold
-from engine.formats.mindir.decode import DecodeError, ModelProto, ValueProto
+from engine.formats.mindir import constants, decode, fold
 from engine.formats.mindir.emit import Unsupported
 from engine.formats.mindir.lower import Lowering, LoweringError
+from engine.formats.mindir.messages import DecodeError, ModelProto, ValueProto
 from engine.formats.mindir.names import local, unique
 from engine.formats.mindir.outputs import declared, titles_of
 from engine.formats.mindir.storage import Storage
@@ -40,23 +41,32 @@ class Lowered:
 
 
 def lower(
-    model: ModelProto, storage: Storage, variables: Sequence[str] = (), name: str = "model"
+    model: ModelProto,
+    storage: Storage,
+    variables: Mapping[str, tuple[str, ...]] | None = None,
+    name: str = "model",
+    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
+    cancel: CancelToken | None = None,
 ) -> Lowered:
-    """Lower a whole model. Raises DecodeError, LoweringError, InputError.
+    """Lower a whole model. Raises DecodeError, LoweringError, InputError, Cancelled.
 
-    variables: the parameters, as the file names them, that become inputs; name: what errors call
-    the model.
+    variables: the parameters, as the file names them, that become inputs, each with the names by
+    which it was declared. name: what errors call the model. input_shapes: those of inputs in place
+    of the file's. What follows from them is then known in the ONNX model too, as far as it does
+    not depend on data.
     """
     main = model.graph
     assert main is not None
-    names: set[str] = set()
+    names: dict[str, int] = {}
     inputs = [_input(value, names) for value in main.inputs]
+    if input_shapes is not None:
+        _set_shapes(model, inputs, input_shapes)
     parameters: dict[str, Value] = {}
     for proto in main.parameters:
         title = unique(proto.ref_key or local(proto.name), names)
         parameters[proto.name] = storage.parameter(proto, title)
-    variable = {parameters[parameter].name: None for parameter in variables}
-    low, result, hidden = _run(model, parameters, inputs, variable)
+    variable = {parameters[own].name: declared for own, declared in (variables or {}).items()}
+    low, result, hidden = _run(model, parameters, inputs, variable, cancel)
     for title in variable:
         if title in low.state:
             raise InputError(
@@ -72,7 +82,7 @@ def lower(
     if not flat:
         raise DecodeError("the graph gives nothing")
     renamed: dict[str, str] = {}
-    outputs = _outputs(low, model, inputs, flat, names, renamed)
+    outputs = _outputs(low, model, inputs, flat, names, renamed, input_shapes is not None)
     for parameter, value in low.state.items():
         title = unique(f"{parameter}.next", names)
         low.g.add(Node("Identity", [renamed.get(value.name, value.name)], [title], {}, title))
@@ -96,7 +106,10 @@ def lower(
         if isinstance(value, Value)
     ]
     state = tuple(_slot(by_name[title], storage) for title in low.state)
-    declared = tuple(_slot(by_name[title], storage) for title in variable)
+    declared = tuple(
+        _slot(by_name[title], storage)._replace(declared_as=names_given)
+        for title, names_given in variable.items()
+    )
     graph.inputs += [ValueInfo(slot.name, slot.dtype, slot.shape) for slot in (*state, *declared)]
     graph.outputs = outputs
     used = fold.names_used(nodes)
@@ -123,6 +136,7 @@ def _run(
     parameters: Mapping[str, Value],
     inputs: list[Any],
     variable: Container[str],
+    cancel: CancelToken | None,
 ) -> tuple[Lowering, Any, dict[str, Any]]:
     """Lower the main graph; parameters that it assigns to, or that vary, are no constants in it.
 
@@ -139,7 +153,7 @@ def _run(
             hidden[value.name] = value.data
             value.data = None
     for attempt in (1, 2, 3):
-        low = Lowering(model, parameters)
+        low = Lowering(model, parameters, cancel)
         try:
             result = low.run(model.graph, inputs)
         except (DecodeError, LoweringError, Unsupported):
@@ -161,10 +175,14 @@ def _outputs(
     model: ModelProto,
     inputs: list[Any],
     flat: list[Value],
-    names: set[str],
+    names: dict[str, int],
     renamed: dict[str, str],
+    is_reshaped: bool,
 ) -> list[ValueInfo]:
-    """Return the ONNX model's outputs; `renamed` gets the names that nodes are to give instead."""
+    """Return the ONNX model's outputs; `renamed` gets the names that nodes are to give instead.
+
+    is_reshaped: the inputs have other shapes than in the file.
+    """
     assert model.graph is not None
     # A network may give an input back as it is: then the two have one name, as in the file.
     given = {leaf.name for tree in inputs for leaf in leaves(tree) if isinstance(leaf, Value)}
@@ -183,14 +201,29 @@ def _outputs(
             source = renamed.get(value.name, value.name)
             low.g.add(Node("Identity", [source], [title], {}, title))
         shape = value.shape
-        if len(types) == len(flat) and types[index] is not None:
+        if len(types) == len(flat) and types[index] is not None and not is_reshaped:
             declared_type = types[index]
             shape = declared_type.shape if declared_type.shape is not None else shape
         infos.append(ValueInfo(title, value.dtype, shape))
     return infos
 
 
-def _input(proto: ValueProto, names: set[str]) -> Any:
+def _set_shapes(
+    model: ModelProto, inputs: list[Any], shapes: Mapping[str, Sequence[int | None]]
+) -> None:
+    """Give inputs other shapes; note where one contradicts the file."""
+    for leaf in leaves(tuple(inputs)):
+        if isinstance(leaf, Value) and leaf.name in shapes:
+            given, declared = tuple(shapes[leaf.name]), leaf.shape
+            if declared is not None and (
+                len(given) != len(declared)
+                or any(dim not in (None, size) for size, dim in zip(given, declared, strict=True))
+            ):
+                model.source.has_other_shapes = True
+            leaf.shape = given
+
+
+def _input(proto: ValueProto, names: dict[str, int]) -> Any:
     """Return the value that a graph's input stands for: a tensor, or a tuple of them."""
     name = local(proto.name)
 
@@ -205,9 +238,10 @@ def _input(proto: ValueProto, names: set[str]) -> Any:
     if proto.tensors:
         abstract = constants.tensor_type(proto.tensors[0])
     elif proto.structure is not None:
-        if proto.structure.type in (23, 24):
+        structure = decode.attribute(proto.source, proto.structure)
+        if structure.type in (decode.UMONAD, decode.IOMONAD):
             return MONAD
-        abstract = constants.abstract(proto.structure)
+        abstract = constants.abstract(structure)
     return value(abstract, name)
 
 

@@ -7,15 +7,19 @@ value2,]" (ref_attr_name), with the numbers in one flat list beside it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from typing import Any
 
 from engine.formats.mindir import decode
-from engine.formats.mindir.decode import (
+from engine.formats.mindir.messages import (
+    DEPTH,
+    UNREAD,
     AttributeProto,
     DecodeError,
     NodeProto,
+    PrimitiveProto,
     Source,
     Span,
     TensorProto,
@@ -39,10 +43,12 @@ class Settings(Mapping[str, Any]):
     stored: applied to each value after decoding.
     """
 
-    def __init__(self, source: Source, spans: Iterable[Span], stored: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, source: Source, primitive: PrimitiveProto, stored: Callable[[Any], Any]
+    ) -> None:
         self._source = source
         self._stored = stored
-        self._spans = {decode.name_at(source, span): span for span in spans}
+        self._spans = decode.settings_of(source, primitive)
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -152,8 +158,8 @@ def _nested(text: str, numbers: Iterator[Any], form: str) -> Any:
         word = token[0]
         if word.endswith("["):
             stack.append([])
-            if len(stack) > decode.DEPTH:
-                raise DecodeError(f"a constant is nested more than {decode.DEPTH} levels deep")
+            if len(stack) > DEPTH:
+                raise DecodeError(f"a constant is nested more than {DEPTH} levels deep")
         elif word == "]":
             if len(stack) < 2:
                 raise DecodeError(f"the form {form[:80]!r} closes more than it opens")
@@ -237,8 +243,20 @@ def dtype_of(proto: TensorProto) -> DType:
 
 def abstract_of(node: NodeProto) -> Any:
     """Return the type in the file of a node's result: an Abstract, a tuple of them, or None."""
-    span = node.attribute_at("shape")
-    return None if span is None else _cached_abstract(node.source, span)
+    if node.abstract is UNREAD:  # a function's nodes are lowered as often as it is called
+        span = decode.attribute_at(node, "shape")
+        found = None if span is None else _cached_abstract(node.source, span)
+        node.abstract = _without_sizes(found) if node.source.has_other_shapes else found
+    return node.abstract
+
+
+def _without_sizes(abstract: Any) -> Any:
+    """Return a type with its sizes left open."""
+    if isinstance(abstract, tuple):
+        return tuple(map(_without_sizes, abstract))
+    if isinstance(abstract, Abstract) and abstract.shape is not None:
+        return replace(abstract, shape=(None,) * len(abstract.shape))
+    return abstract
 
 
 def _cached_abstract(source: Source, span: Span) -> Any:
@@ -310,7 +328,7 @@ def tensor_type(proto: TensorProto) -> Abstract | None:
     return None if dtype is None else Abstract(dtype, shape_of(proto.dims))
 
 
-def shape_of(dims: list[int]) -> Shape:
+def shape_of(dims: Sequence[int]) -> Shape:
     """Return the shape: None for an unknown rank (-2), None in it for an unknown size (-1)."""
     if -2 in dims:
         return None

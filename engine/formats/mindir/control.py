@@ -61,22 +61,23 @@ def lower_select(
 ) -> Any:
     """Lower two branches into an If and return the merged result."""
     before = low.state
-    changes = low.changes()
+    low.tuples.add_work(len(before) + len(low.in_place))  # they are copied
+    changes = low.in_place.snapshot()
     sides: list[tuple[Scope, Any, State]] = []
     made: set[str] = set()
     for side in (chosen, other):
         low.state = dict(before)
-        low.restore_changes(changes)
+        low.in_place.restore(changes)
         with low.nested_scope() as scope:
-            outcome = low.with_updates(side())
-        made |= low.changed_since(changes)
+            outcome = low.in_place.applied_to(side())
+        made |= low.in_place.since(changes)
         if outcome is NEVER:  # ONNX raises no errors: the other side is what happens
             low.state = dict(before)
-            low.restore_changes(changes)
+            low.in_place.restore(changes)
             return (other if side is chosen else chosen)()
         sides.append((scope, outcome, low.state))
     low.state = dict(before)
-    low.restore_changes(changes, made)
+    low.in_place.restore(changes, made)
     merge = _Merge(low, condition, sides[0][0], sides[1][0])
     (_, left, left_state), (_, right, right_state) = sides
     if isinstance(left, Exits) or isinstance(right, Exits):
@@ -272,12 +273,13 @@ def lower_loop(low: Lowering, header: str, members: frozenset[str], args: tuple[
     carried: constants among them can be folded in the body.
     """
     initial = list(leaves(args))
-    before, changes = dict(low.state), low.changes()
+    before, changes = dict(low.state), low.in_place.snapshot()
     types: dict[int, tuple[DType, Shape]] = {}
     changed: dict[str, tuple[DType, Shape]] = {}
     for _ in range(MAX_PASSES):
         frame = Loop(header, members)
-        low.restore_changes(changes)
+        low.in_place.restore(changes)
+        first_name = low.g.count
         with low.nested_scope() as scope:
             frame.carried = [
                 Value(low.g.fresh(), *types[position], depth=scope.depth)
@@ -297,8 +299,40 @@ def lower_loop(low: Lowering, header: str, members: frozenset[str], args: tuple[
         if not _widen_carried(
             low, initial, before, frame, list(leaves(next_args)), state, types, changed
         ):
+            _check_in_place(low, frame, initial, types, low.in_place.since(changes), first_name)
             return _emit_loop(low, scope, frame, exits, initial, before, types, changed)
     raise Unsupported("a loop whose values change their shapes in every turn")
+
+
+def _check_in_place(
+    low: Lowering,
+    frame: Loop,
+    initial: list[Any],
+    types: Mapping[int, tuple[DType, Shape]],
+    written: set[str],
+    first_name: int,
+) -> None:
+    """Refuse what a loop changes in place where other names of the tensor would miss it.
+
+    written: the tensors that the body changes. first_name: the count of names before the body.
+    A tensor from outside that is not loop-carried would be as before the loop in each iteration.
+    One that is carried also changes under its name outside, which then must not be read any more.
+    """
+    carried = {frame.carried[position].name: initial[position] for position in types}
+    for name in written - carried.keys():
+        if not name.startswith("%") or int(name[1:]) <= first_name:
+            raise Unsupported(
+                "a loop changes a tensor in place that it does not pass on to its next iteration; "
+                "assign the new tensor to a variable of the loop instead"
+            )
+    for name in written & carried.keys():
+        start = carried[name]
+        if isinstance(start, Value) and start.data is None:
+            if sum(is_same(start, other) for other in initial) > 1:
+                raise Unsupported(
+                    "a loop changes a tensor in place that it has under two names; copy it first"
+                )
+            low.in_place.mark_outdated(start.name)
 
 
 def _widen_carried(

@@ -1,4 +1,4 @@
-"""Decode the protobuf messages of a .mindir file (proto2, package mind_ir) into small objects.
+"""Decode the protobuf messages of a .mindir file (proto2, package mind_ir): see messages.py.
 
 Field numbers stand beside the code that reads them. Unknown fields are passed over, because each
 version of MindSpore adds some. Nothing of a weight is copied: a tensor keeps slices of the file.
@@ -11,19 +11,38 @@ version to version.
 
 from __future__ import annotations
 
-import mmap
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-from engine.formats.protobuf import BYTES, VARINT, Budget, Data, signed, spans, varints
+import numpy as np
+
+from engine.formats.mindir.messages import (
+    ATTRIBUTES,
+    DEPTH,
+    FUNCTIONS,
+    NESTED_VALUES,
+    NODE_INPUTS,
+    NODES,
+    PARAMETERS,
+    PRIMITIVES,
+    RANK,
+    USER_INFO,
+    VALUES,
+    AttributeProto,
+    DecodeError,
+    GraphProto,
+    ModelProto,
+    NodeProto,
+    PrimitiveProto,
+    Source,
+    Span,
+    TensorProto,
+    ValueProto,
+    too_many,
+)
+from engine.formats.protobuf import BYTES, VARINT, WireError, signed, spans
 from engine.formats.protobuf import key as key_of
-
-FIELDS = 20_000_000
-RANK = 64  # axes of a tensor
-DEPTH = 64  # of nested attributes; a tuple of tuples takes one a level
-NAME_BYTES = 1 << 20  # names of functions hold their whole history
 
 # AttributeProto.AttributeType, beyond the element types 0..16
 TENSOR, GRAPH, TENSORS, TUPLE, LIST, DICT = 17, 18, 19, 20, 21, 22
@@ -31,162 +50,6 @@ UMONAD, IOMONAD, NONE = 23, 24, 25
 PRIMITIVECLOSURE, FUNCGRAPHCLOSURE, PARTIALCLOSURE, UNIONFUNCCLOSURE = 26, 27, 28, 29
 TYPE_NULL, SCALAR = 36, 39
 FLOAT, STRING, BOOL, DOUBLE = 1, 8, 9, 11
-
-
-class DecodeError(ValueError):
-    """The file breaks a rule of the format. The message says which."""
-
-
-Span: TypeAlias = tuple[int, int]
-"""Byte range of an encoded message in the file: start, end."""
-
-
-class Source:
-    """The file that messages are decoded from, with the number of fields that may still be read.
-
-    view: all of it. data: the same, but where possible what the view is of: see `wire.spans`.
-    names, types, settings: texts and what encoded attributes turned out to say, by their bytes,
-    because nodes repeat each other.
-    """
-
-    __slots__ = ("budget", "data", "names", "settings", "types", "view")
-
-    def __init__(self, view: memoryview) -> None:
-        self.names: dict[Any, str] = {}
-        self.types: dict[bytes, Any] = {}
-        self.settings: dict[bytes, Any] = {}
-        self.view = view
-        self.data: Data = view
-        if isinstance(view.obj, bytes | mmap.mmap) and len(view.obj) == len(view):
-            self.data = view.obj
-        self.budget = Budget(FIELDS)
-
-    def fields(self, span: Span) -> Iterator[tuple[int, int, int]]:
-        """Return the fields of a message: see `wire.spans`."""
-        return spans(self.data, span[0], span[1], self.budget)
-
-    def text(self, first: int, past: int) -> str:
-        """Decode a name. Raises DecodeError where it is too long or no UTF-8."""
-        if past < 0:
-            raise DecodeError(_MISTYPED)
-        if past - first > NAME_BYTES:
-            raise DecodeError(f"a name of {past - first:,} bytes; at most {NAME_BYTES:,} are read")
-        encoded = self.data[first:past]
-        name = self.names.get(encoded)
-        if name is None:
-            try:
-                name = self.names[encoded] = str(encoded, "utf-8")
-            except UnicodeDecodeError:
-                shown = bytes(encoded[:40])
-                raise DecodeError(f"the name {shown!r} is not UTF-8") from None
-        return name
-
-
-@dataclass(slots=True)
-class TensorProto:
-    """A tensor: name, dims, element type by MindIR's number, and the location of its data."""
-
-    name: str
-    dims: list[int]
-    data_type: int
-    raw: memoryview | None
-    ref_key: str
-    location: str
-    offset: int
-    length: int | None
-    compression: int
-    numbers: list[Any]  # of the typed fields that raw_data replaced
-
-
-@dataclass(slots=True)
-class AttributeProto:
-    """An attribute: a constant, a setting of a primitive, or the type inferred for a node."""
-
-    name: str = ""
-    type: int = 0
-    f: float = 0.0
-    i: int = 0
-    d: float = 0.0
-    s: bytes = b""
-    ints: list[int] = field(default_factory=list)
-    floats: list[float] = field(default_factory=list)
-    strings: list[bytes] = field(default_factory=list)
-    tensors: list[TensorProto] = field(default_factory=list)
-    values: list[AttributeProto] = field(default_factory=list)
-    form: str = ""  # ref_attr_name: how older files say what the value is
-
-
-@dataclass(slots=True)
-class NodeProto:
-    """A node: its inputs and its one output by name; attributes encoded."""
-
-    source: Source
-    name: str
-    op_type: str
-    domain: str
-    inputs: list[str]
-    output: str
-    attributes: list[Span]
-
-    def attribute_at(self, name: str) -> Span | None:
-        """Return the position of the attribute of that name."""
-        for span in self.attributes:
-            if name_at(self.source, span) == name:
-                return span
-        return None
-
-    def attribute(self, name: str) -> AttributeProto | None:
-        """Return the attribute of that name, decoded now."""
-        span = self.attribute_at(name)
-        return None if span is None else attribute(self.source, span)
-
-    def decoded(self) -> list[AttributeProto]:
-        """Return every attribute."""
-        return [attribute(self.source, span) for span in self.attributes]
-
-
-@dataclass(slots=True)
-class ValueProto:
-    """A graph's input or output. tensors: its types; structure: for tuples and monads."""
-
-    name: str = ""
-    tensors: list[TensorProto] = field(default_factory=list)
-    denotation: str = ""
-    structure: AttributeProto | None = None
-
-
-@dataclass(slots=True)
-class GraphProto:
-    """A function: the main graph or one that it calls."""
-
-    name: str = ""
-    nodes: list[NodeProto] = field(default_factory=list)
-    parameters: list[TensorProto] = field(default_factory=list)
-    inputs: list[ValueProto] = field(default_factory=list)
-    outputs: list[ValueProto] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class PrimitiveProto:
-    """An operator and its settings, encoded; all nodes that name it share them."""
-
-    name: str
-    op_type: str
-    attributes: list[Span]
-
-
-@dataclass(slots=True)
-class ModelProto:
-    """A whole file."""
-
-    source: Source
-    graph: GraphProto | None = None
-    functions: dict[str, GraphProto] = field(default_factory=dict)
-    primitives: dict[str, PrimitiveProto] = field(default_factory=dict)
-    little_endian: bool = True
-    producer: str = ""
-    version: str = ""
-    user_info: dict[str, str] = field(default_factory=dict)
 
 
 def model(view: memoryview) -> ModelProto:
@@ -204,6 +67,7 @@ def model(view: memoryview) -> ModelProto:
                 raise DecodeError("two main graphs; expected one")
             result.graph = graph(source, _span(first, past))
         elif number == 8:
+            source.count(1, FUNCTIONS, "functions")
             function = graph(source, _span(first, past))
             if function.name in result.functions:
                 raise DecodeError(f"two functions are named {function.name!r}")
@@ -211,9 +75,11 @@ def model(view: memoryview) -> ModelProto:
         elif number == 10:
             result.little_endian = bool(_integer(first, past))
         elif number == 12:
+            source.count(1, PRIMITIVES, "primitives")
             primitive = _primitive(source, _span(first, past))
             result.primitives[primitive.name] = primitive
         elif number == 14:
+            source.count(1, USER_INFO, "entries of user_info")
             entry = {1: "", 2: ""}
             for part, begin, end in source.fields(_span(first, past)):
                 if part >> 3 in entry:
@@ -227,18 +93,27 @@ def model(view: memoryview) -> ModelProto:
 def graph(source: Source, span: Span) -> GraphProto:
     """Decode a function."""
     result = GraphProto()
+    nodes = result.nodes
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
-            result.nodes.append(_node(source, _span(first, past)))
+            nodes.append(_node(source, _span(first, past)))
+            if len(nodes) > NODES:
+                raise too_many(NODES, "nodes")
         elif number == 2:
             result.name = source.text(first, past)
         elif number == 3:
+            source.count(1, PARAMETERS, "parameters")
             result.parameters.append(tensor(source, _span(first, past)))
         elif number == 5:
             result.inputs.append(_value(source, _span(first, past)))
         elif number == 6:
             result.outputs.append(_value(source, _span(first, past)))
+        elif number == 8:
+            result.attributes.append(_span(first, past))
+            if len(result.attributes) > ATTRIBUTES:
+                raise too_many(ATTRIBUTES, "attributes of one graph")
+    source.count(len(nodes), NODES, "nodes")
     return result
 
 
@@ -246,14 +121,15 @@ def _node(source: Source, span: Span) -> NodeProto:
     name = op_type = domain = ""
     inputs: list[str] = []
     output: str | None = None
-    attributes: list[Span] = []
+    attributes: tuple[int, int, int] | None = None
     text = source.text
     for key, first, past in spans(source.data, span[0], span[1], source.budget):
         number = key >> 3
         if number == 1:
             inputs.append(text(first, past))
         elif number == 5 or number == 8:  # 8: where some files keep settings
-            attributes.append(_span(first, past))
+            if attributes is None:
+                attributes = (*_span(first, past), span[1])
         elif number == 2:
             output = text(first, past) if output is None else output
         elif number == 3:
@@ -264,37 +140,39 @@ def _node(source: Source, span: Span) -> NodeProto:
             domain = text(first, past)
     if output is None:
         output = name
-    return NodeProto(source, name, op_type, domain, inputs, output, attributes)
+    source.count(len(inputs), NODE_INPUTS, "inputs of nodes")
+    return NodeProto(source, name, op_type, domain, tuple(inputs), output, attributes)
 
 
 def _primitive(source: Source, span: Span) -> PrimitiveProto:
     name = op_type = instance = ""
-    attributes = []
-    for key, first, past in source.fields(span):
+    for key, first, past in spans(source.data, span[0], span[1], source.budget, _TITLES):
         number = key >> 3
         if number == 1:
             name = source.text(first, past)
         elif number == 2:
             op_type = source.text(first, past)
-        elif number == 3:
-            attributes.append(_span(first, past))
-        elif number == 4:
+        else:
             instance = source.text(first, past)
-    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], attributes)
+    return PrimitiveProto(name, op_type or instance or name.partition(":")[0], span)
 
 
 def _value(source: Source, span: Span) -> ValueProto:
-    result = ValueProto()
+    result = ValueProto(source)
+    tensors: list[TensorProto] = []
+    source.count(1, VALUES, "inputs and outputs of functions")
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
             result.name = source.text(first, past)
         elif number == 2:
-            result.tensors.append(tensor(source, _span(first, past)))
+            source.count(1, VALUES, "tensors of inputs and outputs")
+            tensors.append(tensor(source, _span(first, past)))
         elif number == 4:
             result.denotation = source.text(first, past)
         elif number == 5:
-            result.structure = attribute(source, _span(first, past))
+            result.structure = _span(first, past)
+    result.tensors = tuple(tensors)
     return result
 
 
@@ -345,8 +223,52 @@ def tensor(source: Source, span: Span) -> TensorProto:
                 elif part >> 3 == 3:
                     length = _integer(begin, end)
     return TensorProto(
-        name, dims, data_type, raw, ref_key, location, offset, length, compression, numbers
-    )
+        name, tuple(dims), data_type, raw, ref_key, location, offset, length, compression,
+        numbers or (),
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- attributes
+
+
+def attribute_spans(node: NodeProto) -> Iterator[Span]:
+    """Yield where each attribute of a node is."""
+    if node.attributes is None:
+        return
+    start, rest, end = node.attributes
+    yield start, rest
+    number = 1
+    for key, first, past in spans(node.source.data, rest, end, node.source.budget):
+        if key >> 3 == 5 or key >> 3 == 8:
+            number += 1
+            if number > ATTRIBUTES:
+                raise too_many(ATTRIBUTES, "attributes of one node")
+            yield _span(first, past)
+
+
+def attribute_at(node: NodeProto, name: str) -> Span | None:
+    """Return the position of the node's attribute of that name."""
+    for span in attribute_spans(node):
+        if name_at(node.source, span) == name:
+            return span
+    return None
+
+
+def attributes_of(node: NodeProto) -> Iterator[AttributeProto]:
+    """Yield every attribute of a node."""
+    return (attribute(node.source, span) for span in attribute_spans(node))
+
+
+def settings_of(source: Source, primitive: PrimitiveProto) -> dict[str, Span]:
+    """Return the positions of a primitive's attributes by name."""
+    result: dict[str, Span] = {}
+    for key, first, past in source.fields(primitive.span):
+        if key >> 3 == 3:
+            span = _span(first, past)
+            result[name_at(source, span)] = span
+            if len(result) > ATTRIBUTES:
+                raise too_many(ATTRIBUTES, "attributes of one primitive")
+    return result
 
 
 def name_at(source: Source, span: Span) -> str:
@@ -357,14 +279,31 @@ def name_at(source: Source, span: Span) -> str:
         # The name comes first in every file that a writer of protobuf makes.
         if key == _NAME and length < 128 and first + length <= span[1]:
             return source.text(first, first + length)
-    return attribute(source, span).name
+    name = ""
+    for key, first, past in source.fields(span):
+        if key >> 3 == 1:
+            name = source.text(first, past)
+    return name
 
 
-def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
+def attribute(source: Source, span: Span) -> AttributeProto:
     """Decode an attribute and what is nested in it."""
+    return _attribute(source, span, 0, [NESTED_VALUES])
+
+
+def _attribute(source: Source, span: Span, depth: int, room: list[int]) -> AttributeProto:
+    """Decode an attribute. room: how many more may be nested in the one that is being decoded."""
     if depth > DEPTH:
         raise DecodeError(f"a constant is nested more than {DEPTH} levels deep")
+    room[0] -= 1
+    if room[0] < 0:
+        raise too_many(NESTED_VALUES, "values in one constant")
     result = AttributeProto()
+    ints: list[int] = []
+    floats: list[float] = []
+    strings: list[bytes] = []
+    tensors: list[TensorProto] = []
+    values: list[AttributeProto] = []
     for key, first, past in source.fields(span):
         number = key >> 3
         if number == 1:
@@ -378,26 +317,36 @@ def attribute(source: Source, span: Span, depth: int = 0) -> AttributeProto:
         elif number == 5:
             result.s = _bytes(source, first, past)
         elif number in (8, 9):
-            result.floats += _reals(source, first, past, number == 9)
+            floats += _reals(source, first, past, number == 9)
         elif number == 10:
-            result.ints += _integers(source, key, first, past)
+            ints += _integers(source, key, first, past)
         elif number == 11:
-            result.strings.append(_bytes(source, first, past))
+            strings.append(_bytes(source, first, past))
         elif number == 6 or number == 12:
-            result.tensors.append(tensor(source, _span(first, past)))
+            room[0] -= 1
+            if room[0] < 0:
+                raise too_many(NESTED_VALUES, "values in one constant")
+            tensors.append(tensor(source, _span(first, past)))
         elif number == 15:
             result.form = source.text(first, past)
         elif number == 16:
             result.type = _integer(first, past)
         elif number == 17:
-            result.values.append(attribute(source, _span(first, past), depth + 1))
+            values.append(_attribute(source, _span(first, past), depth + 1, room))
+    # Most of these are empty: the empty tuple is one object for all.
+    result.ints, result.floats, result.strings = ints or (), floats or (), strings or ()
+    result.tensors, result.values = tensors or (), values or ()
     return result
 
 
+# ------------------------------------------------------------------------------------- wire types
+
 _NAME = key_of(1, BYTES)  # of an AttributeProto
 _DIM, _RAW_DATA = key_of(1, VARINT), key_of(9, BYTES)  # of a TensorProto
+_TITLES = frozenset(key_of(number, BYTES) for number in (1, 2, 4))  # of a PrimitiveProto
 _TOO_MANY_DIMS = f"a tensor of more than {RANK} dims"
 _MISTYPED = "a field of another type than its number means"
+_CHUNK = 1 << 16  # bytes of packed integers that are decoded at once; bounds the temporary arrays
 
 
 def _span(first: int, past: int) -> Span:
@@ -427,7 +376,35 @@ def _integers(source: Source, key: int, first: int, past: int) -> list[int]:
         return [signed(first)]
     if key & 7 != 2:
         raise DecodeError(_MISTYPED)
-    return [signed(n) for n in varints(source.view[first:past], source.budget)]
+    return _packed_integers(source.view[first:past])
+
+
+def _packed_integers(packed: memoryview) -> list[int]:
+    """Decode a packed field of int64. Raises WireError."""
+    data = np.frombuffer(packed, np.uint8)
+    result: list[int] = []
+    start = 0
+    while start < len(data):
+        stop = min(start + _CHUNK, len(data))
+        ends = np.flatnonzero(data[start:stop] < 128) + start
+        if not len(ends):
+            raise WireError("the end comes within a varint", packed, len(data) - 1)
+        starts = np.concatenate(([start], ends[:-1] + 1))
+        lengths = ends - starts + 1
+        longest = int(lengths.max())
+        if longest > 10:
+            position = int(starts[int(lengths.argmax())])
+            raise WireError("a varint of more than 64 bits", packed, position)
+        numbers = np.zeros(len(ends), np.uint64)
+        for place in range(longest):
+            reached = lengths > place
+            part = data[starts[reached] + place].astype(np.uint64) & np.uint64(127)
+            if place == 9 and part.max() > 1:
+                raise WireError("a varint of more than 64 bits", packed, start)
+            numbers[reached] |= part << np.uint64(7 * place)
+        result += numbers.view(np.int64).tolist()
+        start = int(ends[-1]) + 1
+    return result
 
 
 def _reals(source: Source, first: int, past: int, double: bool) -> list[float]:

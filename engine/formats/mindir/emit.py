@@ -13,9 +13,12 @@ from engine.formats.mindir.shape_inference import shape_of
 from engine.formats.mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
 from engine.formats.onnx.writer import Attribute, Node
 
-MAX_NODES = 200_000  # of one model; inlined functions count as often as they are called
-MAX_ELEMENTS = 1 << 24  # of a constant or tuple that lowering generates
-CONSTANT_BYTES = 256 << 20  # of one constant that is computed here
+# Limits on what a short file unfolds into. Real ones take 600 to 1,000 bytes for a node.
+OPERATORS = 50_000  # and more in larger files; inlined functions count as often as they are called
+BYTES_PER_OPERATOR = 100
+MAX_ELEMENTS = 1 << 22  # of a constant or tuple that lowering generates
+ALL_ELEMENTS = 1 << 23  # of all of them together
+EXPANDED_BYTES = 1 << 30  # of all tensors that runtimes expand from constants while they load
 
 
 class Unsupported(ValueError):
@@ -27,7 +30,13 @@ class Scope:
 
     def __init__(self, depth: int) -> None:
         self.nodes: list[Node] = []
+        self.names: set[str] = set()  # of what the nodes give
         self.depth = depth
+
+    def add(self, node: Node) -> None:
+        """Append a node."""
+        self.nodes.append(node)
+        self.names.update(node.outputs)
 
 
 class Emitter:
@@ -36,11 +45,14 @@ class Emitter:
     scope: the graph that is being filled. origin: of which node of the file, for names of nodes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, file_bytes: int) -> None:
         self.scope = Scope(0)
         self.origin = ""
         self.result: Any = None  # what the file says of the node's result: Abstract or tuple
         self._count = 0
+        self._operators = OPERATORS + file_bytes // BYTES_PER_OPERATOR
+        self._generated = 0
+        self._expanded = 0
         self._constants: dict[tuple[Any, ...], Value] = {}
         self.constants: dict[str, Value] = {}
         self._origins: dict[str, int] = {}
@@ -68,8 +80,20 @@ class Emitter:
         if shape is None:
             shape = shape_of(op_type, inputs, attributes)
         value = Value(self.fresh(), dtype, shape, depth=self.scope.depth)
+        if op_type in ("Expand", "Tile"):
+            self._count_expanded(op_type, inputs, value)
         self._append(op_type, names, [value.name], attributes, domain)
         return value
+
+    def _count_expanded(self, op_type: str, inputs: Sequence[Any], value: Value) -> None:
+        """Count the bytes of a tensor that runtimes compute while they load."""
+        if value.shape is None or None in value.shape or not all(map(_is_constant, inputs)):
+            return
+        self._expanded += math.prod(dim or 0 for dim in value.shape) * value.dtype.bits // 8
+        if self._expanded > EXPANDED_BYTES:
+            raise Unsupported(
+                f"constants are expanded to more than {EXPANDED_BYTES:,} bytes while it loads"
+            )
 
     def nodes(
         self,
@@ -126,18 +150,23 @@ class Emitter:
         domain: str,
     ) -> None:
         present = {key: value for key, value in attributes.items() if value is not None}
-        self.scope.nodes.append(Node(op_type, inputs, outputs, present, self.title(), domain))
+        self.scope.add(Node(op_type, inputs, outputs, present, self.title(), domain))
 
     def add(self, node: Node) -> None:
         """Append a finished node."""
-        self.scope.nodes.append(node)
+        self.scope.add(node)
 
     def fresh(self) -> str:
         """Return an unused value name."""
         self._count += 1
-        if self._count > MAX_NODES:
-            raise Unsupported(f"the model unfolds into more than {MAX_NODES:,} operators")
+        if self._count > self._operators:
+            raise Unsupported(f"the model unfolds into more than {self._operators:,} operators")
         return f"%{self._count}"
+
+    @property
+    def count(self) -> int:
+        """Number of the last name that was made."""
+        return self._count
 
     def title(self) -> str:
         """Return the node's name: that of its origin, with a number where there are several."""
@@ -176,8 +205,6 @@ class Emitter:
                 else DType.FLOAT32
             )  # fmt: skip
         data = encode(array, dtype)
-        if len(data) > CONSTANT_BYTES:
-            raise Unsupported(f"a constant of {len(data):,} bytes")
         shape = tuple(array.shape)
         value = self._constants.get((dtype, shape, data))
         if value is None:
@@ -226,6 +253,24 @@ class Emitter:
             value = self.cast(value, dtype)
             return value if value.rank in (0, None) else self.reshape(value, ())
         return self.constant(value, dtype)
+
+    def bounded(self, *sizes: int) -> None:
+        """Count the elements of a constant or tuple that is about to be generated.
+
+        Raises Unsupported where one gets too many, or all together do: a damaged file says any.
+        """
+        count = math.prod(max(size, 0) for size in sizes)
+        shown = " x ".join(map(str, sizes))
+        if count > MAX_ELEMENTS:
+            raise Unsupported(
+                f"sizes of {shown} to be written out; at most {MAX_ELEMENTS:,} elements are"
+            )
+        self._generated += count
+        if self._generated > ALL_ELEMENTS:
+            raise Unsupported(
+                f"sizes of {shown} to be written out, and more before; at most {ALL_ELEMENTS:,} "
+                "elements of one model are"
+            )
 
     # ------------------------------------------------------------------------------ common parts
 
@@ -322,10 +367,8 @@ class Emitter:
         return self.node("Unsqueeze", value, self.ints(tuple(axes)), shape=shape)
 
 
-def bounded(*sizes: int) -> None:
-    """Raise Unsupported where a constant would get too many elements: a damaged file says any."""
-    if math.prod(max(size, 0) for size in sizes) > MAX_ELEMENTS:
-        raise Unsupported(f"sizes of {' x '.join(map(str, sizes))} to be written out")
+def _is_constant(operand: Any) -> bool:
+    return not isinstance(operand, Value) or operand.data is not None
 
 
 def encode(array: np.ndarray[Any, Any], dtype: DType) -> bytes:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from engine.errors import InputError, ModelError
+from engine.errors import Cancelled, InputError, ModelError
 from engine.formats import encryption
-from engine.formats.mindir.decode import DecodeError
+from engine.formats.data_files import DataFileError
 from engine.formats.mindir.emit import Unsupported
 from engine.formats.mindir.lower import ARGUMENT_ERRORS, LoweringError
+from engine.formats.mindir.messages import BYTES_PER_FIELD, FIELDS, DecodeError
 from engine.formats.protobuf import TooManyFields, WireError
 
 
@@ -26,9 +27,16 @@ def refused(path: Path | None, view: memoryview) -> Iterator[None]:
         yield
     except encryption.DecryptionError as error:
         raise ModelError(f"{name}: {error}", where) from None
-    except (ModelError, InputError):
+    except (ModelError, InputError, Cancelled):
         raise
-    except (DecodeError, Unsupported, TooManyFields) as error:
+    except TooManyFields:
+        limit = FIELDS + len(view) // BYTES_PER_FIELD
+        raise ModelError(
+            f"{name}: not a valid MindIR model: more than {limit:,} fields in {len(view):,} bytes, "
+            "which is beyond any real model",
+            where,
+        ) from None
+    except (DecodeError, DataFileError, Unsupported) as error:
         raise ModelError(f"{name}: not a valid MindIR model: {_short(error)}", where) from None
     except LoweringError as error:
         raise ModelError(f"{name}: {_short(error)}", where) from None

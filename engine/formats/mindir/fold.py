@@ -17,6 +17,7 @@ from engine.formats.mindir.values import DType, Value
 from engine.formats.onnx.writer import Graph, Node
 
 _KEPT = frozenset({"Send", "Receive", "Barrier"})  # side effects: never dead code
+COPIED_BYTES = 64 << 20  # of weights that are computed anew; many nodes may read one
 _LINEAR = frozenset({"Conv", "ConvTranspose", "Gemm"})
 
 
@@ -28,8 +29,9 @@ def fold(
     constants: parameters and other stored values by name; those made here are added.
     may_copy: weights may be computed anew; else they stay in their file, and runtimes fold them.
     """
+    room = [COPIED_BYTES if may_copy else 0]
     with np.errstate(all="ignore"):
-        return _fold_into_linear(_eliminate_dead_code(nodes, outputs), constants, outputs, may_copy)
+        return _fold_into_linear(_eliminate_dead_code(nodes, outputs), constants, outputs, room)
 
 
 def bodies(node: Node) -> Iterable[Graph]:
@@ -77,9 +79,12 @@ def _eliminate_dead_code(nodes: Sequence[Node], outputs: set[str]) -> list[Node]
 
 
 def _fold_into_linear(
-    nodes: list[Node], constants: dict[str, Value], outputs: set[str], may_copy: bool
+    nodes: list[Node], constants: dict[str, Value], outputs: set[str], room: list[int]
 ) -> list[Node]:
-    """Fold an Add or BatchNormalization into the Conv, ConvTranspose or Gemm that only it reads."""
+    """Fold an Add or BatchNormalization into the Conv, ConvTranspose or Gemm that only it reads.
+
+    room: how many more bytes of weights may be computed anew.
+    """
     readers: Counter[str] = Counter()
     for node in nodes:
         readers.update(names_used([node]) if bodies(node) else node.inputs)
@@ -94,7 +99,7 @@ def _fold_into_linear(
             and (
                 _fold_bias(before, node, constants)
                 if node.op_type == "Add"
-                else may_copy and _fold_batch_norm(before, node, constants)
+                else _fold_batch_norm(before, node, constants, room)
             )
         ):
             before.outputs = list(node.outputs)
@@ -159,7 +164,9 @@ def _bias_name(before: Node, bias: Value, constants: dict[str, Value]) -> str | 
     return name
 
 
-def _fold_batch_norm(before: Node, node: Node, constants: dict[str, Value]) -> bool:
+def _fold_batch_norm(
+    before: Node, node: Node, constants: dict[str, Value], room: list[int]
+) -> bool:
     """Fold a BatchNormalization into a Conv's weight and bias: it is affine per channel."""
     if before.op_type != "Conv":
         return False
@@ -178,6 +185,9 @@ def _fold_batch_norm(before: Node, node: Node, constants: dict[str, Value]) -> b
     if not shape or 0 in shape or any(len(array) != shape[0] for array in arrays[1:]):
         return False
     weight, *biases, gamma, beta, mean, variance = arrays
+    if weight.nbytes > room[0]:
+        return False
+    room[0] -= weight.nbytes
     epsilon: Any = node.attributes["epsilon"]
     factor = gamma / np.sqrt(variance + np.float32(epsilon))
     bias = (biases[0] - mean if biases else -mean) * factor + beta

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from engine.formats.mindir.decode import GraphProto
+from engine.formats.mindir.messages import GraphProto
 
 
 class Functions:
@@ -12,31 +12,58 @@ class Functions:
 
     def __init__(self, functions: Mapping[str, GraphProto]) -> None:
         self._functions = functions
-        self._reachable: dict[str, frozenset[str]] = {}
+        self._callees: dict[str, list[str]] = {}
+        # By the headers of the loops under way: the recursive component of each function.
+        self._components: dict[tuple[str, ...], dict[str, frozenset[str]]] = {}
 
     def component_of(self, name: str, headers: Sequence[str]) -> frozenset[str]:
         """Return the strongly connected component of `name`; empty where it is not recursive.
 
         headers: of loops under way; what is called through one of them does not count.
         """
-        reached = self._reached(name, headers)
-        if name not in reached:
-            return frozenset()
-        return frozenset(other for other in reached if name in self._reached(other, headers))
+        components = self._components.setdefault(tuple(headers), {})
+        if name not in components:
+            self._explore(name, headers, components)
+        return components[name]
 
-    def _reached(self, name: str, headers: Sequence[str]) -> frozenset[str]:
-        key = "\0".join((name, *headers))
-        reachable = self._reachable.get(key)
-        if reachable is None:
-            visited: set[str] = set()
-            worklist = [name]
-            while worklist:
-                for other in self._named(worklist.pop()):
-                    if other not in visited and other not in headers:
-                        visited.add(other)
-                        worklist.append(other)
-            reachable = self._reachable[key] = frozenset(visited)
-        return reachable
+    def _explore(
+        self, root: str, headers: Sequence[str], components: dict[str, frozenset[str]]
+    ) -> None:
+        """Find the components of all functions that `root` reaches (Tarjan's algorithm)."""
+        order: dict[str, int] = {root: 0}
+        lowest: dict[str, int] = {root: 0}
+        open_: list[str] = [root]  # visited, and not yet in a component
+        path: list[tuple[str, Iterator[str]]] = [(root, self._called(root, headers))]
+        while path:
+            name, callees = path[-1]
+            callee = next(callees, None)
+            if callee is None:
+                path.pop()
+                if path:
+                    caller = path[-1][0]
+                    lowest[caller] = min(lowest[caller], lowest[name])
+                if lowest[name] == order[name]:
+                    component = [open_.pop()]
+                    while component[-1] != name:
+                        component.append(open_.pop())
+                    members = frozenset(component)
+                    alone = len(members) == 1 and name not in self._called(name, headers)
+                    found = frozenset() if alone else members
+                    components.update(dict.fromkeys(members, found))
+            elif callee in components:
+                continue
+            elif callee in order:
+                lowest[name] = min(lowest[name], order[callee])
+            else:
+                order[callee] = lowest[callee] = len(order)
+                open_.append(callee)
+                path.append((callee, self._called(callee, headers)))
+
+    def _called(self, name: str, headers: Sequence[str]) -> Iterator[str]:
+        callees = self._callees.get(name)
+        if callees is None:
+            callees = self._callees[name] = list(dict.fromkeys(self._named(name)))
+        return (callee for callee in callees if callee not in headers)
 
     def _named(self, name: str) -> Iterator[str]:
         graph = self._functions.get(name)

@@ -10,11 +10,13 @@ Loop: control.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any
 
-from engine.formats.mindir import constants
+from engine.cancel import CancelToken
+from engine.errors import Cancelled
+from engine.formats.mindir import constants, decode
 from engine.formats.mindir.control import (
     RECURSION,
     RETURN,
@@ -24,12 +26,14 @@ from engine.formats.mindir.control import (
     lower_loop,
     lower_select,
 )
-from engine.formats.mindir.decode import DecodeError, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.emit import Emitter, Scope, Unsupported
 from engine.formats.mindir.functions import Functions
+from engine.formats.mindir.in_place import Updates
+from engine.formats.mindir.messages import DecodeError, GraphProto, ModelProto, NodeProto
 from engine.formats.mindir.names import local, primitive_named, primitives_of
 from engine.formats.mindir.primitives import primitive_table
 from engine.formats.mindir.structural import PASS_THROUGH, STRUCTURAL
+from engine.formats.mindir.tuples import TupleLimits
 from engine.formats.mindir.values import (
     COMPLEX,
     MONAD,
@@ -42,11 +46,9 @@ from engine.formats.mindir.values import (
 )
 from engine.formats.protobuf import WireError
 
-Changes: TypeAlias = "tuple[dict[str, Value], set[str]]"
-
 # Inlining can grow a small file exponentially; these limits stop one that was made to do so.
-MAX_NODES = 300_000  # nodes interpreted, each as often as its function is called
-MAX_NESTED_VALUES = 100_000  # values in one tuple and the tuples in it
+STEPS = 100_000  # nodes interpreted, each as often as its function is called; and more in
+BYTES_PER_STEP = 50  # larger files: real ones take 600 to 1,000 bytes for a node
 MAX_CALL_DEPTH = 100  # nesting of inlined calls
 
 
@@ -65,15 +67,24 @@ class Lowering:
     """Lowering state of one model.
 
     parameters: by the name in the file. state: what parameters hold that the model has assigned to
-    so far, by their ONNX name. loop: the innermost loop that is being lowered.
+    so far, by their ONNX name. in_place: tensors that it has changed. tuples: limits on them.
+    loop: the innermost loop that is being lowered. cancel: stops it, with Cancelled.
     """
 
-    def __init__(self, model: ModelProto, parameters: Mapping[str, Value]) -> None:
+    def __init__(
+        self,
+        model: ModelProto,
+        parameters: Mapping[str, Value],
+        cancel: CancelToken | None = None,
+    ) -> None:
         assert model.graph is not None
-        self.g = Emitter()
+        self.g = Emitter(len(model.source.view))
         self.state: State = {}
         self.loop: Loop | None = None
+        self.in_place = Updates()
+        self.tuples = TupleLimits()
         self._model = model
+        self._cancel = cancel
         self._functions = Functions(model.functions)
         self._table = primitive_table()
         self._structural = {
@@ -85,15 +96,12 @@ class Lowering:
         self._frames: list[dict[str, Any]] = []
         self._headers: list[str] = []
         self._steps = 0
-        self._nested_counts: dict[int, tuple[int, Any]] = {}
+        self._max_steps = STEPS + len(model.source.view) // BYTES_PER_STEP
         self._calls = 0
         self._by_own_name = {parameter.name: parameter for parameter in parameters.values()}
         self._snapshots: dict[str, Value] = {}
-        # MindSpore updates tensors in place, ONNX values are immutable: later readers of a name get
-        # the new value from here.
-        self._written: dict[str, Value] = {}
-        self._outdated: set[str] = set()  # updated in a branch or loop of which they are no output
         self._primitives: dict[str, tuple[str, Mapping[str, Any]]] = {}
+        self._own_attributes: dict[int, Mapping[str, Any]] = {}  # by node
         self._has_writes = any(
             row is not None and row.writes for row in map(self._table.get, primitives_of(model))
         )
@@ -118,11 +126,14 @@ class Lowering:
         }
         self._frames.append(frame)
         try:
+            cancel = self._cancel
             tail = _tail_node(graph)
             self._steps += len(graph.nodes)
-            if self._steps > MAX_NODES:
-                raise DecodeError(f"the graph unfolds into more than {MAX_NODES:,} nodes")
+            if self._steps > self._max_steps:
+                raise DecodeError(f"the graph unfolds into more than {self._max_steps:,} nodes")
             for node in graph.nodes:
+                if cancel is not None and cancel.cancelled:
+                    cancel.check()
                 kind = node.op_type
                 if kind == "Constant":
                     continue
@@ -160,14 +171,15 @@ class Lowering:
             raise Unsupported("it calls what is no function")
         name = target.graph
         args = (*target.bound, *args)
+        self.tuples.visit((args,))
         if self.loop is not None and is_tail:
             if name not in self.loop.members or name == self.loop.header:
-                return Exits(0, {name: (self.with_updates(args), dict(self.state))})
+                return Exits(0, {name: (self.in_place.applied_to(args), dict(self.state))})
         elif name in self._headers:
             raise Unsupported(RECURSION)
         members = self._functions.component_of(name, self._headers)
         if members:
-            return self._enter(name, members, self.with_updates(args), is_tail)
+            return self._enter(name, members, self.in_place.applied_to(args), is_tail)
         return self._inline(name, args, is_tail)
 
     def lower_iteration(self, frame: Loop, args: Any) -> Exits:
@@ -175,7 +187,7 @@ class Lowering:
         outer, self.loop = self.loop, frame
         self._headers.append(frame.header)
         try:
-            outcome = self.with_updates(self._inline(frame.header, args, True))
+            outcome = self.in_place.applied_to(self._inline(frame.header, args, True))
         finally:
             self._headers.pop()
             self.loop = outer
@@ -259,35 +271,11 @@ class Lowering:
         finally:
             g.origin, g.result = outer
 
-    def check_nesting(self, value: Any) -> Any:
-        """Return the value; raise DecodeError where it nests too many.
-
-        A tuple that holds another one twice doubles its size, so a short file can describe one that
-        no memory holds.
-        """
-        if isinstance(value, tuple | Closure):
-            self._count_nested(value)
-        return value
-
-    def _count_nested(self, value: Any) -> int:
-        if isinstance(value, Closure):
-            value = value.bound
-        parts = (value.chosen, value.other) if isinstance(value, Choice) else value
-        if not isinstance(parts, tuple):
-            return 1
-        counted = self._nested_counts.get(id(value))
-        if counted is None:
-            count = 1 + sum(map(self._count_nested, parts))
-            if count > MAX_NESTED_VALUES:
-                raise DecodeError(f"tuples that nest more than {MAX_NESTED_VALUES:,} values")
-            # The value is stored beside its count: while it lives, no other one has its id.
-            counted = self._nested_counts[id(value)] = (count, value)
-        return counted[0]
-
     def _lower(self, kind: str, inputs: list[Any], attributes: Mapping[str, Any]) -> Any:
         row = self._table.get(kind)
         if row is None:
             raise Unsupported(_advice(kind, attributes))
+        self.tuples.visit(inputs)
         declared = self.g.result
         if not isinstance(declared, Abstract) or declared.dtype in COMPLEX:
             _check(declared)
@@ -303,13 +291,13 @@ class Lowering:
         )
         try:
             result = row(self.g, args, attributes)
-        except (Unsupported, DecodeError, WireError, RecursionError):
+        except (Unsupported, DecodeError, WireError, RecursionError, Cancelled):
             raise
         except ARGUMENT_ERRORS as error:  # a file may give a primitive anything for an argument
             raise DecodeError(
                 f"its arguments do not fit: {type(error).__name__}: {error}"
             ) from error
-        self.check_nesting(result)
+        self.tuples.check(result)
         if isinstance(target, Value):
             return self._write(target, result)
         if self._has_writes and isinstance(result, Value) and result.data is not None:
@@ -327,30 +315,11 @@ class Lowering:
         if target.is_parameter:
             self.state[target.name] = written
         elif target.depth == self.g.scope.depth:
-            self._written[target.name] = written
+            self.in_place.write(target.name, written)
             return (target, *result[1:]) if isinstance(result, tuple) else target
         else:
-            self._outdated.add(target.name)
+            self.in_place.mark_outdated(target.name)
         return result
-
-    def changes(self) -> Changes:
-        """Return the tensors that have been changed in place so far."""
-        return dict(self._written), set(self._outdated)
-
-    def restore_changes(self, snapshot: Changes, outdated: Iterable[str] = ()) -> None:
-        """Return to a snapshot of in-place updates, to lower another branch or iteration.
-
-        outdated: tensors that a branch has updated; they must not be read after it, since the
-        branch may not have been taken.
-        """
-        self._written, self._outdated = dict(snapshot[0]), {*snapshot[1], *outdated}
-
-    def changed_since(self, snapshot: Changes) -> set[str]:
-        """Return the tensors that have been changed in place since the snapshot."""
-        changed = {
-            name for name, value in self._written.items() if snapshot[0].get(name) is not value
-        }
-        return changed | (self._outdated - snapshot[1])
 
     def _distinct_constant(self, value: Value) -> Value:
         """Give a constant a name of its own: equal constants are shared, and one may be updated."""
@@ -377,18 +346,20 @@ class Lowering:
         """Return the primitive's name and attributes, in any dialect of the format."""
         name, row = primitive_named(self._model, node.op_type)
         if row is not None:
-            settings = constants.Settings(self._model.source, row.attributes, self.g.register_all)
+            settings = constants.Settings(self._model.source, row, self.g.register_all)
             self._primitives[node.op_type] = name, settings  # all nodes that name it share it
             return name, settings
         if node.op_type.startswith("REF::"):
             if not name:
                 raise DecodeError(f"it names {node.op_type[5:]!r}, which the file does not define")
             return name, {}
-        own = {
-            attribute.name: self.g.register_all(constants.value_of(attribute))
-            for attribute in node.decoded()
-            if attribute.name not in ("shape", "") and attribute.form[:6] != "shape:"
-        }
+        own = self._own_attributes.get(id(node))
+        if own is None:
+            own = self._own_attributes[id(node)] = {
+                attribute.name: self.g.register_all(constants.value_of(attribute))
+                for attribute in decode.attributes_of(node)
+                if attribute.name not in ("shape", "") and attribute.form[:6] != "shape:"
+            }
         return name, own
 
     # ------------------------------------------------------------------------------------ values
@@ -417,12 +388,10 @@ class Lowering:
         raise DecodeError(f"the input {name!r} is defined nowhere before it is used")
 
     def _constant(self, node: NodeProto) -> Any:
-        attribute = node.attribute("value")
-        if attribute is None:
-            decoded = node.decoded()
-            if not decoded:
-                raise DecodeError(f"the constant {node.output!r} has no value")
-            attribute = decoded[0]
+        span = decode.attribute_at(node, "value") or next(decode.attribute_spans(node), None)
+        if span is None:
+            raise DecodeError(f"the constant {node.output!r} has no value")
+        attribute = decode.attribute(node.source, span)
         return self.g.register_all(constants.value_of(attribute))
 
     def parameter_value(self, name: str, state: State) -> Value:
@@ -440,34 +409,10 @@ class Lowering:
         if isinstance(value, Value):
             if value.is_parameter:
                 return self.parameter_value(value.name, self.state)
-            return self._updated(value)
+            return self.in_place.latest(value)
         if isinstance(value, tuple) and _contains(value, Value):
             return tuple(map(self.current_value, value))
         return value
-
-    def with_updates(self, value: Any) -> Any:
-        """Return the value, tensors in it replaced where they have been updated in place."""
-        if not self._written and not self._outdated:
-            return value
-        if isinstance(value, Value):
-            return self._updated(value)
-        if isinstance(value, tuple):
-            return tuple(map(self.with_updates, value))
-        if isinstance(value, Closure):
-            return Closure(value.graph, self.with_updates(value.bound))
-        if isinstance(value, Choice):
-            return Choice(
-                value.condition, self.with_updates(value.chosen), self.with_updates(value.other)
-            )
-        return value
-
-    def _updated(self, value: Value) -> Value:
-        if value.name in self._outdated:
-            raise Unsupported(
-                "a tensor that a branch or a loop has changed in place is used after it; let the "
-                "branch give the new tensor instead"
-            )
-        return self._written.get(value.name, value)
 
     def zeros(self, like: Value) -> Value:
         """Emit a placeholder of the same type, for a branch that does not produce the value."""
@@ -499,8 +444,7 @@ class Lowering:
 
         The outputs of an ONNX subgraph must be distinct and produced in it: others get an Identity.
         """
-        own = any(value.name in node.outputs for node in scope.nodes)
-        if own and value.name not in used:
+        if value.name in scope.names and value.name not in used:
             return value.name
         with self.in_scope(scope):
             return self.g.node("Identity", value, shape=value.shape).name

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.formats.mindir.decode import ModelProto, PrimitiveProto
+from engine.formats.mindir.messages import ModelProto, PrimitiveProto
 
 
 def local(name: str) -> str:
@@ -11,19 +11,22 @@ def local(name: str) -> str:
     return rest if colon and rest else head
 
 
-def unique(name: str, names: set[str]) -> str:
+def unique(name: str, names: dict[str, int]) -> str:
     """Return the name, or that with a number where it is taken; then taken.
 
     Names that begin or end with "%" are those of values that are made here.
+    names: those taken, each with the number that the next of that name gets.
     """
     name = name or "value"
     if name[0] == "%" or name[-1] == "%":
         name = f"_{name}_"
-    candidate, number = name, 1
+    candidate, number = name, names.get(name, 0)
     while candidate in names:
-        candidate = f"{name}_{number}"
         number += 1
-    names.add(candidate)
+        candidate = f"{name}_{number}"
+    names[candidate] = 0
+    if number:
+        names[name] = number
     return candidate
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.formats.mindir import constants
-from engine.formats.mindir.decode import GraphProto
+from engine.formats.mindir import constants, decode
+from engine.formats.mindir.messages import GraphProto
 from engine.formats.mindir.names import local
 from engine.formats.mindir.values import leaves
 
@@ -42,7 +42,8 @@ def declared(main: GraphProto) -> list[Any]:
         if output.tensors:
             types += [constants.tensor_type(tensor) for tensor in output.tensors]
         elif output.structure is not None:
-            types += leaves(constants.abstract(output.structure))
+            structure = decode.attribute(output.source, output.structure)
+            types += leaves(constants.abstract(structure))
         else:
             types.append(None)
     return types

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from engine.formats.mindir.messages import RANK
 from engine.formats.mindir.values import Shape, Value
 
 Rule = Callable[[Sequence[Any], Mapping[str, Any]], Shape]
@@ -100,6 +101,8 @@ def _reduced(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:
 def _numbers(operand: Any) -> tuple[int, ...] | None:
     if isinstance(operand, Value):
         operand = operand.array()
+    if np.size(operand) > RANK:  # it names no axes or sizes, and may be as large as the file
+        return None
     return None if operand is None else tuple(int(number) for number in np.reshape(operand, -1))
 
 
@@ -142,7 +145,9 @@ def _shape_from_input(inputs: Sequence[Any], _: Mapping[str, Any]) -> Shape:
     if sizes is not None:
         return tuple(None if size < 1 else size for size in sizes)
     length = _shape(inputs[1])
-    return (None,) * length[0] if length and length[0] is not None else None
+    if not length or length[0] is None or length[0] > RANK:
+        return None
+    return (None,) * length[0]
 
 
 def _expanded(inputs: Sequence[Any], attributes: Mapping[str, Any]) -> Shape:

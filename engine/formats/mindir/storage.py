@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from engine.formats import encryption
-from engine.formats.files import read_file, read_start
+from engine.formats.data_files import check_mark, data_file, placed_data, placed_file
+from engine.formats.files import read_file
 from engine.formats.mindir import constants
-from engine.formats.mindir.decode import DecodeError, TensorProto
+from engine.formats.mindir.messages import DecodeError, TensorProto
 from engine.formats.mindir.names import local
 from engine.formats.mindir.values import Value
 from engine.formats.onnx.writer import Buffer, External, Tensor
@@ -65,17 +66,18 @@ class Storage:
     def open(self, locations: Iterable[str], weights: bytes | None) -> None:
         """Open the data files that the model names, or take `weights` for the only one.
 
-        Raises DecodeError, DecryptionError, and ModelError for what is no file to read.
+        Raises DecodeError, DataFileError, DecryptionError, and ModelError for what is no file to
+        read.
         """
         names = sorted(set(locations))
+        if weights is not None and not names:
+            logging.getLogger("engine").warning(
+                "weight_bytes are not used: this model has its weights in it"
+            )
+            weights = None
         if weights is not None:
             if len(names) != 1:
-                raise DecodeError(
-                    f"its weights are in {len(names)} files; give the model's path"
-                    if names
-                    else "weight_bytes belong to a model whose weights are in a file of their own, "
-                    "and this one's are in it; leave weight_bytes out"
-                )
+                raise DecodeError(f"its weights are in {len(names)} files; give the model's path")
             self._keep(names[0], memoryview(weights))
         elif names and self._base is None:
             raise DecodeError(
@@ -83,8 +85,9 @@ class Storage:
                 "find that in; give the model's path, or weight_bytes"
             )
         elif names and self._key is not None:
+            assert self._base is not None
             for location in names:
-                held = memoryview(read_file(self._file(location)))
+                held = memoryview(read_file(data_file(self._base, location)))
                 try:
                     plain = encryption.decrypt(held, self._key, self._mode)
                 except encryption.DecryptionError as error:
@@ -93,67 +96,26 @@ class Storage:
                     ) from None
                 self._keep(location, memoryview(plain))
         elif names:
-            for location in names:
-                file = self._file(location)
-                start, version = read_start(file, 1)
-                _check_mark(start, location)
-                self._on_disk[location] = location, version.nbytes
-                self.versions[file] = version
-            self._follow_links()
+            assert self._base is not None
+            placed = placed_data(self._path, self._base, names)
+            self.folder = placed.folder
+            self.versions.update(placed.versions)
+            self._on_disk.update(placed.locations)
         else:
             self._leave()
 
     def _keep(self, location: str, content: memoryview) -> None:
-        _check_mark(bytes(content[:1]), location)
+        check_mark(bytes(content[:1]), location)
         self._in_memory[location] = content
-
-    def _file(self, location: str) -> Path:
-        assert self._base is not None
-        if Path(location).is_absolute() or ".." in Path(location).parts:
-            raise DecodeError(f"its weights are in {location!r}, outside of its folder")
-        file = self._base / location
-        if not file.exists():
-            raise DecodeError(
-                f"its weights are in {location!r}, which is not there (looked in "
-                f"{str(self._base)!r}); keep it beside the model, or set [model_file] mindir_path"
-            )
-        return file
-
-    def _follow_links(self) -> None:
-        """Resolve links to the folder that holds the data files.
-
-        Download caches link a model's files into one folder of blobs; runtimes refuse external data
-        outside of the model's folder, so they get the resolved one.
-        """
-        assert self._base is not None
-        real = {path: Path(os.path.realpath(self._base / path)) for path in self._on_disk}
-        folder = Path(os.path.realpath(self._base))
-        if all(path.is_relative_to(folder) for path in real.values()):
-            return
-        if self._path is not None:
-            folder = Path(os.path.realpath(self._path)).parent
-        for location, file in real.items():
-            if not file.is_relative_to(folder):
-                raise DecodeError(
-                    f"its weights are in {location!r}, which leads out of the model's folder to "
-                    f"{str(file)!r}; data must lie inside the folder"
-                )
-            self._on_disk[location] = (
-                file.relative_to(folder).as_posix(),
-                self._on_disk[location][1],
-            )
-        self.folder = folder
 
     def _leave(self) -> None:
         """Let the tensors of a large file stay in it. Small models are the bytes that were read."""
         if self._path is None or self._key is not None or self.may_copy:
             return
-        real = Path(os.path.realpath(self._path))
-        if not set(real.name) & set("\\*") and real.name.isprintable():  # what runtimes can name
-            self.folder = real.parent
-            self._left_in = real.name
-            if self._version is not None:
-                self.versions[real] = self._version
+        placed = placed_file(self._path, self._version)
+        if placed is not None:
+            self.folder, self.versions = placed.folder, dict(placed.versions)
+            [self._left_in] = placed.locations
 
     # ------------------------------------------------------------------------------------- tensors
 
@@ -217,11 +179,3 @@ class Storage:
             number += 1
         self.files[location] = data
         return External(location, 0, len(data))
-
-
-def _check_mark(start: bytes, location: str) -> None:
-    """Check the first byte of a data file, which marks the byte order of its numbers."""
-    if start == b"\x00":
-        raise DecodeError(f"the data file {location!r} is big endian")
-    if start != b"\x01":
-        raise DecodeError(f"the data file {location!r} does not begin as one; is it encrypted?")

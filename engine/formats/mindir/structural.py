@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.formats.mindir.control import RECURSION, Exits, lower_select
-from engine.formats.mindir.decode import DecodeError
 from engine.formats.mindir.emit import Unsupported
+from engine.formats.mindir.messages import DecodeError
 from engine.formats.mindir.values import MONAD, NEVER, Choice, Closure, DType, Value, leaves
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _update_state(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any
 
 @_structural("MakeTuple", "make_tuple", "MakeList", "make_list", "RealMakeTuple")
 def _make_tuple(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
-    return low.check_nesting(tuple(inputs))
+    return low.tuples.check(tuple(inputs))
 
 
 @_structural("TupleGetItem", "tuple_getitem", "ListGetItem", "list_getitem", "RealTupleGetItem")
@@ -95,7 +95,7 @@ def _partial(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
             return Choice(target.condition, bind(target.chosen, args), bind(target.other, args))
         if not isinstance(target, Closure):
             raise DecodeError("it binds arguments to what is no function")
-        return low.check_nesting(Closure(target.graph, (*target.bound, *args)))
+        return low.tuples.check(Closure(target.graph, (*target.bound, *args)))
 
     if not inputs:
         raise DecodeError("no inputs; expected a function")
@@ -107,6 +107,7 @@ def _switch(low: Lowering, inputs: list[Any], _: Mapping[str, Any]) -> Any:
     if len(inputs) < 3:
         raise DecodeError(f"{len(inputs)} inputs; expected a condition and two values")
     condition, chosen, other = inputs[:3]
+    low.tuples.visit((chosen, other))
     condition = low.current_value(condition)
     if not isinstance(condition, Value):
         return chosen if condition else other

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from engine.formats.content import Content
 from engine.formats.mindir import constants, decode
-from engine.formats.mindir.decode import ValueProto
+from engine.formats.mindir.compiled import COMPILED, CompiledModels, compiled_models, kernel_of
 from engine.formats.mindir.errors import refused
-from engine.formats.mindir.names import local, primitive_named
+from engine.formats.mindir.messages import ValueProto
+from engine.formats.mindir.names import local
 from engine.formats.mindir.primitives import primitive_table
 from engine.formats.mindir.structural import STRUCTURAL
 from engine.formats.mindir.values import Abstract, leaves
@@ -25,7 +27,8 @@ class Description:
     primitives: how many nodes there are of each, in the main graph and in functions. unsupported:
     those of them that this version has no ONNX form for. collectives: those by which the ranks of
     a sliced model wait for each other; it is read, but not run yet. functions: the names of
-    functions that branches and loops call.
+    functions that branches and loops call. compiled: models that are compiled for Ascend, which
+    such a file has instead of a graph; None for all others.
     """
 
     producer: str
@@ -39,6 +42,7 @@ class Description:
     functions: tuple[str, ...]
     user_info: Mapping[str, str]
     encryption: str
+    compiled: CompiledModels | None
 
 
 def describe(path: Path | None, content: Content) -> Description:
@@ -49,13 +53,14 @@ def describe(path: Path | None, content: Content) -> Description:
         main = model.graph
         assert main is not None
         functions = model.functions
+        compiled = compiled_models(model)
         counts: Counter[str] = Counter()
         for graph in (main, *functions.values()):
             for node in graph.nodes:
                 if node.op_type == "Constant" or node.op_type.removeprefix("REF::") in functions:
                     continue
-                counts[primitive_named(model, node.op_type)[0] or "(call)"] += 1
-        table = {*primitive_table(), *STRUCTURAL, "(call)"}
+                counts[kernel_of(model, node) or "(call)"] += 1
+        table = {*primitive_table(), *STRUCTURAL, "(call)", COMPILED}
         shared = [
             name
             for name in counts
@@ -74,7 +79,7 @@ def describe(path: Path | None, content: Content) -> Description:
                     parameter.ref_key or local(parameter.name),
                     dtype := constants.dtype_of(parameter),
                     tuple(parameter.dims),
-                    (_count(parameter.dims) * dtype.bits + 7) // 8,
+                    (prod(max(dim, 0) for dim in parameter.dims) * dtype.bits + 7) // 8,
                     parameter.location,
                 )
                 for parameter in main.parameters
@@ -82,20 +87,14 @@ def describe(path: Path | None, content: Content) -> Description:
             functions=tuple(functions),
             user_info=model.user_info,
             encryption=content.encryption,
+            compiled=compiled,
         )
-
-
-def _count(dims: list[int]) -> int:
-    count = 1
-    for dim in dims:
-        count *= max(dim, 0)
-    return count
 
 
 def _specs(proto: ValueProto) -> list[TensorSpec]:
     declared = tuple(constants.tensor_type(tensor) for tensor in proto.tensors)
     if not declared and proto.structure is not None:
-        declared = (constants.abstract(proto.structure),)
+        declared = (constants.abstract(decode.attribute(proto.source, proto.structure)),)
     flat = [leaf for leaf in leaves(declared) if isinstance(leaf, Abstract)]
     name = local(proto.name)
     return [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.formats.mindir.decode import GraphProto, ModelProto
+from engine.formats.mindir.messages import GraphProto, ModelProto
 from engine.formats.mindir.names import local, primitive_named
 from engine.formats.variable import declared_weights
 
@@ -14,8 +14,10 @@ _PASSING = frozenset({"Load", "Depend", "Identity"})  # give their first input a
 _RANKS = (2, 4)
 
 
-def variable_parameters(model: ModelProto, wanted: Sequence[str], name: str) -> list[str]:
-    """Return the parameters that `wanted` names, as the file names them.
+def variable_parameters(
+    model: ModelProto, wanted: Sequence[str], name: str
+) -> dict[str, tuple[str, ...]]:
+    """Return the parameters that `wanted` names, as the file names them, each with these names.
 
     A node goes by its full name ("Default/fc1-Dense/MatMul-op0") or by that without the last part,
     as MindSpore Lite has it. name: what errors call the model. Raises InputError.
@@ -23,15 +25,17 @@ def variable_parameters(model: ModelProto, wanted: Sequence[str], name: str) -> 
     main = model.graph
     assert main is not None
     by_title = {proto.ref_key or local(proto.name): proto.name for proto in main.parameters}
+    titles = {own: title for title, own in by_title.items()}
     ranks = {proto.name: len(proto.dims) for proto in main.parameters}
     readers: dict[str, list[str]] = {}
     for graph in (main, *model.functions.values()):
         for full_name, parameter in _weights(model, graph, ranks):
-            title = next(title for title, own in by_title.items() if own == parameter)
+            title = titles[parameter]
             for known in {full_name, full_name.rpartition("/")[0]} - {""}:
                 if title not in readers.setdefault(known, []):
                     readers[known].append(title)
-    return [by_title[title] for title in declared_weights(wanted, by_title, readers, name)]
+    meant = declared_weights(wanted, by_title, readers, name)
+    return {by_title[title]: tuple(declared) for title, declared in meant.items()}
 
 
 def _weights(model: ModelProto, graph: GraphProto, ranks: dict[str, int]) -> list[tuple[str, str]]:

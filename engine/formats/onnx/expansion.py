@@ -63,24 +63,33 @@ def check_expanded(nbytes: int) -> None:
 
 
 class Part(NamedTuple):
-    """The size of a function's body, or of the main graph, and the functions that it calls."""
+    """The size of a function's body, or of the main graph, and the functions that it calls.
+
+    folding: the cost of its nodes that read nothing but constants.
+    """
 
     nodes: int
     expanded: int
     calls: Counter[FunctionId]
+    folding: int = 0
 
 
-def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> None:
-    """Raise Invalid for functions that call themselves, nest too deep, or inline to too much."""
+def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> int:
+    """Raise Invalid for functions that call themselves, nest too deep, or inline to too much.
+
+    Returns the cost of folding constants once all are inlined.
+    """
     written = sum(part.nodes for part in functions.values())
     nodes: dict[FunctionId, int] = {}
     expanded: dict[FunctionId, int] = {}
+    folding: dict[FunctionId, int] = {}
     depth: dict[FunctionId, int] = {}
 
-    def inlined(part: Part) -> tuple[int, int]:
+    def inlined(part: Part) -> tuple[int, int, int]:
         return (
             sum(times * nodes[callee] for callee, times in part.calls.items()),
             sum(times * expanded[callee] for callee, times in part.calls.items()),
+            sum(times * folding[callee] for callee, times in part.calls.items()),
         )
 
     for function in _callees_first(functions):
@@ -90,17 +99,19 @@ def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> None:
             raise Invalid(
                 f"function {_title(function)} nests more than {limits.FUNCTION_DEPTH} calls deep"
             )
-        more_nodes, more_expanded = inlined(part)
+        more_nodes, more_expanded, more_folding = inlined(part)
         # Cut off: doubling a thousand times over would count with numbers of a thousand bits.
         nodes[function] = min(part.nodes + more_nodes, limits.NODES)
         expanded[function] = min(part.expanded + more_expanded, 2 * limits.EXPANDED_BYTES)
-    more_nodes, more_expanded = inlined(main)
+        folding[function] = min(part.folding + more_folding, limits.ELEMENTS)
+    more_nodes, more_expanded, more_folding = inlined(main)
     if more_nodes > limits.INLINED_NODES + written:
         raise Invalid(
             f"the model's functions inline to more than {limits.INLINED_NODES:,} nodes, written "
             f"as {written:,}"
         )
     check_expanded(main.expanded + more_expanded)
+    return main.folding + more_folding
 
 
 def _callees_first(functions: Mapping[FunctionId, Part]) -> list[FunctionId]:

@@ -18,6 +18,10 @@ from engine.formats.onnx.reading import Invalid, text
 from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, fields
 
+# All that the format has. ONNX Runtime also takes "prepacked_0" and the like, weights in the form
+# that its kernels want, and believes what they say: only what it wrote itself may bring such.
+_KEYS = frozenset(("location", "offset", "length", "checksum"))
+
 
 class ExternalFiles:
     """The data files of one model, each looked at once.
@@ -47,6 +51,12 @@ class ExternalFiles:
         """
         self.used = True
         named = entries_of(entries, what, budget)
+        unknown = sorted(named.keys() - _KEYS)
+        if unknown:
+            raise Invalid(
+                f"{what} has external data with the entry {unknown[0][:40]!r}; expected no other "
+                "than location, offset, length and checksum"
+            )
         location = named.get("location", "")
         size = self._sizes.get(location)
         if size is None and self.path is None:
@@ -92,10 +102,30 @@ class ExternalFiles:
             self.linked_out = True
         if not stat.S_ISREG(status.st_mode):
             raise Invalid(f"{what} keeps its data in {location!r}, which is not a regular file")
-        if not os.access(real, os.R_OK):
+        version = _version_at(real)
+        if version is None:
             raise Invalid(f"{what} keeps its data in {location!r}, which may not be read")
-        self.versions[Path(real)] = FileVersion.of(status)
-        return status.st_size
+        self.versions[Path(real)] = version
+        return version.nbytes
+
+
+def _version_at(real: str) -> FileVersion | None:
+    """Return the version of the file that is now at a path without links; None for no such.
+
+    It is opened, and asked where it is: between looking and reading a folder on the way may have
+    become a link.
+    """
+    try:
+        descriptor = os.open(real, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        place = f"/proc/self/fd/{descriptor}"
+        if os.path.exists(place) and os.readlink(place) != real:
+            return None
+        return FileVersion.of(os.fstat(descriptor))
+    finally:
+        os.close(descriptor)
 
 
 def _forbidden(location: str) -> str:

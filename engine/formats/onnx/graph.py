@@ -3,39 +3,46 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from engine.formats.onnx import limits, schema
 from engine.formats.onnx.expansion import SHAPE_INPUT, FunctionId, check_expanded, expanded_bytes
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.node import NodeReader, RawAttribute
-from engine.formats.onnx.reading import Invalid, text
-from engine.formats.onnx.scope import Scope, explain_unknown, running_order, title
-from engine.formats.onnx.tensor import Tensor, read_sparse, read_tensor
+from engine.formats.onnx.reading import Invalid, ReadingBudget, text
+from engine.formats.onnx.scope import Scope, title
+from engine.formats.onnx.tensor import Tensor, read_tensor
 from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type
 from engine.formats.protobuf import Budget, fields
 from engine.types import DType, NodeInfo
 
+if TYPE_CHECKING:
+    from engine.formats.onnx.folding import Constant
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False, repr=False)
 class State:
     """Counts and limits of reading one model.
 
     functions: the model's own ones. calls: how often what is being read calls which of them.
     nodes: in all so far, of which `counted` belong to earlier functions.
     expanded: bytes of constants so far that are computed from constant shapes, or sparse.
+    constants: what can be computed from the file alone, by name; folding: the cost of that so far.
     repairable: a rule that the model breaks although it says clearly what it means; "" for none.
     """
 
     files: ExternalFiles
-    budget: Budget
+    budget: ReadingBudget
     reader: NodeReader
     functions: frozenset[FunctionId] = frozenset()
     calls: Counter[FunctionId] = field(default_factory=Counter)
     nodes: int = 0
     counted: int = 0
     expanded: int = 0
+    constants: dict[str, Constant] = field(default_factory=dict)
+    folding: int = 0
     repairable: str = ""
 
     def add_expanded(self, nbytes: int) -> None:
@@ -44,7 +51,7 @@ class State:
         check_expanded(self.expanded)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Graph:
     """A graph as read: names and undecoded types of inputs and outputs, in the file's order."""
 
@@ -54,6 +61,17 @@ class Graph:
     nodes: list[NodeInfo] = field(default_factory=list)
     initializers: dict[str, Tensor] = field(default_factory=dict)
     value_infos: list[memoryview] = field(default_factory=list)
+    _types: dict[str, memoryview] | None = None
+
+    def known_types(self, budget: Budget) -> Mapping[str, memoryview]:
+        """Return the undecoded types of inputs and inner values; the first where there are two."""
+        if self._types is None:
+            others = (read_name_and_type(view, budget) for view in self.value_infos)
+            self._types = {}
+            for name, kind in (*self.inputs, *others):
+                if kind is not None:
+                    self._types.setdefault(name, kind)
+        return self._types
 
 
 def read_graph(
@@ -70,10 +88,13 @@ def read_graph(
     node_views: list[memoryview] = []
     initializers: list[Tensor] = []
     dense: dict[str, memoryview] = {}
+    take = state.budget.take
     for tag, value in fields(view, state.budget):
         if tag == schema.GRAPH_NODE:
+            take()
             node_views.append(value)
         elif tag == schema.GRAPH_INITIALIZER:
+            take(limits.TENSOR_PARTS)
             tensor = read_tensor(value, state.files, state.budget, f"an initializer of the {where}")
             if dense.setdefault(tensor.name, value) is value:
                 initializers.append(tensor)
@@ -82,17 +103,23 @@ def read_graph(
             else:
                 raise Invalid(f"the {where} has two initializers {tensor.name!r} that differ")
         elif tag == schema.GRAPH_SPARSE_INITIALIZER:
+            from engine.formats.onnx.sparse import read_sparse  # rare
+
+            take(3 * limits.TENSOR_PARTS)
             initializers.append(
                 read_sparse(value, state.files, state.budget, f"an initializer of the {where}")
             )
             state.add_expanded(initializers[-1].nbytes)
         elif tag == schema.GRAPH_VALUE_INFO:
+            take()
             graph.value_infos.append(value)
             if len(value) >= DEEP_BYTES:
                 _check_depth(value, state.budget)
         elif tag == schema.GRAPH_INPUT:
+            take(limits.VALUE_PARTS)
             graph.inputs.append(read_name_and_type(value, state.budget))
         elif tag == schema.GRAPH_OUTPUT:
+            take(limits.VALUE_PARTS)
             graph.outputs.append(read_name_and_type(value, state.budget))
         elif tag == schema.GRAPH_NAME:
             graph.name = text(value)
@@ -103,6 +130,7 @@ def read_graph(
         if tensor.name in graph.initializers:
             raise Invalid(f"the {where} has two initializers {tensor.name!r}")
         graph.initializers[tensor.name] = tensor
+        state.constants[tensor.name] = tensor.shape, tensor.dtype.bits
         if tensor.dtype is DType.INT64 and len(tensor.shape) < 2 and tensor.nbytes <= 512:
             scope.constants[tensor.name] = tensor
     _define(scope, (name for name, _ in graph.inputs), "input", where)
@@ -122,15 +150,16 @@ def read_nodes(
 ) -> None:
     """Read nodes in order into `nodes`, adding what they define to `scope`."""
     state.nodes += len(views)
-    if state.nodes > limits.NODES:
-        raise Invalid(f"more than {limits.NODES:,} nodes")
     read = state.reader.read
     names, constants, functions = scope.names, scope.constants, state.functions
+    computed = state.constants
     for index, view in enumerate(views):
         node, overload, attributes = read(view, index)
         for name in node.inputs:
             if name not in names and name and not scope.sees(name):
                 known = [read(other, position).info for position, other in enumerate(views)]
+                from engine.formats.onnx.order import explain_unknown, running_order  # rare
+
                 order = running_order(known[index:], name)
                 if order is None:
                     raise Invalid(explain_unknown(name, node, known, where))
@@ -153,13 +182,30 @@ def read_nodes(
                 names.add(name)
         op_type = node.op_type
         if op_type == "Constant":
-            if value is not None and value.nbytes <= 512 and len(node.outputs) == 1:
-                constants[node.outputs[0]] = value
+            if value is not None and len(node.outputs) == 1:
+                computed[node.outputs[0]] = value.shape, value.dtype.bits
+                if value.nbytes <= 512:
+                    constants[node.outputs[0]] = value
         elif functions and (node.domain, op_type, overload) in functions:
             state.calls[node.domain, op_type, overload] += 1
         elif op_type in SHAPE_INPUT:
             state.add_expanded(expanded_bytes(node, value, scope, state.budget))
+        if node.inputs and node.inputs[0] in computed and not attributes:
+            _fold(node, state, scope)
         nodes.append(node)
+
+
+def _fold(node: NodeInfo, state: State, scope: Scope) -> None:
+    """Count what a node costs that reads nothing but constants."""
+    inputs = [state.constants.get(name) for name in node.inputs if name]
+    known = [constant for constant in inputs if constant is not None]
+    if len(known) == len(inputs):
+        from engine.formats.onnx.folding import folded  # rare
+
+        result, cost = folded(node, known, scope, state.budget)
+        state.folding += cost
+        for name in node.outputs:
+            state.constants[name] = result
 
 
 def read_attributes(
@@ -177,15 +223,20 @@ def _check_nested(
     result = None
     for tag, value in attribute.nested:
         if tag == schema.ATTRIBUTE_T or tag == schema.ATTRIBUTE_TENSORS:
+            state.budget.take(limits.TENSOR_PARTS)
             where = f"an attribute of {title(node)}"
             tensor = read_tensor(value, state.files, state.budget, where)
             result = tensor if tag == schema.ATTRIBUTE_T else result
         elif tag == schema.ATTRIBUTE_G or tag == schema.ATTRIBUTE_GRAPHS:
+            state.budget.take(limits.GRAPH_PARTS)
             where = f"subgraph {attribute.name!r} of {title(node)}"
             read_graph(value, state, where, scope, depth + 1)
         elif tag == schema.ATTRIBUTE_TP or tag == schema.ATTRIBUTE_TYPE_PROTOS:
             check_depth(value, state.budget)
         else:
+            from engine.formats.onnx.sparse import read_sparse  # rare
+
+            state.budget.take(3 * limits.TENSOR_PARTS)
             where = f"an attribute of {title(node)}"
             state.add_expanded(read_sparse(value, state.files, state.budget, where).nbytes)
     return result

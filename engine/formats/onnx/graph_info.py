@@ -12,6 +12,7 @@ from math import prod
 
 from engine.formats.onnx import limits, writer
 from engine.formats.onnx.expansion import SHAPE_INPUT
+from engine.formats.onnx.reading import is_symbol
 from engine.formats.onnx.writer import IR_VERSION, External, Graph, Tensor, ValueInfo
 from engine.types import Attribute, DType, GraphInfo, NodeInfo, ParameterInfo, TensorSpec
 
@@ -136,4 +137,5 @@ def _is_plain(value: ValueInfo) -> bool:
     if value.shape is None:
         return True
     sizes = [dim for dim in value.shape if isinstance(dim, int)]
-    return len(value.shape) <= limits.RANK and "" not in value.shape and prod(sizes) < 1 << 32
+    names = [dim for dim in value.shape if isinstance(dim, str)]
+    return len(value.shape) <= limits.RANK and all(map(is_symbol, names)) and prod(sizes) < 1 << 32

@@ -13,6 +13,8 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
 from engine.formats.onnx.graphs import is_small
+from engine.formats.onnx.safe_inference import infer_shapes
+from engine.host.interrupts import raised_by_handler
 from engine.types import Dim
 
 _NOTHING: Mapping[str, TypeProto] = {}
@@ -23,11 +25,14 @@ def types_of(
     names: Collection[str],
     guess: bool,
     known: Mapping[str, TypeProto] = _NOTHING,
+    *,
+    data_prop: bool = True,
 ) -> dict[str, TypeProto]:
     """Infer the types of these values of the main graph; one that stays open is left out.
 
     guess: go on where onnx's inference ends. A wrong guess is refused by the runtime that gets
         it: it knows its operators. known: types beyond those in the file.
+    data_prop: also through values of shapes: more is known then, and it takes more memory.
     """
     graph = model.graph
     types = {
@@ -44,7 +49,7 @@ def types_of(
     types.update(known)
     opsets = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     while not types.keys() >= {*names}:
-        further = _inferred(model, types)
+        further = _inferred(model, types, data_prop)
         if not further and guess:
             further = dict(_guessed(graph, types, opsets))
         if not further:
@@ -67,7 +72,9 @@ def shaped(kind: TypeProto, shape: Sequence[Dim]) -> TypeProto:
     return onnx.helper.make_tensor_type_proto(tensor.elem_type, list(shape))
 
 
-def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, TypeProto]:
+def _inferred(
+    model: ModelProto, types: Mapping[str, TypeProto], data_prop: bool
+) -> dict[str, TypeProto]:
     """Infer further types with onnx. Weights become inputs: their type is all that counts."""
     graph = model.graph
     light = ModelProto(ir_version=model.ir_version)
@@ -81,8 +88,10 @@ def _inferred(model: ModelProto, types: Mapping[str, TypeProto]) -> dict[str, Ty
         values = light.graph.value_info if name in made else light.graph.input
         values.add(name=name).type.CopyFrom(types[name])
     try:
-        result = onnx.shape_inference.infer_shapes(light, data_prop=True)
-    except Exception:  # onnx's own: it knows nothing more, and the runtimes will say what is wrong
+        result = infer_shapes(light, data_prop=data_prop)
+    except Exception as error:  # onnx's own: it knows nothing more; the runtimes will say why
+        if raised_by_handler(error):
+            raise
         return {}
     return {
         info.name: info.type

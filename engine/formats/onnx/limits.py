@@ -4,7 +4,16 @@ from __future__ import annotations
 
 MODEL_BYTES = (1 << 31) - 1  # protobuf's own; larger models keep their weights in external data
 FIELDS = 10_000_000  # looked at one by one; some seconds of reading
-NODES = 1_000_000  # of all graphs and functions together
+NODES = 1_000_000  # of functions that are inlined; where counting them ends
+
+# What reading may cost beside weights: so much for any file, and more in proportion to its size.
+# Real files have 20 bytes a field and 50 and more a part: a name alone takes that. A part is a
+# node, attribute, value or entry; tensors, subgraphs and functions, which cost more, are several.
+FREE_FIELDS, BYTES_PER_FIELD = 500_000, 8
+FREE_PARTS, BYTES_PER_PART = 200_000, 64
+TENSOR_PARTS, VALUE_PARTS, GRAPH_PARTS, FUNCTION_PARTS = 2, 2, 3, 6
+
+EXTERNAL_ENTRIES = 4  # of one tensor: location, offset, length, checksum
 RANK = 64  # numpy's
 NAME_BYTES = 65_536
 PLAIN_BYTES = 4_096  # of a node or attribute that is decoded as a whole, values included
@@ -20,4 +29,14 @@ OPSET_VERSION = 1_000_000
 # that is written out in the file needs no such limit: it is as large as the file.
 FUNCTION_DEPTH = 100  # onnxruntime's
 INLINED_NODES = 65_536  # beyond those written out in the file
+# What computing constants may cost before a backend is told to leave it: see folding.py.
+FOLDING, FOLDING_PER_BYTE = 1_000_000_000, 100
 EXPANDED_BYTES = 16 << 30  # one computed tensor, and all constants computed from constant shapes
+
+
+def folds_too_much(cost: int, weights_bytes: int) -> bool:
+    """Return whether computing constants costs more than real models ask for.
+
+    Those compute what goes into their weights: transposed, widened, two of them multiplied.
+    """
+    return cost > FOLDING + FOLDING_PER_BYTE * weights_bytes

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
-from collections.abc import Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +15,9 @@ from engine.formats.onnx.expansion import FunctionId, Part, check_functions
 from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
 from engine.formats.onnx.node import NodeReader
-from engine.formats.onnx.reading import Invalid, Repairable, text
+from engine.formats.onnx.reading import Invalid, ReadingBudget, Repairable, text
 from engine.formats.onnx.scope import Scope
-from engine.formats.onnx.value import read_name_and_type, read_spec
+from engine.formats.onnx.value import read_spec
 from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
@@ -27,13 +29,14 @@ class OnnxModel(NamedTuple):
     """A valid ONNX model.
 
     linked_out, versions: see `ExternalFiles`; external: it has external data. repaired: its bytes
-    where those in the file break a rule (see `repair`), else None.
+    where those in the file break a rule (see `repair`), else None. folds_too_much: see folding.py.
     """
 
     graph: GraphInfo
     external: bool
     linked_out: bool
     versions: Mapping[Path, FileVersion]
+    folds_too_much: bool = False
     repaired: bytes | None = None
 
 
@@ -49,11 +52,12 @@ def read_model(
     """
     where = str(path) if path is not None else ""
     try:
-        try:
-            return _read(view, ExternalFiles(path, held))
-        except Repairable as error:
-            data = _repaired(view, error)
-            return _read(memoryview(data), ExternalFiles(path, held))._replace(repaired=data)
+        with _without_collector():
+            try:
+                return _read(view, ExternalFiles(path, held))
+            except Repairable as error:
+                data = _repaired(view, error)
+                return _read(memoryview(data), ExternalFiles(path, held))._replace(repaired=data)
     except (Invalid, TooManyFields) as error:
         what = str(error)
         if len(what) > 1000:  # names may be long, and they come from a stranger
@@ -71,6 +75,22 @@ def read_model(
         raise ModelError(
             f"{name}: not a valid ONNX model: the name {shown!r} is not UTF-8", where
         ) from None
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Stop the garbage collector meanwhile, for all threads.
+
+    Reading makes some hundred thousand objects, none of which is garbage, and the collector would
+    look at all of the process's again and again: a third of the time.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _repaired(view: memoryview, error: Repairable) -> bytes:
@@ -97,7 +117,7 @@ class _Header:
         self.functions: list[memoryview] = []
         self.graph: memoryview | None = None
 
-    def read(self, view: memoryview, budget: Budget) -> None:
+    def read(self, view: memoryview, budget: ReadingBudget) -> None:
         for tag, value in fields(view, budget):
             if tag == schema.MODEL_GRAPH:
                 # Readers merge a second graph into the first; only the sum would be checked.
@@ -107,8 +127,10 @@ class _Header:
             elif tag == schema.MODEL_IR_VERSION:
                 self.ir_version = signed(value)
             elif tag == schema.MODEL_OPSET_IMPORT:
+                budget.take()
                 self._read_opset(value, budget)
             elif tag == schema.MODEL_METADATA_PROPS:
+                budget.take()
                 key = entry = ""
                 for part, payload in fields(value, budget):
                     if part == schema.STRING_STRING_ENTRY_KEY:
@@ -117,6 +139,7 @@ class _Header:
                         entry = str(payload, "utf-8")
                 self.metadata[key] = entry
             elif tag == schema.MODEL_FUNCTIONS:
+                budget.take(limits.FUNCTION_PARTS)
                 self.functions.append(value)
             elif tag == schema.MODEL_PRODUCER_NAME:
                 self.producer[0] = text(value)
@@ -164,7 +187,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
             f"{len(view):,} bytes; protobuf's limit is {limits.MODEL_BYTES:,} bytes, larger "
             f"models keep their weights in external data"
         )
-    budget = Budget(limits.FIELDS)
+    budget = ReadingBudget(len(view))
     header = _Header()
     header.read(view, budget)
     graph_view = header.check()
@@ -179,7 +202,7 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         _read_function(function, body, state)
         functions[function] = _take_part(state)
     graph = read_graph(graph_view, state, "graph")
-    check_functions(functions, _take_part(state))
+    folding = check_functions(functions, _take_part(state))
     if not graph.outputs:
         raise Invalid("the graph has no outputs; expected at least one")
     twice = [
@@ -209,13 +232,16 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         producer=" ".join(part for part in header.producer if part),
         metadata=header.metadata,
     )
-    return OnnxModel(info, files.used, files.linked_out, files.versions)
+    weights_bytes = sum(tensor.nbytes for tensor in graph.initializers.values())
+    folds_too_much = limits.folds_too_much(folding, weights_bytes)
+    return OnnxModel(info, files.used, files.linked_out, files.versions, folds_too_much)
 
 
 def _take_part(state: State) -> Part:
     """Return the counts since the last part."""
-    part = Part(state.nodes - state.counted, state.expanded, state.calls)
-    state.counted, state.expanded, state.calls = state.nodes, 0, Counter()
+    part = Part(state.nodes - state.counted, state.expanded, state.calls, state.folding)
+    state.counted, state.expanded, state.calls, state.folding = state.nodes, 0, Counter(), 0
+    state.constants.clear()
     return part
 
 
@@ -227,9 +253,7 @@ def _spec(
         return TensorSpec(name, tensor.dtype, tensor.shape)
     if kind is None:
         # Tools that expose an inner value as an output often leave its type where it was.
-        others = (read_name_and_type(view, budget) for view in graph.value_infos)
-        known = (*graph.inputs, *others)
-        kind = next((type_ for other, type_ in known if other == name and type_ is not None), None)
+        kind = graph.known_types(budget).get(name)
     spec = read_spec(name, kind if kind is not None else memoryview(b""), what, budget)
     if spec is not None:
         return spec
@@ -257,12 +281,14 @@ def _read_function(function: FunctionId, view: memoryview, state: State) -> None
     defaults: list[memoryview] = []
     for tag, value in fields(view, state.budget):
         if tag == schema.FUNCTION_NODE:
+            state.budget.take()
             nodes.append(value)
         elif tag == schema.FUNCTION_INPUT:
             scope.names.add(text(value))
         elif tag == schema.FUNCTION_OUTPUT:
             outputs.append(text(value))
         elif tag == schema.FUNCTION_ATTRIBUTE_PROTO:
+            state.budget.take()
             defaults.append(value)
     read_attributes(defaults, state, scope, NodeInfo(0, name, name, domain, (), ()))
     read_nodes(nodes, state, scope, where, 0, [])

@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from engine.formats.onnx import limits, schema
-from engine.formats.onnx.reading import Invalid, text
+from engine.formats.onnx.reading import Invalid, ReadingBudget, text
 from engine.formats.onnx.scope import title
-from engine.formats.protobuf import BYTES, Budget, fields, signed, varints
+from engine.formats.protobuf import BYTES, fields, signed, varints
+from engine.host.interrupts import raised_by_handler
 from engine.types import Attribute, NodeInfo
 
 _INPUT, _OUTPUT, _NAME = schema.NODE_INPUT, schema.NODE_OUTPUT, schema.NODE_NAME
 _OP_TYPE, _ATTRIBUTE = schema.NODE_OP_TYPE, schema.NODE_ATTRIBUTE
 _DOMAIN, _OVERLOAD = schema.NODE_DOMAIN, schema.NODE_OVERLOAD
-_TEXTS = frozenset((_INPUT, _OUTPUT, _NAME, _OP_TYPE, _DOMAIN))
 
 _NO_ATTRIBUTES: Mapping[str, Attribute] = {}
 
@@ -79,7 +79,7 @@ class RawNode(NamedTuple):
 class NodeReader:
     """Reads the nodes of one model, remembering the names and attributes that come again."""
 
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, budget: ReadingBudget) -> None:
         self._budget = budget
         self._texts: dict[bytes, str] = {}
         self._plain: dict[bytes, RawAttribute] = {}
@@ -93,39 +93,46 @@ class NodeReader:
         return self._any_node(view, index)
 
     def _plain_node(self, view: memoryview, index: int) -> RawNode | None:
-        """Read a node of short fields; None for any other, or a damaged one.
+        """Read a node of short fields in the usual order; None for any other, or a damaged one.
 
         The loop is `protobuf.spans` with all that a plain node cannot need left out.
         """
-        encoded = bytes(view)
+        encoded = bytes(view) + b"\0"  # the end is a key that no field has
         texts, plain = self._texts, self._plain
         inputs: list[str] = []
         outputs: list[str] = []
         attributes: dict[str, Attribute] | None = None
         nested: Sequence[RawAttribute] = ()
-        string: Any
         name = op_type = domain = ""
-        position, size = 0, len(encoded)
+        position = 0
+        tag = encoded[0]
         try:
-            while position < size:
-                tag = encoded[position]
+            while tag:
                 length = encoded[position + 1]
-                position += 2
+                first = position + 2
                 if length > 127:
-                    high = encoded[position]
+                    high = encoded[first]
                     if high > 127:
                         return None
                     length += (high - 1) << 7
-                    position += 1
-                past = position + length
-                payload = encoded[position:past]
-                position = past
-                if tag == _ATTRIBUTE:
+                    first += 1
+                position = first + length
+                payload = encoded[first:position]
+                if tag == _INPUT:
+                    string = texts.get(payload)
+                    if string is None:
+                        string = texts[payload] = str(payload, "utf-8")
+                    inputs.append(string)
+                elif tag == _OUTPUT:
+                    string = texts[payload] = str(payload, "utf-8")
+                    outputs.append(string)
+                elif tag == _ATTRIBUTE:
                     attribute = plain.get(payload)
                     if attribute is None:
-                        if past > size:
+                        if position >= len(encoded):
                             return None
-                        attribute = self.attribute(view[past - length : past])
+                        self._budget.take()
+                        attribute = self.attribute(view[first:position])
                         if attribute.nested:
                             nested = [*nested, attribute]
                         else:
@@ -134,25 +141,22 @@ class NodeReader:
                         attributes = {attribute.name: attribute.value}
                     else:
                         attributes[attribute.name] = attribute.value
-                    continue
-                string = texts.get(payload)
-                if string is None and tag in _TEXTS:
-                    string = texts[payload] = str(payload, "utf-8")
-                if tag == _INPUT:
-                    inputs.append(string)
-                elif tag == _OUTPUT:
-                    outputs.append(string)
-                elif tag == _NAME:
-                    name = string
                 elif tag == _OP_TYPE:
-                    op_type = string
+                    op_type = texts.get(payload) or str(payload, "utf-8")
+                    texts[payload] = op_type
+                elif tag == _NAME:
+                    name = str(payload, "utf-8")
                 elif tag == _DOMAIN:
-                    domain = string
+                    domain = texts.get(payload) or str(payload, "utf-8")
+                    texts[payload] = domain
                 elif tag == _OVERLOAD or tag & 7 != BYTES or not 8 <= tag < 128:
                     return None
-        except (IndexError, ValueError):  # damaged: the other way says where and how
+                tag = encoded[position]
+        except (IndexError, ValueError) as error:  # damaged: the other way says where and how
+            if raised_by_handler(error):
+                raise
             return None
-        if position != size or not op_type:
+        if position != len(encoded) - 1 or not op_type:
             return None
         self._budget.fields -= len(inputs) + len(outputs) + len(attributes or ()) + 3
         info = NodeInfo(
@@ -177,6 +181,7 @@ class NodeReader:
             elif tag == _OUTPUT:
                 outputs.append(text(value))
             elif tag == _ATTRIBUTE:
+                self._budget.take()
                 attributes.append(value)
             elif tag == _OP_TYPE:
                 op_type = text(value)
@@ -201,6 +206,7 @@ class NodeReader:
             return self._large_attribute(view, owner)
         name = ""
         kind = 0
+        is_reference = False
         values: dict[int, Any] = {}  # by the type that reads them
         nested: list[tuple[int, memoryview]] = []
         for tag, value in fields(view, self._budget):
@@ -225,8 +231,10 @@ class NodeReader:
                 integers = map(signed, varints(value, self._budget))
                 values.setdefault(_INTS, []).extend(integers)
             elif tag in NESTED:
-                _add_nested(nested, tag, value, owner)
-        result: Attribute = values.get(kind, _DEFAULTS.get(kind))
+                self._add_nested(nested, tag, value, owner)
+            elif tag == schema.ATTRIBUTE_REF_ATTR_NAME:
+                is_reference = True  # to an attribute of the function, whose callers have the value
+        result: Attribute = None if is_reference else values.get(kind, _DEFAULTS.get(kind))
         if isinstance(result, list):
             result = tuple(result)
         return RawAttribute(name, result, tuple(nested))
@@ -239,16 +247,20 @@ class NodeReader:
             if tag == schema.ATTRIBUTE_NAME:
                 name = text(value)
             else:
-                _add_nested(nested, tag, value, owner)
+                self._add_nested(nested, tag, value, owner)
         return RawAttribute(name, None, tuple(nested))
 
-
-def _add_nested(
-    nested: list[tuple[int, memoryview]], tag: int, value: memoryview, owner: NodeInfo | None
-) -> None:
-    if tag in _ONCE and any(tag == other for other, _ in nested):
-        raise Invalid(f"an attribute of {title(owner) if owner else 'a node'} has two values")
-    nested.append((tag, value))
+    def _add_nested(
+        self,
+        nested: list[tuple[int, memoryview]],
+        tag: int,
+        value: memoryview,
+        owner: NodeInfo | None,
+    ) -> None:
+        self._budget.take()
+        if tag in _ONCE and any(tag == other for other, _ in nested):
+            raise Invalid(f"an attribute of {title(owner) if owner else 'a node'} has two values")
+        nested.append((tag, value))
 
 
 def _string(value: memoryview) -> str:

@@ -1,4 +1,4 @@
-"""What the readers of one model's parts share: errors and small decoders."""
+"""Errors and small decoders that the readers of one model's parts share."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from engine.types import DType
 
 DTYPES: tuple[DType | None, ...] = (None, *DType)
 """Element types by ONNX's number; indexing beats DType.from_onnx for thousands of tensors."""
+
+
+class ReadingBudget(Budget):
+    """A limit on the work of reading a model, in proportion to its size: see limits.py."""
+
+    __slots__ = ("_nbytes", "parts")
+
+    def __init__(self, nbytes: int) -> None:
+        super().__init__(min(limits.FIELDS, limits.FREE_FIELDS + nbytes // limits.BYTES_PER_FIELD))
+        self.parts = limits.FREE_PARTS + nbytes // limits.BYTES_PER_PART
+        self._nbytes = nbytes
+
+    def take(self, parts: int = 1) -> None:
+        """Count parts that are about to be read. Raises Invalid where there are too many."""
+        self.parts -= parts
+        if self.parts < 0:
+            raise Invalid(
+                "more nodes, attributes, tensors and other parts than any model of "
+                f"{self._nbytes:,} bytes needs: at most {limits.FREE_PARTS:,} and one more for "
+                f"every {limits.BYTES_PER_PART} bytes are read"
+            )
 
 
 class Invalid(ValueError):
@@ -27,6 +48,17 @@ def text(view: memoryview) -> str:
             f"a name of {len(view):,} bytes; at most {limits.NAME_BYTES:,} bytes are read"
         )
     return str(view, "utf-8")
+
+
+def is_symbol(name: str) -> bool:
+    """Return whether the name of a dim stands for one size, the same wherever it stands.
+
+    Exporters also write "?" and the like for every size that they do not know.
+    """
+    return name.lower() not in _UNKNOWN and not name.startswith("unk__")
+
+
+_UNKNOWN = frozenset(("", "?", "*", "-1", "none", "null", "unk", "unknown"))
 
 
 def int32(value: int, view: memoryview) -> int:

@@ -27,7 +27,7 @@ def repaired(view: memoryview) -> bytes:
     _repair(model.graph)
     untyped = [info for info in model.graph.output if not is_known(info.type)]
     if untyped:
-        types = types_of(model, [info.name for info in untyped], guess=False)
+        types = types_of(model, [info.name for info in untyped], guess=False, data_prop=False)
         for output in untyped:
             if output.name in types:
                 output.type.CopyFrom(types[output.name])

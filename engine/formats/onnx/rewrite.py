@@ -41,6 +41,13 @@ def changed(message: memoryview, changes: Mapping[int, Change], budget: Budget) 
     return parts
 
 
+def entry(key: int, name: str, value: str) -> bytes:
+    """Return a StringStringEntryProto as a field. key: the field's, as in `schema`."""
+    texts = name.encode(), value.encode()
+    inner = b"".join(writer.head(number, len(text)) + text for number, text in enumerate(texts, 1))
+    return writer.head(key >> 3, len(inner)) + inner
+
+
 class StoredTensor(NamedTuple):
     """A TensorProto as far as its data goes. entries: its external_data, {} for none."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.formats.onnx import limits, schema
-from engine.formats.onnx.reading import Invalid, count_elements, dtype_of, int32, text
+from engine.formats.onnx.reading import Invalid, count_elements, dtype_of, int32, is_symbol, text
 from engine.formats.protobuf import Budget, fields, signed
 from engine.types import Dim, DType, TensorSpec, ValueKind
 
@@ -129,7 +129,8 @@ def _read_shape(view: memoryview, what: str, budget: Budget) -> tuple[Dim, ...]:
                 elif dim < 0:
                     raise Invalid(f"{what} has a negative dim: {dim}")
             elif part == schema.DIMENSION_DIM_PARAM:
-                dim = text(payload) or None
+                name = text(payload)
+                dim = name if is_symbol(name) else None
         shape.append(dim)
         if len(shape) > limits.RANK:
             raise Invalid(f"{what} has more than {limits.RANK} dims")

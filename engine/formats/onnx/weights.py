@@ -1,11 +1,14 @@
-"""Weights taken out of an ONNX model: large ones left where they are, variable ones made inputs."""
+"""Weights taken out of an ONNX model: large ones left where they are, variable ones made inputs.
+
+And put back: variable ones made constants, with other values.
+"""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,10 +19,10 @@ from engine.formats.onnx.model import read_model
 from engine.formats.onnx.rewrite import StoredTensor, changed, stored_tensor
 from engine.formats.onnx.value import read_name_and_type
 from engine.formats.onnx.writer import External, Parts, ValueInfo
-from engine.formats.opened import Array, OpenedSource, Slot
+from engine.formats.opened import Array, OpenedSource, Slot, open_external
 from engine.formats.protobuf import Budget
 from engine.formats.variable import declared_weights
-from engine.types import GraphInfo, ModelSource
+from engine.types import DType, GraphInfo, ModelSource
 
 APART_BYTES = 1 << 16  # smaller tensors stay in the model
 
@@ -72,7 +75,10 @@ def with_variables(
             source.name,
         )
     data, files, stored = _taken_out(memoryview(content), graph, names)
-    slots = [_slot(stored[name], source, graph) for name in names]
+    slots = [
+        _slot(stored[name], source, graph)._replace(declared_as=tuple(declared))
+        for name, declared in names.items()
+    ]
     beside = source.folder / "part" if source.folder is not None else None  # just a name
     model = read_model(memoryview(data), beside, source.name, files)
     versions = dict(model.versions)
@@ -85,10 +91,76 @@ def with_variables(
         files=files,
         variables=tuple(slots),
         versions=versions,
+        are_mapped=isinstance(content, mmap.mmap) and source.path in source.versions,
     )
 
 
-def _declared(graph: GraphInfo, wanted: Sequence[str], name: str) -> list[str]:
+def with_constants(source: OpenedSource, values: Mapping[str, Array]) -> OpenedSource:
+    """Return the model with its `variables` as constants, for who builds it anew for each update.
+
+    values: by name; a weight that is not among them keeps its first value. Arrays that are large
+    are not copied: `files` has views of them.
+    """
+    graph, content = source.graph, source.data
+    if not source.variables:
+        return source
+    assert graph is not None
+    assert content is not None, "a model with variable weights is in memory"
+    budget = Budget(limits.FIELDS)
+    files = dict(source.files)
+    taken = {*files, *(info.location for info in graph.parameters)}
+    variable = {slot.name for slot in source.variables}
+    # Before version 4 of the representation an initializer has to be an input too.
+    is_input_too = graph.ir_version < 4
+
+    def own_input(payload: memoryview) -> Parts | None:
+        is_variable = read_name_and_type(payload, budget)[0] in variable
+        return None if is_variable and not is_input_too else [payload]
+
+    def whole_graph(payload: memoryview) -> Parts:
+        parts = changed(payload, {schema.GRAPH_INPUT: own_input}, budget)
+        for slot in source.variables:
+            value = values.get(slot.name, slot.initial)
+            tensor = _encoded(slot, value, files, taken, source.name)
+            parts += [writer.head(schema.GRAPH_INITIALIZER >> 3, sum(map(len, tensor))), *tensor]
+        return parts
+
+    data = writer.joined(changed(memoryview(content), {schema.MODEL_GRAPH: whole_graph}, budget))
+    beside = source.folder / "part" if source.folder is not None else None  # just a name
+    model = read_model(memoryview(data), beside, source.name, files)
+    return replace(
+        source,
+        data=model.repaired or data,
+        graph=model.graph,
+        files=files,
+        variables=(),
+        are_mapped=False,
+        folds_too_much=model.folds_too_much,
+    )
+
+
+def _encoded(
+    slot: Slot,
+    value: Array,
+    files: dict[str, bytes | memoryview],
+    taken: set[str],
+    model: str,
+) -> Parts:
+    """Return a TensorProto of a weight's value, which is put into `files` where it is large."""
+    if slot.dtype.bits < 8:  # packed, or text
+        onnx = _onnx(slot.name, slot.dtype, model)
+        return [onnx.numpy_helper.from_array(value, slot.name).SerializeToString()]
+    raw = np.ascontiguousarray(value).reshape(-1).view(np.uint8).data
+    data: memoryview | External = raw
+    if len(raw) >= APART_BYTES:
+        location = _free_location(len(files), taken)
+        taken.add(location)
+        files[location] = raw
+        data = External(location, 0, len(raw))
+    return writer.tensor_parts(writer.Tensor(slot.name, slot.dtype, slot.shape, data))
+
+
+def _declared(graph: GraphInfo, wanted: Sequence[str], name: str) -> dict[str, list[str]]:
     ranks = {info.name: len(info.shape) for info in graph.parameters}
     readers: dict[str, list[str]] = {}
     for node in graph.nodes:
@@ -104,7 +176,7 @@ def _declared(graph: GraphInfo, wanted: Sequence[str], name: str) -> list[str]:
 
 
 def _taken_out(
-    view: memoryview, graph: GraphInfo, variable: Sequence[str]
+    view: memoryview, graph: GraphInfo, variable: Collection[str]
 ) -> tuple[bytes, dict[str, bytes | memoryview], dict[str, memoryview]]:
     """Return the model without its large weights, these by location, and the variable ones encoded.
 
@@ -159,7 +231,7 @@ def _slot(view: memoryview, source: OpenedSource, graph: GraphInfo) -> Slot:
     """Make the slot of a variable weight, with an array of its own."""
     tensor = stored_tensor(view, Budget(limits.FIELDS))
     nbytes = next(info.nbytes for info in graph.parameters if info.name == tensor.name)
-    raw = _external(tensor.entries, source.folder, nbytes) if tensor.entries else tensor.raw
+    raw = _external(tensor.entries, source, nbytes) if tensor.entries else tensor.raw
     if raw is not None and tensor.dtype.bits >= 8:
         initial = np.frombuffer(raw, tensor.dtype.numpy).reshape(tensor.shape).copy()
     else:
@@ -167,9 +239,8 @@ def _slot(view: memoryview, source: OpenedSource, graph: GraphInfo) -> Slot:
     return Slot(tensor.name, tensor.dtype, tensor.shape, initial)
 
 
-def _external(entries: Mapping[str, str], folder: Path | None, nbytes: int) -> bytes:
-    assert folder is not None, "external data has been checked, and is in a folder"
-    with (folder / entries["location"]).open("rb") as file:
+def _external(entries: Mapping[str, str], source: OpenedSource, nbytes: int) -> bytes:
+    with open_external(source, entries["location"]) as file:
         file.seek(int(entries.get("offset", "0")))
         return file.read(nbytes)
 
@@ -178,17 +249,24 @@ def _decoded(
     view: memoryview, raw: bytes | memoryview | None, tensor: StoredTensor, name: str
 ) -> Array:
     """Decode elements that are packed, or stored one by one, with the onnx package."""
-    try:
-        from onnx import TensorProto, numpy_helper
-    except ImportError:
-        raise ModelError(
-            f"{name}: reading the variable weight {tensor.name!r}, which is {tensor.dtype} and not "
-            "plain bytes, takes the onnx package; run: pip install onnx",
-            name,
-        ) from None
-    proto = TensorProto.FromString(bytes(view))
+    onnx = _onnx(tensor.name, tensor.dtype, name)
+    proto = onnx.TensorProto.FromString(bytes(view))
     if raw is not None:
         proto.ClearField("external_data")
         proto.ClearField("data_location")
         proto.raw_data = bytes(raw)
-    return np.array(numpy_helper.to_array(proto))
+    return np.array(onnx.numpy_helper.to_array(proto))
+
+
+def _onnx(weight: str, dtype: DType, name: str) -> Any:
+    """Import the onnx package. Raises ModelError where it is missing."""
+    try:
+        import onnx
+        import onnx.numpy_helper
+    except ImportError:
+        raise ModelError(
+            f"{name}: the variable weight {weight!r}, which is {dtype} and not plain bytes, takes "
+            "the onnx package; run: pip install onnx",
+            name,
+        ) from None
+    return onnx

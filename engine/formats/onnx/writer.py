@@ -25,7 +25,7 @@ Parts: TypeAlias = "list[Buffer]"
 
 @dataclass(frozen=True, slots=True)
 class External:
-    """Where a tensor's bytes lie: a file relative to the model's folder, and bytes of it."""
+    """Place of a tensor's bytes: a file relative to the model's folder, and bytes of it."""
 
     location: str
     offset: int

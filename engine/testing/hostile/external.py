@@ -80,6 +80,11 @@ _external("external_offset_past_end", _data, location="w.bin", offset="8", lengt
 _external("external_offset_negative", _data, location="w.bin", offset="-16")
 _external("external_offset_huge", _data, location="w.bin", offset="9" * 30)
 _external("external_length_differs", _data, location="w.bin", length="8")
+_external(
+    "external_prepacked", _data, location="w.bin", prepacked_0="MatMul+0123456789abcdef|0;16;0"
+)
+_external("external_basepath", _data, location="w.bin", basepath="..")
+_external("external_entries", _data, location="w.bin", a="", b="", c="", d="")
 _external("external_memory_address", _data, location="*/_ORT_MEM_ADDR_/*", offset="4096")
 _external(
     "external_in_attribute", _nothing, location="../secret.bin",

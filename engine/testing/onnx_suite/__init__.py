@@ -70,7 +70,7 @@ def run_case(backend: str, case: Case, config: Config | None = None) -> Result:
         with built.model:
             for place in built.model.placement:
                 nodes[place.backend] = (*nodes.get(place.backend, ()), place.op_type)
-            names = [spec.name for spec in built.model.output_specs]
+            names = [spec.name for spec in built.model.outputs]
             for inputs, wanted in case.runs:
                 worst = compare(
                     built.run(inputs), wanted, names,

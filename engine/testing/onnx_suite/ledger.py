@@ -2,6 +2,7 @@
 
     [versions]            # what it holds for: installed distributions
     onnx = "1.23.2"
+    runtime = ["1.31", "1.32"]   # each with its releases
 
     [refused]             # a status, and the tests that end so
     test_name = "why"
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,17 +27,20 @@ __all__ = ["Ledger", "mistakes", "read", "write"]
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """versions: by distribution. reasons: by status, for each test by name."""
+    """versions: those that it holds for, by distribution; "1.2" stands for 1.2.0 and 1.2.1 too.
 
-    versions: Mapping[str, str] = field(default_factory=dict)
+    reasons: by status, for each test by name.
+    """
+
+    versions: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     reasons: Mapping[Status, Mapping[str, str]] = field(default_factory=dict)
 
     def other_versions(self) -> list[str]:
         """Return the distributions installed in another version than the ledger holds for."""
         return [
-            f"{name} is {_version(name)}, the ledger is for {wanted}"
+            f"{name} is {_version(name)}, the ledger is for {' and '.join(_listed(wanted))}"
             for name, wanted in self.versions.items()
-            if _version(name) != wanted
+            if not _is_of(_version(name), wanted)
         ]
 
 
@@ -51,7 +55,8 @@ def write(path: Path, score: Score) -> None:
     """Write the ledger of a run of the whole suite.
 
     A test that the file lists in the same status keeps its reason, others get the error's text.
-    The file's versions are brought up to date; a new file has onnx's.
+    The file's versions are brought up to date; a new file has onnx's. A list of versions gets one
+    more where the outcome is what it was for the others, and becomes a list of one otherwise.
     """
     old = read(path) if path.exists() else Ledger({"onnx": ""})
     lines = [
@@ -60,7 +65,7 @@ def write(path: Path, score: Score) -> None:
         f"--write-ledger {path.name}",
         "",
         "[versions]",
-        *(f"{name} = {_quoted(_version(name))}" for name in old.versions),
+        *(f"{name} = {_brought_up(name, old, score)}" for name in old.versions),
     ]
     for status in Status:
         results = score.of(status) if status is not Status.PASSED else []
@@ -92,6 +97,28 @@ def mistakes(ledger: Ledger, score: Score, *, is_whole: bool = True) -> list[str
     if is_whole:
         found += [f"{name} is listed, but the suite has no such test" for name in listed]
     return found
+
+
+def _listed(versions: str | Sequence[str]) -> Sequence[str]:
+    return [versions] if isinstance(versions, str) else versions
+
+
+def _is_of(installed: str, versions: str | Sequence[str]) -> bool:
+    return any(
+        installed == wanted or installed.startswith(f"{wanted}.") for wanted in _listed(versions)
+    )
+
+
+def _brought_up(name: str, old: Ledger, score: Score) -> str:
+    """Return a distribution's versions as they are written, with the installed one among them."""
+    installed, before = _version(name), old.versions[name]
+    if isinstance(before, str):
+        return _quoted(installed)
+    if mistakes(old, score):
+        before = []
+    if not _is_of(installed, before):
+        before = [*before, ".".join(installed.split(".")[:2])]
+    return f"[{', '.join(map(_quoted, before))}]"
 
 
 def _version(distribution: str) -> str:

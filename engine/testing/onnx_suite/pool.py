@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from multiprocessing.connection import Connection, Pipe, wait
+from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from engine.host.child import ending, environment, kill, last_words, start
+from engine.host.child import environment
+from engine.host.worker import Ended, Worker, ready
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_CHILD = "import sys; from engine.testing.onnx_suite.pool import serve; serve(int(sys.argv[1]))"
 _READY = ...  # what a worker says first
 
 
@@ -34,82 +31,57 @@ def each(
     limit_s: seconds for one item; the start of a process does not count.
     """
     rest = deque(items)
-    idle = [_Worker(function) for _ in range(workers)]
-    busy: dict[Connection, tuple[_Worker, T, float]] = {}
+    started: set[Worker] = set()  # those that have imported the function
+    idle = [_start(function) for _ in range(workers)]
+    busy: dict[Worker, tuple[T, float | None]] = {}
     try:
         while True:
             while idle and rest:
                 worker, item = idle.pop(), rest.popleft()
                 worker.send(item)
-                end = time.monotonic() + limit_s if worker.is_ready else math.inf
-                busy[worker.connection] = worker, item, end
+                busy[worker] = item, time.monotonic() + limit_s if worker in started else None
             if not busy:
                 return
-            first = min(end for _, _, end in busy.values())
-            ready = wait([*busy], None if first == math.inf else max(0, first - time.monotonic()))
+            ends = [end for _, end in busy.values() if end is not None]
+            answering = ready(busy, min(ends, default=None))
             now = time.monotonic()
-            for connection, (worker, item, end) in list(busy.items()):
-                if connection in ready:
-                    answer = worker.receive()
+            for worker, (item, end) in list(busy.items()):
+                answer: Any
+                if worker in answering:
+                    try:
+                        answer = worker.receive()
+                    except Ended as error:
+                        answer = Died(str(error))
                     if answer is _READY:
-                        worker.is_ready = True
-                        busy[connection] = worker, item, now + limit_s
+                        started.add(worker)
+                        busy[worker] = item, now + limit_s
                         continue
-                elif now >= end:
+                elif end is not None and now >= end:
                     answer = Died(f"stopped after {limit_s:g} s")
                 else:
                     continue
-                del busy[connection]
+                del busy[worker]
                 if isinstance(answer, Died):
                     worker.close()
-                    worker = _Worker(function)
+                    worker = _start(function)
                 idle.append(worker)
                 yield item, answer
     finally:
-        for worker in [*idle, *(worker for worker, _, _ in busy.values())]:
+        for worker in (*idle, *busy):
             worker.close()
 
 
-class _Worker:
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.connection, theirs = Pipe()
-        self.is_ready = False  # it has imported the function
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
-        self._process = start(
-            ["-c", _CHILD, str(theirs.fileno())],
-            self._errors,
-            env=environment(without=["ENGINE_TARGET"]),  # what is tested is what was named
-            pass_fds=(theirs.fileno(),),
-        )
-        theirs.close()
-        self.send(function)
+def _start(function: Callable[[Any], Any]) -> Worker:
+    # What is tested is the target that was named.
+    return Worker(f"{__name__}:serve", function, env=environment(without=["ENGINE_TARGET"]))
 
-    def send(self, item: object) -> None:
-        with suppress(BrokenPipeError):  # it has died; `receive` says of what
-            self.connection.send(item)
 
-    def receive(self) -> Any:
+def serve(function: Callable[[Any], Any], items: Connection) -> None:
+    """Answer items until nobody asks any more."""
+    items.send(_READY)
+    while True:
         try:
-            return self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            end = ending(self._process.wait()) or "ended with status 0"
-            said = last_words(self._errors)
-            return Died(f"{end} ({said})" if said else end)
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            kill(self._process)  # with whatever a backend has started
-        self.connection.close()
-        self._errors.close()
-
-
-def serve(fd: int) -> None:
-    """Run a worker: receive a function, then answer items until the other end is gone."""
-    connection = Connection(fd)
-    try:
-        function = connection.recv()
-        connection.send(_READY)
-        while True:
-            connection.send(function(connection.recv()))
-    except EOFError:
-        return
+            item = items.recv()
+        except EOFError:
+            return
+        items.send(function(item))

@@ -6,7 +6,8 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import type_of, unary
+from engine.formats.mindir.primitives.casts import type_of
+from engine.formats.mindir.primitives.elementwise import unary
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 for _names in (

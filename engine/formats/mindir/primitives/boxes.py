@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import as_int, as_static
+from engine.formats.mindir.primitives.axes import as_int, as_static
 from engine.formats.mindir.values import DType, Value
 
 
@@ -100,6 +100,7 @@ def crop_and_resize(
         """Return sampling positions [m, count] in 0 to 1."""
         if count == 1:
             return g.node("Mul", g.node("Add", low, high), 0.5)
+        g.bounded(count)
         steps = g.constant(np.arange(count).reshape(1, -1) / (count - 1), boxes.dtype)
         return g.node("Add", low, g.node("Mul", g.node("Sub", high, low), steps))
 

@@ -10,7 +10,7 @@ from typing import Any
 from engine.formats.collectives import DOMAIN
 from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import type_of
+from engine.formats.mindir.primitives.casts import type_of
 from engine.formats.mindir.values import Value
 
 _WORLD = ("hccl_world_group", "nccl_world_group", "mccl_world_group", "")

@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import result_type, type_of
-from engine.formats.mindir.primitives.shapes import as_static
+from engine.formats.mindir.primitives.axes import as_static
+from engine.formats.mindir.primitives.casts import result_type, type_of
 from engine.formats.mindir.values import DType, Value
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, Unsupported, bounded
+from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import result_type
-from engine.formats.mindir.primitives.shapes import as_int, as_static, axes_of
+from engine.formats.mindir.primitives.axes import as_int, as_static, axes_of
+from engine.formats.mindir.primitives.casts import result_type
 from engine.formats.mindir.values import DType, Value
 
 
@@ -66,7 +66,7 @@ def matrix_set_diag(g: Emitter, x: Value, diagonal: Value, k: Any = 0, *, align:
         raise Unsupported("MatrixSetDiagV3 of several diagonals, or of a matrix of unknown size")
     offset = offsets[0]
     rows, columns = int(shape_[-2] or 0), int(shape_[-1] or 0)
-    bounded(rows * columns)
+    g.bounded(rows * columns)
     mask = np.eye(rows, columns, offset, dtype=bool)
     length = max(int(mask.sum()), 1)
     indices = np.clip(np.arange(rows) + min(offset, 0), 0, length - 1)
@@ -116,10 +116,11 @@ def diag_part(g: Emitter, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 
     rank_ = len(dims)
     row_axis, column_axis = dim1 % rank_, dim2 % rank_
     rows, columns = int(dims[row_axis] or 0), int(dims[column_axis] or 0)
-    bounded(rows)
-    positions = [(r, r + offset) for r in range(rows) if 0 <= r + offset < columns]
+    g.bounded(rows, 2)
+    numbers = np.arange(max(-offset, 0), max(min(rows, columns - offset), 0))
+    positions = np.stack([numbers, numbers + offset], axis=1)
     rest = [axis for axis in range(rank_) if axis not in (row_axis, column_axis)]
     y = g.transpose(x, [row_axis, column_axis, *rest])
-    index = g.constant(np.array(positions, np.int64).reshape(-1, 2))
+    index = g.constant(positions)
     y = g.node("GatherND", y, index)
     return g.transpose(y, [*range(1, len(rest) + 1), 0]) if rest else y

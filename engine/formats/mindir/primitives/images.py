@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, Unsupported, bounded
+from engine.formats.mindir.emit import MAX_ELEMENTS, Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.axes import as_static
 from engine.formats.mindir.primitives.convolution import check_layout
-from engine.formats.mindir.primitives.shapes import as_static
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 
@@ -74,7 +74,7 @@ def _nearest(g: Emitter, x: Value, size: Any, align_corners: Any, half_pixel: An
         old = int(x.shape[axis] or 0)
         if old == new:
             continue
-        bounded(new)
+        g.bounded(new)
         coordinates = np.arange(new, dtype=np.float32)
         if align_corners and new > 1:
             picked = np.floor(coordinates * np.float32((old - 1) / (new - 1)) + np.float32(0.5))
@@ -138,12 +138,12 @@ def linear_1d(
     return _resize(g, x, size, "linear", names.get(mode, mode))
 
 
-def _cubic(old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[Any, Any]:
+def _cubic(g: Emitter, old: int, new: int, align_corners: bool, half: bool) -> np.ndarray[Any, Any]:
     """Return the matrix float32[new, old] that resizes one axis as MindSpore does.
 
     Places between pixels are rounded to 1/1024, for which it keeps a table of coefficients.
     """
-    bounded(max(old, 1), new)
+    g.bounded(max(old, 1), new)
     a = -0.5 if half else -0.75
     steps = np.arange(1025, dtype=np.float64) / 1024
     near = ((a + 2) * steps - (a + 3)) * steps * steps + 1
@@ -175,9 +175,17 @@ def bicubic(
     half = bool(half_pixel_centers)
     size = as_static(size)
     old = x.shape[2:] if x.shape is not None else (None,)
-    if None not in old and isinstance(size, tuple) and all(type(dim) is int for dim in size):
+    if (
+        None not in old
+        and isinstance(size, tuple)
+        and all(type(dim) is int for dim in size)
+        and not any(
+            MAX_ELEMENTS < int(before or 0) * after <= 16 * MAX_ELEMENTS
+            for before, after in zip(old, size, strict=True)
+        )
+    ):
         rows, columns = (
-            _cubic(int(before or 0), after, bool(align_corners), half)
+            _cubic(g, int(before or 0), after, bool(align_corners), half)
             for before, after in zip(old, size, strict=True)
         )
         y = g.cast(x, DType.FLOAT32)

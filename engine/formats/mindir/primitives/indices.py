@@ -11,10 +11,12 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.shapes import as_int, axes_of
+from engine.formats.mindir.primitives.axes import as_int, axes_of
 from engine.formats.mindir.values import DType, Value
 
 _NONE, _ELLIPSIS, _SLICE, _TENSOR = 7, 9, 15, 17  # the kinds of a position
+
+_NEW_AXIS = "an index with a new axis, of a tensor whose sizes are open"
 
 
 def _kinds(types: Any) -> list[int]:
@@ -24,7 +26,7 @@ def _kinds(types: Any) -> list[int]:
 def _axis(kinds: list[int], position: int, rank: int, expanded: int) -> int:
     """Return the axis that a position of the index means. expanded: bit mask of new axes."""
     if expanded:
-        raise Unsupported("an index with a new axis, of a tensor whose sizes are open")
+        raise Unsupported(_NEW_AXIS)
     if _ELLIPSIS in kinds and position > kinds.index(_ELLIPSIS):
         position += rank - len(kinds)
     if not 0 <= position < rank:
@@ -72,6 +74,8 @@ def slice_to_indices(
     size = dims[_axis(kinds, tuple_index_axis, len(dims), expand_dims_mask) if kinds else 0]
     no_start, no_stop, no_step = axes_of(init_by_none)
     step = 1 if no_step else as_int(step)
+    if step < 1:  # an open end would be the other one, and be clamped in another way
+        raise Unsupported(f"a slice with step {step} of a tensor whose sizes are open")
     first = 0 if no_start else _clamp_bound(g, start, size)
     last = size if no_stop else _clamp_bound(g, stop, size)
     indices = _range(g, first, last, step)
@@ -96,6 +100,8 @@ def normalize_tuple_index(
     """Return one position of an index as a tensor of non-negative numbers."""
     kinds, rank = _kinds(tuple_index_types), g.rank(x)
     if origin_index_type == "ellipsis_index":  # the place counts the axes that "..." stands for
+        if expand_dims_mask:
+            raise Unsupported(_NEW_AXIS)
         axis = kinds.index(_ELLIPSIS) + tuple_index_axis
         if tuple_index_axis > rank - len(kinds):
             return g.constant((1,))

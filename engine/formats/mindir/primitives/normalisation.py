@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, bounded
+from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
+from engine.formats.mindir.primitives.axes import as_int, axes_of
 from engine.formats.mindir.primitives.convolution import check_layout
-from engine.formats.mindir.primitives.shapes import as_int, axes_of
 from engine.formats.mindir.values import DType, Value
 
 
@@ -52,7 +52,7 @@ def _layer(g: Emitter, x: Value, gamma: Any, beta: Any, first: int, epsilon: flo
             gamma = g.node("Expand", g.constant(1, x.dtype), g.ints(g.dims(x)[first:]))
         else:
             sizes = [d or 0 for d in dims]
-            bounded(*sizes)
+            g.bounded(*sizes)
             gamma = g.constant(np.ones(sizes), x.dtype)
     return g.nodes(
         "LayerNormalization", x, g.cast(gamma, x.dtype),
@@ -138,7 +138,7 @@ def group_norm(
     """Lower GroupNorm as an InstanceNormalization of the groups, then scaled per channel."""
     dims = g.dims(x)
     groups = as_int(num_groups)
-    bounded(groups)
+    g.bounded(groups)
     rank = g.rank(x)
     grouped = g.reshape(x, (dims[0], groups, -1))
     axes = g.ints((2,))

@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import common, via_int32
+from engine.formats.mindir.primitives.casts import common, via_int32
 from engine.formats.mindir.primitives.convolution import check_layout
 from engine.formats.mindir.values import FLOATS, Value
 

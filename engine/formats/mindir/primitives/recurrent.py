@@ -88,6 +88,7 @@ def lstm(
             for index in indices:
                 halves = [_reordered(g, half, hidden, order) for half in biases[index]]
                 if biases_per_direction == 1:
+                    g.bounded(4, hidden)
                     halves.append(g.constant(np.zeros(4 * hidden), halves[0].dtype))
                 rows.append(g.node("Concat", *halves, axis=0))
             bias = _joined(g, rows)
@@ -141,6 +142,7 @@ def dynamic_rnn(
     r = g.node("Slice", turned, *map(g.ints, (width, width + hidden, 1)))
     rows = _reordered(g, bias, hidden, order)
     if forget_bias:
+        g.bounded(4, hidden)
         extra = np.zeros(4 * hidden)
         extra[2 * hidden : 3 * hidden] = forget_bias
         rows = g.node("Add", rows, g.constant(extra, bias.dtype))
@@ -175,6 +177,7 @@ def dynamic_gru(
     )
     bias = None
     if bias_input is not None or bias_hidden is not None:
+        g.bounded(3, hidden)
         rows = [
             _reordered(g, item, hidden, order) if item is not None
             else g.constant(np.zeros(3 * hidden), x.dtype)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.formats.mindir.emit import Emitter, bounded, lowest
+from engine.formats.mindir.emit import Emitter, lowest
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import result_type, type_of, via_int32
-from engine.formats.mindir.primitives.shapes import as_int, as_static, axes_of
+from engine.formats.mindir.primitives.axes import as_int, as_static, axes_of
+from engine.formats.mindir.primitives.casts import result_type, type_of, via_int32
 from engine.formats.mindir.values import FLOATS, Abstract, DType, Value
 
 
@@ -288,7 +288,7 @@ def _running_extreme_with_index(
     y = _scan(g, x, axis, size, op_type, neutral, False, False)
     shape = [1] * g.rank(x)
     shape[axis] = size or 0
-    bounded(size or 0)
+    g.bounded(size or 0)
     indices = g.constant(np.arange(size or 0, dtype=np.int32).reshape(shape))
     met = g.node(
         "Where",

@@ -7,9 +7,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from engine.formats.mindir.emit import Emitter, Unsupported, bounded
+from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import common, floor_div, floor_mod, type_of
+from engine.formats.mindir.primitives.arithmetic import floor_div, floor_mod
+from engine.formats.mindir.primitives.casts import common, type_of
 from engine.formats.mindir.values import FLOATS, DType, Value, leaves
 
 
@@ -141,6 +142,7 @@ def tuple_to_tensor(g: Emitter, x: Any, dtype: Any = None) -> Value:
 def tensor_to_tuple(g: Emitter, x: Value) -> tuple[Any, ...]:
     array = x.array()
     if array is not None:
+        g.bounded(array.size)
         return tuple(array.reshape(-1).tolist())
     if x.shape is None or len(x.shape) != 1 or x.shape[0] is None:
         raise Unsupported("a tuple of unknown length")
@@ -238,10 +240,14 @@ def tuple_equal(g: Emitter, x: Any, y: Any) -> Any:
     return result
 
 
+_TEXT = 10_000  # characters of a text; joined with itself again and again it has no end
+
+
 @primitive("JoinedStr")
 def joined_text(g: Emitter, *parts: Any) -> str:
     """Return the text of an error that the source raises."""
-    return "".join(str(part) for part in parts if not isinstance(part, Value))
+    text = "".join(str(part) for part in parts if not isinstance(part, Value))
+    return text if len(text) <= _TEXT else f"{text[:_TEXT]} ..."
 
 
 @primitive("make_range", "MakeRange")
@@ -251,5 +257,5 @@ def make_range(g: Emitter, *ends: Any) -> tuple[int, ...]:
     if any(isinstance(end, Value) for end in plain):
         raise Unsupported("a range of a computed number of places")
     numbers = range(*plain)
-    bounded(len(numbers))
+    g.bounded(len(numbers))
     return tuple(numbers)

@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter
 from engine.formats.mindir.primitives import primitive
-from engine.formats.mindir.primitives.arithmetic import type_of
-from engine.formats.mindir.primitives.shapes import as_int, as_static
+from engine.formats.mindir.primitives.axes import as_int, as_static
+from engine.formats.mindir.primitives.casts import type_of
 from engine.formats.mindir.values import FLOATS, DType, Value
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from engine.formats.mindir.emit import Emitter, Unsupported
 from engine.formats.mindir.primitives import primitive, primitive_table
-from engine.formats.mindir.primitives.arithmetic import common
-from engine.formats.mindir.primitives.indexing import scatter_into
+from engine.formats.mindir.primitives.casts import common
+from engine.formats.mindir.primitives.scatter import scatter_into
 from engine.formats.mindir.values import DType, Value
 
 

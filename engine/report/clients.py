@@ -14,7 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.cli.interrupt import start
+
+def start_thread(work: Callable[[], None]) -> None:
+    """Call `work` in a thread that does not keep the process alive."""
+    threading.Thread(target=work, name="engine", daemon=True).start()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +36,10 @@ class Clients:
 
     warmup_s: each first calls untimed for so long, at least once; 0 for not at all. Then all
         begin together.
+    warmup_calls: how often each first calls untimed, instead of for a time.
     duration_s: how long to go on; a call that has begun is ended and counts. calls: how many,
         of all clients together. One of the two is None.
+    start: calls what it is given in a thread that does not keep the process alive.
     """
 
     def __init__(
@@ -44,8 +49,13 @@ class Clients:
         warmup_s: float = 0.0,
         duration_s: float | None = None,
         calls: int | None = None,
+        start: Callable[[Callable[[], None]], None] = start_thread,
+        warmup_calls: int | None = None,
     ) -> None:
         self._work = work
+        self._warmup_calls = warmup_calls
+        self._started = 0.0
+        self._start_thread = start
         self._warmup_s = warmup_s
         self._duration_s = math.inf if duration_s is None else duration_s
         self._turns: Iterator[object] = iter(range(calls)) if calls else itertools.repeat(None)
@@ -62,9 +72,10 @@ class Clients:
 
     def start(self) -> None:
         """Start the threads, which do not keep the process alive; ValueError for too many."""
+        self._started = perf_counter()
         for place in range(len(self._ended)):
             try:
-                start(partial(self._run, place))
+                self._start_thread(partial(self._run, place))
             except RuntimeError as error:
                 self.stop()
                 raise ValueError(
@@ -82,6 +93,11 @@ class Clients:
         """Ask the clients to end with the call that each is in."""
         self._stopped = True
         self._ready.abort()
+
+    @property
+    def warmup_took_s(self) -> float:
+        """How long warming up took; 0 before its end."""
+        return 0.0 if self.began is None else self.began - self._started
 
     @property
     def calls(self) -> int:
@@ -114,6 +130,12 @@ class Clients:
                     self._done.set()
 
     def _warm_up(self) -> None:
+        if self._warmup_calls is not None:
+            for _ in range(self._warmup_calls):
+                if self._stopped:
+                    return
+                self._work()
+            return
         until = perf_counter() + self._warmup_s
         while self._warmup_s > 0 and not self._stopped:
             self._work()

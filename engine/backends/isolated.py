@@ -1,0 +1,477 @@
+"""A backend whose models are built and run in processes of their own.
+
+    isolated(open_backend("cpu")).load(source, options)
+
+What a runtime does to its process - a crash in a kernel, a call that never returns - it does to a
+worker: the caller gets an error, and the next predict a new worker. To the rest of the core this
+is a backend like any other. A worker's side is in `isolated_worker`.
+
+A model has one worker, which runs its predicts on a thread for each context; each context has a
+`channel` of its own.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from engine.backends.backend import Backend
+from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
+from engine.host.arena import Arena
+from engine.host.channel import LOOK_S as _LOOK_S
+from engine.host.channel import Caller, owned
+from engine.host.interrupts import raised_by_handler
+from engine.host.worker import Ended, Worker
+from engine.types import (
+    CancelToken,
+    Capability,
+    CompileOptions,
+    LoadedModel,
+    MemoryReport,
+    ModelSource,
+    Placement,
+    TensorSpec,
+    Values,
+)
+
+_KEPT = frozenset(
+    {
+        Capability.DYNAMIC_SHAPES,
+        Capability.CANCEL_COMPILE,
+        Capability.COMPILE_CACHE,
+        Capability.MIXED_PLACEMENT,
+        Capability.FILES_IN_MEMORY,
+    }
+)
+"""Capabilities that do not need the caller's memory."""
+_GIVEN = frozenset({Capability.DEADLINES, Capability.CANCEL_PREDICT})
+"""Those that every isolated backend has: what does not stop by itself is ended."""
+
+_GRACE_S = 1.0  # for what is asked to stop and can
+_CLOSE_S = 2.0
+
+
+def isolated(backend: Backend) -> Backend:
+    """Return the same backend with its models in processes of their own."""
+    result = copy(backend)
+    result._can = (backend._can & _KEPT) | _GIVEN
+    result.info = replace(backend.info, capabilities=result._can)
+    result.load = lambda source, options: _RemoteModel(backend, source, options)
+    result.compile = lambda loaded, options: _RemoteExecutable(loaded)
+    result.predict = _predict
+    return result
+
+
+class _Process:
+    """A worker with one model, and what is asked of it."""
+
+    def __init__(self, backend: Backend, source: ModelSource) -> None:
+        self.backend = backend
+        self.source = source
+        self.ended = ""  # why somebody here ended it
+        self.worker = Worker("engine.backends.isolated_worker:serve", backend.name)
+        self._turn = threading.RLock()
+        self._sending = threading.Lock()
+        self._contexts = 0
+
+    def call(
+        self,
+        what: str,
+        *arguments: Any,
+        doing: str,
+        fds: Sequence[int] = (),
+        options: CompileOptions | None = None,
+    ) -> Any:
+        """Have the worker do something; raises what it raises, ModelError where it ends."""
+        cancel = options.cancel if options else None
+        progress = options.progress if options else None
+        asked_s: float | None = None
+        with self._turn:
+            try:
+                self._send((what, *arguments), fds)
+                while True:
+                    if cancel is not None and cancel.cancelled:
+                        if asked_s is None and self.backend.can(Capability.CANCEL_COMPILE):
+                            self._send(("cancel", None))
+                        asked_s = asked_s or time.monotonic()
+                        can_stop = self.backend.can(Capability.CANCEL_COMPILE)
+                        if not can_stop or time.monotonic() - asked_s > 10 * _GRACE_S:
+                            raise Cancelled("cancelled by its owner")
+                    try:
+                        kind, value = self.worker.receive(_LOOK_S if cancel else None)
+                    except TimeoutError:
+                        continue
+                    if kind == "progress":
+                        if progress is not None:
+                            progress(*value)
+                    else:
+                        if kind != "error" and cancel is not None:
+                            cancel.check()  # it was through before it heard of that
+                        break
+            except Ended as ended:
+                raise self.failed(doing, ended) from None
+            except BaseException:  # an interrupt, or the user's own: there is no way back
+                self.worker.kill()
+                raise
+        if kind == "error":
+            raise value
+        return value
+
+    def open(self) -> tuple[int, Caller]:
+        """Open a context; returns its number and the way to it."""
+        caller = Caller()
+        try:
+            with self._turn:
+                self._contexts += 1
+                number = self._contexts
+            self.call("open", number, doing="while a context was opened", fds=caller.fds)
+        except BaseException:
+            caller.close()
+            raise
+        caller.sent()
+        return number, caller
+
+    def cancel(self, number: int) -> None:
+        """Stop what runs in a context, if the backend can."""
+        self._send(("cancel", number))
+
+    def _send(self, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
+        with self._sending:
+            self.worker.send(message, fds)
+
+    def end(self, why: str) -> None:
+        """End the process, because of one of its predicts."""
+        self.ended = self.ended or why
+        self.worker.kill()
+
+    def failed(self, doing: str, ended: Ended | None = None) -> ModelError:
+        """Return the error of a process that has ended."""
+        how = f"was ended: {self.ended}" if self.ended else str(ended or self.worker.end())
+        nodes = self.source.graph.nodes if self.source.graph else ()
+        where = ""
+        if len(nodes) == 1:
+            named = f" {nodes[0].name!r}" if nodes[0].name else ""
+            where = f", in its only node{named} ({nodes[0].op_type})"
+        path = "" if self.source.path is None else self.source.name
+        return ModelError(
+            f"{self.source.name}: backend {self.backend.name!r}, isolated in a process of its "
+            f"own, {how} {doing}{where}",
+            path,
+            at_fault=self.backend.name,
+        )
+
+    def close(self) -> None:
+        """Let the backend free what it holds, and end the process."""
+        if not self.worker.has_ended:
+            self._send(("end",))
+            self.worker.wait(_CLOSE_S)
+        self.worker.close()
+
+
+class _RemoteModel:
+    """A model that a worker has loaded. See LoadedModel."""
+
+    def __init__(self, backend: Backend, source: ModelSource, options: CompileOptions) -> None:
+        self.backend = backend
+        self.options = options
+        # For the next worker, if this one dies. Bytes are kept in memory that is shared with it.
+        self.parcel = Arena()
+        plain = {field.name: getattr(source, field.name) for field in fields(ModelSource)}
+        plain.update(data=None, files={})
+        files = {name: pickle.PickleBuffer(data) for name, data in source.files.items()}
+        data = None if source.data is None else pickle.PickleBuffer(source.data)
+        sent = replace(options, progress=None, cancel=None)
+        _, self.lengths = self.parcel.write((ModelSource(**plain), data, files, sent))
+        self.source = replace(source, data=None, files={})
+        self.process: _Process | None = None
+        try:
+            self.process = self.load(options)
+        except BaseException:
+            self.parcel.close()
+            raise
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    unsupported: Mapping[int, str]
+
+    def load(self, options: CompileOptions, *, is_first: bool = True) -> _Process:
+        """Start a worker and let it load the model.
+
+        is_first: a later one uses and writes no compiled form: an entry of the cache is not held
+        any more, and its files may be what the last worker died of.
+        """
+        process = _Process(self.backend, self.source)
+        try:
+            self.inputs, self.outputs, self.unsupported = process.call(
+                "load",
+                self.lengths,
+                is_first,
+                doing="while it loaded the model",
+                fds=[self.parcel.descriptor],
+                options=options,
+            )
+        except BaseException:
+            process.worker.close()
+            raise
+        return process
+
+    def close(self) -> None:
+        """See LoadedModel. The process stays if an executable has taken it."""
+        process, self.process = self.process, None
+        if process is not None:
+            process.close()
+            self.parcel.close()
+
+
+class _RemoteExecutable:
+    """An executable in a worker; a worker that has died is followed by another. See Executable."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        assert isinstance(loaded, _RemoteModel)
+        assert loaded.process is not None
+        self._loaded = loaded
+        self._lock = threading.RLock()
+        self._process: _Process | None = loaded.process
+        self._starting: _Start | None = None
+        self._compile(self._process, loaded.options)
+        loaded.process = None  # it is this one's now
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    concurrency: int
+
+    def _compile(self, process: _Process, options: CompileOptions) -> None:
+        self.inputs, self.outputs, self.concurrency = process.call(
+            "compile", doing="while it compiled the model", options=options
+        )
+
+    def alive(self) -> _Process | None:
+        """Return the worker that runs the model; None where the last has died."""
+        process = self._process
+        return None if process is None or process.worker.has_ended else process
+
+    def process(self, check: Callable[[], object] = lambda: None) -> _Process:
+        """Return the worker that runs the model, a new one if the last has died.
+
+        check: called while that starts; what it raises ends the wait, but not the start, which is
+        there for the next call.
+        """
+        with self._lock:
+            if (process := self.alive()) is not None:
+                return process
+            if self._process is None:
+                raise ModelError("the model is closed")
+            if self._starting is None:
+                # Not closed: other contexts may be about to tell how it ended. It goes with them.
+                self._process.worker.kill()
+                self._starting = _Start(self._fresh)
+            starting = self._starting
+        while not starting.is_done.wait(_LOOK_S):
+            check()
+        with self._lock:
+            if self._starting is starting:
+                self._starting, self._process = None, starting.process or self._process
+        if starting.process is None:
+            assert starting.error is not None, "it is done"
+            raise starting.error
+        return starting.process
+
+    def _fresh(self, cancel: CancelToken) -> _Process:
+        """Start another worker with the model."""
+        check = getattr(self._loaded.source, "check_unchanged", None)
+        if check is not None:
+            check()
+        options = replace(self._loaded.options, progress=None, cancel=cancel)
+        fresh = self._loaded.load(options, is_first=False)
+        try:
+            self._compile(fresh, options)
+        except BaseException:
+            fresh.worker.close()
+            raise
+        return fresh
+
+    def open_context(self) -> _RemoteContext:
+        """See Executable."""
+        return _RemoteContext(self)
+
+    def placement(self) -> Sequence[Placement]:
+        """See Executable."""
+        placements: Sequence[Placement] = self.process().call(
+            "placement", doing="while it told the placement"
+        )
+        return placements
+
+    def memory(self) -> MemoryReport:
+        """See Executable."""
+        report: MemoryReport = self.process().call("memory", doing="while it told its memory")
+        return report
+
+    def close(self) -> None:
+        """See Executable."""
+        with self._lock:
+            process, self._process = self._process, None
+            starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.close()
+        if process is not None:
+            process.close()
+            self._loaded.parcel.close()
+
+
+class _Start:
+    """A worker that is being started by a thread, so that nobody has to wait for it to the end.
+
+    process, error: one of both, when it is done.
+    """
+
+    def __init__(self, fresh: Callable[[CancelToken], _Process]) -> None:
+        self.is_done = threading.Event()
+        self.process: _Process | None = None
+        self.error: BaseException | None = None
+        self._token = CancelToken()
+        self._fresh = fresh
+        self._thread = threading.Thread(target=self._run, name="engine-restart", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.process = self._fresh(self._token)
+        except BaseException as error:  # whoever waits raises it
+            self.error = error
+        finally:
+            self.is_done.set()
+
+    def close(self) -> None:
+        """Give it up, and what has been started."""
+        self._token.cancel()
+        self._thread.join()
+        if self.process is not None:
+            self.process.close()
+
+
+class _RemoteContext:
+    """A context of a worker's executable, opened anew where that worker has died."""
+
+    def __init__(self, executable: _RemoteExecutable) -> None:
+        self._executable = executable
+        self._process: _Process | None = None
+        self._cancelled_s: float | None = None
+        process = executable.alive()
+        if process is not None:  # else `run` has a deadline for it
+            self._open(process)
+
+    def _open(self, process: _Process) -> None:
+        self.close()
+        self._number, self._caller = process.open()
+        self._process = process
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """See engine_predict."""
+        if self._cancelled_s is not None:  # before it began
+            raise Cancelled("predict was cancelled by its owner")
+        process = self._executable.alive()
+        if process is None:
+            process = self._executable.process(partial(self._check_waiting, deadline_s))
+        if process is not self._process:
+            self._open(process)
+        process.worker.trim_errors()
+        is_done = False
+        try:
+            reply = self._exchange(process, inputs, deadline_s)
+            try:
+                found = self._caller.results(reply)
+            except BaseException:
+                is_done = True
+                raise
+            results = self._given(outputs, found)
+            is_done = self._cancelled_s is None
+            return results
+        finally:
+            if not is_done:  # a reply may still come, to a question that nobody asks any more
+                process.cancel(self._number)
+                self.close()
+
+    def _check_waiting(self, deadline_s: float | None) -> None:
+        """Raise what ends the wait for a new worker."""
+        if self._cancelled_s is not None:
+            raise Cancelled("predict was cancelled by its owner")
+        if deadline_s is not None and time.monotonic() >= deadline_s:
+            raise DeadlineExceeded(
+                "the model's process had ended, and another is being started; it is there for a "
+                "later predict"
+            )
+
+    def _exchange(self, process: _Process, inputs: Values, deadline_s: float | None) -> bytes:
+        """Ask and return the reply; what does not stop in time is ended."""
+        can_stop = process.backend.can(Capability.DEADLINES)
+        last_s = None if deadline_s is None else deadline_s + can_stop * _GRACE_S
+        can_cancel = process.backend.can(Capability.CANCEL_PREDICT)
+        try:
+            self._caller.ask(inputs, deadline_s if can_stop else None)
+        except ConnectionError as error:
+            if raised_by_handler(error):
+                raise
+            raise process.failed("while it ran the model") from None
+        while True:
+            reply = self._caller.reply()
+            if reply:
+                return reply
+            if reply is not None:
+                raise process.failed("while it ran the model")
+            if process.worker.has_ended:
+                raise process.failed("while it ran the model")
+            now = time.monotonic()
+            if last_s is not None and now >= last_s:
+                process.end("a predict of it did not stop at its deadline")
+                raise DeadlineExceeded("the model did not stop, and its process was ended")
+            if self._cancelled_s is not None and now >= self._cancelled_s + can_cancel * _GRACE_S:
+                process.end("a predict of it was cancelled")
+                raise Cancelled("predict was cancelled by its owner")
+
+    def _given(self, outputs: Values | None, results: Sequence[Any]) -> Values:
+        """Copy results out of the arena, into the caller's buffers where there are such."""
+        if outputs is None:
+            return owned(results)
+        filled: list[Any] = []
+        for spec, buffer, result in zip(self._executable.outputs, outputs, results, strict=True):
+            if not isinstance(buffer, np.ndarray):
+                filled.extend(owned([result]))
+                continue
+            if buffer.shape != result.shape or buffer.dtype != result.dtype:
+                raise InputError(
+                    f"output {spec.name!r}: the model gives {result.dtype}{list(result.shape)}, "
+                    f"but the buffer is {buffer.dtype}{list(buffer.shape)}",
+                    spec.name,
+                )
+            np.copyto(buffer, result)
+            filled.append(buffer)
+        return outputs if all(a is b for a, b in zip(filled, outputs, strict=True)) else filled
+
+    def cancel(self) -> None:
+        """See ExecutionContext."""
+        process = self._process
+        self._cancelled_s = time.monotonic()
+        if process is not None:
+            process.cancel(self._number)
+
+    def close(self) -> None:
+        """See ExecutionContext. The worker's thread closes its own when the socket is closed."""
+        process, self._process = self._process, None
+        if process is not None:
+            self._caller.close()
+
+
+def _predict(
+    context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
+) -> Values:
+    """See engine_predict."""
+    results: Values = context.run(inputs, outputs, deadline_s)
+    return results

@@ -1,0 +1,292 @@
+"""Build a model: its plan, the signature that predict checks by, and the extensions around it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from copy import copy
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.errors import ModelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from engine.backends import Backend
+    from engine.config.variable_weights import Declaration
+    from engine.context import Context
+    from engine.distributed.job import Job
+    from engine.distributed.ranks import Ranks
+    from engine.formats import ModelFile
+    from engine.formats.opened import Array, FileVersion, OpenedSource
+    from engine.plan import Plan
+    from engine.plan.original import Original
+    from engine.runtime.signature import Signature
+    from engine.types import CancelToken, Device, ModelSource, Predict, Progress
+    from engine.weights.borrower import Borrower
+    from engine.weights.lender import Lender, Loan
+    from engine.weights.lowered import LoweredForms
+    from engine.weights.sharing import Sharing
+    from engine.weights.variables import VariableWeights
+
+    Config = Mapping[str, Mapping[str, str]]
+
+groups: dict[str, Sharing] = {}
+"""Sharing of models that are still to be built, by the real path of their files."""
+
+
+class Built(NamedTuple):
+    """A model that has been built.
+
+    predict: the plan's, inside the extensions that are on. updated: the weights that are constants
+    of the plan and no more as they were loaded. forms: what holds its compiled forms where nobody
+    else does. why_unshared: why its weights are not shared with the group that it is in. loan: its
+    weights, lent to other processes; None where they are not.
+    """
+
+    plan: Plan
+    signature: Signature
+    predict: Predict
+    updated: Mapping[str, Array] = MappingProxyType({})
+    forms: object = None
+    why_unshared: str = ""
+    loan: Loan | None = None
+
+    def close(self) -> None:
+        """Free it once running predicts have ended; twice does nothing."""
+        if self.loan is not None:
+            self.loan.close()
+        self.plan.pool.close()
+
+
+def build(
+    file: Callable[[Mapping[str, str]], ModelSource],
+    context: Context,
+    config: Mapping[str, Mapping[str, str]],
+    path: str,
+    progress: Progress | None = None,
+    cancel: CancelToken | None = None,
+    variable_weights: Sequence[str] = (),
+    *,
+    sharing: Sharing | None = None,
+    by_handle: bool = False,
+    profile_to: Path | None = None,
+) -> Built:
+    """Build a model; `file` gives it, as for build_plan. path: how extensions know it.
+
+    sharing: what it has in common with other models; None for what is anyhow. by_handle: lend or
+    borrow weights by a handle, where the configuration says so. profile_to: see build_plan; such a
+    model is not kept in compiled form.
+    """
+    from engine.plan import build_plan
+    from engine.runtime import extensions
+    from engine.runtime.signature import Signature
+    from engine.weights.compile_cache import CompileCache
+
+    job = _job_of(context, config)
+    shared = None if sharing is None else sharing.forms(config)
+    cache = shared or CompileCache.of(config)
+    with ExitStack() as closing:
+        lending: Lender | Borrower | None = None
+        if by_handle and config:
+            from engine.weights.handle import sharing_of  # rare
+
+            if lending := sharing_of(config, cache, cancel):
+                closing.callback(lending.close)
+        plan = build_plan(
+            file,
+            context,
+            config,
+            progress,
+            cancel,
+            variable_weights=variable_weights,
+            forms=None if profile_to else lending or cache,
+            open_ranks=partial(_open_ranks, job),
+            place=(job.rank, job.world_size),
+            share_workspace=sharing is not None and sharing.workspace,
+            profile_to=profile_to,
+        )
+        try:
+            inputs, outputs = plan.executable.inputs, plan.executable.outputs
+            is_compiled = plan.source.graph is None  # by a backend, for the sizes that it has
+            signature = Signature(inputs, outputs, is_rebuildable=not is_compiled)
+            predict = extensions.wrap(plan, signature, path, extensions.enabled())
+            loan = lending.finish(plan.source.name) if lending is not None else None
+            built = Built(plan, signature, predict, loan=loan)
+            if sharing is None or shared is None:
+                return built
+            return built._replace(forms=shared, why_unshared=sharing.why_unshared(plan, shared))
+        except BaseException as error:
+            plan.pool.close()
+            if isinstance(error, ImportError):  # an element type that needs ml_dtypes
+                raise ModelError(str(error)) from error
+            raise
+
+
+def lowered_forms(config: Config) -> LoweredForms:
+    """Return where the lowered forms of MindIR files are kept, as a configuration asks for."""
+    from engine.weights.compile_cache import CompileCache
+    from engine.weights.lowered import LoweredForms
+
+    return LoweredForms(CompileCache.of(config))
+
+
+class Recipe:
+    """A model's file and settings: to build it, and to build it anew (exchange.py).
+
+    file: told its variable weights by the configuration, or by the caller: `names`. path: how
+    extensions know it. weights: None where none are variable. sharing: what the model has in common
+    with others. compiled: opens the file again, of a form that a backend compiled; None for a
+    model. Not locked: the model builds one after the other.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        context: Context,
+        config: Config,
+        path: str = "",
+        names: tuple[str, ...] = (),
+    ) -> None:
+        self.config = config
+        self.path = path
+        self.original: Original | None = None
+        self.compiled: Callable[[], OpenedSource] | None = None
+        self.weights: VariableWeights | None = None
+        self.sharing: Sharing | None = None
+        self.context = context
+        self._file: ModelFile | None = file
+        self._declaration = _declaration(config, names)
+        if self._declaration is not None:
+            file.vary(self._declaration.names)
+
+    @property
+    def provider(self) -> str:
+        """Ascend's execution provider, as the context has it."""
+        return self.context.ascend.provider
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        """Return the user's own names for variable weights, each with the model's."""
+        return dict(self._declaration.own_names) if self._declaration else {}
+
+    def build(self, progress: Progress | None, cancel: CancelToken | None) -> Built:
+        """Build the model for the first time."""
+        file, declaration = self._file, self._declaration
+        assert file is not None, "it is built for the first time once"
+        opened: list[OpenedSource] = []
+
+        def open_file(suffixes: Mapping[str, str]) -> ModelSource:
+            opened[:] = [file(suffixes)]
+            if opened[0].graph is None:
+                self.compiled = partial(_opened_again, file.path, file.version, suffixes)
+            return opened[0] if declaration is None else self._declared(opened[0])
+
+        file.watch(cancel)
+        file.keep_in(partial(lowered_forms, self.config))
+        names = () if declaration is None or self.is_rebuilt else declaration.names
+        built = build(
+            open_file,
+            self.context,
+            self.config,
+            self.path,
+            progress,
+            cancel,
+            names,
+            sharing=self.sharing,
+            by_handle=True,
+        )
+        self.context = copy(self.context)  # its owner may change it for another model
+        if self.original is None:
+            self.original = self._original_of(opened[0])
+        self._file = None
+        return built
+
+    def _declared(self, source: OpenedSource) -> OpenedSource:
+        """Return a model that was just opened as it is to be built, with the weights declared."""
+        from engine.plan.weights import check_declared
+        from engine.weights.variables import VariableWeights, check_rebuildable
+
+        declaration, file = self._declaration, self._file
+        assert declaration is not None
+        assert file is not None
+        if source.variables:
+            self.weights = VariableWeights(source, declaration)
+        if not self.is_rebuilt:
+            return source
+        check_declared(source, declaration.names)
+        self.original = self._original_of(source)
+        check_rebuildable(source, self.original is not None and self.original.can_be_had)
+        return file.with_constants()
+
+    def _original_of(self, source: OpenedSource) -> Original | None:
+        """Return what is kept of where the model came from; None for a compiled form."""
+        from engine.formats.opened import OpenedSource
+        from engine.plan.original import Original
+
+        assert self._file is not None
+        if source.graph is None or not isinstance(source, OpenedSource):
+            return None
+        folder = self.config.get("model_file", {}).get("mindir_path")
+        names = () if self._declaration is None else self._declaration.names
+        return Original(self._file, source, Path(folder) if folder else None, names)
+
+    @property
+    def is_rebuilt(self) -> bool:
+        """True where an update builds the model anew."""
+        return self._declaration is not None and self._declaration.mode == "rebuild"
+
+
+def _opened_again(
+    path: Path | None, version: FileVersion | None, suffixes: Mapping[str, str]
+) -> OpenedSource:
+    """Open a compiled form's file again. Raises ModelError where there is none, or it changed."""
+    from engine.formats import ModelFile
+
+    if path is None:
+        raise ModelError("it was compiled and is in memory; build it from its file")
+    file = ModelFile(path)
+    source = file(suffixes)
+    if file.version != version:
+        raise ModelError(f"{path}: changed since the model was built; build it again", str(path))
+    return source
+
+
+def _declaration(config: Config, names: tuple[str, ...]) -> Declaration | None:
+    """Return the declaration of variable weights; None where there is none."""
+    if not names and not any("variable_weights" in key for keys in config.values() for key in keys):
+        return None
+    from engine.config.variable_weights import declaration_of  # rare
+
+    declaration = declaration_of(config, names)
+    return declaration if declaration.names else None
+
+
+def _job_of(context: Context, config: Config) -> Job:
+    """Return which rank of which job a model is for: as this process was launched, or as it says.
+
+    The rank and the ranks' number are the job's, not a device's: those of the launch until a
+    script names another rank, or a rank table, in whatever section it stands.
+    """
+    from engine.distributed.job import in_table, this_job
+
+    job, rank = this_job(), context.ascend.rank_id
+    for section in config.values():
+        if path := section.get("rank_table_file"):
+            job = in_table(job, path, rank)
+    if job.rank == rank:
+        return job
+    from dataclasses import replace  # rare: most processes are no rank
+
+    return replace(job, rank=rank)
+
+
+def _open_ranks(
+    job: Job, rank: int, world_size: int, name: str, backend: Backend, device: Device
+) -> Ranks:
+    """See `engine.plan.ranks.OpenRanks`."""
+    from engine.distributed.ranks import Ranks
+
+    return Ranks(job, rank, world_size, name, backend, device)

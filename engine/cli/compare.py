@@ -1,0 +1,407 @@
+"""`engine compare`: runs two models, or one on two targets, and says how far they are apart."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engine import Context
+from engine.cli import options
+from engine.cli.build import (
+    Built,
+    Decryption,
+    build,
+    decryption_of,
+    fit_to,
+    in_options,
+    inputs_of,
+    parse_shapes,
+    parse_targets,
+    require_free_input,
+    require_timeout,
+    set_target,
+)
+from engine.cli.commands import Argument, Command, ModelPath, bundle
+from engine.cli.completion import set_keys, targets
+from engine.cli.input_files import STANDARD_INPUT, file_name, of_commands
+from engine.cli.inputs import Inputs
+from engine.cli.interrupt import interruptible
+from engine.cli.options import BuildOptions, InputOptions
+from engine.cli.output import as_json, aside, duration, note, plain, table
+from engine.cli.progress import waiting
+from engine.comparison import common_inputs, naming, outputs_of, values_for
+from engine.config.wording import own_text, reworded
+from engine.errors import EngineError, InputError
+from engine.report.inspection import of_file
+from engine.report.measurement import DeviceShare, devices_text, shares
+from engine.runtime.filled import Fill
+from engine.types import TensorSpec
+
+if TYPE_CHECKING:
+    from engine.model import Model
+    from engine.runtime.differences import Comparison, Largest, OutputComparison
+    from engine.tensor import Array
+
+EPILOG = """[bold]Examples[/bold]
+
+  engine compare model.onnx
+
+  engine compare model.onnx --a gpu --b cpu --input image=photo.png
+
+  engine compare model.onnx model_fp16.onnx --rtol 0.01
+
+  engine compare model.onnx --b cpu --set-b cpu_context.workarounds=off
+
+  engine compare model.onnx --input inputs.npz --json
+
+[bold]Tolerances[/bold]
+
+  within  |a - b| <= atol + rtol * |b| for every element; NaN only where both have one, an infinite
+  one only where both have the same. Whole numbers have --atol alone, text is equal or not
+
+  rtol  1e-3 by default; 1e-2 for types of 2 bytes, 1e-1 for 1 byte
+
+  atol  1e-5 by default; 1e-3 for types of 2 bytes, 1e-2 for 1 byte; 0 for whole numbers
+
+[bold]Exit status[/bold]
+
+  0  all outputs are within the tolerances
+
+  1  one is not, or a model could not be run"""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """The targets and the settings that one side has alone; b is the reference."""
+
+    a: str
+    b: str | None
+    settings_a: tuple[str, ...]
+    settings_b: tuple[str, ...]
+
+    def options(self, how: BuildOptions, is_two_files: bool) -> tuple[BuildOptions, BuildOptions]:
+        """Return how to build either side, from what both have."""
+        b = self.b or ("cpu" if is_two_files else "reference")
+        return (
+            replace(how, target=self.a, settings=(*how.settings, *self.settings_a)),
+            replace(how, target=b, settings=(*how.settings, *self.settings_b)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One run that is over."""
+
+    model: Path
+    where: Sequence[DeviceShare]
+    build_s: float
+    predict_s: float
+    outputs: dict[str, Array]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what is said of it in JSON."""
+        return {
+            "model": str(self.model),
+            "devices": [share._asdict() for share in self.where],
+            "build_s": self.build_s,
+            "predict_s": self.predict_s,
+        }
+
+    def __str__(self) -> str:
+        return (
+            f"{file_name(self.model)} on {devices_text(self.where)}: "
+            f"built in {duration(self.build_s)}, ran in {duration(self.predict_s)}"
+        )
+
+
+def _settings(name: str, side: str) -> Any:
+    return click.option(
+        f"--set-{side}",
+        name,
+        multiple=True,
+        metavar="SEC.KEY=VALUE",
+        help=f"One setting for {side} alone. May be repeated.",
+        shell_complete=set_keys,
+    )
+
+
+@click.command("compare", cls=Command, epilog=EPILOG)
+@options.model
+@click.argument(
+    "other",
+    cls=Argument,
+    metavar="OTHER",
+    required=False,
+    type=ModelPath(),
+    help="The file of b, if it is another one.",
+)
+@bundle(
+    "sides",
+    Sides,
+    click.option(
+        "--a",
+        default="cpu",
+        metavar="TARGET",
+        help="Where a runs: cpu, gpu, ascend or an installed backend.",
+        shell_complete=targets,
+    ),
+    click.option(
+        "--b",
+        metavar="TARGET",
+        help="Where b runs, with which a is compared.  [default: reference, onnx's evaluator; cpu "
+        "for two files]",
+        shell_complete=targets,
+    ),
+    _settings("settings_a", "a"),
+    _settings("settings_b", "b"),
+)
+@click.option("--rtol", type=float, metavar="X", help="Relative error that is within; see below.")
+@click.option("--atol", type=float, metavar="X", help="Absolute error that is within; see below.")
+@options.inputs_filled(Fill.RANDOM)
+@bundle(
+    "how",
+    BuildOptions,
+    options.device_id,
+    options.threads,
+    options.config,
+    options.settings,
+    options.dec_key,
+    options.dec_mode,
+)
+@click.option("--timeout", type=float, metavar="SECONDS", help="Stop a run that takes longer.")
+@options.json
+def compare(
+    model: Path,
+    other: Path | None,
+    sides: Sides,
+    rtol: float | None,
+    atol: float | None,
+    given: InputOptions,
+    how: BuildOptions,
+    timeout: float | None,
+    json: bool,
+) -> None:
+    """Compare a model's outputs on two targets, or those of two models.
+
+    Both get the same inputs: from files, or random ones. The first side is a, the second one, b,
+    is the reference.
+    """
+    shapes = parse_shapes(given.shapes)
+    require_free_input(given, model, other)
+    if str(model) == str(other) == STANDARD_INPUT:
+        raise click.BadParameter("standard input holds one model; give OTHER a file")
+    require_timeout(timeout)
+    for name, tolerance in (("--rtol", rtol), ("--atol", atol)):
+        if tolerance is not None and not 0 <= tolerance < math.inf:
+            raise click.BadParameter(
+                f"expected a number of 0 or more, got {tolerance:g}", param_hint=name
+            )
+    from engine.runtime.differences import compare_outputs
+
+    how_a, how_b = sides.options(how, other is not None)
+    others: Sequence[TensorSpec] | None = None
+    with _side("a", model, sides.settings_a):
+        decryption = decryption_of(model, how.dec_key, how.dec_mode)
+    with _side("b", other or model, sides.settings_b):
+        set_target(Context(), how_b.target)
+    if other is not None:  # before anything is run: what is wrong with b shows at once
+        with _side("b", other, sides.settings_b):
+            decryption_b = decryption_of(other, how.dec_key, how.dec_mode)
+            decryption_b.require_key(other)
+            others = of_file(str(other), decryption_b.file, parse_targets(how_b.target)).inputs
+    else:
+        decryption_b = decryption
+    with _side("a", model, sides.settings_a):
+        a, inputs = _run_first(
+            model, how_a, decryption, given, shapes, timeout, json, others, other
+        )
+    path = other or model
+    with _side("b", path, sides.settings_b):
+        b = _run_second(path, how_b, decryption_b, inputs, timeout)
+    found = compare_outputs(a.outputs, b.outputs, rtol, atol)
+    if json:
+        as_json(
+            {
+                "is_within": found.is_within,
+                "a": a.facts(),
+                "b": b.facts(),
+                "inputs": inputs.facts(),
+                "outputs": [_facts(output) for output in found.outputs],
+            }
+        )
+    else:
+        aside(f"a: {plain(str(a))}")
+        aside(f"b: {plain(str(b))}")
+        _print(found)
+    if not found.is_within:
+        raise click.exceptions.Exit(1)
+
+
+@contextmanager
+def _side(name: str, path: Path, settings: Sequence[str]) -> Iterator[None]:
+    """Say in an error that comes out of the block which side it is of, by file and options."""
+    try:
+        with naming(name, file_name(path)):
+            try:
+                yield
+            except EngineError as error:
+                reworded(error, of_commands(own_text(error)))
+                raise
+    except click.BadParameter as error:
+        if error.param_hint == "--target":
+            error.param_hint = f"--{name}"
+        elif error.param_hint == "--set" and settings:
+            error.param_hint = f"--set, --set-{name}"
+        raise
+
+
+def _run_first(
+    model: Path,
+    how: BuildOptions,
+    decryption: Decryption,
+    given: InputOptions,
+    shapes: dict[str, tuple[int, ...]],
+    timeout: float | None,
+    is_json: bool,
+    others: Sequence[TensorSpec] | None,
+    other: Path | None,
+) -> tuple[Side, Inputs]:
+    """Run the side that says which inputs both get.
+
+    others: the inputs of b, if its file is another one, `other`, and says them: what these fix
+    and a leaves open is as they say.
+    """
+    built = build(model, how, decryption)
+    with built.model:
+        specs = None
+        if others is not None and not built.is_mindir:
+            specs = common_inputs(built.inputs, others, (str(model), str(other)))
+        inputs = interruptible(lambda: _inputs(built, given, shapes, specs, other))
+        for text in inputs.notes:
+            note(plain(text))
+        if not is_json:
+            for value in inputs.given:
+                aside(plain(str(value)))
+        outputs, seconds = _predict(built.model, inputs.values(), timeout, "running a")
+        return Side(model, shares(built.model.placement), built.seconds, seconds, outputs), inputs
+
+
+def _inputs(
+    built: Built,
+    given: InputOptions,
+    shapes: dict[str, tuple[int, ...]],
+    specs: Sequence[TensorSpec] | None,
+    other: Path | None,
+) -> Inputs:
+    """Return the inputs of a; where they fit a alone, the error is b's."""
+    if specs is None:
+        return inputs_of(built, given, shapes)
+    try:
+        return inputs_of(built, given, shapes, specs)
+    except InputError:
+        inputs_of(built, given, shapes)
+        with naming("b", str(other)):
+            raise
+
+
+def _run_second(
+    model: Path,
+    how: BuildOptions,
+    decryption: Decryption,
+    inputs: Inputs,
+    timeout: float | None,
+) -> Side:
+    built = build(model, how, decryption)
+    with built.model:
+        values = values_for(built.model, [given.spec for given in inputs.given], inputs.values())
+        fit_to(built, values)
+        outputs, seconds = _predict(built.model, values, timeout, "running b")
+        return Side(model, shares(built.model.placement), built.seconds, seconds, outputs)
+
+
+def _predict(
+    model: Model, values: list[Any], timeout: float | None, phase: str
+) -> tuple[dict[str, Array], float]:
+    begin = time.perf_counter()
+    with waiting(phase), in_options():
+        outputs = interruptible(lambda: outputs_of(model, values, timeout))
+    return outputs, time.perf_counter() - begin
+
+
+def _print(found: Comparison) -> None:
+    rows = [
+        (
+            output.name,
+            " / ".join(dict.fromkeys(output.dtypes)),
+            " / ".join(dict.fromkeys(str([*shape]) for shape in output.shapes)),
+            _largest(output.absolute),
+            _largest(output.relative),
+            f"{output.rtol:g}, {output.atol:g}",
+            (output.verdict, *_not_numbers(output)),
+        )
+        for output in found.outputs
+    ]
+    errors = ("largest absolute error", "largest relative error")
+    table(
+        "Outputs",
+        ("output", "type", "shape", *errors, "rtol, atol", "verdict"),
+        rows,
+        is_first=True,
+    )
+
+
+def _largest(largest: Largest | None) -> Any:
+    if largest is None:
+        return "-"
+    if not largest.error:
+        return "0"
+    return (
+        f"{largest.error:.3g} at {[*largest.at]}",
+        f"a {_number(largest.a)}, b {_number(largest.b)}",
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:.9g}" if isinstance(value, float) else str(value)
+
+
+def _not_numbers(output: OutputComparison) -> list[str]:
+    return [
+        f"{what}: {a:,} in a, {b:,} in b"
+        for what, (a, b) in (("NaN", output.nans), ("infinite", output.infinities))
+        if a or b
+    ]
+
+
+def _facts(output: OutputComparison) -> dict[str, Any]:
+    def largest(found: Largest | None) -> dict[str, Any] | None:
+        if found is None:
+            return None
+        return {"error": found.error, "at": [*found.at], "a": _plain(found.a), "b": _plain(found.b)}
+
+    return {
+        "name": output.name,
+        "is_within": output.is_within,
+        "is_equal": output.is_equal,
+        "verdict": output.verdict,
+        "dtype": [*output.dtypes],
+        "shape": [[*shape] for shape in output.shapes],
+        "largest_absolute": largest(output.absolute),
+        "largest_relative": largest(output.relative),
+        "differing": output.differing,
+        "nan": [*output.nans],
+        "infinite": [*output.infinities],
+        "rtol": output.rtol,
+        "atol": output.atol,
+    }
+
+
+def _plain(value: Any) -> Any:
+    return [value.real, value.imag] if isinstance(value, complex) else value

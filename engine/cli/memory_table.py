@@ -1,0 +1,47 @@
+"""Memory of a model, as a table for people and as plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from engine.cli.output import size, table
+
+if TYPE_CHECKING:
+    from engine.model_memory import ModelMemory, PartMemory
+
+_SIZES = ("private_bytes", "shared_bytes", "mapped_bytes", "workspace_bytes")
+
+
+def show(memory: ModelMemory) -> None:
+    """Print a table with a row for each part of the model."""
+    table(
+        "Memory",
+        ("device", "backend", *(f">{name.removesuffix('_bytes')}" for name in _SIZES)),
+        [
+            (
+                part.device,
+                part.backend or "core",
+                size(part.private_bytes),
+                size(part.shared_bytes),
+                size(part.mapped_bytes),
+                # 0 also stands for what the backend cannot know.
+                size(part.workspace_bytes) if part.workspace_bytes else "none known",
+            )
+            for part in memory.parts
+        ],
+    )
+
+
+def values(memory: ModelMemory) -> dict[str, Any]:
+    """Return the same as plain values, with the sums."""
+    return {
+        **_sizes(memory),
+        "parts": [
+            {"backend": part.backend or "core", "device": part.device, **_sizes(part)}
+            for part in memory.parts
+        ],
+    }
+
+
+def _sizes(of: ModelMemory | PartMemory) -> dict[str, int]:
+    return {name: getattr(of, name) for name in _SIZES}

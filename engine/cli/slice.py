@@ -1,0 +1,191 @@
+"""`engine slice`: cuts a model into those of several ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from engine.cli import options
+from engine.cli.build import parse_shapes, parse_targets, require_file
+from engine.cli.commands import Choice, Command, Integer
+from engine.cli.interrupt import interruptible
+from engine.cli.output import as_json, fields, line, plain, size, table
+from engine.cli.progress import progress
+from engine.types import CancelToken
+
+if TYPE_CHECKING:
+    from engine.sharding.slicing.report import Report
+
+_MOST_ROWS = 8
+
+EPILOG = """[bold]Examples[/bold]
+
+  engine slice model.onnx --tp 2 --out slices
+
+  engine slice model.onnx --tp 2 --pp 2 --input-shape ids=1,128 --out slices
+
+  engine slice net.mindir --tp 4 --strategy strategy.ckpt --out slices
+
+[bold]Files[/bold]
+
+  DIR/NAME0.onnx, DIR/NAME1.onnx, ...  the ranks' models; ranks are numbered stage by stage
+
+  DIR/NAME0.onnx.data, ..., DIR/NAME.data  a rank's own weights, and those in common
+
+  DIR/NAME.strategy.json  what was done, as a strategy"""
+
+
+@click.command("slice", cls=Command, epilog=EPILOG)
+@options.model
+@click.option("--tp", type=Integer(1), default=1, metavar="N", help="Ranks that share each layer.")
+@click.option("--pp", type=Integer(1), default=1, metavar="N", help="Pipeline stages.")
+@click.option("--out", type=options.PATH, required=True, metavar="DIR", help="Where the slices go.")
+@click.option(
+    "--strategy",
+    default=None,
+    metavar="auto|FILE",
+    help="auto divides what is worth it, a strategy file of MindSpore says what is divided how; "
+    "without it all is divided that can be.",
+)
+@click.option(
+    "--input-shape",
+    "shapes",
+    multiple=True,
+    metavar="NAME=SIZES",
+    help="Sizes for open dims, as x=1,128: pipeline stages need them. May be repeated.",
+)
+@click.option(
+    "--outputs",
+    type=Choice(["all", "last"]),
+    default="all",
+    help="Who gives the results: all ranks, or those of the last stage.",
+)
+@click.option(
+    "--micro-batches",
+    is_flag=True,
+    help="Stages run a batch in parts of as many rows as --input-shape says, at the same time.",
+)
+@click.option(
+    "--annotate",
+    is_flag=True,
+    help="Also write DIR/NAME.annotated.onnx: the model with ONNX's annotations of its sharding.",
+)
+@click.option(
+    "--replicas",
+    is_flag=True,
+    help="Also write ranks that each hold the whole model, where nothing can be divided.",
+)
+@click.option(
+    "--check/--no-check", default=True, help="Compare the slices with the original, here, first."
+)
+@options.target
+@options.json
+def slice_command(
+    model: Path,
+    tp: int,
+    pp: int,
+    out: Path,
+    strategy: str | None,
+    shapes: tuple[str, ...],
+    outputs: str,
+    micro_batches: bool,
+    annotate: bool,
+    replicas: bool,
+    check: bool,
+    target: str,
+    json: bool,
+) -> None:
+    """Slice a model into those of tp x pp ranks, check them, and say what each holds.
+
+    What no rule can divide runs whole on each rank. Where that is all of the model, the reason of
+    each node is printed and nothing is written, unless --replicas asks for it.
+    """
+    require_file(model)
+    if tp * pp == 1 and not replicas:
+        raise click.UsageError(
+            "one rank is the model as it is; give --tp N or --pp N, or --replicas for a copy"
+        )
+    sizes = parse_shapes(shapes, "--input-shape")
+    from engine.context import Context
+    from engine.sharding.slicing.slice import slice_model
+    from engine.sharding.slicing.undivided import NothingDivided
+
+    context = Context()
+    context.target = parse_targets(target)
+    cancel = CancelToken()
+    try:
+        with progress() as show:
+            report = interruptible(
+                lambda: slice_model(
+                    model,
+                    out,
+                    tp=tp,
+                    pp=pp,
+                    strategy=strategy,
+                    outputs=outputs,
+                    micro_batches=micro_batches,
+                    annotate=annotate,
+                    replicas=replicas,
+                    input_shapes=sizes,
+                    check=check,
+                    context=context,
+                    progress=show,
+                    cancel=cancel,
+                ),
+                cancel,
+            )
+    except NothingDivided as error:
+        if not json:
+            table("Nodes that run whole", ("node", "reason"), list(error.nodes.items()))
+        raise
+    if json:
+        as_json(report.values())
+    else:
+        _show(report)
+
+
+def _show(report: Report) -> None:
+    exchanges = (f"{count} {kind}" for kind, count in sorted(report.collectives.items()))
+    fields(
+        {
+            "model": report.model,
+            "ranks": f"{len(report.ranks)}: tp {report.tp}, pp {report.pp}",
+            "weights": f"{size(report.weight_bytes)}, {size(report.divided_bytes)} divided",
+            "balance": f"{report.balance:.3f} (the largest rank over the mean)",
+            "exchanges": ", ".join(exchanges) or "none",
+        }
+    )
+    table(
+        "Ranks",
+        ("file", ">stage", ">weights", ">of these whole", ">activations", ">sends"),
+        [
+            (
+                rank.file,
+                str(rank.stage),
+                *map(size, (rank.weight_bytes, rank.whole_bytes, rank.activation_bytes,
+                            rank.exchanged_bytes)),
+            )
+            for rank in report.ranks
+        ],
+    )  # fmt: skip
+    if report.tp > 1 and report.whole:
+        rows = [(one.name, size(one.nbytes), one.reason) for one in report.whole[:_MOST_ROWS]]
+        table("Weights that are whole on each rank", ("weight", ">size", "reason"), rows)
+        if len(report.whole) > _MOST_ROWS:
+            rest = sum(one.nbytes for one in report.whole[_MOST_ROWS:])
+            line(f"and {len(report.whole) - _MOST_ROWS} more, {size(rest)}")
+    if report.differences:
+        table(
+            "Against the original",
+            ("output", ">largest difference", ">largest value", "bit for bit"),
+            [
+                (one.output, f"{one.difference:.3g}", f"{one.largest:.3g}",
+                 "yes" if one.is_equal else "no")
+                for one in report.differences
+            ],
+        )  # fmt: skip
+    if report.note:
+        line()
+        line(f"note: {plain(report.note)}")

@@ -1,0 +1,67 @@
+"""Configuration files in TOML, JSON and YAML: tables of options, with numbers and bools as such."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from engine.config.sections import sections_of
+
+
+def parse(text: str, suffix: str) -> dict[str, dict[str, str]]:
+    """Return the sections of a text in the format of files with that suffix, options as texts.
+
+    Raises ValueError that names the place in the text or the option, and ImportError where YAML
+    has no parser here.
+    """
+    try:
+        parsed = _PARSERS[suffix](text)
+    except RecursionError:
+        raise ValueError("it is nested too deep; expected sections with options") from None
+    if parsed is None:  # an empty YAML
+        return {}
+    try:
+        return sections_of("the file", parsed)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+
+
+def _toml(text: str) -> Any:
+    import tomllib
+
+    return tomllib.loads(text)  # its error is a ValueError that says line and column
+
+
+def _json(text: str) -> Any:
+    import json
+
+    return json.loads(text)
+
+
+def _yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ImportError as error:
+        raise ImportError(
+            'a configuration in YAML needs PyYAML: pip install "inference-engine[yaml]"'
+        ) from error
+    # Options are "on" and "off" as often as true and false, as in TOML and JSON: these stay texts.
+    resolvers = {
+        first: [
+            (tag, form) for tag, form in found if first not in "oO" or not tag.endswith(":bool")
+        ]
+        for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    loader = type("_Loader", (yaml.SafeLoader,), {"yaml_implicit_resolvers": resolvers})
+    try:
+        return yaml.load(text, loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error
+
+
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    ".toml": _toml,
+    ".json": _json,
+    ".yaml": _yaml,
+    ".yml": _yaml,
+}

@@ -1,0 +1,300 @@
+"""A group of ranks on one machine: joined, waiting for each other by counters, failing together.
+
+A rank that waits looks at another's counter for a short while, then sleeps until a wire wakes it.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+
+from engine.distributed.outbox import (
+    ABORTED,
+    ASLEEP,
+    BLAMED,
+    JOINED,
+    LEFT,
+    REFUSED,
+    ROUND,
+    STATE,
+    Outbox,
+    fence,
+    new_file,
+)
+from engine.distributed.wires import Wire, connect_all
+from engine.errors import CommunicatorError
+from engine.host.cpus import usable_cpus
+from engine.types import CommunicatorOptions
+
+_SPINS = 400
+"""Looks at a counter before the core is offered to others: some 20 us."""
+_SPIN_S = 200e-6
+"""Time for which a rank looks at all before it sleeps; to be woken takes some 30 us."""
+_LOOK_S = 0.05  # a sleeper looks again, whatever happens
+_FIRST_LOOK_S = 0.001
+"""A sleeper's first look. Where stores keep their order, who writes a counter looks without a fence
+whether anybody sleeps, and may so miss one that is just going to: it finds the counter now."""
+
+ORDERED = platform.machine() in ("x86_64", "AMD64", "i686")
+"""True where stores become visible in the order in which they are made: then a counter needs no
+fence before it is written or after it is read."""
+
+
+@dataclass(slots=True)
+class Peer:
+    """Another rank: its wire, and what of its outbox this rank reads."""
+
+    rank: int
+    wire: Wire
+    outbox: Outbox
+    words: memoryview
+
+
+class Group:
+    """The ranks of a group, as one of them sees the others.
+
+    Every failure to wait ends the group: its ranks are out of step then, and each finds out at its
+    next collective, with the reason.
+    """
+
+    def __init__(self, options: CommunicatorOptions) -> None:
+        self.rank = options.rank
+        self.world_size = options.world_size
+        self.group = options.group
+        self.peers: list[Peer] = []
+        self.ended = ""  # why this rank takes part in no collective any more
+        self._numbers = options.ranks or tuple(range(options.world_size))  # in the job
+        self._blamed: tuple[int, ...] = ()  # the ranks because of which it has ended, by these
+        self._leaving = threading.RLock()
+        self._pid = os.getpid()
+        self._spins = _SPINS if usable_cpus() >= self.world_size else 0
+        self._gone: list[Peer] = []  # ranks of which this one has seen the end
+        with ExitStack() as on_failure, ExitStack() as closing:  # what is mapped stays
+            descriptor = new_file()
+            closing.callback(os.close, descriptor)
+            self.own = Outbox(descriptor, self.world_size, is_own=True)
+            self.words = self.own.words
+            connected = connect_all(options, descriptor)
+            for wire, given in connected.values():
+                closing.callback(os.close, given)
+                on_failure.callback(wire.close)
+            for rank, (wire, given) in sorted(connected.items()):
+                outbox = Outbox(given, self.world_size, is_own=False)
+                self.peers.append(Peer(rank, wire, outbox, outbox.words))
+            on_failure.pop_all()
+        self._poller = select.poll()
+        for peer in self.peers:
+            peer.wire.watch(self._poller)
+
+    # ----------------------------------------------------------------------------------- waiting
+
+    def tell(self, word: int, value: int, peers: Iterable[Peer]) -> None:
+        """Set a counter, after all that was written before, and wake those peers that sleep."""
+        if ORDERED:
+            self.words[word] = value
+        else:
+            fence()
+            self.words[word] = value
+            fence()
+        for peer in peers:
+            if peer.words[ASLEEP]:
+                peer.wire.wake()
+
+    def wait(self, peer: Peer, word: int, value: int, deadline_s: float | None, what: str) -> None:
+        """Wait until a counter of another rank has come to a value."""
+        words = peer.words
+        for _ in range(self._spins):
+            if words[word] >= value:
+                break
+        else:
+            end_s = time.perf_counter() + _SPIN_S
+            while words[word] < value:
+                os.sched_yield()
+                if time.perf_counter() > end_s:
+                    self._sleep(peer, word, value, deadline_s, what)
+        if not ORDERED:
+            fence()
+
+    def _sleep(
+        self, peer: Peer, word: int, value: int, deadline_s: float | None, what: str
+    ) -> None:
+        """Sleep until the counter has come to the value, or it cannot any more."""
+        try:
+            self.words[ASLEEP] = 1
+            fence()
+            most_s = _FIRST_LOOK_S
+            while peer.words[word] < value:
+                self.refuse_ended()
+                if peer.words[REFUSED] > self.words[REFUSED]:
+                    self._check_begun(peer, word, value, what)
+                if self._gone:
+                    self._refuse_gone(peer, word, value, what)
+                left_s, most_s = most_s, _LOOK_S
+                if deadline_s is not None:
+                    left_s = min(left_s, deadline_s - time.monotonic())
+                    if left_s <= 0:
+                        raise self._too_late(peer, word, value, what)
+                self._look(max(1, round(left_s * 1000)))
+        finally:
+            self.words[ASLEEP] = 0
+
+    def _look(self, most_ms: int) -> None:
+        """Wait for somebody to wake this rank, or to end, which is noted in `_gone`."""
+        for descriptor, _ in self._poller.poll(most_ms):
+            for peer in self.peers:
+                wire = peer.wire
+                if descriptor == wire.process or (
+                    descriptor == wire.socket.fileno() and not wire.drain()
+                ):
+                    self._gone.append(peer)
+                    self._poller.unregister(descriptor)  # or no poll would wait any more
+
+    # ------------------------------------------------------------------------------------ failing
+
+    def refuse_ended(self) -> None:
+        """Raise why the group has ended, if it has."""
+        if self.ended:
+            raise self._failure(self.ended)
+
+    def _check_begun(self, peer: Peer, word: int, value: int, what: str) -> None:
+        """Raise the error for a rank that has refused a predict which this one is in."""
+        fence()  # it may have come this far, and refused a later one
+        if peer.words[word] < value:
+            raise self._fail(
+                f"{self._named(peer.rank)} did not begin its predict, and does not come to {what}: "
+                f"{peer.outbox.why()}",
+                peer.rank,
+            )
+
+    def _refuse_gone(self, awaited: Peer, word: int, value: int, what: str) -> None:
+        """Raise the error for ranks that are gone, where this rank waits for one of them in vain.
+
+        One that has left in good order after its last step is missed by nobody.
+        """
+        # Those that died are the cause, those that have aborted tell of it.
+        for peer in sorted(self._gone, key=lambda peer: peer.words[STATE] != JOINED):
+            state = peer.words[STATE]
+            is_missing = peer.words[ROUND] < value if word == ROUND else state == JOINED
+            if peer is awaited or state == ABORTED or is_missing:
+                raise self.end_of(peer, what)
+
+    def end_of(self, peer: Peer, what: str) -> CommunicatorError:
+        """Return the error for a rank that is gone, ending the group here."""
+        state, blamed = peer.words[STATE], peer.words[BLAMED] - 1
+        name = self._named(peer.rank)
+        during = f" during {what}" if what else ""
+        if state == ABORTED:
+            is_known = 0 <= blamed < self.world_size and blamed != self.rank
+            return self._fail(
+                f"{name} has aborted{during}: {peer.outbox.why()}",
+                blamed if is_known else peer.rank,
+            )
+        how = "has left the group"
+        if state == JOINED:
+            how = "has ended: its process crashed or was killed"
+        return self._fail(f"{name} {how}{during}", peer.rank)
+
+    def _too_late(self, peer: Peer, word: int, value: int, what: str) -> CommunicatorError:
+        late = [peer.rank]
+        if word == ROUND:
+            late = [other.rank for other in self.peers if other.words[ROUND] < value] or late
+        return self._fail(
+            f"{self._named(*late)} did not come in time to {what}", *late, timed_out=True
+        )
+
+    def mismatch(self, peer: Peer, own: str, theirs: str) -> CommunicatorError:
+        """Return the error for two ranks in different collectives, ending the group."""
+        return self._fail(
+            f"the ranks are out of step: rank {self._numbers[self.rank]} is in {own}, rank "
+            f"{self._numbers[peer.rank]} in {theirs or 'nothing'}; give every rank the same inputs "
+            "and its part of one model",
+            peer.rank,
+        )
+
+    def _fail(self, text: str, *ranks: int, timed_out: bool = False) -> CommunicatorError:
+        """End the group because of other ranks of it; returns the error to raise."""
+        self._blamed = tuple(self._numbers[rank] for rank in ranks)
+        self._leave(ABORTED, text, ranks[0])
+        return self._failure(text, timed_out=timed_out)
+
+    def _failure(self, text: str, *, timed_out: bool = False) -> CommunicatorError:
+        own = self._numbers[self.rank]
+        return CommunicatorError(
+            f"group {self.group!r}, rank {own}: {text}", self._blamed, timed_out=timed_out
+        )
+
+    def _named(self, *ranks: int) -> str:
+        """Name ranks of the group by their numbers in the job."""
+        numbers = ", ".join(str(self._numbers[rank]) for rank in ranks)
+        if self._numbers == tuple(range(self.world_size)):
+            return f"rank {numbers} of {self.world_size}"
+        return f"rank {numbers} of ranks {', '.join(map(str, self._numbers))}"
+
+    def peer(self, rank: int) -> Peer:
+        """Return another rank; CommunicatorError where there is none of that number."""
+        peer = next((peer for peer in self.peers if peer.rank == rank), None)
+        if peer is None:
+            raise CommunicatorError(
+                f"group {self.group!r}: rank {rank} is none of the others of its {self.world_size} "
+                "ranks"
+            )
+        return peer
+
+    # --------------------------------------------------------------------------------- its life
+
+    def abort(self, why: str = "the communicator was aborted") -> None:
+        """Make what runs and what comes fail, here and at the others, who are told why."""
+        self._leave(ABORTED, why)
+
+    def refuse(self, why: str) -> None:
+        """Tell the others that this rank does not begin a predict.
+
+        Those that wait for it in that predict fail. Ranks that refuse the same one stay in step.
+        """
+        with self._leaving:
+            if not self.ended and self._pid == os.getpid():
+                self.own.set_why(why)
+                self.tell(REFUSED, self.words[REFUSED] + 1, self.peers)
+
+    def check(self, *, may_leave: bool = False) -> None:
+        """Raise CommunicatorError if the group has ended or a rank is known to be gone.
+
+        may_leave: one that has left in good order, and has been where this rank is, is not missed.
+        """
+        with self._leaving:  # no wire is closed meanwhile, and no other thread finds it out
+            self.refuse_ended()
+            for peer in [p for p in self.peers if p.wire.has_ended()]:
+                has_been = peer.words[STATE] == LEFT and peer.words[ROUND] >= self.words[ROUND]
+                if not (may_leave and has_been):
+                    raise self.end_of(peer, "")
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._pid != os.getpid():  # a forked child: the group is the parent's
+            return
+        self._leave(LEFT, "the communicator is closed")
+        with self._leaving:
+            for peer in self.peers:
+                peer.wire.close()
+
+    def _leave(self, state: int, why: str, blamed: int = -1) -> None:
+        with self._leaving:
+            if self.ended or self._pid != os.getpid():
+                return
+            self.own.set_why(why)
+            self.words[BLAMED] = blamed + 1
+            fence()
+            self.words[STATE] = state
+            self.ended = why
+            for peer in self.peers:
+                peer.wire.shut_down()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it never joined
+            self.close()

@@ -1,0 +1,673 @@
+"""The ranks of one plan: its collectives as segments, run by a backend of the core's own.
+
+    ranks = Ranks(this_job(), rank, world_size, name)
+    ...                            # the plan compiles its segments, those of ranks.backend too
+    ranks.join(sequence)           # all ranks compare what they will do, and connect
+    predict = ranks.guarded(predict)
+
+To the executor a segment of collectives is like any other: it reads and writes host arrays.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+from weakref import WeakSet
+
+import numpy as np
+
+from engine.backends import Backend
+from engine.distributed.agreement import agree
+from engine.distributed.compose import Collectives
+from engine.distributed.device import (
+    DeviceGroups,
+    DeviceRun,
+    Watch,
+    arrays_of,
+    buffers_of,
+    has_collectives,
+    met_for,
+    runs_there,
+)
+from engine.distributed.host import HostCommunicator, host_collectives
+from engine.distributed.job import Job
+from engine.distributed.local import LocalCommunicator
+from engine.distributed.meeting import store_of
+from engine.distributed.mpi_start import forget_segments
+from engine.distributed.nodes import Call, CollectiveNode, read_node
+from engine.distributed.store import GroupStore
+from engine.errors import Cancelled, CommunicatorError, ModelError, one_line
+from engine.formats.collectives import Part, is_collective
+from engine.hookspecs import hookimpl
+from engine.plan.collectives import Collective
+from engine.types import (
+    BackendInfo,
+    Capability,
+    Communicator,
+    CommunicatorOptions,
+    CompileOptions,
+    Device,
+    DeviceInfo,
+    Devices,
+    DType,
+    MemoryReport,
+    ModelSource,
+    Placement,
+    Predict,
+    TensorSpec,
+    Value,
+    Values,
+)
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+HOST = Device("cpu")
+NAME, PROVIDER = "ranks", "local"
+
+# The plans that a rank of a job has joined; every rank joins its plans in the same order.
+_plans: Counter[Job] = Counter()
+
+
+_open: WeakSet[Ranks] = WeakSet()
+
+
+def _tell_of_failure() -> None:
+    """Tell the other ranks why, where an exception has ended this process's script."""
+    error = getattr(sys, "last_value", None)
+    if error is not None:
+        for ranks in list(_open):
+            ranks.abort(one_line(error))
+
+
+class Ranks:
+    """The other ranks, as the plan of one sees them; see `engine.plan.ranks`.
+
+    name: how messages call the model. backend, device: of the segments beside the collectives;
+    these stay in the device's memory where the backend runs them there. Raises CommunicatorError
+    where this process is no rank of a job.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        rank: int,
+        world_size: int,
+        name: str,
+        backend: Backend | None = None,
+        device: Device = HOST,
+    ) -> None:
+        if not job.is_started:
+            raise CommunicatorError(
+                "this process was not started as a rank of several: start all of them with engine "
+                "launch -n N, with mpirun -n N, or with a rank table each; or run the model that "
+                "was sliced"
+            )
+        if not 0 <= rank < world_size:
+            raise CommunicatorError(
+                f"this process is rank {rank} of {world_size}; look at rank_id, and at how many "
+                "ranks were started"
+            )
+        if world_size == 1:
+            logging.getLogger("engine").warning(
+                "%s is one rank's part of a sliced model, and this job has one rank: the results "
+                "are those of the part alone", name,
+            )  # fmt: skip
+        self.rank = rank
+        self.world_size = world_size
+        self.timeout_s = job.timeout_s
+        self.on_device: DeviceGroups | None = None
+        self._watch: Watch | None = None
+        is_here = not replace(job, rank=rank).is_of_machines  # devices meet by way of one host
+        if backend is not None and world_size > 1 and is_here and has_collectives(backend, device):
+            self.on_device = DeviceGroups(backend, device)
+        self.device = device if self.on_device is not None else HOST
+        hooks = _Hooks(self) if self.on_device is None else _DeviceHooks(self, self.on_device)
+        self.backend = Backend(NAME, hooks, [])
+        self._job = job
+        self._name = name
+        self._members: dict[str, tuple[int, ...]] = {"": tuple(range(world_size))}
+        self._groups: dict[str, tuple[HostCommunicator, Collectives]] = {}
+        self._ended = ""
+        self._is_running = False
+        self._refused: list[str] = []  # while one was running
+        self._meets = True  # on the host before each collective, as Send and Receive do not
+        self._lock = threading.RLock()
+
+    def add_group(self, name: str, members: tuple[int, ...], op_type: str = "") -> None:
+        """Note a group that a node of this rank belongs to, to be joined."""
+        self._meets &= op_type not in ("Send", "Receive")
+        if self._members.setdefault(name, members) != members:
+            raise ModelError(
+                f"{self._name}: group {name!r} is of ranks {list(members)} in one node, and of "
+                f"{list(self._members[name])} in another",
+                self._name,
+            )
+
+    def join(self, collectives: Sequence[Collective], part: Part | None = None) -> None:
+        """Compare this rank's collectives with those of all others, and connect to them.
+
+        part: whose part of a sliced model this rank's file says that it is. Raises
+        CommunicatorError naming the ranks that do not come or that do something else.
+        """
+        if part is None:
+            self._warn_of_anothers_file()
+        job = replace(self._job, rank=self.rank)
+        if job.is_of_machines:
+            self._join_by_mpi(job, collectives, part)
+            return
+        store = store_of(job)
+        self._expect_failure()
+        _plans[job] += 1
+        place = f"plan {_plans[job]}"
+        try:
+            agreed = GroupStore(store, f"{place}: agreement")
+            agree(agreed, self.rank, self.world_size, collectives, self.timeout_s, part)
+            # In one order on all ranks, so that no two of them wait for each other in a circle.
+            for name, members in sorted(self._members.items()):
+                own = GroupStore(store, f"{place}: group {name}")
+                options = CommunicatorOptions(
+                    rank=members.index(self.rank),
+                    world_size=len(members),
+                    store=own,
+                    group=name or "world",
+                    ranks=members,
+                    device=HOST,
+                    rank_table=Path(job.table) if job.table else None,
+                    timeout_s=self.timeout_s,
+                )
+                self._groups[name] = LocalCommunicator(options), host_collectives()
+                if self.on_device is not None and len(members) > 1:
+                    keys = GroupStore(store, f"{place}: group {name} on the device")
+                    self.on_device.join(name, replace(options, store=keys))
+            if self.on_device is not None:
+                self._watch = Watch(self)
+            forget_segments()
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            store.close()  # until somebody asks again: ranks on a device may
+
+    def _join_by_mpi(self, job: Job, collectives: Sequence[Collective], part: Part | None) -> None:
+        """Join ranks of which some are on other machines."""
+        from engine.distributed.mpi import MpiCommunicator, MpiExchange, world
+
+        ranks = MpiExchange(world(job))
+        self._expect_failure()
+        try:
+            agree(ranks, self.rank, self.world_size, collectives, self.timeout_s, part)
+            for name, members in sorted(self._members.items()):
+                comm = MpiCommunicator(ranks.group(members), name or "world", members)
+                self._groups[name] = comm, host_collectives()
+        except BaseException:
+            self.close()
+            raise
+
+    def _expect_failure(self) -> None:
+        """Have the other ranks told when an exception ends this process."""
+        _open.add(self)
+        atexit.unregister(_tell_of_failure)  # it is to run before what was registered since
+        atexit.register(_tell_of_failure)
+
+    def _warn_of_anothers_file(self) -> None:
+        """Warn where this rank was given another one's file, by upstream's naming, and has one.
+
+        It may be meant so: ranks of one file are told apart by their inputs.
+        """
+        path = Path(self._name)
+        named = re.fullmatch(r"(.*?)(\d+)", path.stem)
+        if named is None or named[2] == str(self.rank) or int(named[2]) >= self.world_size:
+            return
+        own = path.with_name(f"{named[1]}{self.rank}{path.suffix}")
+        if own.is_file():
+            logging.getLogger("engine").warning(
+                "rank %d of %d runs %s, and there is %s", self.rank, self.world_size, path, own
+            )
+
+    def call(self, group: str, deadline_s: float) -> Call:
+        """Return what a node of a group needs to run until `deadline_s`."""
+        comm, do = self._groups[group]
+        return Call(comm, do, deadline_s)
+
+    def meet(self, group: str, what: str, deadline_s: float) -> None:
+        """Wait until all ranks of a group have come to the same collective on the device.
+
+        A device cannot tell who has not come, or has come with another tensor.
+        """
+        comm = self._groups[group][0]
+        assert isinstance(comm, LocalCommunicator), "all ranks are on this machine"
+        comm.meet(what, deadline_s)
+
+    @property
+    def communicators(self) -> Mapping[str, Communicator]:
+        """See engine.plan.ranks."""
+        return {} if self.on_device is None else self.on_device.communicators
+
+    def met(self, predict: Predict, what: str) -> Predict:
+        """See engine.plan.ranks."""
+
+        def met(
+            context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
+        ) -> Values:
+            end_s = time.monotonic() + self.timeout_s
+            if deadline_s is not None:
+                end_s = min(end_s, deadline_s)
+            self.meet("", what, end_s)
+            try:
+                return predict(context, inputs, outputs, end_s)
+            except CommunicatorError as error:
+                self.raise_known(error)
+                raise
+
+        return met
+
+    def raise_known(self, error: CommunicatorError) -> None:
+        """Raise what the other ranks have said of a failure on the device, if anything."""
+        try:
+            self.world_check()
+        except CommunicatorError as known:
+            raise known from error
+
+    def world_check(self) -> None:
+        """Raise CommunicatorError where another rank has ended or has said that it failed."""
+        world = self._groups.get("")
+        if world is not None:
+            comm = world[0]
+            assert isinstance(comm, LocalCommunicator), "all ranks are on this machine"
+            comm.check(may_leave=self._meets)
+
+    def guarded(self, predict: Predict) -> Predict:
+        """Return `predict` such that what it raises ends the groups of this plan.
+
+        The other ranks do not wait for one that has failed, and are told why.
+        """
+
+        def together(
+            context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
+        ) -> Values:
+            if self._ended:
+                raise CommunicatorError(
+                    "the ranks of this model are out of step since an earlier predict failed: "
+                    f"{self._ended}; build it anew in every rank"
+                )
+            self._is_running = True  # predicts take turns
+            try:
+                if self._watch is not None:
+                    self._watch.begin()
+                return self._predicted(predict, context, inputs, outputs, deadline_s)
+            except BaseException as error:
+                self.abort(one_line(error))
+                raise
+            finally:
+                if self._watch is not None:
+                    self._watch.end()
+                with self._lock:
+                    self._is_running = False
+                    refused, self._refused = self._refused, []
+                for why in refused:
+                    self.refuse(why)
+
+        return together
+
+    def _predicted(
+        self,
+        predict: Predict,
+        context: Any,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+    ) -> Values:
+        """Predict, and wait for what is queued on the device: its errors come no earlier."""
+        groups = self.on_device
+        if groups is None:
+            return predict(context, inputs, outputs, deadline_s)
+        # Of a rank that has left nobody knows whether a queued Receive still waits for it.
+        groups.begin(may_queue=self._meets)
+        try:
+            return groups.finish(predict(context, inputs, outputs, deadline_s), outputs)
+        except Exception as error:
+            if groups.stream is None or isinstance(error, Cancelled):
+                raise
+            known = self._known_failure(error)
+            if known is error:
+                raise
+            raise known from error
+
+    def _known_failure(self, error: Exception) -> Exception:
+        """Return why a predict with queued collectives failed: who waits for a stream is told less.
+
+        Of a failure in a group the other ranks may know more than this one's device does.
+        """
+        try:
+            if not isinstance(error, CommunicatorError) and self.on_device is not None:
+                self.on_device.check()
+                return error
+        except CommunicatorError as ended:
+            error = ended
+        try:
+            self.world_check()
+        except CommunicatorError as known:
+            return known
+        return error
+
+    def refuse(self, why: str) -> None:
+        """Tell the other ranks that this one refuses a predict before it begins."""
+        with self._lock:
+            if self._is_running:  # in another thread: the others are in that one with this rank
+                self._refused.append(why)
+                return
+            groups = [] if self._ended else list(self._groups.values())
+        for comm, _ in groups:
+            comm.refuse(why)
+
+    def abort(self, why: str) -> None:
+        """End what runs and what comes in all groups, here and on the other ranks. Any thread."""
+        with self._lock:
+            self._ended = self._ended or why
+            groups = list(self._groups.values())
+        for comm, _ in groups:
+            comm.abort(why)
+        if self.on_device is not None:
+            self.on_device.abort()
+
+    def close(self) -> None:
+        """Leave all groups; twice does nothing."""
+        with self._lock:
+            groups, self._groups = self._groups, {}
+        if self._watch is not None:
+            self._watch.close()
+        if self.on_device is not None:
+            self.on_device.close()
+        for comm, _ in groups.values():
+            comm.close()
+
+
+# ------------------------------------------------------------------------------ the core's backend
+
+
+class _Hooks:
+    """The hooks by which a plan loads, compiles and runs segments of collectives."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        """See engine.hookspecs, as for all that follow."""
+        return BackendInfo(
+            name=NAME,
+            version="1",
+            device_types=(HOST.type,),
+            providers=(PROVIDER,),
+            capabilities=frozenset(
+                {Capability.DYNAMIC_SHAPES, Capability.DEADLINES, Capability.CANCEL_PREDICT}
+            ),
+        )
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        """See engine.hookspecs."""
+        return Devices(found=(DeviceInfo(HOST, "memory that ranks of one machine share"),))
+
+    @hookimpl
+    def engine_load(self, source: ModelSource, options: CompileOptions) -> LoadedExchange:
+        """See engine.hookspecs."""
+        return LoadedExchange(source, self._ranks, options.resident)
+
+    @hookimpl
+    def engine_compile(self, loaded: LoadedExchange, options: CompileOptions) -> Exchange:
+        """See engine.hookspecs."""
+        return Exchange(loaded)
+
+    @hookimpl
+    def engine_predict(
+        self,
+        context: ExchangeContext,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+    ) -> Values:
+        """See engine.hookspecs."""
+        return context.run(inputs, outputs, deadline_s)
+
+
+class _DeviceHooks(_Hooks):
+    """The same for segments whose values stay in the memory of a device, by its backend."""
+
+    def __init__(self, ranks: Ranks, groups: DeviceGroups) -> None:
+        super().__init__(ranks)
+        self._device = groups.device
+        self._allocate = groups.backend.bind("engine_buffer")
+        self._copy = groups.backend.bind("engine_copy")
+        self._order = groups.backend.bind("engine_order")
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        """See engine.hookspecs, as for all that follow."""
+        info = super().engine_backend()
+        return replace(
+            info,
+            device_types=(self._device.type,),
+            capabilities=info.capabilities | {Capability.DEVICE_BUFFERS},
+        )
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        """See engine.hookspecs."""
+        return Devices(found=(DeviceInfo(self._device, "memory of a device"),))
+
+    @hookimpl
+    def engine_buffer(
+        self, device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool
+    ) -> Value:
+        """See engine.hookspecs."""
+        value: Value = self._allocate(device, dtype, shape, on_host)
+        return value
+
+    @hookimpl
+    def engine_copy(self, source: Value, target: Value, stream: int | None) -> bool:
+        """See engine.hookspecs."""
+        return bool(self._copy(source, target, stream))
+
+    @hookimpl
+    def engine_order(self, device: Device, earlier: int, later: int | None) -> bool:
+        """See engine.hookspecs."""
+        return bool(self._order(device, earlier, later))
+
+
+class LoadedExchange:
+    """A segment of collectives, as the part of the model that it is cut out of says."""
+
+    unsupported: Mapping[int, str] = {}
+
+    def __init__(
+        self, source: ModelSource, ranks: Ranks, resident: frozenset[str] = frozenset()
+    ) -> None:
+        graph = source.graph
+        assert graph is not None, "a segment is cut out of a graph"
+        self.ranks = ranks
+        self.resident = resident
+        self.constants = _constants(source)
+        known = {spec.name: spec for spec in graph.inputs}
+        for name, array in self.constants.items():
+            known[name] = TensorSpec(name, DType.from_numpy(array.dtype), array.shape)
+        nodes: list[CollectiveNode] = []
+        for info in graph.nodes:
+            if is_collective(info.op_type, info.domain):  # else a constant
+                node = read_node(info, known, ranks.rank, ranks.world_size, source.name)
+                ranks.add_group(node.group, node.members, info.op_type)
+                known[node.output.name] = node.output
+                nodes.append(node)
+        self.nodes = tuple(nodes)
+        self.all_nodes = graph.nodes
+        self.inputs = graph.inputs
+        self.outputs = tuple(known[spec.name] for spec in graph.outputs)
+
+    def close(self) -> None:
+        """See LoadedModel."""
+
+
+class Exchange:
+    """A segment of collectives, ready to run when the ranks have joined."""
+
+    concurrency = 1  # predicts take turns: ranks meet by the order of their calls alone
+
+    def __init__(self, loaded: LoadedExchange) -> None:
+        self.ranks = loaded.ranks
+        self.nodes = loaded.nodes
+        self.constants = loaded.constants
+        self.resident = loaded.resident
+        self.inputs = loaded.inputs
+        self.outputs = loaded.outputs
+        self._all_nodes = loaded.all_nodes
+
+    def open_context(self) -> ExchangeContext:
+        """See Executable."""
+        groups = self.ranks.on_device
+        return ExchangeContext(self) if groups is None else DeviceExchangeContext(self, groups)
+
+    def placement(self) -> Sequence[Placement]:
+        """See Executable."""
+        return [
+            Placement(
+                index=node.index,
+                node=node.name,
+                op_type=node.op_type,
+                backend=NAME,
+                device=str(self.ranks.device),
+                provider=PROVIDER,
+                reason=f"{self.ranks.world_size} ranks exchange it in {self._memory}",
+            )
+            for node in self._all_nodes
+        ]
+
+    @property
+    def _memory(self) -> str:
+        groups = self.ranks.on_device
+        if groups is None:
+            return "host memory"
+        return f"the memory of {groups.device}, by backend {groups.backend.name!r}"
+
+    def memory(self) -> MemoryReport:
+        """See Executable."""
+        return MemoryReport()
+
+    def close(self) -> None:
+        """See Executable. The first segment that is closed ends the groups of the whole plan."""
+        self.ranks.close()
+
+
+class ExchangeContext:
+    """One predict at a time through a segment of collectives."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._is_cancelled = False
+        self._names = [spec.name for spec in exchange.inputs]
+        self._results = [spec.name for spec in exchange.outputs]
+        self._places = {name: place for place, name in enumerate(self._results)}
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Run the nodes in the file's order."""
+        ranks = self._exchange.ranks
+        end_s = time.monotonic() + ranks.timeout_s
+        if deadline_s is not None:
+            end_s = min(end_s, deadline_s)
+        values: dict[str, Any] = dict(self._exchange.constants)
+        values.update(zip(self._names, inputs))
+        try:
+            for node in self._exchange.nodes:
+                place = self._places.get(node.output.name)
+                given: Any = outputs[place] if outputs is not None and place is not None else None
+                taken = [values[name] for name in node.info.inputs if name]
+                values[node.output.name] = node.run(ranks.call(node.group, end_s), taken, given)
+        except CommunicatorError:
+            if self._is_cancelled:
+                raise Cancelled("predict was cancelled by its owner") from None
+            raise
+        results = [values[name] for name in self._results]
+        if outputs is not None and all(a is b for a, b in zip(results, outputs)):
+            return outputs
+        return results
+
+    def cancel(self) -> None:
+        """See ExecutionContext. The other ranks fail, too: they would wait for this one."""
+        self._is_cancelled = True
+        self._exchange.ranks.abort("predict was cancelled by its owner")
+
+    def close(self) -> None:
+        """See ExecutionContext."""
+
+
+class DeviceExchangeContext(ExchangeContext):
+    """The same in the memory of a device. Nodes whose parts do not lie one after another there,
+    and those of types that no device has, are run on the host.
+    """
+
+    def __init__(self, exchange: Exchange, groups: DeviceGroups) -> None:
+        super().__init__(exchange)
+        self._device_groups = groups
+        self._results_there = DeviceRun(groups, exchange.resident)
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Run the nodes in the file's order."""
+        ranks, groups, there = self._exchange.ranks, self._device_groups, self._results_there
+        end_s = time.monotonic() + ranks.timeout_s
+        if deadline_s is not None:
+            end_s = min(end_s, deadline_s)
+        entries = dict(zip(self._results, outputs or [None] * len(self._results), strict=True))
+        values: dict[str, Any] = dict(self._exchange.constants)
+        values.update(zip(self._names, inputs))
+        try:
+            for node in self._exchange.nodes:
+                taken = [values[name] for name in node.info.inputs if name]
+                name = node.output.name
+                if runs_there(node) and len(node.members) > 1:
+                    if what := met_for(node, taken):
+                        ranks.meet(node.group, what, end_s)
+                    values[name] = self._run_there(node, taken, entries.get(name), end_s)
+                else:
+                    call = ranks.call(node.group, end_s)
+                    values[name] = node.run(call, arrays_of(groups, taken), None)
+        except CommunicatorError:
+            if self._is_cancelled:
+                raise Cancelled("predict was cancelled by its owner") from None
+            raise
+        return [there.delivered(name, values[name], entries[name]) for name in self._results]
+
+    def _run_there(
+        self, node: CollectiveNode, taken: Sequence[Any], entry: Value, end_s: float
+    ) -> Any:
+        """Run a node on the device; of a failure the other ranks may know more than it does."""
+        groups = self._device_groups
+        groups.choose_stream(taken)
+        call: Any = groups.call(node.group, end_s)
+        given: Any = self._results_there.given(node.output.name, entry)
+        buffers = buffers_of(groups, taken)
+        try:
+            result = node.run(call, buffers, given)
+            groups.keep(*buffers, result)
+            return result
+        except CommunicatorError as error:
+            self._exchange.ranks.raise_known(error)
+            raise
+
+
+def _constants(source: ModelSource) -> Mapping[str, Array]:
+    """Return the constants that a segment holds; nearly always none."""
+    graph = source.graph
+    assert graph is not None
+    if not graph.parameters and all(is_collective(n.op_type, n.domain) for n in graph.nodes):
+        return {}
+    from engine.formats.onnx.constants import constant_values  # rare
+
+    return constant_values(source)

@@ -1,0 +1,293 @@
+"""Exchange what a built model is for the same at other shapes of its inputs, or with other weights.
+
+What is built anew is built beside the old, which goes on; where that fails, nothing has changed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from engine.building import Built, Recipe, build
+from engine.config.wording import own_text, prefixed
+from engine.errors import (
+    BackendError,
+    EngineError,
+    ExtensionError,
+    InputError,
+    ModelError,
+    ModelStateError,
+)
+from engine.host.interrupts import raised_by_handler
+from engine.runtime.inputs import ThreadInputs, check_owner
+from engine.runtime.resizing import OPEN, check_resize
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from engine.formats.opened import Array, OpenedSource
+    from engine.model import Model
+    from engine.plan import Plan
+    from engine.runtime.signature import Signature
+    from engine.tensor import Tensor
+    from engine.weights.variables import Update
+
+
+class Change(NamedTuple):
+    """An update of weights that is prepared. One of the two; neither can fail.
+
+    built: is to take the place of what the model is. exchange: has what the model is take other
+    weights.
+    """
+
+    built: Built | None = None
+    exchange: Callable[[], None] | None = None
+
+
+def resize(model: Model, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
+    """Fix the shapes of a model's inputs; see `Model.resize`."""
+    check_resize(inputs, dims)
+    declared = model._declared
+    if model._built is None or declared is None:
+        raise ModelStateError(f"resize failed! Error is {model._why_not}")
+    if len(inputs) != len(declared.inputs):
+        raise InputError(
+            f"resize failed! Error is model input len:{len(declared.inputs)} not equal "
+            f"input len:{len(inputs)}"
+        )
+    check_owner(inputs, model)
+    signature = declared.resized(dims)
+    change = declared.fixed_axis_changed(dims)
+    if change and any(OPEN in shape for shape in dims):
+        raise InputError(
+            f"resize failed! Error is {change}, and an axis of {OPEN} beside it; give every axis "
+            "a size where one that the file fixes gets another"
+        )
+    old = None
+    with model._building:  # one after the other
+        if change or model._is_reshaped:
+            old = _rebuild(model, dims, change)
+        elif (built := model._built) is not None:
+            model._built = built._replace(signature=signature)
+        model._dims = [tuple(map(int, shape)) for shape in dims]
+    given = getattr(model._inputs, "given", None) or ThreadInputs()
+    given.reshape(inputs, dims)
+    # Every thread makes a new state at its next call; a running predict keeps its old one.
+    model._inputs = threading.local()
+    model._inputs.given = given
+    model._threads = threading.local()
+    if old is not None:
+        old.pool.close()
+
+
+def _rebuild(model: Model, dims: Sequence[Sequence[int]], change: str) -> Plan:
+    """Build the model for other sizes than its file fixes, or for the file's own again.
+
+    change: says what is other than in the file. Returns the plan that it had, to be closed.
+    Raises InputError; then nothing has changed.
+    """
+    with model._building:
+        old, declared, recipe = model._built, model._declared, model._recipe
+        if old is None or declared is None or recipe is None:
+            raise ModelStateError(f"resize failed! Error is {model._why_not}")
+        try:
+            shapes = _by_name(declared, dims) if change else None
+            built = _resized(_built_anew(recipe, old, shapes), dims, declared, try_it=bool(change))
+        except (BackendError, ExtensionError, InputError, ModelError, ValueError) as error:
+            raise InputError(
+                "resize failed! Error is The given input shape's value != original input "
+                f"shape's value. {change or 'the file has other sizes'}, and the model cannot "
+                f"be built for that: {own_text(error)}; export it with that axis open"
+            ) from error
+        _exchange(model, built, "resize failed! Error is ")
+        model._is_reshaped = bool(change)
+        return old.plan
+
+
+def _exchange(model: Model, built: Built, failure: str) -> None:
+    """Have what was built anew take the place of what the model is."""
+    model._built = built
+    if model._why_not:  # another thread has closed the model meanwhile, or is about to
+        model._free()
+        raise prefixed(ModelStateError(model._why_not), failure)
+
+
+def measured_copy(model: Model, folder: Path) -> Model:
+    """Build what a model is by now once more, with predicts that are measured: `Plan.profile`.
+
+    folder: for the runtime's files, an empty one; to be removed after the copy is closed.
+    Raises ModelStateError, ModelError, BackendError.
+    """
+    with model._building:
+        built, recipe, declared = model._built, model._recipe, model._declared
+        if built is None or recipe is None or declared is None or model._why_not:
+            raise ModelStateError(f"profile failed! Error is {model._why_not}")
+        dims = model._dims
+        shapes = _by_name(declared, dims) if dims is not None and model._is_reshaped else None
+        try:
+            anew = _built_anew(recipe, built, shapes, profile_to=folder)
+            anew = anew if dims is None else _resized(anew, dims, declared)
+        except EngineError as error:
+            prefixed(error, "profile failed! Error is ")
+            raise
+    copy = type(model)()
+    copy._built, copy._declared, copy._why_not = anew, anew.signature, ""
+    return copy
+
+
+def update_together(models: Sequence[Model], weights: Update) -> None:
+    """Exchange weights of models at once: all of them, or none. See Model.update_weights."""
+    from engine.weights.variables import check_form
+
+    check_form(weights)
+    with ExitStack() as held:
+        for model in models:  # after a resize that runs, and before the next
+            held.enter_context(model._building)
+        changes: list[Change] = []
+        try:
+            changes.extend(_prepare_update(model, weights) for model in models)
+            for model, change in zip(models, changes, strict=True):
+                _make_update(model, change)
+        except EngineError as error:
+            for model, change in zip(models, changes, strict=False):
+                if change.built is not None and change.built is not model._built:
+                    change.built.plan.pool.close()
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            prefixed(error, "update weight failed! Error is ")
+            raise
+
+
+def _prepare_update(model: Model, weights: Update) -> Change:
+    """Do all of an update that can fail, with `_building` held."""
+    built, recipe, declared = model._built, model._recipe, model._declared
+    if built is None or recipe is None or declared is None or model._why_not:
+        raise ModelStateError(model._why_not)
+    dims = model._dims
+    shapes = _by_name(declared, dims) if dims is not None and model._is_reshaped else None
+    change = _prepared_update(recipe, weights, built, shapes)
+    if change.built is not None and dims is not None:
+        change = change._replace(built=_resized(change.built, dims, declared))
+    return change
+
+
+def _make_update(model: Model, change: Change) -> None:
+    """Switch to what was prepared, with `_building` held."""
+    if change.exchange is not None:
+        change.exchange()
+    if change.built is None:
+        return
+    old = model._built
+    _exchange(model, change.built, "")
+    if not model._is_reshaped:
+        model._declared = change.built.signature
+    model._threads = threading.local()
+    if old is not None:
+        old.plan.pool.close()
+
+
+def _by_name(declared: Signature, dims: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    return dict(zip(declared.names, (tuple(map(int, shape)) for shape in dims)))
+
+
+def _built_anew(
+    recipe: Recipe,
+    old: Built,
+    shapes: Mapping[str, Sequence[int]] | None,
+    update: Mapping[str, Array] | None = None,
+    profile_to: Path | None = None,
+) -> Built:
+    """Build the model anew, with the weights that `old` has by now, or with others.
+
+    shapes: of all inputs, None for those that its file has. update: new values of weights that
+    are constants. profile_to: see build_plan. Raises ModelError, BackendError.
+    """
+    if old.loan is not None and old.loan.is_vendors:
+        raise ModelError("other processes use its memory: its weights are lent")
+    source = _source(recipe, shapes)
+    config, sharing = recipe.config, recipe.sharing
+    if recipe.weights is not None and recipe.is_rebuilt:
+        from engine.formats.onnx.weights import with_constants
+        from engine.weights.compile_cache import without_cache
+
+        update = old.updated if update is None else update
+        source = with_constants(source, update)
+        if update:  # in no file, and most likely never seen again
+            config, sharing = without_cache(config), None
+    built = build(
+        lambda _: source,
+        recipe.context,
+        config,
+        recipe.path,
+        sharing=sharing,
+        profile_to=profile_to,
+    )
+    built = built._replace(loan=old.loan)
+    if update is not None:
+        return built._replace(updated=update)
+    if built.plan.weights is not None and old.plan.weights is not None:
+        try:
+            built.plan.weights.update(old.plan.weights.current())
+        except BaseException:  # a device's memory is full
+            built.plan.pool.close()
+            raise
+    return built
+
+
+def _prepared_update(
+    recipe: Recipe, update: Update, old: Built, shapes: Mapping[str, Sequence[int]] | None
+) -> Change:
+    """Do all of an update that can fail; `old`, which is of these shapes, goes on as it is.
+
+    Several models that are to switch together are prepared first, each, and then changed.
+    Raises InputError for the update; ModelStateError, ModelError, BackendError.
+    """
+    from engine.weights.variables import copied
+
+    weights, plan = recipe.weights, old.plan
+    if weights is None:
+        raise ModelStateError(
+            "no weight of this model was declared variable; name them where it is built: "
+            "variable_weights=[...], or [common_context] variable_weights_list"
+        )
+    new = weights.read(update, plan.devices)
+    if plan.weights is not None:
+        prepared = plan.weights.prepared(weights.resulting(new))
+        return Change(exchange=partial(plan.weights.exchange, prepared))
+    loaded = {}
+    if weights.kind == "add":
+        loaded = {slot.name: slot.initial for slot in _source(recipe, None).variables}
+    values = {**old.updated, **copied(weights.resulting(new, loaded))}
+    return Change(_built_anew(recipe, old, shapes, values))
+
+
+def _source(recipe: Recipe, shapes: Mapping[str, Sequence[int]] | None) -> OpenedSource:
+    """Return the model as it is in its file, its variable weights as inputs."""
+    if recipe.compiled is not None and shapes is None:
+        return recipe.compiled()
+    if recipe.original is None:
+        raise ModelError("it is in a form compiled for these sizes")
+    return recipe.original.declared() if shapes is None else recipe.original.reshaped(shapes)
+
+
+def _resized(
+    built: Built, dims: Sequence[Sequence[int]], declared: Signature, try_it: bool = False
+) -> Built:
+    """Return what was built with its inputs' shapes fixed; closed where it cannot have these.
+
+    declared: the model's signature as in its file. try_it: run it once on zeros. Raises
+    InputError, ModelError.
+    """
+    try:
+        signature = built.signature.resized(dims, declared.inputs)
+        if try_it:
+            from engine.plan.trial import try_run
+
+            try_run(built.plan)
+    except BaseException:
+        built.plan.pool.close()
+        raise
+    return built._replace(signature=signature)

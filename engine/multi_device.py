@@ -1,0 +1,274 @@
+"""MultiDeviceRunner: one model on many devices, a process for each."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, cast
+
+from engine.config.checks import (
+    check_decryption,
+    require,
+    require_int,
+    require_list,
+    require_watchers,
+)
+from engine.config.reader import configuration
+from engine.config.wording import prefixed
+from engine.context import Context
+from engine.errors import InputError, ModelError, ModelStateError
+from engine.formats.given import absent
+from engine.handle import FORKED, Handle
+from engine.host import fork
+from engine.host.interrupts import undisturbed
+from engine.plan.gate import Gate
+from engine.serving.lane import Lane
+from engine.serving.statistics import Recorder
+from engine.tensor import Tensor
+from engine.workers import factory
+from engine.workers.assignments import assignments
+from engine.workers.batch_axes import check_axes
+from engine.workers.replicas import Replicas
+from engine.workers.statistics import MultiDeviceStatistics, report
+from engine.workers.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.model import Model
+    from engine.types import CancelToken, Progress
+
+__all__ = ["MultiDeviceRunner"]
+
+_CLOSED = "the runner is closed; build a new one"
+
+Inputs = Any  # Sequence[Tensor | Array] | Mapping[str, Tensor | Array]: as Model.predict's
+
+
+class MultiDeviceRunner(Handle):
+    """Runs one model on many devices of a machine, in a process for each.
+
+        with engine.MultiDeviceRunner("net.onnx", [0, 1, 2, 3], context) as runner:
+            outputs = runner.predict([array])            # from any thread; cut along the batch
+            future = runner.submit([array], timeout_s=1)  # a concurrent.futures.Future
+            outputs = await runner.predict_async([array])
+
+    A request is cut along its batch into as many parts as there are workers, and the outputs are
+    joined in order: any batch, also for a model of fixed batch, in multiples of it. A request of
+    one sample goes to the worker that is free. The weights are one copy for all processes where the
+    compile cache keeps the model.
+
+    A worker that dies or hangs is started again, and what it ran is run by another: requests that
+    are under way do not see it, but one that ends every worker that runs it is refused.
+
+    Scripts need no `if __name__ == "__main__"`. A context manager: leaving it ends all requests and
+    all workers, as the end of this process does. Any thread may call any method.
+    """
+
+    def __init__(
+        self,
+        model_path: str | PathLike[str],
+        device_ids: Sequence[int],
+        context: Context | None = None,
+        *,
+        batch_axes: Mapping[str, int | None] | None = None,
+        hang_timeout_s: float | None = None,
+        queue_limit: int = 1000,
+        when_full: str = "wait",
+        workers: str = "process",
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Start a worker for each device, and have all of them build the model, at once.
+
+        device_ids: numbers of GPUs or NPUs, one worker each; on cpu only their count matters: the
+            CPUs are divided among the workers.
+        context: its `parallel` settings config_path and config_info are read.
+        batch_axes: for inputs and outputs by name, the axis of the batch, None for one that has
+            none; where it is left out, what the model declares says so.
+        hang_timeout_s: a run that takes longer has hung: its worker is ended, and it is run by
+            another. None waits for ever, but no longer than a request's own `timeout_s`.
+        queue_limit: how many requests may wait; `when_full`: "wait" lets `submit` wait for room,
+            "raise" has it, predict and predict_async raise QueueFull.
+        workers: "process" for processes of this machine, "ray" for actors that Ray places.
+        dec_key, dec_mode: for an encrypted file. progress(phase, done, total): phases of each
+            worker ("worker 0 (device 0): compile"), and "workers", how many are ready; called from
+            other threads, one at a time. cancel: ends the build.
+
+        Raises what Model.build_from_file raises; then no process is left.
+        """
+        self._lane: Lane | None = None
+        self._why_not = _CLOSED
+        self._lock = threading.RLock()
+        if isinstance(model_path, PathLike):
+            model_path = os.fspath(model_path)
+        self.model_path_ = model_path = require("model_path", model_path, str)
+        if isinstance(device_ids, tuple | range):
+            device_ids = list(device_ids)
+        devices = require_list("device_ids", device_ids, int)
+        if not devices or min(devices) < 0:
+            raise ValueError(f"device_ids must be one or more numbers from 0, but got {devices}")
+        context = Context() if context is None else require("context", context, Context)
+        if hang_timeout_s is not None:
+            hang_timeout_s = _seconds("hang_timeout_s", hang_timeout_s)
+        if require_int("queue_limit", queue_limit) < 1:
+            raise ValueError(f"queue_limit must be 1 or more, but got {queue_limit}")
+        if when_full not in ("wait", "raise"):
+            raise ValueError(f"when_full must be 'wait' or 'raise', but got {when_full!r}")
+        if batch_axes is not None:
+            check_axes(batch_axes)
+        start = factory(workers)
+        if dec_key:
+            check_decryption(dec_key, dec_mode, 0)
+        require_watchers(progress, cancel)
+        failure = "MultiDeviceRunner's build failed! Error is "
+        is_local = workers == "process"
+        if is_local and not os.path.exists(model_path):
+            raise absent(model_path, f"{failure}model_path does not exist! got ")
+        sections: dict[str, dict[str, str]] = vars(context.parallel).get("config_info", {})
+        config = configuration(context.parallel.config_path, sections, "MultiDeviceRunner")
+        self._supervisor = Supervisor(
+            assignments(
+                model_path,
+                devices,
+                context,
+                config,
+                dec_key or None,
+                dec_mode,
+                is_local=is_local,
+            ),
+            start,
+            hang_timeout_s,
+        )
+        self._recorder = Recorder()
+        try:
+            ready = self._supervisor.build(progress, cancel)
+        except (ModelError, InputError) as error:
+            text = str(error).removeprefix("build_from_file failed! Error is ")
+            error.args = (text, *error.args[1:])
+            raise prefixed(error, failure) from None
+        try:
+            self._replicas = Replicas(self._supervisor, ready.inputs, ready.outputs, batch_axes)
+        except BaseException:
+            self._supervisor.close(_CLOSED)
+            raise
+        # Replicas behaves as a Model does, as far as a lane looks. One request more than there are
+        # workers is under way, so that none is idle while another request is wrapped up.
+        model, gate = cast("Model", self._replicas), Gate(len(devices) + 1)
+        self._lane = Lane(model, self._recorder, queue_limit, when_full == "wait", gate)
+        self._why_not = ""
+        fork.watch(self)
+
+    # ---------------------------------------------------------------------------------- running
+
+    def predict(
+        self,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """Run the model on one request when its turn comes; see Model.predict.
+
+        timeout_s: waiting counts. cancel: a token. What does not stop in time is ended with its
+        worker, which is started again.
+        Raises what Model.predict raises, QueueFull where `when_full` says so, RequestRefused for a
+        request that ends every worker that runs it, and ModelError where no worker is left.
+        """
+        return self._open_lane().predict(inputs, None, timeout_s, cancel)
+
+    def submit(
+        self,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Future[list[Tensor]]:
+        """Queue a request and return the future of its outputs. See ModelParallelRunner.submit."""
+        # What a signal handler raises in the main thread must not come between the steps of this.
+        return undisturbed(lambda: self._open_lane().submit(inputs, timeout_s, cancel))
+
+    async def predict_async(
+        self,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """Await the outputs of one request. A task that is cancelled cancels its request."""
+        return await self._open_lane().predict_async(inputs, timeout_s, cancel)
+
+    def get_inputs(self) -> list[Tensor]:
+        """Return new tensors for the inputs; open axes are -1."""
+        self._open_lane()
+        return self._replicas.get_inputs()
+
+    def statistics(self) -> MultiDeviceStatistics:
+        """Return counts and times of all requests since the start, and the state of each worker."""
+        lane = self._lane
+        now = (0, 0) if lane is None else (lane.gate.waiting, lane.gate.running)
+        requests = self._recorder.report(*now, "")
+        return report(requests, self._supervisor)
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def close(self, *, finish: bool = True) -> None:
+        """End: take no more requests, and end all workers after the last.
+
+        finish: requests that wait or run are done first; False fails them with ModelStateError.
+        Twice does nothing.
+        """
+        with self._lock:
+            lane, self._lane = self._lane, None
+        if lane is None:
+            return
+        self._why_not = _CLOSED
+        try:
+            lane.close(f"predict failed! {_CLOSED}", finish)
+            if not finish:
+                self._supervisor.abort(_CLOSED)
+            lane.join()
+        except BaseException:
+            self._lane = lane  # a signal handler's: the next call goes on
+            raise
+
+    def _leave(self, finish: bool) -> None:
+        self.close(finish=finish)
+
+    def __del__(self) -> None:
+        # As the process ends no other thread runs, and the workers end with it.
+        if getattr(self, "_lane", None) is not None and not sys.is_finalizing():
+            self.close(finish=False)
+
+    def __repr__(self) -> str:
+        if self._why_not:
+            return f"<engine.MultiDeviceRunner: {self._why_not}>"
+        count = len(self._supervisor.seats)
+        return f"<engine.MultiDeviceRunner {self.model_path_!r}, {count} workers>"
+
+    def _open_lane(self) -> Lane:
+        lane = self._lane
+        if lane is None:
+            raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
+        return lane
+
+    def _abandon(self) -> None:
+        """In a forked child: forget the workers, which are the parent's."""
+        fork.never_free(self._lane, self._replicas, self._supervisor, self._recorder)
+        if self._lane is not None:
+            self._why_not = FORKED
+        self._lane, self._lock = None, threading.RLock()
+
+
+def _seconds(name: str, value: object) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{name} must be a number of seconds, but got {type(value)}")
+    if not value > 0 or math.isnan(value):
+        raise ValueError(f"{name} must be above 0 s, but got {value}")
+    return min(float(value), threading.TIMEOUT_MAX)

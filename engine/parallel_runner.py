@@ -1,0 +1,405 @@
+"""ModelParallelRunner: one model for any number of clients at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from typing import TYPE_CHECKING, Any
+
+from engine.config.checks import require, require_int
+from engine.config.wording import prefixed
+from engine.context import Context
+from engine.errors import ModelError, ModelStateError
+from engine.exchange import update_together
+from engine.formats.given import absent
+from engine.formats.opened import state_of
+from engine.handle import FORKED, Handle
+from engine.host import fork
+from engine.host.cpus import usable_cpus
+from engine.host.interrupts import undisturbed
+from engine.model import Model, ModelType
+from engine.tensor import Tensor
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from engine.serving.lane import Lane
+    from engine.serving.statistics import RunnerStatistics
+    from engine.types import CancelToken, Progress
+    from engine.weights.variables import Update
+
+__all__ = ["ModelParallelRunner"]
+
+_NOT_BUILT = "the runner is not built; call build_from_file first"
+_CLOSED = "the runner is closed; build a new one"
+
+Inputs = Any  # Sequence[Tensor | Array] | Mapping[str, Tensor | Array]: as Model.predict's
+
+
+class ModelParallelRunner(Handle):
+    """Serves one model to any number of threads, first come, first served.
+
+    As many predicts run at once as the machine is worth (`context.parallel.workers_num`); the
+    others wait in one queue. A thread that finds a free slot runs the model itself; who waits is
+    served by a worker thread. All workers of a device share one copy of the weights.
+
+        runner = engine.ModelParallelRunner()
+        runner.build_from_file("net.onnx")
+        outputs = runner.predict([array])            # from any thread
+        future = runner.submit([array], timeout_s=1)  # a concurrent.futures.Future
+        outputs = await runner.predict_async([array])
+
+    Where a model reads more than it computes, requests that wait share a run, if that changes no
+    bit of any result: see `build_from_file`. A context manager: leaving it ends all requests.
+    Any thread may call any method.
+    """
+
+    def __init__(self) -> None:
+        from engine.serving.statistics import Recorder
+
+        self.model_path_ = ""
+        self._lanes: list[Lane] = []
+        self._recorder = Recorder()
+        self._building = threading.RLock()
+        self._why_not = _NOT_BUILT
+        self._batching = ""
+        fork.watch(self)
+
+    # --------------------------------------------------------------------------------- building
+
+    def build_from_file(
+        self,
+        model_path: str,
+        context: Context | None = None,
+        *,
+        max_batch_size: int | None = None,
+        max_delay_us: int | None = None,
+        queue_limit: int = 1000,
+        when_full: str = "wait",
+        dec_key: bytes | None = None,
+        dec_mode: str = "AES-GCM",
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Read a model file, compile it, and take requests for it.
+
+        context: its `parallel` settings are read: workers_num, how many predicts run at once on all
+            device_ids together (0 fits them to the machine); config_path, config_info.
+            cpu.thread_num: the threads inside an operator, which all workers share; 0 divides the
+            CPUs among them.
+        max_batch_size: how many samples (sizes of the inputs' first axis, which must be open) may
+            share a run. None measures at build where that pays, up to 32; 1 never. Requests share
+            a run only where no operator mixes samples and a trial gives the same bits; for a model
+            of which that is not so, a number above 1 is an error.
+        max_delay_us: how long, in microseconds, a request waits for others to share its run. None
+            waits for those alone whom the last run has just served, a quarter of a run's time
+            at most, so that a lone client never waits; 0 takes along only who waits anyway.
+        queue_limit: how many requests may wait for a device; `when_full`: "wait" lets `submit` wait
+            for room, "raise" has it, predict and predict_async raise QueueFull.
+        dec_key, dec_mode: for an encrypted file. progress, cancel: as Model.build_from_file.
+
+        Raises what Model.build_from_file raises.
+        """
+        require("model_path", model_path, str)
+        context = Context() if context is None else require("context", context, Context)
+        if max_batch_size is not None and require_int("max_batch_size", max_batch_size) < 1:
+            raise ValueError(f"max_batch_size must be 1 or more, but got {max_batch_size}")
+        if max_delay_us is not None and require_int("max_delay_us", max_delay_us) < 0:
+            raise ValueError(f"max_delay_us must be 0 or more, but got {max_delay_us}")
+        if require_int("queue_limit", queue_limit) < 1:
+            raise ValueError(f"queue_limit must be 1 or more, but got {queue_limit}")
+        if when_full not in ("wait", "raise"):
+            raise ValueError(f"when_full must be 'wait' or 'raise', but got {when_full!r}")
+        if not os.path.exists(model_path):
+            raise absent(
+                model_path,
+                "ModelParallelRunner's build from file failed, model_path does not exist! got ",
+            )
+        with self._building:
+            if self._why_not is not _NOT_BUILT:
+                state = self._why_not or "the runner is already built; make another one"
+                raise ModelStateError(
+                    f"ModelParallelRunner's build from file failed! Error is {state}"
+                )
+            lanes: list[Lane] = []
+            devices: list[int | None] = [*context.parallel.device_ids] or [None]
+            options = {"dec_key": dec_key, "dec_mode": dec_mode}
+            watchers = {"progress": progress, "cancel": cancel}
+            try:
+                for place, device in enumerate(devices):
+                    own = _for_workers(context, device)
+                    if own.parallel.workers_num:  # spread over the devices, one each at least
+                        share = len(range(place, own.parallel.workers_num, len(devices)))
+                        own.parallel.workers_num = max(1, share)
+                    lane = self._lane(model_path, own, queue_limit, when_full, options, watchers)
+                    lanes.append(lane)
+                self._batching = _batch(lanes, max_batch_size, max_delay_us, model_path, cancel)
+            except BaseException as error:
+                for lane in lanes:
+                    lane.model.close()
+                if isinstance(error, ModelError):
+                    text = str(error).removeprefix("build_from_file failed! Error is ")
+                    error.args = (text,)
+                    prefixed(error, "ModelParallelRunner's build from file failed! Error is ")
+                raise
+            self._lanes = lanes
+            self.model_path_ = model_path
+            self._why_not = ""
+
+    def _lane(
+        self,
+        path: str,
+        context: Context,
+        limit: int,
+        when_full: str,
+        options: Mapping[str, Any],
+        watchers: Mapping[str, Any],
+    ) -> Lane:
+        from engine.serving.lane import Lane
+
+        model = Model()
+        parallel = context.parallel
+        config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
+        model.build_from_file(
+            path, ModelType.MINDIR, context, parallel.config_path, config, **options, **watchers
+        )
+        try:
+            plan = model._require_built().plan
+            slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
+            plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
+            return Lane(model, self._recorder, limit, when_full == "wait")
+        except BaseException:
+            model.close()
+            raise
+
+    # ---------------------------------------------------------------------------------- running
+
+    def predict(
+        self,
+        inputs: Inputs,
+        outputs: list[Tensor] | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """Run the model on one request when its turn comes; see Model.predict.
+
+        timeout_s: waiting counts. A request that is late or cancelled leaves the queue at once; if
+        it runs, it is stopped, or, where the backend cannot stop a run, abandoned.
+        Raises what Model.predict raises, and QueueFull where `when_full` says so.
+        """
+        try:
+            return self._free_lane().predict(inputs, outputs, timeout_s, cancel)
+        except ModelStateError as error:
+            if self._why_not is _CLOSED:  # while it waited: say what is closed
+                raise ModelStateError(f"predict failed! {_CLOSED}") from error
+            raise
+
+    def submit(
+        self,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> Future[list[Tensor]]:
+        """Queue a request and return the future of its outputs.
+
+        Its `cancel()` stops it also where it runs already; `result()` then raises Cancelled. The
+        inputs must not change until it is done. Done callbacks run in a thread of their own, one
+        after the other, and may call the runner, wait for other requests and close it.
+        Raises QueueFull where `when_full` says so; otherwise it waits for room, no longer than
+        the request may take.
+        """
+        # What a signal handler raises in the main thread must not come between the steps of this.
+        return undisturbed(lambda: self._free_lane().submit(inputs, timeout_s, cancel))
+
+    async def predict_async(
+        self,
+        inputs: Inputs,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """Await the outputs of one request. A task that is cancelled cancels its request."""
+        return await self._free_lane().predict_async(inputs, timeout_s, cancel)
+
+    def map(self, requests: Iterable[Inputs]) -> Iterator[list[Tensor]]:
+        """Yield the outputs of many requests in their order, with as many at work as pay."""
+        ahead: deque[Future[list[Tensor]]] = deque()
+        try:
+            for inputs in requests:
+                # Never too many at once: queue_limit is not for these.
+                ahead.append(self._free_lane().submit(inputs, None, None, "pass"))
+                if len(ahead) > self._ahead():
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for future in ahead:
+                future.cancel()
+
+    async def stream(
+        self, requests: Iterable[Inputs] | AsyncIterable[Inputs]
+    ) -> AsyncIterator[list[Tensor]]:
+        """Yield the outputs of many requests in their order, as `map` does, for `async for`."""
+        import asyncio  # a process without it starts sooner
+
+        from engine.serving.submission import awaited
+
+        ahead: deque[asyncio.Task[list[Tensor]]] = deque()
+        try:
+            async for inputs in _each(requests):
+                job = self._free_lane().submit(inputs, None, None, "pass")
+                ahead.append(asyncio.ensure_future(awaited(job)))
+                if len(ahead) > self._ahead():
+                    yield await ahead.popleft()
+            while ahead:
+                yield await ahead.popleft()
+        finally:
+            for task in ahead:
+                task.cancel()
+
+    def get_inputs(self) -> list[Tensor]:
+        """Return new tensors for the inputs; open axes are -1. Empty before the runner is built."""
+        if self._why_not is _NOT_BUILT:
+            return Model().get_inputs()  # which logs why
+        return self._free_lane().model.get_inputs()
+
+    def update_weights(self, weights: Update) -> None:
+        """Exchange weights that were declared variable, for all workers at once.
+
+        See Model.update_weights; the declaration stands in `context.parallel`'s configuration.
+        """
+        with self._building:
+            if self._why_not:
+                raise ModelStateError(f"update weight failed! Error is {self._why_not}")
+            update_together([lane.model for lane in self._lanes], weights)
+
+    def statistics(self) -> RunnerStatistics:
+        """Return counts, times and batch sizes of all requests since the runner was built."""
+        lanes = self._lanes
+        return self._recorder.report(
+            sum(lane.gate.waiting for lane in lanes),
+            sum(lane.gate.running for lane in lanes),
+            self._batching,
+        )
+
+    # ----------------------------------------------------------------------------------- the end
+
+    def close(self, *, finish: bool = True) -> None:
+        """End: take no more requests, and free the model after the last.
+
+        finish: requests that wait are done first; False fails them with ModelStateError. Those
+            that run end in either case, and done callbacks have returned, but in one of these.
+        Twice does nothing.
+        """
+        with self._building:
+            if not self._lanes:
+                return
+            self._why_not = _CLOSED
+            # Not under the lock: what is waited for, a done callback, may close too.
+            lanes, self._lanes = self._lanes, []
+        try:
+            for lane in lanes:
+                lane.close(f"predict failed! {_CLOSED}", finish)
+            for lane in lanes:
+                lane.join()
+        except BaseException:
+            self._lanes = lanes  # a signal handler's: the next call goes on
+            raise
+
+    def _leave(self, finish: bool) -> None:
+        self.close(finish=finish)
+
+    def __repr__(self) -> str:
+        if self._why_not:
+            return f"<engine.ModelParallelRunner: {self._why_not}>"
+        slots = sum(lane.gate.slots for lane in self._lanes)
+        return f"<engine.ModelParallelRunner {self.model_path_!r}, {slots} at once>"
+
+    def _abandon(self) -> None:
+        """In a forked child: forget the model, and never free what belongs to the parent."""
+        from engine.serving.statistics import Recorder
+
+        fork.never_free(self._lanes, self._recorder)
+        if self._lanes:
+            self._why_not = FORKED
+        self._lanes, self._recorder, self._building = [], Recorder(), threading.RLock()
+
+    def _ahead(self) -> int:
+        """Return how many requests keep all workers busy."""
+        return 2 * sum(lane.gate.slots for lane in self._lanes)
+
+    def _free_lane(self) -> Lane:
+        """Return the device with the least to do."""
+        lanes = self._lanes
+        if self._why_not or not lanes:
+            raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
+        return lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: lane.load)
+
+
+async def _each(requests: Iterable[Inputs] | AsyncIterable[Inputs]) -> AsyncIterator[Inputs]:
+    if isinstance(requests, AsyncIterable):
+        async for inputs in requests:
+            yield inputs
+        return
+    for inputs in requests:
+        yield inputs
+
+
+def _for_workers(context: Context, device_id: int | None) -> Context:
+    """Return a context for one device's workers, with threads divided among them."""
+    context = copy(context)
+    if device_id is not None:
+        context.gpu.device_id = context.ascend.device_id = device_id
+    if not context.cpu.thread_num:
+        workers = context.parallel.workers_num
+        context.cpu.thread_num = max(1, usable_cpus() // workers) if workers else 1
+    return context
+
+
+def _batch(
+    lanes: Sequence[Lane],
+    most: int | None,
+    delay_us: int | None,
+    path: str,
+    cancel: CancelToken | None,
+) -> str:
+    """Let requests share runs where that pays, or as asked for; return why so."""
+    if most == 1:
+        return "off"
+    from engine.serving import batchable
+
+    model = lanes[0].model
+    built = model._require_built()
+    signature = built.signature
+    if state_of(built.plan.source):
+        reason = "it keeps state from one predict to the next"
+    else:
+        graph = built.plan.source.graph
+        reason = batchable.why_not(graph, signature.inputs, signature.outputs)
+    if not reason:
+
+        def run(arrays: Sequence[batchable.Array]) -> list[batchable.Array]:
+            if cancel is not None:
+                cancel.check()
+            return [tensor.get_data_to_numpy() for tensor in model.predict(list(arrays))]
+
+        batching = batchable.tried(run, signature.inputs, most)
+        reason = batching.reason
+        if batching.most > 1:
+            if delay_us is not None:
+                batching = batchable.Batching(batching.most, reason, delay_us / 1e6)
+            for lane in lanes:
+                lane.batch(batching)
+            return str(batching)
+    if most is not None:
+        raise ModelError(
+            f"{path}: its requests cannot share runs (max_batch_size={most}): {reason}; leave "
+            "max_batch_size out",
+            path,
+        )
+    return f"off: {reason}"

@@ -1,0 +1,135 @@
+"""A built model as its file has it, for what is asked later: the model at other input shapes.
+
+A plan lets go of the file's bytes. Here is remembered where they can be had again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelError
+from engine.formats import ModelFile
+from engine.formats.opened import OpenedSource
+
+if TYPE_CHECKING:
+    from engine.plan.ranges import PartRanges
+    from engine.types import Dim
+
+Shapes = Mapping[str, Sequence[int]]
+
+KEPT_BYTES = 4 << 20
+"""A model that cannot be read from its file again is kept in memory up to this size."""
+
+
+class Original:
+    """A model's origin: the file, or the bytes that are kept. Any thread may ask.
+
+    file: opened by now, with what it gave. folder: where a split MindIR has its data files.
+    variable_weights: that it was opened with; they are inputs of what is given here.
+    """
+
+    def __init__(
+        self,
+        file: ModelFile,
+        source: OpenedSource,
+        folder: Path | None = None,
+        variable_weights: tuple[str, ...] = (),
+    ) -> None:
+        self._path = None if file.encryption else file.path
+        self._version = file.version
+        self._folder = folder
+        self._is_mindir = file.is_mindir
+        self._variable_weights = variable_weights
+        kept_bytes = len(source.data or b"") + sum(map(len, source.files.values()))
+        kept_bytes += sum(slot.initial.nbytes for slot in source.variables)
+        is_small = source.data is not None and kept_bytes <= KEPT_BYTES
+        self._kept = source if self._path is None and is_small else None
+        self._ranges: PartRanges | None = None
+        self._last: tuple[object, dict[str, tuple[Dim, ...]]] = (None, {})
+
+    def output_shapes(self, inputs: Shapes, outputs: Sequence[str]) -> dict[str, tuple[Dim, ...]]:
+        """Infer the outputs' shapes at these shapes of all inputs; None is a size left open.
+
+        Empty where the model cannot be had any more. Raises ModelError for a file that changed.
+        """
+        shapes = {name: tuple(shape) for name, shape in inputs.items()}
+        asked = shapes, tuple(outputs)
+        last = self._last  # read once: another thread may ask for other shapes
+        if last[0] != asked:
+            last = self._last = asked, self._inferred(shapes, outputs)
+        return last[1]
+
+    def _inferred(self, inputs: Shapes, outputs: Sequence[str]) -> dict[str, tuple[Dim, ...]]:
+        if self._ranges is None:
+            source = self._source()
+            if source is None:
+                return {}
+            self._ranges = _ranges(source)
+        shapes = self._ranges.shapes_at(inputs, outputs)
+        is_known = all(-1 not in shapes.get(name, (-1,)) for name in outputs)
+        if not is_known and self._is_mindir and (fixed := self._source(inputs)) is not None:
+            # Lowering knows more of shapes that are computed from shapes than inference does.
+            shapes = _ranges(fixed).shapes_at(inputs, outputs)
+        return {
+            name: tuple(size if size >= 0 else None for size in shape)
+            for name, shape in shapes.items()
+        }
+
+    @property
+    def can_be_had(self) -> bool:
+        """True unless the model is kept nowhere: it was in memory, or is encrypted."""
+        return self._path is not None or self._kept is not None
+
+    def reshaped(self, inputs: Shapes) -> OpenedSource:
+        """Return the model with these shapes of all inputs, also where its file fixes others.
+
+        Raises ModelError where that cannot be.
+        """
+        if self._is_mindir:
+            # Lowered anew: what MindSpore inferred in the file is for the shapes it had.
+            source = self._source(inputs)
+        else:
+            source = self._source()
+            if source is not None:
+                from engine.plan.reshape import reshape
+
+                source = reshape(source, inputs)
+        if source is None:
+            raise ModelError(
+                "the model was in memory or is encrypted, and is not kept; build it from a file"
+            )
+        return source
+
+    def declared(self) -> OpenedSource:
+        """Return the model with the shapes that its file has. Raises ModelError."""
+        source = self._source()
+        if source is None:
+            raise ModelError("the model was in memory or is encrypted, and is not kept")
+        return source
+
+    def _source(self, shapes: Shapes | None = None) -> OpenedSource | None:
+        """Open the model again; None where it cannot be had. Raises ModelError if it changed."""
+        if self._path is None:
+            return replace(self._kept) if self._kept is not None and shapes is None else None
+        file = ModelFile(
+            self._path,
+            folder=self._folder,
+            variable_weights=self._variable_weights,
+            input_shapes=shapes,
+        )
+        source = file()
+        if file.version != self._version:
+            raise ModelError(
+                f"{file.name}: changed since the model was built; build it again", file.name
+            )
+        return source
+
+
+def _ranges(source: OpenedSource) -> PartRanges:
+    from engine.plan.extract import read
+    from engine.plan.ranges import PartRanges, without_weights
+
+    return PartRanges(without_weights(read(source)), {})

@@ -1,0 +1,249 @@
+"""Latency and throughput of a model: many timed calls, by one client or several at once."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from engine.host.cpus import usable_cpus
+from engine.host.threads import threads_per_worker
+from engine.model import Model
+from engine.report.clients import Clients, Measured
+from engine.report.wording import aligned, counted, duration, rate
+from engine.runtime.filled import Fill, filled
+from engine.runtime.keywords import advised
+from engine.types import Placement
+
+__all__ = ["BenchResult", "DeviceShare", "bench"]
+
+Array = np.ndarray[Any, np.dtype[np.float64]]
+
+PERCENTILES = (50, 90, 99)
+METHOD: Final = "linear"
+"""numpy's name for where a percentile lies that falls between two runs: on the line between."""
+
+DURATION_S = 5.0
+
+RANKS_RUNS: Final = 100
+RANKS_WARMUP_RUNS: Final = 10
+"""How often each rank of a sliced model predicts: a clock of its own would say another number."""
+
+
+class DeviceShare(NamedTuple):
+    """A device that nodes of a model run on, and how many."""
+
+    backend: str
+    device: str
+    provider: str
+    nodes: int
+
+
+@dataclass(frozen=True)
+class BenchResult:
+    """A measurement. Prints as text; all times are in seconds.
+
+    model: its file, "" for one from memory. devices: where its nodes ran. threads: of the host,
+    inside an operator. build_s: None for a model that was built before. latencies_s: of each run
+    that ended, float64[runs]. seconds: from the first one's start to the last one's end.
+    is_interrupted: it ended before its time.
+    """
+
+    model: str
+    backend: str
+    devices: tuple[DeviceShare, ...]
+    threads: int
+    build_s: float | None
+    warmup_s: float
+    clients: int
+    seconds: float
+    latencies_s: Array = field(repr=False, compare=False)
+    is_interrupted: bool = False
+    cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
+    usable_cpus: int = field(default_factory=usable_cpus)
+
+    @property
+    def runs(self) -> int:
+        """The number of runs that were timed."""
+        return len(self.latencies_s)
+
+    @property
+    def throughput_per_s(self) -> float:
+        """Runs in a second, of all clients together."""
+        return self.runs / self.seconds
+
+    @property
+    def latency_s(self) -> dict[str, float]:
+        """Percentiles, minimum, maximum and mean by name: p50, p90, p99, min, max, mean."""
+        return latency_summary(self.latencies_s)
+
+    def facts(self) -> dict[str, str]:
+        """Return how it was measured, and the throughput, as text by name."""
+        at_once = counted(self.clients, "client") + (" at once" if self.clients > 1 else "")
+        warmup = f"after {duration(self.warmup_s)} of warm-up"
+        return {
+            "model": self.model,
+            "ran on": devices_text(self.devices) or self.backend,
+            "CPUs": f"{self.usable_cpus} usable of {self.cpus}, host threads: {self.threads}",
+            "built in": "" if self.build_s is None else duration(self.build_s),
+            "measured": f"{counted(self.runs, 'run')} in {duration(self.seconds)}, {at_once}, "
+            f"{warmup if self.warmup_s else 'without warm-up'}",
+            "throughput": f"{rate(self.throughput_per_s)} runs/s",
+        }
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
+    def __str__(self) -> str:
+        latencies = {f"latency {name}": duration(s) for name, s in self.latency_s.items()}
+        shown = {name: text for name, text in (self.facts() | latencies).items() if text}
+        return "\n".join(aligned(shown.items()))
+
+
+@advised("engine.bench")
+def bench(
+    model: Model | str | os.PathLike[str],
+    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    *,
+    target: str | Sequence[str] = "cpu",
+    threads: int = 0,
+    duration_s: float | None = None,
+    runs: int | None = None,
+    warmup_s: float = 1.0,
+    clients: int = 1,
+) -> BenchResult:
+    """Run a model over and over, and return its latencies and throughput.
+
+    model: one that is built, or a file to build for `target` with `threads`. inputs: as
+    Model.predict takes them; None for ones in the declared shapes, 1 for each open axis.
+    duration_s: how long to measure, 5 s unless `runs` says how many, of all clients together.
+    warmup_s: how long to run unmeasured before, at least once; 0 for not at all. clients: how many
+    threads run the one model at once, each again as soon as its last run has ended.
+    A rank's part of a sliced model is measured by `runs` alone, 100 by default, after 10 unmeasured
+    ones unless warmup_s is 0, by one client: the ranks predict as often as each other.
+    Raises ValueError for settings that cannot be, and what engine.load and Model.predict raise.
+    """
+    if duration_s is not None and runs is not None:
+        raise ValueError("expected one of duration_s and runs, but both were given")
+    if duration_s is not None:
+        _require(0 < duration_s < math.inf, "duration_s must be above 0", duration_s)
+    if runs is not None:
+        _require(isinstance(runs, int) and runs > 0, "runs must be 1 or more", runs)
+    _require(0 <= warmup_s < math.inf, "warmup_s must be 0 or more", warmup_s)
+    _require(isinstance(clients, int) and clients > 0, "clients must be 1 or more", clients)
+    build_s = None
+    built = model
+    if not isinstance(built, Model):
+        from engine.shortcut import load
+
+        begin = perf_counter()
+        built = load(built, target, threads=threads)
+        build_s = perf_counter() - begin
+    try:
+        given = filled(built.inputs, Fill.ONES) if inputs is None else inputs
+        warmup_runs = None
+        if size := ranks_of(built):
+            for name, is_given in ("duration_s", duration_s is not None), ("clients", clients > 1):
+                if is_given:
+                    raise ValueError(f"{name}: {by_runs(size)}; give runs instead")
+            runs, warmup_runs = runs or RANKS_RUNS, RANKS_WARMUP_RUNS if warmup_s else 0
+        if runs is None and duration_s is None:
+            duration_s = DURATION_S
+        run = partial(built.predict, given)
+        working = Clients(run, clients, warmup_s, duration_s, runs, warmup_calls=warmup_runs)
+        try:
+            working.start()
+            while not working.wait(0.5):
+                pass
+        except BaseException:
+            working.stop()
+            raise
+        used = built._recipe.context.cpu.thread_num if built._recipe is not None else threads
+        if warmup_runs:
+            warmup_s = working.warmup_took_s
+        return result_of(built, working.measured(), used, build_s, warmup_s, clients)
+    finally:
+        if built is not model:
+            built.close()
+
+
+def ranks_of(model: Model) -> int:
+    """Return the number of ranks that each predict of a built model meets; 0 for none."""
+    plan = model._require_built().plan
+    return plan.world_size if plan.refuse is not None and plan.world_size > 1 else 0
+
+
+def by_runs(ranks: int) -> str:
+    """Say why a part of a sliced model is measured by runs, not by time or by several clients."""
+    return f"the model is one of {ranks} ranks' parts, which predict as often as each other"
+
+
+def result_of(
+    model: Model,
+    measured: Measured,
+    threads: int,
+    build_s: float | None,
+    warmup_s: float,
+    clients: int,
+    is_interrupted: bool = False,
+) -> BenchResult:
+    """Return a measurement of a built model. threads: 0 for as many as fit the machine."""
+    plan = model._require_built().plan
+    return BenchResult(
+        model.model_path_,
+        plan.backend.name,
+        shares(plan.placement()),
+        threads or threads_per_worker(),
+        build_s,
+        warmup_s,
+        clients,
+        measured.seconds,
+        measured.latencies_s,
+        is_interrupted,
+    )
+
+
+def shares(placement: Sequence[Placement]) -> tuple[DeviceShare, ...]:
+    """Return the devices that nodes run on, each with its number of nodes."""
+    counts = Counter((node.backend, node.device, node.provider) for node in placement)
+    return tuple(DeviceShare(*where, nodes) for where, nodes in counts.items())
+
+
+def devices_text(devices: Sequence[DeviceShare]) -> str:
+    """Return devices for people: "cpu:0 (CPUExecutionProvider)".
+
+    Where several backends serve one device each is named.
+    """
+    serving: dict[str, set[str]] = {}
+    for share in devices:
+        serving.setdefault(share.device, set()).add(share.backend)
+    texts = []
+    for share in devices:
+        runner = share.provider or share.backend
+        if len(serving[share.device]) > 1 and runner != share.backend:
+            runner = f"{share.backend}, {runner}"
+        texts.append(f"{share.device} ({runner})")
+    return ", ".join(texts)
+
+
+def latency_summary(latencies_s: Array) -> dict[str, float]:
+    """Return percentiles, minimum, maximum and mean of one latency or more, by name, in seconds."""
+    values = np.percentile(latencies_s, list(PERCENTILES), method=METHOD)
+    return {
+        **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
+        "min": float(latencies_s.min()),
+        "max": float(latencies_s.max()),
+        "mean": float(latencies_s.mean()),
+    }
+
+
+def _require(holds: bool, what: str, got: object) -> None:
+    if not holds:
+        raise ValueError(f"{what}, but got {got!r}")

@@ -1,0 +1,279 @@
+"""A model at a glance: what its file holds and, once it is built, where it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TYPE_CHECKING
+
+from engine.report.wording import aligned, counted, plain, size
+from engine.types import GraphInfo, NodeInfo, NodeState, ParameterInfo, Placement, TensorSpec
+
+if TYPE_CHECKING:
+    from engine.model_memory import ModelMemory
+
+__all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
+
+DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
+MINDIR = "mindir"
+_MOST_OPERATORS = 12  # in the text; the others are counted
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, and how many nodes of it there are.
+
+    domain: "" for a MindIR's primitives. support: "yes", "no", or what it takes to run it.
+    """
+
+    domain: str
+    name: str
+    count: int
+    support: str = "yes"
+
+
+@dataclass(frozen=True)
+class CompiledPart:
+    """One of the models in a file that are compiled for Ascend; or an executor of some of them.
+
+    inputs, outputs: their names; () where the file does not say them. size_bytes: of the compiled
+    model. runs: the numbers of the models that an executor runs; () for a model.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    size_bytes: int = 0
+    runs: tuple[int, ...] = ()
+
+    @property
+    def runs_text(self) -> str:
+        """The models that an executor runs, in words."""
+        return ", ".join(f"model {number}" for number in self.runs)
+
+
+@dataclass(frozen=True)
+class PlacementGroup:
+    """Nodes that run on one device, by one backend, for one reason.
+
+    is_fallback: that is not the first target's backend.
+    """
+
+    device: str
+    backend: str
+    provider: str
+    count: int
+    reason: str
+    is_fallback: bool
+
+
+_STATES = {
+    NodeState.FUSED: "computed by the kernel of another node",
+    NodeState.FOLDED: "computed when the model is compiled",
+    NodeState.UNUSED: "no output depends on it",
+}
+"""Reasons for many nodes at once: the nodes' own name what each is fused into."""
+
+
+@dataclass(frozen=True)
+class ModelSummary:
+    """Summary of a model. Prints as text, and in notebooks as HTML.
+
+    model: its file, "" for one from memory. format: "onnx", "mindir", "encrypted" where the key is
+    missing, or a backend's compiled form; of the last two nobody knows what is in them, and what
+    follows is empty or None. size_bytes: of the file; None for a model from memory.
+    operators: the most frequent first; of a MindIR's file its primitives, those that cannot run
+    first. nodes, parameters: of the main graph. functions: of a MindIR. compiled: the models in a
+    MindIR that are compiled for Ascend, then the executors that MultiModelRunner makes of them.
+    backend: the first target's. placement, memory: None before the model is built.
+    """
+
+    model: str
+    format: str
+    encryption: str = ""
+    size_bytes: int | None = None
+    inputs: tuple[TensorSpec, ...] | None = None
+    outputs: tuple[TensorSpec, ...] | None = None
+    name: str = ""
+    producer: str = ""
+    ir_version: int | None = None
+    opsets: Mapping[str, int] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    operators: tuple[Operator, ...] = ()
+    functions: tuple[str, ...] = ()
+    compiled: tuple[CompiledPart, ...] = ()
+    nodes: tuple[NodeInfo, ...] | None = field(default=None, repr=False)
+    parameters: tuple[ParameterInfo, ...] | None = field(default=None, repr=False)
+    backend: str = ""
+    placement: tuple[Placement, ...] | None = field(default=None, repr=False)
+    memory: ModelMemory | None = field(default=None, repr=False)
+
+    @property
+    def node_count(self) -> int:
+        """The number of nodes in the file."""
+        return sum(operator.count for operator in self.operators)
+
+    @property
+    def parameter_count(self) -> int:
+        """The number of elements of all parameters."""
+        return sum(prod(parameter.shape) for parameter in self.parameters or ())
+
+    @property
+    def parameter_bytes(self) -> int:
+        """The size of all parameters."""
+        return sum(parameter.nbytes for parameter in self.parameters or ())
+
+    @property
+    def external_data(self) -> dict[str, list[ParameterInfo]]:
+        """The parameters that are in other files, by file."""
+        files: dict[str, list[ParameterInfo]] = {}
+        for parameter in self.parameters or ():
+            if parameter.location:
+                files.setdefault(parameter.location, []).append(parameter)
+        return files
+
+    @property
+    def placed(self) -> tuple[PlacementGroup, ...]:
+        """The placement by device, backend, provider and reason; () before the model is built."""
+        groups = Counter(
+            (node.device, node.backend, node.provider, _STATES.get(node.state, node.reason))
+            for node in self.placement or ()
+        )
+        return tuple(
+            PlacementGroup(device, backend, provider, count, reason, backend != self.backend)
+            for (device, backend, provider, reason), count in groups.items()
+        )
+
+    def facts(self) -> dict[str, str]:
+        """Return what one line can say, by name; "" for what is not known."""
+        opsets = (f"{domain or DEFAULT_DOMAIN} {n}" for domain, n in self.opsets.items())
+        graph = f"{self.name or 'unnamed'}, {counted(self.node_count, 'node')}"
+        return {
+            "model": self.model,
+            "format": self.format,
+            "encryption": self.encryption,
+            "file": "" if self.size_bytes is None else size(self.size_bytes),
+            "IR version": "" if self.ir_version is None else str(self.ir_version),
+            "opset": ", ".join(opsets),
+            "producer": self.producer,
+            "graph": graph if self.parameters is not None else "",
+            "functions": ", ".join(self.functions),
+            "parameters": "" if self.parameters is None else parameters_text(self.parameters),
+        }
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
+    def __str__(self) -> str:
+        facts = {name: text for name, text in self.facts().items() if text}
+        facts |= {"target": self.backend} if self.backend else {}
+        lines = aligned(facts.items())
+        rows = [
+            (kind, spec.name, str(spec))
+            for kind, specs in (("input", self.inputs), ("output", self.outputs))
+            for spec in specs or ()
+        ]
+        for title, texts in (
+            ("Inputs and outputs", aligned(rows) if rows else []),
+            ("Compiled for Ascend", self._compiled_lines()),
+            ("Metadata", aligned(self.metadata.items()) if self.metadata else []),
+            ("Operators", self._operator_lines()),
+            ("Placement", self._placement_lines()),
+            ("Memory", str(self.memory).splitlines() if self.memory is not None else []),
+        ):
+            if texts:
+                lines += ["", title, *(f"  {text}" for text in texts)]
+        return "\n".join(lines)
+
+    def _compiled_lines(self) -> list[str]:
+        rows = [
+            (
+                part.name,
+                part.runs_text if part.runs else size(part.size_bytes),
+                f"{', '.join(part.inputs)} -> {', '.join(part.outputs)}" if part.outputs else "",
+            )
+            for part in self.compiled
+        ]
+        return aligned(rows) if rows else []
+
+    def _operator_lines(self) -> list[str]:
+        if not self.operators:
+            return []
+        shown = self.operators[:_MOST_OPERATORS]
+        rows = [
+            (f"{op.count:,}", operator_name(op), "" if op.support == "yes" else op.support)
+            for op in shown
+        ]
+        others = self.operators[_MOST_OPERATORS:]
+        if others:
+            rest = sum(operator.count for operator in others)
+            rows.append((f"{rest:,}", f"of {counted(len(others), 'other operator')}", ""))
+        return aligned(rows, [0])
+
+    def _placement_lines(self) -> list[str]:
+        rows = [
+            (
+                group.device,
+                group.backend,
+                group.provider,
+                f"{group.count:,}",
+                f"fallback: {group.reason}" if group.is_fallback else group.reason,
+            )
+            for group in self.placed
+        ]
+        return aligned(rows, [3]) if rows else []
+
+    def _repr_html_(self) -> str:
+        from engine.report.page import page
+
+        return page(self)
+
+
+def operator_name(operator: Operator) -> str:
+    """Return an operator's name, with its domain unless that is ONNX's own."""
+    if operator.domain in ("", DEFAULT_DOMAIN):
+        return plain(operator.name)
+    return plain(f"{operator.domain}.{operator.name}")
+
+
+def operators_of(nodes: Sequence[NodeInfo]) -> tuple[Operator, ...]:
+    """Return the operators of nodes, the most frequent first."""
+    counts = Counter((node.domain or DEFAULT_DOMAIN, node.op_type) for node in nodes)
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(Operator(domain, name, count) for (domain, name), count in ordered)
+
+
+def parameters_text(parameters: Sequence[ParameterInfo]) -> str:
+    """Return how many there are, how large and of which types."""
+    if not parameters:
+        return "none"
+    elements = sum(prod(parameter.shape) for parameter in parameters)
+    nbytes = sum(parameter.nbytes for parameter in parameters)
+    types = Counter(str(parameter.dtype) for parameter in parameters)
+    return (
+        f"{elements:,} in {counted(len(parameters), 'tensor')}, {size(nbytes)} ({', '.join(types)})"
+    )
+
+
+def of_graph(graph: GraphInfo | None, **known: object) -> ModelSummary:
+    """Return the summary of an ONNX graph, or of a file of which nobody knows the graph.
+
+    known: further fields; they win.
+    """
+    facts: dict[str, object] = {}
+    if graph is not None:
+        facts = {
+            "inputs": graph.inputs,
+            "outputs": graph.outputs,
+            "name": graph.name,
+            "producer": graph.producer,
+            "ir_version": graph.ir_version,
+            "opsets": graph.opsets,
+            "metadata": graph.metadata,
+            "operators": operators_of(graph.nodes),
+            "nodes": graph.nodes,
+            "parameters": graph.parameters,
+        }
+    return ModelSummary(**(facts | known))  # type: ignore[arg-type]

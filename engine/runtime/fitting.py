@@ -1,0 +1,311 @@
+"""Checks of a caller's values against a model's signature, and what a backend gets of them.
+
+For all that a thread's state does not take at a glance: another order in memory, other kinds than
+arrays, other libraries' values, and whatever is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from engine.config.wording import prefixed
+from engine.enums import DataType
+from engine.errors import InputError
+from engine.runtime.descriptions import known_shape
+from engine.runtime.signature import listed
+from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
+from engine.tensor import Array, Tensor, plain
+from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
+
+if TYPE_CHECKING:
+    from engine.runtime.signature import Signature
+
+# numpy's flag bits (NPY_ARRAY_C_CONTIGUOUS, NPY_ARRAY_ALIGNED): what a runtime can read in place.
+PLAIN = 0x0001 | 0x0100
+
+
+def values(signature: Signature, inputs: Any, devices: Sequence[Device]) -> list[Any]:
+    """See `Signature.values`."""
+    items = signature.ordered(inputs)
+    try:
+        values = [
+            _tensor(item, spec, dtype, devices)
+            if spec.kind is ValueKind.TENSOR
+            else _container(item, spec, dtype)
+            for item, spec, dtype in zip(items, signature.inputs, signature.dtypes, strict=True)
+        ]
+        bind(signature, values, items)
+    except InputError as error:
+        from engine.runtime import advice
+
+        item = dict(zip(signature.names, items, strict=True)).get(error.name)
+        if advice.is_of_torch(item):
+            error.args = (advice.in_torch_words(str(error)), *error.args[1:])
+        elif isinstance(item, Tensor):
+            # MindSpore Lite checks arrays before it runs, and Tensors when it does.
+            raise prefixed(error, "predict failed! ") from error.__cause__
+        raise
+    return values
+
+
+def check_buffers(
+    signature: Signature,
+    buffers: Sequence[Array | DeviceBuffer | Device | None],
+    inputs: Sequence[Any],
+) -> None:
+    """See `Signature.check_buffers`."""
+    if len(buffers) != len(signature.outputs):
+        raise InputError(
+            f"expected {len(signature.outputs)} outputs "
+            f"({listed([spec.name for spec in signature.outputs])}), got {len(buffers)}"
+        )
+    sizes = bind(signature, inputs)
+    for spec, buffer in zip(signature.outputs, buffers, strict=True):
+        if buffer is None:
+            continue
+        if spec.kind is not ValueKind.TENSOR:
+            raise InputError(
+                f"output {spec.name!r} is {spec}, for which no memory can be given, got "
+                f"{_described(buffer)}; pass None or Tensor() in its place",
+                spec.name,
+            )
+        if isinstance(buffer, Device):
+            if spec.dtype is DType.STRING:
+                raise InputError(
+                    f"output {spec.name!r} is {spec}, which cannot be put on {buffer}; pass "
+                    "None or Tensor() in its place",
+                    spec.name,
+                )
+            continue
+        dtype = spec.dtype.numpy if isinstance(buffer, np.ndarray) else spec.dtype
+        if buffer.dtype != dtype or not _fits(buffer.shape, spec.shape, sizes):
+            raise InputError(
+                f"output {spec.name!r}: expected a buffer of {with_sizes(spec, sizes)}, got "
+                f"{_described(buffer)}; preallocate that, or pass Tensor() to have it "
+                "allocated",
+                spec.name,
+            )
+        if not isinstance(buffer, np.ndarray):
+            continue
+        if not buffer.flags.writeable or buffer.flags.num & PLAIN != PLAIN:
+            raise InputError(
+                f"output {spec.name!r}: the buffer must be writeable and C-contiguous",
+                spec.name,
+            )
+    given = [buffer for buffer in buffers if isinstance(buffer, np.ndarray | DeviceBuffer)]
+    if len(given) > 1:
+        from engine.plan.transfer import may_overlap
+    for index, buffer in enumerate(given):
+        if any(may_overlap(buffer, other) for other in given[:index]):
+            raise InputError("two outputs were given the same memory; give each its own")
+
+
+def bind(signature: Signature, values: Sequence[Any], items: Sequence[Any] = ()) -> dict[str, int]:
+    """See `Signature.bind`. items: what the caller gave for the values, where that is known."""
+    sizes: dict[str, int] = {}
+    origin: dict[str, str] = {}
+    differing: set[str] = set()
+    declared = signature.declared or (None,) * len(values)
+    given = items or values
+    for value, spec, was, item in zip(values, signature.inputs, declared, given, strict=True):
+        if spec.kind is not ValueKind.TENSOR:
+            continue
+        rank = len(spec.bounds or value.shape) if spec.shape is None else len(spec.shape)
+        if len(value.shape) != rank:
+            raise _unfit(spec, value, was, item)
+        for axis, (size, dim) in enumerate(zip(value.shape, spec.shape or (), strict=False)):
+            if isinstance(dim, str):
+                if sizes.setdefault(dim, size) != size and dim not in differing:
+                    warn_of_sizes(spec.name, axis, dim, origin[dim])
+                    differing.add(dim)
+                origin.setdefault(dim, spec.name)
+            elif dim is not None and dim != size:
+                may_resize = signature.is_rebuildable and signature.is_plain
+                shapes = [value.shape for value in values] if may_resize else ()
+                raise _unfit(spec, value, was, item, shapes)
+        for axis, bound in enumerate(spec.bounds):
+            if bound is not None and not bound[0] <= value.shape[axis] <= bound[1]:
+                raise InputError(
+                    f"input {spec.name!r}: dim {axis} is {value.shape[axis]}, outside "
+                    f"{bound[0]}..{bound[1]}; compile the model for a wider range",
+                    spec.name,
+                )
+    return {dim: size for dim, size in sizes.items() if dim not in differing}
+
+
+def _tensor(
+    item: Any, spec: TensorSpec, dtype: np.dtype[Any], devices: Sequence[Device]
+) -> Array | DeviceBuffer:
+    """Return one input as a plain array, or as a DeviceBuffer of one of `devices`.
+
+    Raises TypeError or InputError, saying what it should be.
+    """
+    is_tensor = isinstance(item, Tensor)
+    if is_tensor:
+        if item._value is None:
+            raise InputError(
+                f"input {spec.name!r}: the tensor has no data; call set_data_from_numpy with "
+                f"{spec}",
+                spec.name,
+            )
+        item = item._value
+    elif not isinstance(item, np.ndarray | np.generic | DeviceBuffer):
+        from engine.runtime.foreign import take  # rare
+
+        item = take(given := item, spec, devices[0] if devices else None)
+        if item is None:
+            from engine.runtime.casting import listed
+
+            item = listed(given, spec, dtype)
+        if item is None:
+            from engine.runtime import advice
+
+            raise TypeError(
+                f"inputs element must be Tensor, of numpy. input {spec.name!r}: expected {spec}, "
+                f"got {type(given)}; {advice.for_kind(given, str(spec.dtype))}"
+            )
+    if isinstance(item, DeviceBuffer):
+        return _on_device(item, spec, dtype, devices)
+    return _array(item, spec, dtype, is_tensor)
+
+
+def _array(
+    item: Array | np.generic, spec: TensorSpec, dtype: np.dtype[Any], is_tensor: bool
+) -> Array:
+    """Return a host array as a plain one of the input's dtype.
+
+    is_tensor: it was said to be of its type, as MindSpore Lite's scripts do, and is not cast.
+    """
+    if type(item) is not np.ndarray and np.ma.is_masked(item):
+        raise InputError(
+            f"input {spec.name!r}: expected {spec}, got {_described(item)} with masked elements; "
+            "pass what its filled() gives",
+            spec.name,
+        )
+    array = np.asarray(item)  # a scalar, or a subclass such as memmap: the plain array of it
+    if spec.dtype is DType.STRING:
+        return _text(array, spec)
+    if array.dtype != dtype and _native(array.dtype) != dtype:
+        from engine.runtime.casting import widened  # rare
+
+        cast = None if is_tensor else widened(array, dtype)
+        if cast is None:
+            raise _another_type(spec, dtype, array)
+        array = cast
+    shape = known_shape(spec.shape)
+    if array.ndim == 1 and shape is not None and array.size == prod(shape):
+        array = array.reshape(shape)  # as np.fromfile gives it: only its size counts
+    return plain(array)
+
+
+def _on_device(
+    buffer: DeviceBuffer, spec: TensorSpec, dtype: np.dtype[Any], devices: Sequence[Device]
+) -> Array | DeviceBuffer:
+    """Return memory of a device as it is where the model reads it, else a copy on the host."""
+    if buffer.dtype is not spec.dtype:
+        raise _another_type(spec, dtype, buffer)
+    if buffer.device in devices:
+        return buffer
+    from engine.runtime.memory import to_host  # rare
+
+    return plain(to_host(buffer))
+
+
+def _container(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
+    """Return one input that is no tensor; see `values`."""
+
+    def check(item: Any, spec: TensorSpec) -> Any:
+        value = _tensor(item, spec, dtype, ())
+        if not _fits(value.shape, spec.shape, {}):
+            raise _unfit(spec, value)
+        return value
+
+    from engine.runtime.values import checked  # rare
+
+    return checked(item, spec, check)
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    try:
+        return dtype.newbyteorder("=")
+    except TypeError:  # a type without byte order, such as numpy's StringDType
+        return dtype
+
+
+def _text(array: Array, spec: TensorSpec) -> Array:
+    """Return an array of strings as runtimes want it: object, every element exactly a str."""
+    strings = [str.__str__(item) if isinstance(item, str) else item for item in array.flat]
+    others = [type(item).__name__ for item in strings if type(item) is not str]
+    if array.dtype.kind not in "OUT" or others:
+        raise InputError(
+            f"data type not equal! input {spec.name!r}: expected {spec}, elements of type str, got "
+            f"{_described(array)}{' with ' + others[0] if others else ''}; convert it with "
+            "astype(str)",
+            spec.name,
+        )
+    result: Array = np.empty(array.shape, object)
+    result.reshape(-1)[:] = strings
+    return result
+
+
+def _fits(shape: tuple[int, ...], dims: tuple[Dim, ...] | None, sizes: dict[str, int]) -> bool:
+    if dims is None:
+        return True
+    return len(shape) == len(dims) and all(
+        size_of(dim, sizes) in (size, None) or isinstance(size_of(dim, sizes), str)
+        for size, dim in zip(shape, dims, strict=True)
+    )
+
+
+def _unfit(
+    spec: TensorSpec,
+    value: Array | DeviceBuffer,
+    declared: TensorSpec | None = None,
+    item: Any = None,
+    shapes: Sequence[Any] = (),
+) -> InputError:
+    shape = known_shape(spec.shape)
+    itemsize = value.itemsize if isinstance(value, np.ndarray) else (value.dtype.bits + 7) // 8
+    wanted = "open" if shape is None else prod(shape) * itemsize
+    # MindSpore Lite's words where it refuses too: it looks at the number of bytes alone.
+    theirs = (
+        f"data size not equal! Numpy size: {value.nbytes}, Tensor size: {wanted}. "
+        if wanted != value.nbytes
+        else ""
+    )
+    from engine.runtime import advice  # rare
+
+    todo = advice.for_shape(spec, value.shape, declared, item, shapes)
+    return InputError(
+        f"{theirs}input {spec.name!r}: expected {spec}, got {_described(value)}; {todo}",
+        spec.name,
+    )
+
+
+def _another_type(spec: TensorSpec, dtype: np.dtype[Any], value: Array | DeviceBuffer) -> Exception:
+    given = value.dtype if isinstance(value, np.ndarray) else value.dtype.numpy
+    try:
+        DType.from_numpy(given)
+    except ValueError:
+        return TypeError(
+            f"Unsupported numpy dtype value {given.name!r}. input {spec.name!r}: expected {spec}"
+        )
+    return InputError(
+        f"data type not equal! Numpy type: {given.type}, Tensor type: "
+        f"{DataType.from_numpy(dtype)}. input {spec.name!r}: expected {spec}, got "
+        f"{_described(value)}; convert it with astype({str(spec.dtype)!r})",
+        spec.name,
+    )
+
+
+def _described(value: Any) -> str:
+    """Return a value's type and shape, for a message."""
+    if isinstance(value, Device):
+        return f"memory on {value}"
+    if isinstance(value, DeviceBuffer):
+        return f"{value.dtype}{list(value.shape)} on {value.device}"
+    return f"{value.dtype.name}{list(value.shape)}"

@@ -1,0 +1,9 @@
+"""Requests of many clients on one built model.
+
+lane.py         a model behind its gate: where all requests meet, first come, first served
+workers.py      the threads that run what has waited
+submission.py   requests that no thread waits with: futures, deadlines, cancels
+batching.py     several requests in one run
+batchable.py    may a model's requests share a run, and does it pay?
+statistics.py   counts and times of requests
+"""

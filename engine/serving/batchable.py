@@ -1,0 +1,331 @@
+"""May requests for a model share a run, and does it pay?
+
+They may where each sample's results do not depend on its neighbours. That is decided by rule (no
+operator mixes samples in a way that shows for some data only) and by trial (a batched run gives
+the very bits of single ones). It pays where a sample in a batch takes clearly less time: a model
+bound by reading its weights, or by the cost of calls.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from engine.errors import Cancelled, EngineError, one_line
+from engine.types import DType, GraphInfo, NodeInfo, TensorSpec, ValueKind
+
+Array = np.ndarray[Any, Any]
+Run = Callable[[Sequence[Array]], Sequence[Array]]
+
+SIZES = (1, 2, 4, 8, 16, 32)
+"""The batch sizes that are measured."""
+
+# What a request costs that another thread serves: putting it in, taking it out, waking its thread.
+_HANDOFF_S = 60e-6
+# A sample in a batch must take at most this part of its time alone.
+_WORTHWHILE = 0.75
+# Clients that wait for each result come back at once: so long a wait for them fills the next run.
+_DELAY_SHARE = 0.25  # of a run of one sample
+_MOST_DELAY_S = 1e-3
+_BUDGET_S = 2.0
+_OPEN_DIM = 32  # for open axes other than the batch, of which nobody knows the usual size
+# Beside it: with few rows in a sample, a batch may get another kernel than a sample alone.
+_OPEN_DIMS = (_OPEN_DIM, 1, 7)
+# Samples that show in others' results wherever any value of theirs does: for floats, for integers.
+_EXTREMES = ((float("nan"), 0), (float("inf"), 1), (float("-inf"), 0), (1e4, 1))
+_MOST_BYTES = 1 << 28
+_SAMPLES = 8  # that a trial makes; larger batches repeat them
+
+# Their results depend on all elements, on chance, or have a shape that depends on the data.
+_MIXING = frozenset(
+    (
+        "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "NonZero",
+        "Unique", "Compress", "NonMaxSuppression", "ScatterND", "MaxRoiPool", "RoiAlign",
+        "If", "Loop", "Scan", "SequenceMap",
+        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+        "Multinomial", "CumSum", "CumProd", "ReverseSequence", "Adam", "Adagrad", "Momentum",
+    )
+)  # fmt: skip
+# These mix what lies along their axis; the number is the default, None where there is none.
+_ALONG_AXIS: dict[str, int | None] = {
+    "ArgMax": 0, "ArgMin": 0, "Softmax": -1, "LogSoftmax": -1, "Hardmax": -1,
+    "LpNormalization": -1, "LayerNormalization": -1, "RMSNormalization": -1,
+    "SimplifiedLayerNormalization": -1, "TopK": -1, "ScatterElements": 0, "Scatter": 0,
+    "GatherElements": 0,
+}  # fmt: skip
+_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Rule by which requests share runs.
+
+    most: samples in a run, 1 where they do not. reason: why so. delay_s: how long a request waits
+    for others: from its slot on for any, until `most` have come; or, where `only_recent`, from the
+    end of the last run on, until as many have come as that has served.
+    """
+
+    most: int
+    reason: str
+    delay_s: float = 0.0
+    only_recent: bool = False
+
+    def __str__(self) -> str:
+        waits = ""
+        if self.most > 1 and self.delay_s:
+            whom = "whom the last run served" if self.only_recent else "others"
+            waits = f"; a request waits up to {self.delay_s * 1e3:.3g} ms for {whom}"
+        return f"{f'up to {self.most}' if self.most > 1 else 'off'}: {self.reason}{waits}"
+
+
+def why_not(
+    graph: GraphInfo | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> str:
+    """Return why requests for a model may not share a run, by rule; "" where they may."""
+    if graph is None:
+        return "its graph is not known"
+    if reason := _without_batch_axis(inputs, outputs):
+        return reason
+    weights = {info.name for info in graph.parameters}
+    sizes = {name for node in graph.nodes if node.op_type == "Shape" for name in node.outputs}
+    for node in graph.nodes:
+        if _mixes(node, weights | sizes):
+            return f"{node.op_type} {node.name!r} may mix samples"
+    return ""
+
+
+def _without_batch_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    if not inputs or not outputs:
+        return "it has no inputs or no outputs"
+    first = inputs[0].shape[0] if inputs[0].shape else 0
+    if isinstance(first, int) or (first is None and len(inputs) + len(outputs) > 2):
+        return f"input {inputs[0].name!r} has no open first axis, or none with a name"
+    for kind, specs in (("input", inputs), ("output", outputs)):
+        for spec in specs:
+            if spec.kind is not ValueKind.TENSOR or spec.dtype is DType.STRING:
+                return f"{kind} {spec.name!r} is {spec}"
+            if not spec.shape or spec.shape[0] != first:
+                return f"the first axis of {kind} {spec.name!r} is not {first or 'open'}"
+            if first is not None and first in spec.shape[1:]:
+                return f"{kind} {spec.name!r} has {first!r} in a second place"
+            if kind == "output" and None in spec.shape[1:]:
+                continue
+    return ""
+
+
+def _mixes(node: NodeInfo, own: Iterable[str]) -> bool:
+    """Return whether samples of a batch may change each other's results in a node.
+
+    own: tensors that are the same for every sample, or sizes. What a node mixes whatever the data
+    are is left to the trial.
+    """
+    kind, given = node.op_type, node.attributes
+    if node.domain not in _DOMAINS or kind in _MIXING:
+        return True
+    if kind in ("BatchNormalization", "Dropout"):
+        return bool(given.get("training_mode")) or (kind == "Dropout" and len(node.inputs) > 2)
+    if kind == "MeanVarianceNormalization":
+        return 0 in _numbers(given.get("axes", (0, 2, 3)))
+    if kind.startswith("Reduce"):
+        axes = given.get("axes")
+        # Since version 18 of the operators the axes are an input, whose value is not known here.
+        return axes is None or 0 in _numbers(axes)
+    if kind in ("Gather", "GatherND"):
+        along_first = given.get("axis", 0) == 0 and not given.get("batch_dims")
+        return along_first and node.inputs[0] not in own
+    if kind in _ALONG_AXIS:
+        return given.get("axis", _ALONG_AXIS[kind]) == 0
+    return False
+
+
+def _numbers(value: object) -> tuple[object, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+# --------------------------------------------------------------------------------------- by trial
+
+
+def tried(run: Run, inputs: Sequence[TensorSpec], asked: int | None) -> Batching:
+    """Return how requests for a model share runs, after trying it.
+
+    run: the model on arrays. asked: the number of samples that the user wants in a run at most;
+        None measures where it pays. Takes two seconds, or a few runs of a slow model. The delay is
+        chosen from the time of a run of one sample.
+    """
+    chance = np.random.default_rng(0)
+    try:
+        if asked is None:
+            times_s = _measured(run, inputs, chance)
+            most = best_size(times_s)
+            if len(times_s) == 1:
+                return Batching(1, f"too slow or too large to measure: {_curve(times_s)}")
+            if most == 1:
+                return Batching(1, f"{_why_single(times_s)}: {_curve(times_s)}")
+            reason = f"a batch is faster: {_curve(times_s)}"
+        else:
+            times_s = _measured(run, inputs, chance, SIZES[:1])
+            most, reason = asked, "as asked for"
+        with np.errstate(all="ignore"):  # of extremes, in backends that use numpy
+            found = _difference(run, inputs, most, chance)
+        if found:
+            return Batching(1, found)
+    except Cancelled:
+        raise
+    except (EngineError, MemoryError) as error:
+        return Batching(1, f"a trial with generated inputs failed: {one_line(error)}")
+    return Batching(most, reason, min(_DELAY_SHARE * times_s[1], _MOST_DELAY_S), only_recent=True)
+
+
+def best_size(times_s: dict[int, float]) -> int:
+    """Return the batch size with the least time a sample, hand-off included; 1 if not worth it.
+
+    times_s: of a run, by its number of samples.
+    """
+    each = {size: (run_s + (size - 1) * _HANDOFF_S) / size for size, run_s in times_s.items()}
+    best = min(each, key=lambda size: each[size])
+    return best if each[best] <= _WORTHWHILE * each[1] else 1
+
+
+def _why_single(times_s: dict[int, float]) -> str:
+    """Return why `best_size` finds no batch worth it."""
+    if min(run_s / size for size, run_s in times_s.items()) <= _WORTHWHILE * times_s[1]:
+        costs = f"{_HANDOFF_S * 1e3:.2g} ms"
+        return f"a batch saves less than the {costs} that each request in it costs"
+    return "a batch is no faster"
+
+
+def _measured(
+    run: Run,
+    inputs: Sequence[TensorSpec],
+    chance: np.random.Generator,
+    sizes: Sequence[int] = SIZES,
+) -> dict[int, float]:
+    """Return the time of a run by its number of samples, up to where more do not help."""
+    end_s = time.monotonic() + _BUDGET_S
+    times_s: dict[int, float] = {}
+    for size in sizes:
+        try:
+            arrays = _generated(inputs, size, chance)
+        except MemoryError:
+            if size == 1:
+                raise
+            break
+        begin = time.perf_counter()
+        run(arrays)  # what a first run of new shapes costs
+        if size == 1 and time.monotonic() > end_s:
+            return {1: time.perf_counter() - begin}
+        best = float("inf")
+        for _ in range(5):
+            begin = time.perf_counter()
+            run(arrays)
+            best = min(best, time.perf_counter() - begin)
+            if time.monotonic() > end_s:
+                break
+        times_s[size] = best
+        if size > 2 and best / size > 0.95 * times_s[size // 2] / (size // 2):
+            break
+        if time.monotonic() > end_s and size > 1:
+            break
+    return times_s
+
+
+def _difference(
+    run: Run, inputs: Sequence[TensorSpec], most: int, chance: np.random.Generator
+) -> str:
+    """Return how a run of up to `most` samples changes results of single ones; "" for not."""
+    is_open = any(not isinstance(dim, int) for spec in inputs for dim in (spec.shape or ())[1:])
+    for open_dim in _OPEN_DIMS if is_open else _OPEN_DIMS[:1]:
+        arrays = _generated(inputs, min(most, _SAMPLES), chance, open_dim)
+        rows = [[array[i : i + 1].copy() for array in arrays] for i in range(len(arrays[0]))]
+        try:
+            alone = [run(row) for row in rows]
+        except (EngineError, MemoryError) as error:
+            if open_dim == _OPEN_DIM or isinstance(error, Cancelled):
+                raise
+            continue  # not a size for this model
+        # Kernels take rows by dozens or fewer, and what remains by other code.
+        sizes = {*range(2, 14), 16, 31, 32, most - 1, most}
+        for size in sorted(size for size in sizes if 1 < size <= most):
+            places = [i % len(rows) for i in range(size)]
+            if not _is_same(run, rows, alone, places, places):
+                return f"{size} samples in one run give other bits than one by one"
+        for number, whole in _EXTREMES:
+            extreme = [_filled(array, number, whole) for array in rows[0]]
+            places, compared = [0, len(rows), 1], [0, None, 1]
+            try:
+                same = _is_same(run, [*rows, extreme], alone, places[:most], compared[:most])
+            except Cancelled:
+                raise
+            except EngineError:
+                continue  # not a value for this model
+            if not same:
+                return f"a sample of {number} changes the results of its neighbours"
+    return ""
+
+
+def _is_same(
+    run: Run,
+    rows: Sequence[Sequence[Array]],
+    alone: Sequence[Sequence[Array]],
+    places: Sequence[int],
+    compared: Sequence[int | None],
+) -> bool:
+    """Return whether a run of the samples at `places` gives the bits of single ones.
+
+    compared: the place in `alone` of each one's results, None for one that is not compared.
+    """
+    batch = [np.concatenate(column) for column in zip(*(rows[i] for i in places), strict=True)]
+    together = run(batch)
+    if any(array.shape[:1] != (len(places),) for array in together):
+        return False
+    for row, place in enumerate(compared):
+        for whole, single in zip(together, alone[place] if place is not None else (), strict=False):
+            part = whole[row : row + 1]
+            if part.shape != single.shape or part.tobytes() != single.tobytes():
+                return False
+    return True
+
+
+def _filled(array: Array, number: float, whole: int) -> Array:
+    return np.full_like(array, number if array.dtype.kind not in "iub" else whole)
+
+
+def _generated(
+    inputs: Sequence[TensorSpec],
+    size: int,
+    chance: np.random.Generator,
+    open_dim: int = _OPEN_DIM,
+) -> list[Array]:
+    arrays = []
+    for spec in inputs:
+        assert spec.shape is not None
+        fitting = _within(spec, open_dim)
+        shape = [size]
+        for axis, dim in enumerate(spec.shape[1:], start=1):
+            shape.append(dim if isinstance(dim, int) else fitting(axis))
+        if prod(shape) * max(1, spec.dtype.bits // 8) > _MOST_BYTES:
+            raise MemoryError(f"input {spec.name!r} of {shape} is too large to try")
+        if spec.dtype.numpy.kind == "f" or spec.dtype is DType.BFLOAT16:
+            arrays.append(chance.standard_normal(shape).astype(spec.dtype.numpy))
+        else:  # 0 and 1 are valid indices of any embedding table, and valid masks
+            arrays.append(chance.integers(0, 2, shape).astype(spec.dtype.numpy))
+    return arrays
+
+
+def _within(spec: TensorSpec, wanted: int) -> Callable[[int], int]:
+    def size(axis: int) -> int:
+        bound = spec.bounds[axis] if axis < len(spec.bounds) else None
+        return wanted if bound is None else min(max(wanted, bound[0]), bound[1])
+
+    return size
+
+
+def _curve(times_s: dict[int, float]) -> str:
+    """Say what a sample takes in runs of each size."""
+    curve = ", ".join(f"{size}: {run_s / size * 1e3:.3g} ms" for size, run_s in times_s.items())
+    return f"{curve} a sample"

@@ -1,0 +1,180 @@
+"""Several requests in one run.
+
+A thread that has a slot takes along the requests of others that wait and have inputs of the same
+shapes. Those whom the last run served come back within moments, if they come: for them it waits so
+long. The thread runs them as one and gives each its part. Where the run fails, each is run alone,
+so that only the bad one fails.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from engine.cancel import CancelToken
+from engine.errors import Cancelled, DeadlineExceeded
+from engine.plan.gate import Gate, Place
+from engine.plan.gate import Request as Waiting
+from engine.serving.batchable import Batching
+from engine.serving.statistics import Recorder
+from engine.tensor import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+class Request:
+    """One client's inputs, checked, in the model's order; and what became of them.
+
+    key: requests of one key may share a run. size: samples. is_alone: not to be batched (again).
+    came_s, began_s: when it, and its run, did, of time.perf_counter(). is_done: it has `results`.
+    """
+
+    __slots__ = ("began_s", "came_s", "inputs", "is_alone", "is_done", "key", "results", "size")
+
+    def __init__(self, inputs: Sequence[Array]) -> None:
+        self.inputs = inputs
+        self.size = inputs[0].shape[0]
+        self.key = tuple((array.dtype, array.shape[1:]) for array in inputs)
+        # Of one model, inputs of different sizes are its own affair.
+        self.is_alone = not self.size or any(array.shape[0] != self.size for array in inputs)
+        self.came_s = time.perf_counter()
+        self.began_s = 0.0
+        self.is_done = False
+        self.results: list[Tensor] | None = None
+
+
+class Alone(Exception):
+    """A run of several requests failed: each is to be run alone, and this thread has no slot."""
+
+
+class Batcher:
+    """Runs requests for one model together."""
+
+    def __init__(self, gate: Gate, batching: Batching, recorder: Recorder) -> None:
+        self._gate = gate
+        self.batching = batching
+        self._recorder = recorder
+        self._last = (0, 0.0)  # the requests that the last run served, and when it ended
+
+    def served(self, requests: int) -> None:
+        """Note the end of a run, before the next one begins: by a thread that is inside still."""
+        self._last = (requests, time.perf_counter())
+
+    def run_with_others(
+        self,
+        request: Request,
+        predict: Callable[[Sequence[Array]], list[Tensor]],
+        deadline_s: float | None,
+        cancel: CancelToken | None,
+    ) -> list[Tensor] | None:
+        """Run a request, whose thread is inside the gate, along with others that wait.
+
+        predict: the model on arrays in its order; it enters the gate, leaves it, and stops where
+            this request is late or cancelled. The others wait again then.
+        The thread is outside then. Returns None where there is nobody: it is inside still. Raises
+        Alone.
+        """
+        places = self._collected(request, deadline_s, cancel)
+        if not places:
+            return None
+        others = [place.request for place in places if isinstance(place.request, Request)]
+        batch = [request, *others]
+        began_s = time.perf_counter()
+        try:
+            with self._gate.hold():
+                results = predict([np.concatenate(parts) for parts in _columns(batch)])
+                parts = _divided(results, [each.size for each in batch])
+                for each, part in zip(batch, parts, strict=True):
+                    each.results, each.began_s, each.is_done = part, began_s, True
+                for place in places:
+                    place.wake()
+                self.served(len(batch))
+        except (Cancelled, DeadlineExceeded):  # this request's own
+            self._gate.leave()
+            self._gate.restore(places)
+            raise
+        except Exception as error:
+            for each in batch:
+                each.is_alone = True
+            self._gate.leave()
+            self._gate.restore(places)
+            raise Alone from error
+        except BaseException:
+            self._gate.leave()
+            self._gate.restore(places)
+            raise
+        self._gate.leave()
+        self._recorder.ran(sum(each.size for each in batch))
+        return request.results
+
+    def _collected(
+        self, request: Request, deadline_s: float | None, cancel: CancelToken | None
+    ) -> list[Place]:
+        """Return the places of requests that may share the run, as many as fit."""
+        room = self.batching.most - request.size
+        if request.is_alone or room < 1:
+            return []
+
+        def fits(other: Waiting) -> bool:
+            nonlocal room
+            if (
+                not isinstance(other, Request)
+                or other.is_alone
+                or other.key != request.key
+                or other.size > room
+            ):
+                return False
+            room -= other.size
+            return True
+
+        places = self._gate.collect(fits)
+        if self.batching.only_recent:
+            count, ended_s = self._last
+            end_s = ended_s + self.batching.delay_s
+            back = sum(place.came_s >= ended_s for place in places) + (request.came_s >= ended_s)
+            if room < 1 or back >= count or time.perf_counter() >= end_s:
+                return places
+            self._gate.gather()
+            try:
+                while room > 0 and back < count and (left_s := end_s - time.perf_counter()) > 0:
+                    self._gate.arrival(left_s)
+                    came = self._gate.collect(fits)
+                    places += came
+                    back += len(came)
+            finally:
+                self._gate.end_gathering()
+        elif self.batching.delay_s:
+            end_s = time.monotonic() + self.batching.delay_s
+            if deadline_s is not None:  # the run takes time too
+                end_s = min(end_s, (time.monotonic() + deadline_s) / 2)
+            cancel = cancel or CancelToken()
+            with cancel.watch(self._gate.end_wait):
+                while room > 0 and not cancel.cancelled:
+                    if (left_s := end_s - time.monotonic()) <= 0:
+                        break
+                    self._gate.arrival(left_s)
+                    places += self._gate.collect(fits)
+        return [place for place in places if not place.is_left]
+
+
+def _columns(batch: Sequence[Request]) -> list[list[Array]]:
+    return [[request.inputs[i] for request in batch] for i in range(len(batch[0].inputs))]
+
+
+def _divided(results: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Return each request's part of the results, in memory of its own."""
+    parts: list[list[Tensor]] = [[] for _ in sizes]
+    for tensor in results:
+        array = tensor.get_data_to_numpy()
+        if array.shape[:1] != (sum(sizes),):
+            raise ValueError(f"output {tensor.name!r} has the shape {array.shape}")
+        begin = 0
+        for part, size in zip(parts, sizes, strict=True):
+            own = Tensor(array[begin : begin + size].copy())
+            own.name = tensor.name
+            part.append(own)
+            begin += size
+    return parts

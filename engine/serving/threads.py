@@ -1,0 +1,228 @@
+"""Threads that run what has waited: as many as the gate has slots.
+
+A request that finds a free slot runs in the thread that asks. One that must wait is run by a
+worker, which goes on to the next without a pause. To wake the thread that waits instead would leave
+its core idle for as long as that takes: 0.1 ms, and often 4 ms, until the scheduler moves a thread
+that it woke on a busy core.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from queue import Empty, SimpleQueue
+from typing import Protocol, TypeAlias
+
+from engine.cancel import CancelToken
+from engine.errors import Cancelled, DeadlineExceeded
+from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.plan.gate import Gate, Post
+from engine.serving.batching import Alone, Request
+from engine.tensor import Tensor
+
+Tell: TypeAlias = Callable[[], None]
+"""Wakes a thread whose request was run. Where another run follows it is called when that begins:
+the runtime lets go of Python's lock then, which the thread that wakes would else wait for, and so
+go to sleep and wake twice, on a core that another run has."""
+
+
+class Work(Protocol):
+    """Work for a worker. request: its inputs, if they may share a run."""
+
+    request: Request | None
+
+    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell | None:
+        """Run, in a thread that is given the work with its slot.
+
+        tell: to be called as the run begins. Returns what is to be called as the next one does.
+        """
+
+    def finish(self, results: list[Tensor]) -> None:
+        """End it with the results of a run that another thread did; quick, perhaps twice."""
+
+
+class Admission(Post):
+    """The place of work in the gate's queue. queue: of what has a slot, for workers to run."""
+
+    __slots__ = ("once", "queue", "work")
+
+    def __init__(self, work: Work, queue: SimpleQueue[Admission | None]) -> None:
+        super().__init__(work.request)
+        self.work = work
+        self.queue = queue
+        self.once = threading.Lock()  # held by the thread that runs it
+
+    def admitted(self) -> None:
+        """See Post."""
+        self.queue.put(self)
+
+    def served(self) -> None:
+        """See Post."""
+        assert isinstance(self.request, Request)
+        assert self.request.results is not None
+        self.work.finish(self.request.results)
+
+    def again(self) -> Admission:
+        """Return a place for the same work, which came when this did."""
+        place = Admission(self.work, self.queue)
+        place.came_s = self.came_s
+        return place
+
+
+class Workers:
+    """The threads, which start when they are needed and end with `end`."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.admitted: SimpleQueue[Admission | None] = SimpleQueue()
+        self._count = 0
+
+    def need(self) -> None:
+        """Start another thread, unless there is one for each slot. Raises RuntimeError.
+
+        By one thread at a time.
+        """
+        if self._count < self.gate.slots:
+            self._count += 1  # also where an interrupt cuts off the wait for its start
+            try:
+                undisturbed(thread(_work, self.admitted, self.gate).start)
+            except RuntimeError as error:
+                if not raised_by_handler(error):
+                    self._count -= 1
+                raise
+
+    def end(self) -> None:
+        """Have the threads end after what is admitted."""
+        count, self._count = self._count, 0
+        for _ in range(count):
+            self.admitted.put(None)
+
+
+def thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
+    """Return a thread of the runner, to be started."""
+    return threading.Thread(target=target, args=arguments, name="engine-runner", daemon=True)
+
+
+def _work(admitted: SimpleQueue[Admission | None], gate: Gate) -> None:
+    tell: Tell | None = None  # whoever waits for the last run
+    while True:
+        try:
+            place = admitted.get_nowait() if tell else admitted.get()
+        except Empty:
+            assert tell is not None
+            tell()
+            tell = None
+            continue
+        if place is None:
+            break
+        if place.once.acquire(blocking=False):  # an interrupt may have had it put here twice
+            tell = place.work.run(gate, place, tell)
+        del place  # its inputs and results are not kept until the next one
+    if tell is not None:
+        tell()
+
+
+class Turn:
+    """A request whose thread waits while a worker runs it.
+
+    Not for the main thread: what a signal handler raises there would leave the worker to read
+    inputs and fill outputs that are the caller's again.
+
+    run_s: the moment of time.perf_counter() when its run began; 0 until then.
+    """
+
+    __slots__ = ("_call", "_error", "_is_done", "_place", "_results", "_wake", "request", "run_s")
+
+    def __init__(self, call: Callable[[], list[Tensor]], request: Request | None) -> None:
+        self.request = request
+        self.run_s = 0.0
+        self._call = call
+        self._place: Admission | None = None
+        self._results: list[Tensor] | None = None
+        self._error: BaseException | None = None
+        self._is_done = False
+        self._wake = threading.Lock()
+        self._wake.acquire()
+
+    def queue(self, workers: Workers, limit: int) -> None:
+        """Take a place in the queue. Raises QueueFull."""
+        self._place = Admission(self, workers.admitted)
+        workers.gate.queue(self._place, limit)
+
+    def wait(
+        self, gate: Gate, deadline_s: float | None, cancel: CancelToken | None
+    ) -> list[Tensor]:
+        """Return the results, or raise what the run raised.
+
+        Raises DeadlineExceeded or Cancelled while it waits; the run sees to that itself.
+        """
+        try:
+            with nullcontext() if cancel is None else cancel.watch(self._look):
+                while not self._is_done:
+                    self._wake.acquire(timeout=self._left_s(gate, deadline_s, cancel))
+            if self._error is not None:
+                raise self._error
+            assert self._results is not None
+            return self._results
+        finally:
+            # No cycles: a place has its work, and a traceback the frames that have this.
+            self._error = self._place = None
+
+    def _left_s(self, gate: Gate, deadline_s: float | None, cancel: CancelToken | None) -> float:
+        """Return how long to wait, -1 for ever; or raise where that is over."""
+        if cancel is not None and cancel.cancelled:
+            self._leave(gate, Cancelled("cancelled by its owner"))
+        elif deadline_s is not None:
+            if (left_s := deadline_s - time.monotonic()) > 0:
+                return min(left_s, threading.TIMEOUT_MAX)
+            self._leave(gate, DeadlineExceeded("other requests lasted to the deadline"))
+        return -1.0  # it runs, and the backend sees to its end
+
+    def _leave(self, gate: Gate, error: BaseException) -> None:
+        """Raise an error, unless it runs or has ended."""
+        if self._place is not None and gate.withdraw(self._place) and not self._is_done:
+            raise error
+
+    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell | None:
+        """See Work."""
+        gate.adopt(place)
+        self.run_s = time.perf_counter()
+        if tell is not None:
+            tell()
+        try:
+            self._results = self._call()
+        except Alone:
+            # Not by this thread, which would wait for a slot: it may be needed to free one.
+            self._place = again = place.again()
+            gate.restore([again])
+            self._look()  # it may be late, or cancelled, while it had no place
+        except BaseException as error:
+            self._error = error
+        finally:
+            gate.leave()
+        if self._place is not place:
+            return None
+        self._is_done = True
+        look = self._look
+        del self, place  # the traceback of an error has this frame: no cycle
+        return look
+
+    def finish(self, results: list[Tensor]) -> None:
+        """See Work."""
+        assert self.request is not None
+        self.run_s = self.request.began_s
+        self._results = results
+        self._is_done = True
+        self._look()
+
+    def _look(self) -> None:
+        """Have the thread that waits look what there is; more than once does no harm."""
+        open_lock(self._wake)
+
+
+def open_lock(lock: threading.Lock) -> None:
+    """Release a lock, which may be released."""
+    with suppress(RuntimeError):
+        lock.release()

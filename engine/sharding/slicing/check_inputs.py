@@ -1,0 +1,150 @@
+"""Inputs on which slices are compared with their model: random, and each rank's part counts.
+
+Indices go through all of the table that they look up: of one that is divided by rows, each rank has
+other rows. Integers of no table are 0 or 1, which suits masks and lengths, and once more anything,
+where only arithmetic is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import NodeProto
+
+from engine.convert.sample_inputs import random
+from engine.errors import ModelError
+from engine.sharding.slicing.original import Original
+from engine.sharding.slicing.rules.elementwise import NAMES
+from engine.types import DType
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Inputs: TypeAlias = "dict[str, Array]"
+
+_MOST_DRAWS = 8
+_LARGEST = 100
+
+_INTEGERS = {
+    DType.INT8, DType.INT16, DType.INT32, DType.INT64,
+    DType.UINT8, DType.UINT16, DType.UINT32, DType.UINT64,
+}  # fmt: skip
+_MOVES = {
+    "Cast", "Concat", "Expand", "Flatten", "Identity", "Reshape", "Slice", "Split", "Squeeze",
+    "Tile", "Transpose", "Unsqueeze",
+}  # fmt: skip
+_LOOKS_UP = {"Gather": (1, 0), "GatherElements": (1, 0)}
+"""Operators with an input of indices: its place, and that of the table."""
+_ARITHMETIC = _MOVES | {*NAMES} | {
+    "Conv", "ConvInteger", "DequantizeLinear", "Gemm", "MatMul", "MatMulInteger", "ReduceMax",
+    "ReduceMean", "ReduceMin", "ReduceSum", "QLinearConv", "QLinearMatMul",
+}  # fmt: skip
+_SECOND = _MOVES - {"Concat"} | {"BitShift", "Div", "Mod", "Pow"}
+"""Operators whose further inputs are shapes, axes, or numbers that must not be any."""
+
+
+def drawn(model: Original, size: int, parts: int) -> Iterator[Inputs]:
+    """Yield sets of inputs; the first suits any model, later ones perhaps not.
+
+    size: of open dims. parts: of a table that is divided; each is looked up in, if only all sets
+    of inputs run.
+    """
+    tables = {name: table_size(model, name) for name in model.inputs}
+    draws = 1
+    for name, rows in tables.items():
+        if rows is not None:
+            count = max(1, prod(_dims(model, name, size)))
+            draws = min(_MOST_DRAWS, max(draws, -(-parts // count)))
+    for draw in range(draws):
+        yield generated(model, size, draw=draw, draws=draws)
+    free = {name for name, rows in tables.items() if rows is None and _is_free(model, name)}
+    if free:
+        yield generated(model, size, anything=free)
+
+
+def generated(
+    model: Original,
+    size: int,
+    *,
+    draw: int = 0,
+    draws: int = 1,
+    anything: Set[str] = frozenset(),
+) -> Inputs:
+    """Return random inputs; open dims are `size`.
+
+    draw, draws: which of so many sets this is; together they go through all of a table. anything:
+    inputs whose integers need not be 0 or 1.
+    """
+    chance = np.random.default_rng(draw)
+    found = {}
+    for name in model.inputs:
+        dims, dtype = _dims(model, name, size), model.dtype(name)
+        assert dtype is not None
+        rows = table_size(model, name)
+        if rows is not None:
+            count = prod(dims)
+            places = (np.arange(count) + draw * count + chance.random(count)) / (count * draws or 1)
+            indices = chance.permutation((places * rows).astype(np.int64))
+            found[name] = indices.reshape(dims).astype(dtype.numpy)
+        elif name in anything:
+            limits = np.iinfo(dtype.numpy)
+            low, high = max(limits.min, -_LARGEST), min(limits.max, _LARGEST)
+            found[name] = chance.integers(low, high, dims, endpoint=True).astype(dtype.numpy)
+        else:
+            found[name] = np.asarray(random(dtype, dims, chance))
+    return found
+
+
+def table_size(model: Original, name: str) -> int | None:
+    """Return the size of the smallest table in which an input looks up; None for none."""
+    if model.dtype(name) not in _INTEGERS:
+        return None
+    sizes = []
+    for node, place in _readers(model, name):
+        index, table = _LOOKS_UP.get(node.op_type, (-1, -1))
+        shape = model.shape(node.input[table]) if place == index else None
+        if shape:
+            axis = next((one.i for one in node.attribute if one.name == "axis"), 0)
+            rows = shape[axis]
+            if isinstance(rows, int) and rows > 0:
+                sizes.append(rows)
+    return min(sizes, default=None)
+
+
+def _readers(model: Original, name: str) -> Iterator[tuple[NodeProto, int]]:
+    """Yield who reads a tensor, and where, also behind operators that only move elements."""
+    pending, known = [name], {name}
+    while pending:
+        own = pending.pop()
+        for node in model.readers.get(own, ()):
+            for place, read in enumerate(node.input):
+                if read == own:
+                    yield node, place
+            is_moved = node.op_type in _MOVES or (
+                node.op_type in _LOOKS_UP and node.input[0] == own
+            )
+            if is_moved:
+                further = {*node.output} - known - {""}
+                known |= further
+                pending += further
+
+
+def _is_free(model: Original, name: str) -> bool:
+    """Return whether only arithmetic is done with an input: any value is as good as another."""
+    if model.dtype(name) not in _INTEGERS:
+        return False
+    return all(
+        node.op_type in _ARITHMETIC and (place == 0 or node.op_type not in _SECOND)
+        for node, place in _readers(model, name)
+    )
+
+
+def _dims(model: Original, name: str, size: int) -> list[int]:
+    shape, dtype = model.shape(name), model.dtype(name)
+    if shape is None or dtype is None:
+        raise ModelError(
+            f"{model.name}: nothing can stand for input {name!r}, whose shape or type is open; "
+            "slice unchecked (--no-check)"
+        )
+    return [dim if isinstance(dim, int) else size for dim in shape]

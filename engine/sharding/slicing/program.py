@@ -1,0 +1,335 @@
+"""Programs of ranks: nodes, weights and where each weight comes from; and the writing of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from math import prod
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import NodeProto, helper
+
+from engine.formats.collectives import DOMAIN
+from engine.sharding.slicing.costs import Costs, step
+from engine.sharding.slicing.original import Original
+from engine.sharding.slicing.rules import Way
+from engine.sharding.slicing.states import PARTIAL, WHOLE, Array, State, local_shape, part, ranges
+from engine.types import Dim, DType
+
+Shape: TypeAlias = "tuple[Dim, ...]"
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A constant of the ranks. source, state: a part of one of the model's; else `values`, one for
+    each rank, or one for all.
+    """
+
+    source: str = ""
+    state: State = WHOLE
+    values: tuple[Array, ...] = ()
+
+    @property
+    def is_shared(self) -> bool:
+        """True where all ranks of a stage hold the same."""
+        return self.state == WHOLE and len(self.values) < 2
+
+
+@dataclass(frozen=True)
+class Known:
+    """Facts about a tensor of the program. tensor, state: of the model, "" for a helper."""
+
+    tensor: str
+    state: State
+    dtype: DType | None
+    shape: Shape | None
+
+
+@dataclass
+class Program:
+    """Program of each of `ranks` ranks of a stage: the same nodes, each with its own weights.
+
+    collectives: by the name of the node, the bytes of the whole tensor that it is for.
+    """
+
+    model: Original
+    ranks: int
+    nodes: list[NodeProto] = field(default_factory=list)
+    weights: dict[str, Weight] = field(default_factory=dict)
+    known: dict[str, Known] = field(default_factory=dict)
+    collectives: dict[str, int] = field(default_factory=dict)
+
+
+class Writer:
+    """Writes a program, node by node. A tensor in another state than it was made in has a name of
+    its own; who reads by the model's name finds the whole.
+    """
+
+    def __init__(self, model: Original, ranks: int, costs: Costs) -> None:
+        self.program = Program(model, ranks)
+        self._model = model
+        self.ranks = ranks
+        self._costs = costs
+        self._names: dict[str, dict[State, str]] = {}
+        self._taken = {*model.types, *model.constants}
+        self._numbers = count()
+        self._fixed = {*model.outputs, *model.captured}
+        for name in model.inputs:
+            self._note(name, WHOLE, name)
+
+    def node(self, node: NodeProto, way: Way) -> None:
+        """Write one node in one way."""
+        local = _LocalNode(self, node)
+        own = local.node
+        for index, (name, state) in enumerate(zip(node.input, way.inputs)):
+            if name:
+                own.input[index] = self._name(name, state)
+        for name in self._captured(node):
+            self._name(name, WHOLE)
+        for index, name in enumerate(node.output):
+            if name:
+                own.output[index] = self._made(name, way.outputs[index])
+        if way.change is not None:
+            way.change(local)
+        local.finish()
+
+    def same_on_all(self, node: NodeProto) -> None:
+        """Give every rank what rank 0 has made."""
+        last = self.program.nodes[-1]
+        for index, name in enumerate(node.output):
+            if name:
+                own = last.output[index] = self.fresh(f"{name}/own")
+                self.program.known[own] = self.program.known[name]
+                self.collective("Broadcast", own, name, name, root=0)
+
+    def finished(self) -> Program:
+        """Write what makes all results whole, and return the program."""
+        for name in self._model.outputs:
+            if self._name(name, WHOLE) != name:  # a constant or an input, given back as it is
+                self.program.nodes.append(
+                    helper.make_node("Identity", [self._names[name][WHOLE]], [name])
+                )
+            elif name in self.program.weights:  # made by a node: a stage of its own has to have it
+                own = self.fresh(f"{name}/value")
+                self.program.weights[own] = self.program.weights.pop(name)
+                self.program.known[own] = self.program.known[name]
+                node = helper.make_node("Identity", [own], [name], f"Identity {name}")
+                self.program.nodes.insert(0, node)
+        return self.program
+
+    # ---------------------------------------------------------------------------------- names
+
+    def fresh(self, wanted: str) -> str:
+        """Return a name that nothing has yet."""
+        while wanted in self._taken:
+            wanted = f"{wanted}_{next(self._numbers)}"
+        self._taken.add(wanted)
+        return wanted
+
+    def constant(self, value: Array | np.generic | Sequence[Array | np.generic]) -> str:
+        """Return the name of a new constant: one value for all ranks, or one for each."""
+        values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+        name = self.fresh(f"constant_{next(self._numbers)}")
+        arrays = tuple(np.asarray(array) for array in values)
+        self.program.weights[name] = Weight(values=arrays)
+        first = arrays[0]
+        self.program.known[name] = Known("", WHOLE, DType.from_numpy(first.dtype), first.shape)
+        return name
+
+    def _captured(self, node: NodeProto) -> set[str]:
+        if not self._model.captured:
+            return set()
+        from engine.formats.onnx.graphs import reads
+
+        return reads(node) - {*node.input}
+
+    def _note(self, tensor: str, state: State, name: str) -> None:
+        self._names.setdefault(tensor, {})[state] = name
+        shape = self._model.shape(tensor)
+        own = None if shape is None else local_shape(shape, state, self.ranks)
+        self.program.known[name] = Known(tensor, state, self._model.dtype(tensor), own)
+
+    def _made(self, tensor: str, state: State) -> str:
+        is_free = state == WHOLE or tensor not in self._fixed
+        name = tensor if is_free else self.fresh(f"{tensor}/{_word(state)}")
+        self._note(tensor, state, name)
+        return name
+
+    def _name(self, tensor: str, state: State) -> str:
+        """Return the name of a tensor in a state, writing what makes it."""
+        names = self._names.setdefault(tensor, {})
+        if state in names:
+            return names[state]
+        if tensor in self._model.constants:
+            is_plain = state == WHOLE or (tensor not in self._fixed and not names)
+            name = (
+                tensor
+                if is_plain and tensor not in self.program.weights
+                else (self.fresh(f"{tensor}/{_word(state)}"))
+            )
+            self.program.weights[name] = Weight(tensor, state)
+            self._note(tensor, state, name)
+            return name
+        if not names:  # a sparse constant, which goes along as it is
+            self._note(tensor, WHOLE, tensor)
+            return self._name(tensor, state)
+        _, through = self._costs.cheapest(tensor, names, state)
+        assert through is not None, f"{tensor!r} cannot be had as {state}"
+        start = min(names, key=lambda held: self._costs.cheapest(tensor, [held], state)[0])
+        for wanted in (*through, state):
+            if wanted not in names:
+                self._convert(tensor, start, wanted)
+            start = wanted
+        return names[state]
+
+    # ---------------------------------------------------------------------- from state to state
+
+    def _convert(self, tensor: str, state: State, wanted: State) -> None:
+        source = self._names[tensor][state]
+        is_fixed = wanted == WHOLE and tensor in self._fixed
+        name = tensor if is_fixed else self.fresh(f"{tensor}/{_word(wanted)}")
+        self._note(tensor, wanted, name)
+        how = step(state, wanted, 0, self.ranks)
+        assert how is not None
+        if how.collective == "AllReduce":
+            self.collective("AllReduce", source, name, tensor)
+        elif how.collective == "AllGather":
+            self._gather(tensor, source, name, state)
+        elif how.collective == "AllToAll":
+            self.collective(
+                "AllToAll", source, name, tensor, split_axis=wanted.axis, concat_axis=state.axis
+            )
+        elif wanted == PARTIAL:
+            self._term(source, name)
+        else:
+            self._cut(tensor, source, name, wanted)
+
+    def collective(self, kind: str, source: str, name: str, tensor: str, **attributes: Any) -> None:
+        """Write a collective; its position is the same on all ranks."""
+        node = helper.make_node(
+            kind, [source], [name], f"{kind} {name}", domain=DOMAIN, **attributes
+        )
+        self.program.nodes.append(node)
+        self.program.collectives[node.name] = self._model.nbytes(tensor, 1)
+
+    def _gather(self, tensor: str, source: str, name: str, state: State) -> None:
+        """Write what makes a divided tensor whole: blocks come by rank and are put in order."""
+        if not state.blocks:
+            self.collective("AllGather", source, name, tensor, axis=state.axis)
+            return
+        known = self.program.known[source]
+        mixed = self.fresh(f"{tensor}/by_rank")
+        self.program.known[mixed] = Known("", WHOLE, known.dtype, self._model.shape(tensor))
+        self.collective("AllGather", source, mixed, tensor, axis=state.axis)
+        total, places = sum(state.blocks), []
+        start = 0
+        for block in state.blocks:  # the place in `mixed` of each element, in order
+            own = block // self.ranks
+            for rank in range(self.ranks):
+                begin = rank * (total // self.ranks) + start
+                places.append(np.arange(begin, begin + own, dtype=np.int64))
+            start += own
+        order = self.constant(np.concatenate(places))
+        self.program.nodes.append(
+            helper.make_node("Gather", [mixed, order], [name], f"order {name}", axis=state.axis)
+        )
+
+    def _term(self, source: str, name: str) -> None:
+        """Write what makes a tensor that all have whole a term of a sum: on rank 0 all of it."""
+        dtype = self.program.known[source].dtype
+        assert dtype is not None
+        is_first = self.constant([np.array(rank == 0) for rank in range(self.ranks)])
+        zero = self.constant(np.zeros((), dtype.numpy))
+        self.program.nodes.append(
+            helper.make_node("Where", [is_first, source, zero], [name], f"term {name}")
+        )
+
+    def _cut(self, tensor: str, source: str, name: str, wanted: State) -> None:
+        """Write what takes a rank's own part of a tensor that it has whole."""
+        shape = self._model.shape(tensor)
+        assert shape is not None
+        size = shape[wanted.axis]
+        assert isinstance(size, int)
+        own = [
+            np.concatenate(
+                [np.arange(*ends, dtype=np.int64) for ends in ranges(size, wanted, r, self.ranks)]
+            )
+            for r in range(self.ranks)
+        ]
+        if wanted.blocks or self._model.opsets.get("", 1) < 10:
+            index = self.constant(own)
+            node = helper.make_node(
+                "Gather", [source, index], [name], f"part {name}", axis=wanted.axis
+            )
+        else:
+            starts = self.constant([part[:1] for part in own])
+            ends = self.constant([part[-1:] + 1 for part in own])
+            axes = self.constant(np.array([wanted.axis], np.int64))
+            node = helper.make_node("Slice", [source, starts, ends, axes], [name], f"part {name}")
+        self.program.nodes.append(node)
+
+
+class _LocalNode:
+    """A node while it is written; see rules.op.Local."""
+
+    def __init__(self, writer: Writer, node: NodeProto) -> None:
+        self.node = NodeProto()
+        self.node.CopyFrom(node)
+        self.ranks = writer.ranks
+        self._writer = writer
+        self._after: list[NodeProto] = []
+
+    def constant(self, value: Array | np.generic | Sequence[Array | np.generic]) -> str:
+        """See Local."""
+        return self._writer.constant(value)
+
+    def add(self, op_type: str, inputs: Sequence[str], **attributes: Any) -> str:
+        """See Local."""
+        name = self._writer.fresh(f"{self.node.name}/{op_type}")
+        self._writer.program.nodes.append(
+            helper.make_node(op_type, inputs, [name], name, **attributes)
+        )
+        return name
+
+    def follow(self, index: int, op_type: str, others: Sequence[str], **attributes: Any) -> None:
+        """See Local."""
+        name = self.node.output[index]
+        self.node.output[index] = self._writer.fresh(f"{name}/before")
+        inputs = [*others, self.node.output[index]]
+        self._after.append(
+            helper.make_node(op_type, inputs, [name], f"{op_type} {name}", **attributes)
+        )
+
+    def finish(self) -> None:
+        """Write the node and what follows it."""
+        self._writer.program.nodes += [self.node, *self._after]
+
+
+def _word(state: State) -> str:
+    if state.is_shard:
+        return f"axis{state.axis}" + (f"x{len(state.blocks)}" if state.blocks else "")
+    return state.kind
+
+
+def nbytes_of(weight: Weight, model: Original, ranks: int) -> int:
+    """Return how many bytes a rank holds of a weight."""
+    if weight.values:
+        return weight.values[0].nbytes
+    whole = model.nbytes(weight.source)
+    return whole // ranks if weight.state.is_shard else whole
+
+
+def value_of(weight: Weight, model: Original, rank: int, ranks: int) -> Array:
+    """Return what a rank holds of a weight, as a view where that can be."""
+    if weight.values:
+        return weight.values[rank if len(weight.values) > 1 else 0]
+    return part(model.array(weight.source), weight.state, rank, ranks)
+
+
+def elements(shape: Shape | None) -> int | None:
+    """Return the number of elements of a shape; None where a size is open."""
+    if shape is None or not all(isinstance(size, int) for size in shape):
+        return None
+    return prod(size for size in shape if isinstance(size, int))

@@ -1,0 +1,339 @@
+"""Pipeline stages: a program cut where little is to be sent on, in parts of about equal weights.
+
+Ranks are numbered stage by stage. What a stage needs of an earlier one goes from each rank to the
+one at the same place, in the form in which that has it: a part stays a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from onnx import NodeProto, ValueInfoProto, helper
+
+from engine.errors import ModelError
+from engine.formats.collectives import DOMAIN, is_collective
+from engine.formats.micro_batches import AFTERWARDS, MicroBatches
+from engine.formats.onnx.graphs import reads, subgraphs
+from engine.sharding.slicing.costs import PRODUCTS
+from engine.sharding.slicing.original import Original
+from engine.sharding.slicing.program import Known, Program, Weight, elements, nbytes_of
+
+_WINDOW = 0.3
+"""Distance of a cut from where stages are even, in stages: for the thinnest edge near it."""
+
+_SMALL_BYTES, _MOST_NODES = 1 << 16, 32
+"""Largest weight, and most nodes, of what a stage makes anew instead of receiving it."""
+
+
+@dataclass
+class Stage:
+    """A stage's nodes, and what it exchanges with others: (tensor, the other stage), in order."""
+
+    number: int
+    nodes: list[NodeProto] = field(default_factory=list)
+    receives: list[tuple[str, int]] = field(default_factory=list)
+    sends: list[tuple[str, int]] = field(default_factory=list)
+
+
+@dataclass
+class Pipeline:
+    """A program in stages. makers: the stage that makes each tensor."""
+
+    program: Program
+    stages: list[Stage]
+    makers: dict[str, int]
+    last_only: bool
+    batches: MicroBatches | None = None
+
+    def nodes(self, stage: int, member: int) -> list[NodeProto]:
+        """Return the nodes of one rank: with what it sends and receives, and its group named."""
+        program, own = self.program, self.stages[stage]
+        ranks = program.ranks
+        if len(self.stages) == 1:
+            return own.nodes
+        results = [] if self.last_only else program.model.outputs
+        had = {name for name, _ in own.receives}.union(*(node.output for node in own.nodes))
+        renamed = {name: f"{name}/made" for name in results if name in had and name in self.makers}
+        for name in results:
+            if name in self.makers:  # a rank on its own cannot tell what a collective gives
+                program.known[f"{name}/made"] = program.known[name]
+        received = [
+            helper.make_node(
+                "Receive", [], [renamed.get(name, name)], f"Receive {name}", domain=DOMAIN,
+                rank=maker * ranks + member, **_described(program, name),
+            )
+            for name, maker in own.receives
+        ]  # fmt: skip
+        nodes = [self._grouped(node, stage, renamed) for node in own.nodes]
+        sent = [
+            helper.make_node(
+                "Send", [renamed.get(name, name)], [f"{name}/sent to {reader}"],
+                f"Send {name} to {reader}", domain=DOMAIN, rank=reader * ranks + member,
+            )
+            for name, reader in own.sends
+        ]  # fmt: skip
+        for name in results:
+            if name in self.makers:
+                sent += self._broadcast(name, member, has=name in renamed)
+        return [*received, *nodes, *sent]
+
+    def outputs(self, stage: int) -> list[ValueInfoProto]:
+        """Return the results that a stage's ranks give."""
+        declared = list(self.program.model.proto.graph.output)
+        if not self.last_only or stage == len(self.stages) - 1:
+            return [with_open_batch(value) for value in declared] if self.batches else declared
+        name, reader = min(self.stages[stage].sends, key=lambda sent: not self._is_batched(sent[0]))
+        known = self.program.known[name]
+        assert known.dtype is not None
+        value = helper.make_tensor_value_info(
+            f"{name}/sent to {reader}", known.dtype.onnx, list(known.shape or ())
+        )
+        return [with_open_batch(value) if self.batches else value]
+
+    def _is_batched(self, name: str) -> bool:
+        shape = self.program.known[name].shape
+        return self.batches is None or (shape or (None,))[0] == self.batches.rows
+
+    def _grouped(self, node: NodeProto, stage: int, renamed: dict[str, str]) -> NodeProto:
+        is_exchange = is_collective(node.op_type, node.domain)
+        touched = not renamed.keys().isdisjoint((*reads(node), *node.output))
+        if not is_exchange and not touched:
+            return node
+        own = NodeProto()
+        own.CopyFrom(node)
+        _rename(own, renamed)
+        if is_exchange:
+            first = stage * self.program.ranks
+            members = list(range(first, first + self.program.ranks))
+            own.attribute.append(helper.make_attribute("group", f"stage{stage}"))
+            own.attribute.append(helper.make_attribute("group_ranks", members))
+            for attribute in own.attribute:
+                if attribute.name == "root":
+                    attribute.i = first + attribute.i
+        return own
+
+    def _broadcast(self, name: str, member: int, has: bool) -> list[NodeProto]:
+        """Return what gives a result to the same place of every stage; a stage may have its own."""
+        ranks, maker = self.program.ranks, self.makers[name]
+        own = f"{name}/made"
+        nodes = []
+        if not has:  # something of the result's shape, to be written over
+            described = _described(self.program, name)
+            dims = f"{name}/sizes"
+            sizes = np.array(described["sizes"], np.int64)
+            self.program.weights[dims] = Weight(values=(sizes,))
+            zero = helper.make_tensor("zero", described["to"], [1], [0])
+            nodes.append(
+                helper.make_node("ConstantOfShape", [dims], [own], f"room for {name}", value=zero)
+            )
+        members = [number * ranks + member for number in range(len(self.stages))]
+        when: dict[str, Any] = {AFTERWARDS: 1} if self.batches else {}
+        nodes.append(
+            helper.make_node(
+                "Broadcast", [own], [name], f"Broadcast {name}", domain=DOMAIN,
+                root=maker * ranks + member, group=f"place{member}", group_ranks=members, **when,
+            )
+        )  # fmt: skip
+        return nodes
+
+
+def _rename(node: NodeProto, names: Mapping[str, str]) -> None:
+    """Give tensors other names, also where bodies of the node read them."""
+    for own in (node.input, node.output):
+        for index, name in enumerate(own):
+            own[index] = names.get(name, name)
+    for graph in subgraphs(node):
+        for inner in graph.node:
+            _rename(inner, names)
+        for value in graph.output:
+            value.name = names.get(value.name, value.name)
+
+
+def with_open_batch(value: ValueInfoProto) -> ValueInfoProto:
+    """Return an input or output of any number of micro-batches."""
+    own = ValueInfoProto()
+    own.CopyFrom(value)
+    if own.type.tensor_type.shape.dim:
+        own.type.tensor_type.shape.dim[0].dim_param = "batch"
+    return own
+
+
+def micro_batches(model: Original, count: int) -> MicroBatches:
+    """Return how a model's batch is run in parts. Raises ModelError where it cannot be."""
+    what = f"{model.name}: cannot run micro-batches"
+    if count < 2:
+        raise ModelError(f"{what}: it is not cut into stages; ask for two or more (--pp)")
+    sizes = {name: (model.shape(name) or (None,))[0] for name in model.batched}
+    [rows, *others] = {*sizes.values()} or {None}
+    if others or not isinstance(rows, int):
+        raise ModelError(
+            f"{what}: expected inputs with an open axis 0 that gets one size for all "
+            f"(--input-shape), got {sizes or 'none with an open axis 0'}"
+        )
+    for name in model.outputs:
+        shape = model.shape(name)
+        if not shape or shape[0] != rows:
+            shown = "unknown" if shape is None else list(shape)
+            raise ModelError(
+                f"{what}: output {name!r} is of shape {shown}; expected the batch of {rows} rows "
+                "along axis 0"
+            )
+    return MicroBatches(rows, model.batched)
+
+
+def pipeline(
+    program: Program, count: int, last_only: bool, batches: MicroBatches | None = None
+) -> Pipeline:
+    """Cut a program into `count` stages. Raises ModelError where that cannot be."""
+    model = program.model
+    if count > max(len(program.nodes), 1):
+        raise ModelError(
+            f"{model.name}: has {len(program.nodes)} nodes, which are not enough for {count} "
+            "pipeline stages; ask for fewer (--pp)"
+        )
+    cuts = _cuts(program, count)
+    numbers: list[int] = []
+    for place, (start, end) in enumerate(zip([0, *cuts], [*cuts, len(program.nodes)])):
+        numbers += [place] * (end - start)
+    stages = [Stage(number) for number in range(count)]
+    makers: dict[str, int] = {}
+    for node, number in zip(program.nodes, numbers):
+        stages[number].nodes.append(node)
+        makers.update(dict.fromkeys(filter(None, node.output), number))
+    places = {name: place for place, name in enumerate(makers)}
+    cheap = _cheap(program)
+    for stage in stages:
+        _repeat(program, stage, cheap, makers)
+        own = {name for node in stage.nodes for name in node.output}
+        needed = {name for node in stage.nodes for name in reads(node) if name in makers}
+        if last_only and stage.number == count - 1:
+            needed |= {name for name in model.outputs if name in makers}
+        for name in sorted(needed - own, key=places.__getitem__):
+            if makers[name] < stage.number:
+                stage.receives.append((name, makers[name]))
+                stages[makers[name]].sends.append((name, stage.number))
+    for stage in stages:  # one order on both sides: by the other stage, then by the tensor
+        stage.receives.sort(key=lambda one: (one[1], places[one[0]]))
+        stage.sends.sort(key=lambda one: (one[1], places[one[0]]))
+        if last_only and stage.number < count - 1 and not stage.sends:
+            raise ModelError(
+                f"{model.name}: stage {stage.number} sends nothing on; ask for fewer (--pp)"
+            )
+    return Pipeline(program, stages, makers, last_only, batches)
+
+
+def _cheap(program: Program) -> dict[str, frozenset[int]]:
+    """Return the nodes that make a tensor, where these are few and small, by its name.
+
+    Shapes that are computed, masks, tables of sines: each stage makes its own.
+    """
+    makers = {name: place for place, node in enumerate(program.nodes) for name in node.output}
+    found: dict[str, frozenset[int]] = {}
+    for place, node in enumerate(program.nodes):
+        if is_collective(node.op_type, node.domain) or node.op_type in PRODUCTS:
+            continue
+        before = frozenset((place,))
+        for name in reads(node):
+            weight = program.weights.get(name)
+            if weight is not None:
+                if nbytes_of(weight, program.model, program.ranks) > _SMALL_BYTES:
+                    break
+            elif name in makers:
+                if name not in found:
+                    break
+                before |= found[name]
+        else:
+            if len(before) <= _MOST_NODES:
+                found.update(dict.fromkeys(filter(None, node.output), before))
+    return found
+
+
+def _repeat(
+    program: Program, stage: Stage, cheap: Mapping[str, frozenset[int]], makers: Mapping[str, int]
+) -> None:
+    """Put nodes into a stage that make what it needs of earlier ones as well as these do."""
+    again: set[int] = set()
+    for node in stage.nodes:
+        for name in reads(node):
+            if name in cheap and makers[name] < stage.number:
+                again |= cheap[name]
+    own = {id(node) for node in stage.nodes}
+    nodes = [program.nodes[place] for place in sorted(again)]
+    stage.nodes[:0] = [node for node in nodes if id(node) not in own]
+
+
+def _cuts(program: Program, count: int) -> list[int]:
+    """Return before which nodes stages begin: near even loads, where the fewest bytes pass."""
+    if count == 1:
+        return []
+    loads = _loads(program)
+    passing = _passing(program)
+    total, done = sum(loads), 0.0
+    before = [0.0]
+    for load in loads:
+        done += load
+        before.append(done)
+    cuts: list[int] = []
+    for number in range(1, count):
+        target = total * number / count
+        first = cuts[-1] + 1 if cuts else 1
+        last = len(loads) - (count - number)
+        places = range(first, last + 1)
+        reach = total / count * _WINDOW
+        near = [p for p in places if abs(before[p] - target) <= reach] or [
+            min(places, key=lambda p: abs(before[p] - target))
+        ]
+        cuts.append(min(near, key=lambda p: (passing[p], abs(before[p] - target))))
+    return cuts
+
+
+def _loads(program: Program) -> list[float]:
+    """Return what each node adds to a stage: its weights, and a little for what it moves."""
+    counted: set[str] = set()
+    loads = []
+    for node in program.nodes:
+        load = 1.0
+        for name in node.input:
+            weight = program.weights.get(name)
+            if weight is not None and name not in counted:
+                counted.add(name)
+                load += nbytes_of(weight, program.model, program.ranks)
+        loads.append(load)
+    return loads
+
+
+def _passing(program: Program) -> list[float]:
+    """Return for each place between nodes the bytes of what is made before and read after it."""
+    last: dict[str, int] = {}
+    for place, node in enumerate(program.nodes):
+        for name in reads(node):
+            last[name] = place
+    passing = [0.0] * (len(program.nodes) + 1)
+    for place, node in enumerate(program.nodes):
+        for name in node.output:
+            known = program.known.get(name)
+            size = elements(known.shape) if known is not None else None
+            nbytes = (
+                float("inf")
+                if known is None or known.dtype is None or size is None
+                else (size * max(known.dtype.bits, 8) / 8)
+            )
+            for at in range(place + 1, last.get(name, place) + 1):
+                passing[at] += nbytes
+    return passing
+
+
+def _described(program: Program, name: str) -> dict[str, Any]:
+    """Return the attributes of a Receive. Raises ModelError for a size that is open."""
+    known: Known | None = program.known.get(name)
+    if known is None or known.dtype is None or elements(known.shape) is None:
+        shape = None if known is None else known.shape
+        raise ModelError(
+            f"{program.model.name}: tensor {name!r} goes from one stage to another, and its shape "
+            f"{list(shape) if shape is not None else 'is not known'} is open; fix the sizes of the "
+            "inputs (--input-shape)"
+        )
+    return {"to": known.dtype.onnx, "sizes": [int(size or 0) for size in known.shape or ()]}

@@ -1,0 +1,1 @@
+"""Weights beyond one model: the compile cache."""

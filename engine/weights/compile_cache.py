@@ -1,0 +1,275 @@
+"""The compile cache: a model is optimised once per machine, and found again when it is built next.
+
+The rule: it is for models whose weights are at least MIN_BYTES, and for any where the user names a
+folder. A smaller one is built about as fast as its entry is opened. Secret models leave nothing in
+it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.backends import Backend, warn_once
+from engine.formats.opened import OpenedSource
+from engine.host.interrupts import raised_by_handler
+from engine.options import nearest
+from engine.types import Capability, CompileOptions, ModelSource
+
+if TYPE_CHECKING:  # small models need none of it
+    from engine.weights.store import Identity, Store
+
+T = TypeVar("T")
+Build = Callable[[ModelSource, CompileOptions], T]
+
+MIN_BYTES = 8 << 20
+"""Weights from which on a model is kept; a .mindir of that size is kept lowered."""
+
+IS_SMALL = (
+    f"models below {MIN_BYTES:,} are kept only where [common_context] model_cache_dir names a "
+    "folder"
+)
+"""Why a small model is built without the cache."""
+
+IS_SECRET = "it is encrypted, and nothing of such a model is kept"
+"""Why an encrypted model is built without the cache."""
+
+UNCACHED = {"common_context": {"compile_cache": "off"}}
+"""The configuration of a build that leaves nothing: of a file aside, or one to be encrypted."""
+
+
+def without_cache(
+    config: Mapping[str, Mapping[str, str]],
+) -> Mapping[str, Mapping[str, str]]:
+    """Return a configuration that leaves nothing in the cache, and is as it was otherwise."""
+    common = {**config.get("common_context", {}), **UNCACHED["common_context"]}
+    return {**config, "common_context": common}
+
+
+class Mode(StrEnum):
+    """Use of the cache."""
+
+    ON = "on"  # what is there is used, what is not is made
+    READ = "read"  # what is there is used
+    OFF = "off"
+
+
+def mode_of(config: Mapping[str, Mapping[str, str]]) -> Mode:
+    """Return how a configuration, or else the environment, wants the cache to be used.
+
+    Raises ValueError for what is no Mode.
+    """
+    asked = config.get("common_context", {}).get("compile_cache")
+    text = asked or os.environ.get("ENGINE_CACHE") or Mode.ON
+    try:
+        return Mode(text.lower())
+    except ValueError as error:
+        near = str(nearest(text, Mode))
+        hint = f"did you mean {near!r}? " if near else ""
+        raise ValueError(
+            f"[common_context] compile_cache, or ENGINE_CACHE, must be one of "
+            f"{', '.join(Mode)}, but got {text!r}; {hint}".rstrip("; ")
+        ) from error
+
+
+class CompileCache:
+    """Compiled forms of models, kept in a folder.
+
+    folder: None for the default one, in which small models are not kept unless `keeps_small`.
+    For any number of threads and processes.
+    """
+
+    def __init__(
+        self, folder: Path | None = None, mode: Mode = Mode.ON, *, keeps_small: bool = False
+    ) -> None:
+        self.folder = folder
+        self.mode = mode
+        self.keeps_small = keeps_small or folder is not None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Mapping[str, str]]) -> CompileCache:
+        """Return the cache that a configuration asks for.
+
+        [common_context] model_cache_dir: its folder; the same key in [ascend_context] is taken
+        too. [common_context] compile_cache: a Mode; without it the environment's ENGINE_CACHE,
+        then ON. Raises ValueError for another.
+        """
+        common = config.get("common_context", {})
+        ascend = config.get("ascend_context", {})
+        folder = common.get("model_cache_dir") or ascend.get("model_cache_dir")
+        return cls(Path(folder) if folder else None, mode_of(config))
+
+    @property
+    def is_named(self) -> bool:
+        """True where the user names a folder: models of any size are kept there."""
+        return self.folder is not None
+
+    def store(self) -> Store:
+        """Open the cache's folder. Raises CacheUnusable."""
+        from engine.weights.location import default_folder, expanded
+        from engine.weights.store import Store
+
+        return Store(expanded(self.folder) if self.folder else default_folder())
+
+    def why_unused(self, backend: Backend, source: ModelSource, options: CompileOptions) -> str:
+        """Return why a model of this kind is built without the cache; "" where it is not."""
+        if reason := self._why_nothing(source):
+            return reason
+        if reason := backend.lacks(Capability.COMPILE_CACHE, options.device):
+            return f"it is compiled each time: {reason}"
+        return ""
+
+    def _why_nothing(self, source: ModelSource) -> str:
+        """Return why nothing of a model is kept, whatever its backend is."""
+        if self.mode is Mode.OFF:
+            return "the compile cache is off"
+        if source.is_secret:
+            return IS_SECRET
+        if source.graph is None:
+            return "it is a compiled form itself"
+        if not self.keeps_small and (size := weights_bytes(source)) < MIN_BYTES:
+            return f"its weights are {size:,} bytes, and {IS_SMALL}"
+        return ""
+
+    def use(
+        self, backend: Backend, source: ModelSource, options: CompileOptions, build: Build[T]
+    ) -> T:
+        """Return what `build` makes: of the model's entry; or of the model, making the entry.
+
+        What is wrong with the cache is a warning, and the model is built without it.
+        """
+        if self.why_unused(backend, source, options):
+            return build(source, options)
+        from engine.weights.identity import identify, key_of, sketch
+        from engine.weights.location import CacheUnusable
+        from engine.weights.making import Work, found_or_made
+
+        try:
+            store = self.store()
+            key = key_of(backend, options)
+            sketched = sketch(key, source)
+            if store.is_formless(sketched):
+                return build(source, options)
+            identity = identify(store.digests, key, source)
+
+            def make(folder: Path | None) -> T:
+                if folder is None:
+                    return build(source, options)
+                shared = store.shared(identity.key["backend"])
+                given = source
+                if not backend.lacks(Capability.FILES_IN_MEMORY, options.device):
+                    from engine.formats.onnx.weights import with_weights_apart
+
+                    # Weights that stay mapped instead of being parsed: a third of the time.
+                    given = with_weights_apart(source)
+                return build(given, replace(options, save_to=folder, cache_folder=shared))
+
+            work = Work(
+                identity=identity,
+                title=source.name,
+                nbytes=weights_bytes(source),
+                read=lambda form: build(replace(source, compiled=form), options),
+                make=make,
+                check=options.cancel.check if options.cancel is not None else None,
+                sketched=sketched,
+            )
+            return found_or_made(store, self.mode is Mode.ON, work)
+        except CacheUnusable as error:
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            warn_once(f"the compile cache is not used: {error}")
+            return build(source, options)
+
+    # ---------------------------------------------------------------------------- partitions
+
+    def identified(self, source: ModelSource) -> ModelSource:
+        """See CompiledForms."""
+        if self._why_nothing(source) or not isinstance(source, OpenedSource) or source.digest:
+            return source
+        from engine.weights.identity import model_digest
+        from engine.weights.location import CacheUnusable
+
+        try:
+            return replace(source, digest=model_digest(self.store().digests, source))
+        except (CacheUnusable, OSError) as error:  # which `use` will meet too, and say
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            return source
+
+    def has(self, source: ModelSource, key: Mapping[str, str]) -> bool:
+        """See CompiledForms."""
+        from engine.weights.location import CacheUnusable
+
+        if not isinstance(source, OpenedSource) or not source.digest:
+            return False
+        try:
+            return self.store().version(_partition_of(source, key)) is not None
+        except CacheUnusable as error:
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            return False
+
+    def find(
+        self, source: ModelSource, key: Mapping[str, str], read: Callable[[Path], T]
+    ) -> T | None:
+        """See CompiledForms."""
+        from engine.weights.location import CacheUnusable
+        from engine.weights.store import Damaged
+
+        assert isinstance(source, OpenedSource)
+        identity = _partition_of(source, key)
+        try:
+            store = self.store()
+            with store.locked(identity.name, shared=True):
+                entry = store.find(identity)
+                return None if entry is None else read(entry.form)
+        except (CacheUnusable, Damaged, ValueError) as error:
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            if isinstance(error, Damaged):
+                import logging  # rare
+
+                logging.getLogger("engine").warning(
+                    "%s: its partition in the compile cache is not used, and is made anew: %s",
+                    source.name, error,
+                )  # fmt: skip
+            return None
+
+    def keep(
+        self, source: ModelSource, key: Mapping[str, str], write: Callable[[Path], None]
+    ) -> None:
+        """See CompiledForms."""
+        if self.mode is not Mode.ON or not isinstance(source, OpenedSource) or not source.digest:
+            return
+        from engine.weights.location import CacheUnusable
+
+        identity = _partition_of(source, key)
+        try:
+            store = self.store()
+            with store.locked(identity.name):
+                folder = store.begin(identity)
+                try:
+                    write(folder)
+                    store.remove(identity.name)
+                    store.commit(identity, source.name)
+                finally:
+                    store.abandon(identity)
+        except (CacheUnusable, OSError) as error:
+            if interrupt := raised_by_handler(error):
+                raise interrupt from None
+            warn_once(f"the compile cache is not written: {error}")
+
+
+def _partition_of(source: OpenedSource, key: Mapping[str, str]) -> Identity:
+    from engine.weights.store import Identity
+
+    return Identity(source.digest, {**key, "backend": f"(partition, {key['backend']} first)"})
+
+
+def weights_bytes(source: ModelSource) -> int:
+    """Return the size of a model's weights, as far as its main graph has them."""
+    return sum(parameter.nbytes for parameter in source.graph.parameters) if source.graph else 0

@@ -1,0 +1,145 @@
+"""The contract between a runner and a worker of any kind: a process, an actor on another machine.
+
+    worker = start(assignment)            # a Start: at once, the model is not built yet
+    ready = worker.build(progress)
+    try:
+        results = worker.run(values, deadline_s=None)
+    except Lost as lost:                  # it died, or `end` was called
+        worker.close()
+        worker = start(assignment)
+
+A worker does what it is asked and says when it is gone. Retrying, restarting, deadlines that it
+does not keep: all that is the supervisor's.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from engine.context import Context
+    from engine.formats.opened import FileVersion
+    from engine.types import Progress, TensorSpec, Value
+
+
+class Lost(Exception):
+    """A worker has ended, by itself or by `end`, and will not answer. The text says how.
+
+    had_begun: it may have been at work on what it was asked; False where it never heard of it.
+    """
+
+    def __init__(self, how: str, had_begun: bool = True) -> None:
+        super().__init__(how)
+        self.had_begun = had_begun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """The model that a worker builds, and the device that it builds it for. Can be pickled.
+
+    place: which of `count` workers it is, from 0. device_id: as the user listed it; the context
+        has it as gpu.device_id and ascend.device_id already. context: the worker's own.
+    model_path: absolute. config: all sections of the configuration, the file's among them.
+    dec_key: secret: it goes neither into the environment, nor an argument, nor a file.
+    cores: CPUs of this machine that the worker may use; () for all. None of another machine's.
+    version: of the file when the runner was made, so that no later worker builds another model;
+        None where the worker reads a file of its own.
+    """
+
+    place: int
+    count: int
+    device_id: int
+    model_path: str
+    context: Context
+    config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    dec_key: bytes | None = field(default=None, repr=False)
+    dec_mode: str = "AES-GCM"
+    cores: tuple[int, ...] = ()
+    version: FileVersion | None = None
+
+    @property
+    def is_current(self) -> bool:
+        """True while the file is the one of then."""
+        if self.version is None:
+            return True
+        try:
+            return type(self.version).of(os.stat(self.model_path)) == self.version
+        except OSError:  # moved
+            return False
+
+
+class Ready(NamedTuple):
+    """A worker's description of the model that it has built.
+
+    keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    keeps_deadlines: bool
+    can_stop: bool
+
+
+class Worker(Protocol):
+    """A worker: `build` first, once, then any number of `run`, one at a time, from any thread.
+
+    `stop` and `end` come from other threads while one of these is under way.
+    """
+
+    @property
+    def pid(self) -> int:
+        """The number of its process, on the machine where that is."""
+
+    @property
+    def sentinel(self) -> int | None:
+        """A descriptor that is readable once the worker has ended; None where there is none.
+
+        It stays open until `close`. Without one, `has_ended` is asked now and then.
+        """
+
+    @property
+    def has_ended(self) -> bool:
+        """True once it has ended: it will never answer again. Quick, and never raises."""
+
+    def build(self, progress: Progress | None) -> Ready:
+        """Build the model, as Model.build_from_file; `progress` is called in this thread.
+
+        Raises what that raises, and Lost. Nobody stops it but by `end`.
+        """
+
+    def run(
+        self, values: Sequence[Value], deadline_s: float | None, may_stop: bool = True
+    ) -> list[Value]:
+        """Run the model once; block until the results are there.
+
+        values: one an input, in order, arrays C-contiguous. They do not change meanwhile and are
+            not kept.
+        deadline_s: of time.monotonic() here (another machine's clock differs: send what is left),
+            None for none. Only for a worker that `keeps_deadlines`.
+        may_stop: `stop` may come; to be ready for that costs something.
+        Returns one value an output, in new memory that is the caller's.
+        Raises what the model raises, an EngineError, and Lost.
+        """
+
+    def stop(self) -> None:
+        """Have the run that is under way raise Cancelled soon, where the worker `can_stop`.
+
+        Returns at once. Comes at most once a run, just before it begins at the earliest, and never
+        after it has returned.
+        """
+
+    def end(self, why: str) -> None:
+        """End the worker now, whatever it does: what is under way raises Lost with `why`.
+
+        Returns at once; twice, or after its end, does nothing.
+        """
+
+    def close(self) -> None:
+        """Free it all: nothing of it is left behind. It may be busy; twice does nothing."""
+
+
+Start: TypeAlias = Callable[[Assignment], Worker]
+"""Start a worker for an assignment and return without waiting for its model."""

@@ -1,0 +1,125 @@
+"""The model of a worker, where it is: in the worker's process, or in an actor."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from engine.errors import ModelError
+from engine.formats.opened import FileVersion
+from engine.model import Model, ModelType
+from engine.tensor import Tensor, arrays_in
+from engine.types import CancelToken, Capability
+from engine.workers.protocol import Assignment, Ready
+
+if TYPE_CHECKING:
+    from engine.types import Progress
+
+
+_MOST_OUTPUTS = 16
+
+
+class ServedModel:
+    """Builds the model of an assignment and runs it, one run at a time.
+
+    Runs are numbered, so that a `stop` from another thread meets the one that it is meant for.
+    """
+
+    def __init__(self, assignment: Assignment) -> None:
+        self._assignment = assignment
+        self._model = Model()
+        self._can_stop = False
+        self._lock = threading.Lock()
+        self._number = 0  # of the run under way, or the last
+        self._stopped = 0  # the latest that is to be stopped
+        self._token: CancelToken | None = None  # of the run under way
+        # By the identity of the list of outputs: the list, and tensors of what is in there.
+        self._outputs: dict[int, tuple[list[Any], list[Tensor]]] = {}
+
+    def build(self, progress: Progress | None) -> Ready:
+        """See Worker.build."""
+        wanted = self._assignment
+        if wanted.cores:
+            os.sched_setaffinity(0, wanted.cores)
+        self._model.build_from_file(
+            wanted.model_path,
+            ModelType.MINDIR,
+            wanted.context,
+            config_dict={section: dict(keys) for section, keys in wanted.config.items()},
+            dec_key=wanted.dec_key,
+            dec_mode=wanted.dec_mode,
+            progress=progress,
+        )
+        self._refuse_another_file()
+        plan = self._model._require_built().plan
+        self._can_stop = not plan.lacks(Capability.CANCEL_PREDICT)[0]
+        specs = self._model.inputs, self._model.outputs
+        return Ready(*specs, not plan.lacks(Capability.DEADLINES)[0], self._can_stop)
+
+    def _refuse_another_file(self) -> None:
+        """Raise ModelError where the file was changed since the first workers have read it."""
+        path, wanted = self._assignment.model_path, self._assignment.version
+        if wanted is None:
+            return
+        found = FileVersion.of(os.stat(path))
+        if found != wanted:
+            raise ModelError(
+                f"{path}: was changed since the runner was built: expected the {wanted.nbytes:,} "
+                f"bytes of then, got a file of {found.nbytes:,} bytes written since; build another "
+                "runner for it",
+                path,
+            )
+
+    def run(
+        self,
+        number: int,
+        values: list[Any],
+        outputs: list[Any] | None,
+        deadline_s: float | None,
+        may_stop: bool = True,
+    ) -> list[Any]:
+        """Run the model. See Worker.run.
+
+        number: from 1, never less than the last. outputs: None, or an array for each output, to be
+        filled and returned as this very list, which does not change.
+        Raises what Model.predict raises.
+        """
+        token = None
+        if may_stop and self._can_stop:
+            token = CancelToken()
+            with self._lock:
+                self._number, self._token = number, token
+                if self._stopped >= number:
+                    token.cancel()
+        left_s = None if deadline_s is None else max(1e-6, deadline_s - time.monotonic())
+        try:
+            if outputs is None:
+                results = self._model.predict(values, timeout_s=left_s, cancel=token)
+                return [arrays_in(result) for result in results]
+            self._model.predict(values, self._tensors(outputs), timeout_s=left_s, cancel=token)
+            return outputs
+        finally:
+            self._token = None
+
+    def _tensors(self, outputs: list[Any]) -> list[Tensor]:
+        """Return the same tensors for the same outputs."""
+        known = self._outputs.get(id(outputs))
+        if known is None or known[0] is not outputs:
+            if len(self._outputs) >= _MOST_OUTPUTS:
+                self._outputs.clear()
+            known = self._outputs[id(outputs)] = outputs, [Tensor(array) for array in outputs]
+        return known[1]
+
+    def stop(self, number: int) -> None:
+        """Stop the run of this number, which may be over, or on its way."""
+        with self._lock:
+            self._stopped = max(self._stopped, number)
+            token = self._token if self._number == number else None
+        if token is not None:
+            token.cancel()
+
+    def close(self) -> None:
+        """Free the model."""
+        self._model.close()

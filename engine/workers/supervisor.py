@@ -1,0 +1,266 @@
+"""All workers of a runner: who gets which, and what is done when one is lost.
+
+A part of a request goes to a worker that is free, first come, first served. Where its worker is
+lost, it goes to another one; where that is lost too, to one that has run nothing else. What has
+ended three workers is refused, so that it ends no more of them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
+from engine.plan.gate import Gate
+from engine.workers.guard import check
+from engine.workers.protocol import Lost
+from engine.workers.seat import Holder, Seat, State
+
+if TYPE_CHECKING:
+    from engine.types import CancelToken, Progress, Value
+    from engine.workers.protocol import Assignment, Ready, Start
+
+_LOOK_S = 0.05
+_MOST_LOST = 3
+"""The number of workers that a part of a request may lose; the last of them runs nothing else."""
+
+
+class Supervisor:
+    """Workers for the devices of some assignments. Any thread may call any method.
+
+    hang_s: a run that takes longer has hung, and its worker is ended; None for any time.
+    retries: parts that were begun again. count: workers that there are, or will be again; at least
+    1.
+    """
+
+    def __init__(
+        self, assignments: Sequence[Assignment], start: Start, hang_s: float | None = None
+    ) -> None:
+        self._gate = Gate(len(assignments))  # of parts: first come, first served
+        self.retries = 0
+        self._hang_s = hang_s
+        self._path = assignments[0].model_path
+        self._lock = threading.RLock()
+        self._sleepers: dict[threading.Lock, None] = {}  # released when anything has changed
+        self._cautious: list[weakref.ref[Holder]] = []  # wait for workers that have run nothing
+        self._reason = ""  # it is closed
+        self.count = len(assignments)
+        self.seats = [Seat(task, start, self._lock, self._turned) for task in assignments]
+
+    # --------------------------------------------------------------------------------- building
+
+    def build(self, progress: Progress | None, cancel: CancelToken | None) -> Ready:
+        """Start all workers, and return when all have built.
+
+        progress: called with phases of each worker and with "workers", how many are ready.
+        Raises what the first build that failed raised; then nothing is left running.
+        """
+        steps = None if progress is None else _Steps(progress)
+        shown = -1
+        try:
+            for seat in self.seats:
+                seat.begin(None if steps is None else steps.of(seat))
+            while (done := self._built()) < len(self.seats):
+                if cancel is not None:
+                    cancel.check()
+                if steps is not None and done != shown:
+                    shown = done
+                    steps("workers", done, len(self.seats))
+                self._sleep(partial(self._has_built_other_than, done))
+            if steps is not None:
+                steps("workers", done, done)
+        except BaseException:
+            self.close("the runner was not built")
+            raise
+        ready = self.seats[0].ready
+        assert ready is not None, "its state says so"
+        return ready
+
+    def _has_built_other_than(self, count: int) -> bool:
+        return self._built() != count
+
+    def _built(self) -> int:
+        """Return how many workers have built; raise what a build raised that is not tried again."""
+        for seat in self.seats:
+            if seat.state is State.GIVEN_UP:
+                error = seat.error
+                if isinstance(error, Lost) or error is None:
+                    text = f"{self._path}: {seat} {error} while it built the model"
+                    raise ModelError(text, self._path)
+                raise error
+        return sum(seat.state is State.READY for seat in self.seats)
+
+    # ---------------------------------------------------------------------------------- running
+
+    def run(
+        self, values: Sequence[Value], deadline_s: float | None, cancel: CancelToken | None
+    ) -> list[Value]:
+        """Run the model on a worker, in its turn.
+
+        Raises what the model raises, DeadlineExceeded, Cancelled; RequestRefused where it ends
+        every worker that runs it, ModelError where no worker is left, ModelStateError where it is
+        closed.
+        """
+        self._check(deadline_s, cancel)  # a run that is quick would be over before it is stopped
+        lost: list[str] = []
+        holder = Holder()
+        self._gate.enter(deadline_s, cancel)
+        try:
+            while True:
+                seat = self._take(holder, len(lost) == _MOST_LOST - 1, deadline_s, cancel)
+                try:
+                    return seat.run(values, deadline_s, cancel, self._hang_s)
+                except Lost as error:
+                    if error.had_begun:
+                        lost.append(f"{seat} {error}")
+                finally:
+                    seat.release(holder)
+                    self._changed()
+                self._check(deadline_s, cancel)
+                if len(lost) == _MOST_LOST:
+                    raise self._refused(lost)
+                self.retries += 1
+        finally:
+            try:
+                self._leave(holder)
+            except BaseException:
+                self._leave(holder)  # for a signal handler that raised in the first
+                raise
+
+    def _leave(self, holder: Holder) -> None:
+        """Give back the place at the gate, and a seat that an interrupt has left held."""
+        for seat in self.seats:
+            seat.release(holder)
+        self._gate.leave()
+
+    def _check(self, deadline_s: float | None, cancel: CancelToken | None) -> None:
+        """Raise what is to be said of a request that is not served any more."""
+        if self._reason:
+            raise ModelStateError(f"predict failed! {self._reason}")
+        try:
+            check(deadline_s, cancel)
+        except (Cancelled, DeadlineExceeded) as error:
+            error.args = (f"predict failed! {error}",)
+            raise
+
+    def _refused(self, lost: Sequence[str]) -> RequestRefused:
+        return RequestRefused(
+            f"predict failed! the request has ended {len(lost)} workers, the last of which ran "
+            f"nothing else, and is not tried again: {'; '.join(lost)}",
+            self._path,
+        )
+
+    def _take(
+        self,
+        holder: Holder,
+        is_fresh: bool,
+        deadline_s: float | None,
+        cancel: CancelToken | None,
+    ) -> Seat:
+        """Take a seat whose worker is ready, waiting for one.
+
+        is_fresh: one whose worker has run nothing yet. Nobody else gets such a one meanwhile.
+        """
+        if not is_fresh and not self._cautious:  # nearly always
+            with self._lock:
+                for seat in self.seats:
+                    if seat.is_free:
+                        seat.hold(holder)
+                        return seat
+        if is_fresh:
+            holder.waits_for_fresh = True
+            with self._lock:
+                self._cautious = [*self._waiting_for_fresh(), weakref.ref(holder)]
+        found: list[Seat] = []
+        while not found:
+            self._check(deadline_s, cancel)
+            self._sleep(lambda: self._took(holder, found), deadline_s)
+        return found[0]
+
+    def _took(self, holder: Holder, found: list[Seat]) -> bool:
+        with self._lock:
+            self._cautious = self._waiting_for_fresh()
+            free = fitting = [seat for seat in self.seats if seat.is_free]
+            if self._cautious:
+                fitting = [seat for seat in free if (not seat.runs) == holder.waits_for_fresh]
+            if fitting:
+                fitting[0].hold(holder)
+                holder.waits_for_fresh = False
+                found.append(fitting[0])
+                return True
+            is_coming = any(s.state in (State.STARTING, State.PAUSED) for s in self.seats)
+            if holder.waits_for_fresh and free and not is_coming:
+                free[0].end("was ended for a request that needs a worker which has run nothing")
+        if all(seat.state is State.GIVEN_UP for seat in self.seats):
+            reasons = "; ".join(f"{seat}: {seat.why}" for seat in self.seats)
+            raise ModelError(
+                f"predict failed! no worker is left, and none is started any more: {reasons}; "
+                "mend that and build another runner",
+                self._path,
+            )
+        return False
+
+    def _waiting_for_fresh(self) -> list[weakref.ref[Holder]]:
+        there = ((reference, reference()) for reference in self._cautious)
+        return [reference for reference, holder in there if holder and holder.waits_for_fresh]
+
+    def _sleep(self, is_over: Callable[[], bool], deadline_s: float | None = None) -> None:
+        """Wait until something is so that others tell of by `_changed`, or for a moment."""
+        turn = threading.Lock()
+        turn.acquire()
+        self._sleepers[turn] = None
+        try:
+            if not is_over():
+                left_s = _LOOK_S
+                if deadline_s is not None:
+                    left_s = min(left_s, max(0.0, deadline_s - time.monotonic()))
+                turn.acquire(timeout=left_s)
+        finally:
+            self._sleepers.pop(turn, None)
+
+    def _turned(self) -> None:
+        """Note that a seat has another state."""
+        self.count = max(1, sum(seat.state is not State.GIVEN_UP for seat in self.seats))
+        self._changed()
+
+    def _changed(self) -> None:
+        if self._sleepers:
+            for turn in list(self._sleepers):
+                with suppress(RuntimeError):  # it is awake
+                    turn.release()
+
+    # ------------------------------------------------------------------------------------ the end
+
+    def abort(self, reason: str) -> None:
+        """Fail what runs and what waits for a worker, and close. Does not wait."""
+        self._reason = self._reason or reason
+        for seat in self.seats:
+            seat.close(reason)
+        self._changed()
+
+    def close(self, reason: str) -> None:
+        """Close all workers and wait until nothing of them is left. Twice does nothing."""
+        self.abort(reason)
+        for seat in self.seats:
+            seat.join()
+
+
+class _Steps:
+    """Progress of several workers, told by their threads one after the other."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+
+    def __call__(self, phase: str, done: int, total: int | None) -> None:
+        with self._lock:
+            self._progress(phase, done, total)
+
+    def of(self, seat: Seat) -> Progress:
+        """Return what the build of one worker calls."""
+        return lambda phase, done, total: self(f"{seat}: {phase}", done, total)
