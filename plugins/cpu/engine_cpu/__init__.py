@@ -3,14 +3,24 @@
 This file is the backend's hooks; what they do lies beside it:
 
     options.py       the user's settings -> ONNX Runtime's
+    entries.py       which of ONNX Runtime's own entries it knows
     thread_pool.py   one pool of threads for the process; spin.py: how long idle ones wait
+    workspace.py     one arena of activations for several sessions
     session.py       load: a session, or the nodes that there can be none for
     executable.py    compile: the session with its placement and memory
     compiled.py      its compiled form on disk: the optimised graph and packed weights
+    compiled_session.py  sessions that write such a form, and are opened from it
+    common_weights.py  where weights lie in such a form, and what several have in common, stored
+                     once in weights_pool.py; mapped.py: what is in memory
     node_states.py   which nodes run, are fused or folded: read off the optimised graph
+    prescreen.py     what a model is suspected of, before a session is made of it;
+                     suspicion.py: most of nothing, which takes no look
+    node_rules.py    what its nodes must keep to; nodes.py, element_types.py: what they are
+    known_issues.py  kernels that are not used
     prepare/         models that ONNX Runtime refuses as they are: written in other terms
-    known_issues.py  its kernels that are not used; prescreen.py: whether a model may have such
+    prepared.py      what that answers; ranks.py: contexts that check inputs of no declared rank
     run.py           one execution context: how arrays reach the session, come back
+    bound.py         arrays that stay bound in a session between runs
     values.py        the same for what ONNX Runtime's Python interface has no arrays of
     deadline.py      stopping a run that takes too long
     shutdown.py      how a process that has loaded ONNX Runtime ends
@@ -72,6 +82,7 @@ def engine_backend() -> BackendInfo:
                 Capability.COMPILE_CACHE,
                 Capability.MIXED_PLACEMENT,
                 Capability.FILES_IN_MEMORY,
+                Capability.PROFILE,
             }
         ),
         completed_by=("reference",),

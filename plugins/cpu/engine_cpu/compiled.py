@@ -3,7 +3,10 @@
     model.onnx     the optimised graph
     weights.bin    weights, raw and as the kernels of this machine want them packed; mapped, so
                    that all processes share one copy of them
-    record.json    digest and sizes of the two, and the state of each of the model's nodes
+    shared_N.bin   links to such files of other models, for the weights in common with them
+  ranks.onnx     the model without weights, where its inputs' ranks are to be checked (ranks.py)
+  record.json    digests of the graphs, sizes of the others, what of them the graph names, and
+                 the state of each node
 
 ONNX Runtime writes it while it makes a session, and takes that graph's offsets on trust: a flipped
 one ends the process. So the graph's digest is compared before ONNX Runtime sees it, and the size
@@ -18,35 +21,48 @@ import hashlib
 import json
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import CompiledFormError
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
-from engine_cpu.node_states import NodeStates, node_states, read_optimised
+from engine_cpu.mapped import Named
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-GRAPH, WEIGHTS, RECORD = "model.onnx", "weights.bin", "record.json"
-LAYOUT = "1"
+    from engine_cpu.node_states import NodeStates
 
-# Smaller weights stand in the graph file: to map them costs more than to read them.
-_EXTERNAL_BYTES = 1024
+GRAPH, WEIGHTS, RECORD = "model.onnx", "weights.bin", "record.json"
+RANKS = "ranks.onnx"
+LAYOUT = "6"
+
+# Smaller weights stand in the graph file: to map them costs more than to read them, and they are
+# those of odd sizes, behind which others would not be aligned (see common_weights).
+_EXTERNAL_BYTES = 16 << 10
 
 # Options that choose how a session runs, not what its graph and packed weights are.
-_RUN_OPTIONS = ("spin_us", "memory_arena", "deterministic", "denormal_as_zero", "thread_pool")
+# Not denormal_as_zero: constants are folded with it.
+_RUN_OPTIONS = ("spin_us", "memory_arena", "deterministic", "thread_pool", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
 class CompiledForm:
-    """A compiled form that has been checked. weights_bytes: of its mapped file."""
+    """A compiled form that has been checked.
+
+    named: what of its mapped files the graph names. states: None for a model whose nodes are not
+    those that ONNX Runtime has optimised. rewritten: see CpuModel. ranks: the model by which inputs
+    of no declared rank are checked, b"" for none.
+    """
 
     graph: Path
-    weights_bytes: int
-    states: NodeStates
+    named: Named
+    states: NodeStates | None
+    rewritten: Mapping[int, str] = field(default_factory=dict)
+    ranks: bytes = b""
 
 
 def write_into(settings: ort.SessionOptions, folder: Path) -> None:
@@ -60,57 +76,89 @@ def write_into(settings: ort.SessionOptions, folder: Path) -> None:
         settings.add_session_config_entry(key, value)
 
 
-def finish(folder: Path, graph: GraphInfo) -> CompiledForm:
+def finish(
+    folder: Path, graph: GraphInfo, rewritten: Mapping[int, str] | None = None, ranks: bytes = b""
+) -> CompiledForm:
     """Record what a session has written. Raises OSError or ValueError where it is not whole."""
+    from engine_cpu.node_states import node_states, read_optimised  # once a form
+
     path = folder / GRAPH
-    weights_bytes = _size(folder / WEIGHTS)
-    states = node_states(graph, read_optimised(path))
+    sizes = _sizes(folder)
+    rewritten = rewritten or {}
+    states = node_states(graph, read_optimised(path)) if not rewritten else None
+    if ranks:
+        (folder / RANKS).write_bytes(ranks)
+    model = path.read_bytes()
+    named = Named.by(model, sizes)
+    digests = {GRAPH: hashlib.sha256(model).hexdigest()}
+    if ranks:
+        digests[RANKS] = hashlib.sha256(ranks).hexdigest()
     record = {
         "layout": LAYOUT,
-        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        "weights_bytes": weights_bytes,
-        "states": [[str(state), into] for state, into in states],
+        "sha256": digests,
+        "weights": sizes,
+        "spans": dict(named.spans),
+        "inside_bytes": named.inside_bytes,
+        "states": None if states is None else [[str(state), into] for state, into in states],
+        "rewritten": {str(index): how for index, how in rewritten.items()},
     }
     (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
-    return CompiledForm(path, weights_bytes, states)
+    return CompiledForm(path, named, states, rewritten, ranks)
 
 
 def check(folder: Path, graph: GraphInfo) -> CompiledForm:
     """Return a compiled form that may be read; CompiledFormError says what is wrong with it."""
+    count = len(graph.nodes)
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        digest = hashlib.sha256((folder / GRAPH).read_bytes()).hexdigest()
-        weights_bytes = _size(folder / WEIGHTS)
-    except (OSError, ValueError) as error:
+        if record["layout"] != LAYOUT:
+            layout = record["layout"]
+            raise _unusable(folder, f"its layout is {layout!r}, but this version reads {LAYOUT!r}")
+        written, listed = dict(record["weights"]), record["states"]
+        spans = {
+            name: [(int(begin), int(end)) for begin, end in record["spans"][name]]
+            for name in written
+        }
+        named = Named(spans, int(record["inside_bytes"]))
+        states = None if listed is None else [_state(entry, count) for entry in listed]
+        rewritten = {_index(number, count): str(how) for number, how in record["rewritten"].items()}
+        graphs = {GRAPH: record["sha256"][GRAPH], **record["sha256"]}
+        contents = {name: (folder / name).read_bytes() for name in (GRAPH, RANKS) if name in graphs}
+        sizes = _sizes(folder)
+    except CompiledFormError:
+        raise
+    except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise _unusable(folder, f"it cannot be read: {error}") from error
-    try:
-        layout, expected, size = record["layout"], record["sha256"], record["weights_bytes"]
-        states = [_state(entry, len(graph.nodes)) for entry in record["states"]]
-    except (KeyError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _unusable(folder, f"{RECORD} is damaged: {error!r}") from error
-    if layout != LAYOUT:
-        raise _unusable(folder, f"its layout is {layout!r}, but this version reads {LAYOUT!r}")
-    if digest != expected:
-        raise _unusable(folder, f"{GRAPH} is not what was written: its SHA-256 is {digest}")
-    if weights_bytes != size:
-        raise _unusable(folder, f"{WEIGHTS} has {weights_bytes:,} bytes instead of {size}")
-    if len(states) != len(graph.nodes):
-        text = f"it records {len(states)} nodes, but the model has {len(graph.nodes)}"
-        raise _unusable(folder, text)
-    return CompiledForm(folder / GRAPH, weights_bytes, states)
+    for name, content in contents.items():
+        digest = hashlib.sha256(content).hexdigest()
+        if digest != graphs[name]:
+            raise _unusable(folder, f"{name} is not what was written: its SHA-256 is {digest}")
+    for name in (*written, *sizes):
+        size, expected = sizes.get(name, 0), written.get(name)
+        if size != expected:
+            raise _unusable(folder, f"{name} has {size:,} bytes instead of {expected}")
+    if states is not None and len(states) != count:
+        raise _unusable(folder, f"it records {len(states)} nodes, but the model has {count}")
+    return CompiledForm(folder / GRAPH, named, states, rewritten, contents.get(RANKS, b""))
 
 
 def discard(folder: Path) -> None:
     """Remove what a session that failed has left."""
-    for name in (GRAPH, WEIGHTS, RECORD):
-        (folder / name).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        for path in folder.iterdir():
+            path.unlink()
 
 
-def trim() -> None:
-    """Give memory that was freed back to the system, where libc can (glibc)."""
+def trim(kept_bytes: int = 0) -> None:
+    """Give memory that was freed back to the system, where libc can (glibc).
+
+    kept_bytes: stays at the heap's end for who takes memory next.
+    """
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
-        release(0)
+        release(ctypes.c_size_t(kept_bytes))
 
 
 def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]:
@@ -154,12 +202,15 @@ def processor_features() -> str:
     return f"{platform.machine()} {model.strip()} {digest[:16]}"
 
 
-def _size(path: Path) -> int:
-    """Return a file's size; 0 where there is none, as for a model without large weights."""
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the sizes of the mapped files; a model without large weights has none."""
+    return {path.name: path.stat().st_size for path in sorted(folder.glob("*.bin"))}
+
+
+def _index(text: str, count: int) -> int:
+    if not 0 <= int(text) < count:
+        raise ValueError(f"node {text} is not one of {count}")
+    return int(text)
 
 
 def _state(entry: Any, count: int) -> tuple[NodeState, int | None]:

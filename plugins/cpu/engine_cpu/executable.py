@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-
-import onnxruntime as ort
+from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
+from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.types import (
     CompileOptions,
     MemoryReport,
@@ -17,10 +17,14 @@ from engine.types import (
     NodeState,
     Placement,
 )
-from engine_cpu.node_states import NodeStates, observe
 from engine_cpu.options import session_options
 from engine_cpu.run import CpuContext, Layout
-from engine_cpu.session import PROVIDERS, CpuModel, graph_of, look_in
+from engine_cpu.session import CpuModel, graph_of, look_in, session_from
+
+if TYPE_CHECKING:
+    from engine.types import KernelTime
+    from engine_cpu.mapped import MappedWeights
+    from engine_cpu.node_states import NodeStates, OptimisedGraph
 
 
 def compile_model(loaded: CpuModel, options: CompileOptions) -> CpuExecutable:
@@ -49,7 +53,14 @@ class CpuExecutable:
             self._reason += "; in fp32, because it has no faster fp16 kernels here"
         self._rewritten = loaded.rewritten
         self._session = loaded.session
+        self._arena = loaded.arena
         self._form = loaded.form
+        self._mapped: MappedWeights | None = None
+        if loaded.form is not None:
+            from engine_cpu.mapped import MappedWeights
+
+            self._mapped = MappedWeights(loaded.form.graph.parent, loaded.form.named)
+            self._inside_bytes = loaded.form.named.inside_bytes
         self._observed: Observed | None = None
         if loaded.form is None and not loaded.rewritten:
             self._observed = Observed.of(loaded.source, options)
@@ -59,6 +70,10 @@ class CpuExecutable:
             from engine_cpu.values import ValueContext
 
             self._context = ValueContext
+        if loaded.ranks is not None:
+            from engine_cpu.ranks import checked
+
+            self._context = checked(self._context, loaded.ranks)
 
     def open_context(self) -> CpuContext:
         """Open a context of its own for one thread at a time; cheap."""
@@ -101,19 +116,32 @@ class CpuExecutable:
             fused_into=fused_into,
         )
 
-    def memory(self) -> MemoryReport:
-        """Report the weights as the file sizes them; ONNX Runtime does not say what packing adds.
+    def profile(self) -> Sequence[KernelTime]:
+        """See Executable; the kernels are those of ONNX Runtime's optimised graph."""
+        from engine_cpu.profile import kernel_times  # rare
 
-        Those of a compiled form are mapped, raw and packed.
+        assert self._session is not None, "profile after close"
+        optimised = None if self._observed is None else self._observed.optimised()
+        return kernel_times(self._session, self._graph_info, optimised)
+
+    def memory(self) -> MemoryReport:
+        """Report what the session has mapped of a compiled form, else the weights as the file has.
+
+        ONNX Runtime says neither what packing adds to the latter, nor what its arena holds.
         """
-        if self._form is not None:
-            return MemoryReport(mapped_bytes=self._form.weights_bytes)
+        if self._mapped is not None:
+            shared, mapped = self._mapped.measure()
+            return MemoryReport(
+                weights_bytes=self._inside_bytes, shared_bytes=shared, mapped_bytes=mapped
+            )
         return MemoryReport(weights_bytes=sum(p.nbytes for p in self._graph_info.parameters))
 
     def close(self) -> None:
         """Let the session go; contexts that still run keep it until they end."""
-        self._session = None
+        self._session = self._arena = None
         self._observed = None
+        if self._mapped is not None:
+            self._mapped.close()
 
 
 _STATE_REASONS = {
@@ -138,7 +166,7 @@ class Observed:
         self._identity = self._identify()
         self._is_secret = source.is_secret
         self._options = options
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask too
         self._states: NodeStates | None = None
         self._is_known = False
 
@@ -149,25 +177,40 @@ class Observed:
             return None
         if source.is_secret and source.data is None:
             return None
-        # Of the options only what decides on the graph; a thread pool is not asked for again.
-        settings = {key: text for key, text in options.options.items() if key != "thread_pool"}
+        # Of the options only what decides on the graph; what is shared is not asked for again.
+        shared = ("thread_pool", "workspace")
+        settings = {key: text for key, text in options.options.items() if key not in shared}
         return cls(source, CompileOptions(device=options.device, options=settings))
 
     def states(self) -> NodeStates | None:
         """Return the states, from a session made for the purpose; None where there is none."""
+        from engine_cpu.node_states import node_states
+
         with self._lock:
             if not self._is_known:
+                optimised = self.optimised()
+                if optimised is not None:
+                    self._states = node_states(self._graph, optimised)
                 self._is_known = True
-                if self._identity == self._identify():  # else the file is another model's now
-                    self._states = observe(self._graph, self._write, self._is_secret)
             return self._states
+
+    def optimised(self) -> OptimisedGraph | None:
+        """Return the graph of a session made for the purpose; None where there is none."""
+        from engine_cpu.node_states import observed
+
+        if self._identity != self._identify():  # the file is another model's now
+            return None
+        # What writes files and removes them is not to be cut off half-way.
+        return undisturbed(lambda: observed(self._write, self._is_secret))
 
     def _identify(self) -> tuple[int, ...] | None:
         if not isinstance(self._model, str):
             return None
         try:
             status = os.stat(self._model)
-        except OSError:
+        except OSError as error:
+            if raised_by_handler(error):
+                raise
             return ()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -181,4 +224,4 @@ class Observed:
             "session.disable_prepacking": "1",
         }.items():
             settings.add_session_config_entry(key, value)
-        ort.InferenceSession(self._model, settings, PROVIDERS, enable_fallback=0)
+        session_from(self._model, settings)

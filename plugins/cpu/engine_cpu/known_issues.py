@@ -1,16 +1,17 @@
-"""Kernels of ONNX Runtime whose results ONNX's own tests refuse: never used as they are.
+"""Kernels of ONNX Runtime that are wrong, or end the process: not used as they are.
 
 One table. A node it names is computed in wider types, by other operators (prepare/special.py) or by
 the function that ONNX defines it by; where none of these is to be had, it is reported as
-unsupported with the reason. A kernel that fails where it need not counts as well. Conditions err on
-the side of doubt where a type is not known.
+unsupported with the reason. Wrong is a result that ONNX's definition excludes, or a failure where
+there need be none; never one that is merely rounded otherwise. Conditions err on the side of doubt
+where a type is not known. Option `workarounds` turns off all but those that end the process.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from onnx import NodeProto, TypeProto
@@ -18,24 +19,34 @@ if TYPE_CHECKING:
     from engine_cpu.prepare.kind import Scope
 
 # TensorProto's numbers.
-_FLOAT, _FLOAT16, _DOUBLE, _BOOL, _UINT8 = 1, 10, 11, 9, 2
+_FLOAT, _FLOAT16, _BFLOAT16, _DOUBLE, _BOOL, _UINT8 = 1, 10, 16, 11, 9, 2
 _FLOATS = (_FLOAT, _FLOAT16)
+_INT32, _INT64 = 6, 7
+_DOMAINS = frozenset({"", "ai.onnx", "ai.onnx.ml"})  # no two of them have an operator in common
+_INTEGERS = (2, 3, 4, 5, 6, 7, 12, 13)
 
 
-@dataclass(frozen=True)
-class KnownIssue:
-    """Why a kernel is not used. wider: types in which it is right, to be tried in this order."""
+class KnownIssue(NamedTuple):
+    """The reason why a kernel is not used.
+
+    wider: types in which it is right, to be tried in this order. ends_process: the process ends;
+    otherwise the result is wrong, or missing.
+    """
 
     reason: str
     wider: tuple[Mapping[int, int], ...] = ()
+    ends_process: bool = False
 
 
-def known_issue(node: NodeProto, scope: Scope) -> KnownIssue | None:
-    """Return the table's entry for a node; None for nearly every one."""
-    if node.op_type not in OPERATORS or node.domain not in ("", "ai.onnx"):
+def known_issue(node: NodeProto, scope: Scope, workarounds: bool = True) -> KnownIssue | None:
+    """Return the table's entry for a node; None for nearly every one.
+
+    workarounds: False for those alone that end the process.
+    """
+    if node.op_type not in OPERATORS or node.domain not in _DOMAINS:
         return None
     for condition, issue in _TABLE[node.op_type]:
-        if condition(_Node(node, scope)):
+        if (workarounds or issue.ends_process) and condition(_Node(node, scope)):
             return issue
     return None
 
@@ -70,6 +81,11 @@ class _Node:
         kind = self._scope.types.get(self._node.input[index]) if self.has(index) else None
         return self.has(index) and (kind is None or kind.tensor_type.elem_type in types)
 
+    def element(self, index: int) -> int:
+        """Return the element type of an input; 0 where it is not known."""
+        kind = self._scope.types.get(self._node.input[index]) if self.has(index) else None
+        return kind.tensor_type.elem_type if kind is not None else 0
+
     def dims(self, index: int) -> list[int | str | None] | None:
         """Return an input's sizes."""
         return _dims(self._scope.types.get(self._node.input[index])) if self.has(index) else None
@@ -78,7 +94,10 @@ class _Node:
         """Return an input's values, flat, where it is a small constant."""
         from onnx import numpy_helper
 
-        tensor = self._scope.constants.get(self._node.input[index]) if self.has(index) else None
+        if not self.has(index):
+            return None
+        name = self._node.input[index]
+        tensor = self._scope.constants.get(name, self._scope.written.get(name))
         return None if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
 
     def attribute(self, name: str) -> Any:
@@ -89,13 +108,51 @@ class _Node:
         return next((helper.get_attribute_value(item) for item in given), None)
 
 
+def _is_power_of_two(size: int | str | None) -> bool:
+    return isinstance(size, int) and size > 0 and size & (size - 1) == 0
+
+
+def _transforms_odd_length(node: _Node) -> bool:
+    """Return True for a DFT in float32 whose length may be other than a power of two.
+
+    These go through chirps of angles up to pi * n * n, which float32 does not hold: the error grows
+    with the length instead of its logarithm (9e-6 of the result at 100, 1e-2 at 100,000).
+    """
+    if not node.is_of(0, *_FLOATS):
+        return False
+    length, sizes = node.values(1), node.dims(0)
+    if length:
+        return not _is_power_of_two(int(length[0]))
+    if sizes is None:
+        return True
+    # Without any, it is 1 or -2, by version.
+    axes = node.values(2) if node.has(2) else [node.attribute("axis")]
+    for axis in (1, -2) if axes == [None] else axes or ():
+        if not -len(sizes) <= axis < len(sizes) or not _is_power_of_two(sizes[int(axis)]):
+            return True
+    return not axes
+
+
 def _is_inverse_dft(node: _Node) -> bool:
-    """Return True where it is a transform back to complex numbers in float32.
+    """Return True where such a DFT goes back to complex numbers.
 
     There the tests want float32's rounding errors, which are numpy's: float64 has none.
     """
     is_back = node.attribute("inverse") and not node.attribute("onesided")
-    return bool(is_back) and node.is_of(0, *_FLOATS)
+    return bool(is_back) and _transforms_odd_length(node)
+
+
+_SHORT_FRAME = 64
+"""Up to here a frame's error is a rounding error of float32: 1e-6 of the result."""
+
+
+def _has_long_frames(node: _Node) -> bool:
+    """Return True for an STFT whose frames are long and of a length as _transforms_odd_length."""
+    length, window = node.values(3), node.dims(2)
+    size = int(length[0]) if length else window[0] if window else None
+    if isinstance(size, int) and size <= _SHORT_FRAME:
+        return False
+    return node.is_of(0, *_FLOATS) and not _is_power_of_two(size)
 
 
 def _masks_scores(node: _Node) -> bool:
@@ -129,12 +186,93 @@ def _may_stretch_unevenly(node: _Node) -> bool:
     return False
 
 
+@functools.cache
+def divisors_at_risk(element: int) -> frozenset[int]:
+    """Return the integers that ONNX Runtime must not be given to divide by, of an element type.
+
+    The smallest integer divided by -1 is a signal of the processor (SIGFPE), which ends the
+    process; smaller types are divided in 32 bits, where the quotient has room. A division by 0 is
+    one too before the version named here; later ones raise an error.
+    """
+    values = {-1} if element in (_INT32, _INT64) else set()
+    return frozenset(values if version() >= CHECKS_ZERO else values | {0})
+
+
+CHECKS_ZERO = (1, 31)
+
+
+@functools.cache
+def version() -> tuple[int, ...]:
+    """Return ONNX Runtime's, as far as behaviour depends on it."""
+    import onnxruntime
+
+    return tuple(int(part) for part in onnxruntime.__version__.split(".")[:2])
+
+
+def _divides_integers(node: _Node) -> bool:
+    """Return True for a division of integers by more than a harmless constant."""
+    element = node.element(0) or node.element(1)
+    # Where none is known, ONNX Runtime did not know it either: prepare/ has asked.
+    risks = divisors_at_risk(element) if element in _INTEGERS else ()
+    divisors = node.values(1)
+    return bool(risks) and (divisors is None or any(value in risks for value in divisors))
+
+
+_DIVISION = (
+    _divides_integers,
+    KnownIssue(
+        "onnxruntime divides the smallest integer by -1, which ends the process", ends_process=True
+    ),
+)
+_NO_SCALE = (
+    lambda node: node.attribute("scale") == 0,
+    KnownIssue(
+        "onnxruntime aborts where random numbers are to have no variance", ends_process=True
+    ),
+)
+
+
+def _may_have_no_frame(node: _Node) -> bool:
+    """Return True for an STFT whose window may be a scalar, or whose frames may have no length."""
+    if node.has(2):
+        window = node.dims(2)
+        return not (window and isinstance(window[0], int) and window[0])
+    length = node.values(3)
+    return length is None or 0 in length
+
+
+def _may_have_empty_slices(node: _Node) -> bool:
+    """Return True for a Unique along an axis beside which another one may be of size 0."""
+    axis, sizes = node.attribute("axis"), node.dims(0)
+    if axis is None:
+        return False
+    if sizes is None or not -len(sizes) <= axis < len(sizes):
+        return True
+    del sizes[axis]
+    return not all(isinstance(size, int) and size for size in sizes)
+
+
 _MAXIMA = (
     lambda node: node.is_of(0, _BOOL) and 0 in (node.dims(0) or ()),
-    KnownIssue("onnxruntime has no maximum or minimum of no bool", ({_BOOL: _UINT8},)),
+    KnownIssue("onnxruntime has no maximum of no bool", ({_BOOL: _UINT8},)),
 )
+_MINIMA = (
+    _MAXIMA[0],
+    KnownIssue("onnxruntime has no minimum of no bool"),
+)
+_IN_FLOAT = ({_FLOAT16: _FLOAT, _BFLOAT16: _FLOAT},)
 _IN_DOUBLE = ({_FLOAT: _DOUBLE, _FLOAT16: _DOUBLE},)
-_IMPRECISE = "onnxruntime's kernel is off by more than rounding in float32"
+_IMPRECISE = "onnxruntime's kernel is off by more the longer the transform"
+
+ORDERS_TREES = (1, 24)
+_HAS_CAUSAL_CONVOLUTION = (1, 32)  # before it ran ONNX's own definition
+
+
+def _may_have_no_channels(node: _Node) -> bool:
+    """Return True for a causal convolution of an input that may have no channels."""
+    sizes = node.dims(0)
+    return not (sizes and len(sizes) > 1 and isinstance(sizes[1], int) and sizes[1])
+
 
 # By operator: the conditions that are looked at in this order, and what is the matter then.
 _TABLE: dict[str, tuple[tuple[Callable[[_Node], bool], KnownIssue], ...]] = {
@@ -144,9 +282,14 @@ _TABLE: dict[str, tuple[tuple[Callable[[_Node], bool], KnownIssue], ...]] = {
             KnownIssue("onnxruntime gives finite scores where a mask says minus infinity"),
         ),
         (_has_short_mask, KnownIssue("onnxruntime wants a mask over all keys")),
+    ),
+    "CausalConvWithState": (
         (
-            lambda node: node.is_of(0, _FLOAT16),
-            KnownIssue("onnxruntime rounds too often in float16", ({_FLOAT16: _FLOAT},)),
+            lambda node: version() >= _HAS_CAUSAL_CONVOLUTION and _may_have_no_channels(node),
+            KnownIssue(
+                "onnxruntime divides by the channels of a causal convolution, also by 0",
+                ends_process=True,
+            ),
         ),
     ),
     "ConvInteger": (
@@ -157,22 +300,64 @@ _TABLE: dict[str, tuple[tuple[Callable[[_Node], bool], KnownIssue], ...]] = {
     ),
     "DFT": (
         (_is_inverse_dft, KnownIssue(_IMPRECISE)),
-        (lambda node: node.is_of(0, *_FLOATS), KnownIssue(_IMPRECISE, _IN_DOUBLE)),
+        (_transforms_odd_length, KnownIssue(_IMPRECISE, _IN_DOUBLE)),
     ),
+    "Div": (_DIVISION,),
     "MaxUnpool": (
         (
             lambda node: node.has(2),
             KnownIssue("onnxruntime takes the indices for those in output_shape"),
         ),
     ),
+    "Mod": (_DIVISION,),
+    "RandomNormal": (_NO_SCALE,),
+    "RandomNormalLike": (_NO_SCALE,),
     "ReduceMax": (_MAXIMA,),
-    "ReduceMin": (_MAXIMA,),
+    "ReduceMin": (_MINIMA,),
     "Resize": (
         (
             _may_stretch_unevenly,
             KnownIssue("onnxruntime puts the last corner at the whole part of a scaled size"),
         ),
     ),
-    "STFT": ((lambda node: node.is_of(0, *_FLOATS), KnownIssue(_IMPRECISE, _IN_DOUBLE)),),
+    "STFT": (
+        (_has_long_frames, KnownIssue(_IMPRECISE, _IN_DOUBLE)),
+        (
+            _may_have_no_frame,
+            KnownIssue(
+                "onnxruntime ends the process where a frame of STFT has no length",
+                ends_process=True,
+            ),
+        ),
+    ),
+    "TreeEnsemble": (
+        (
+            lambda node: version() < ORDERS_TREES,
+            KnownIssue(
+                "onnxruntime before 1.24 puts a TreeEnsemble's nodes in the wrong order, or aborts",
+                ends_process=True,
+            ),
+        ),
+    ),
+    "Unique": (
+        (
+            _may_have_empty_slices,
+            KnownIssue(
+                "onnxruntime aborts where there are several slices of nothing",
+                _IN_FLOAT,
+                ends_process=True,
+            ),
+        ),
+    ),
 }
 OPERATORS = frozenset(_TABLE)
+ENDS_PROCESS = frozenset(
+    operator for operator, cases in _TABLE.items() if any(issue.ends_process for _, issue in cases)
+)
+"""Those of OPERATORS whose kernels may end the process."""
+IS_WRONG = frozenset(
+    operator
+    for operator, cases in _TABLE.items()
+    if not all(issue.ends_process for _, issue in cases)
+)
+"""Those whose kernels may be wrong."""

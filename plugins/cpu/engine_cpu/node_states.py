@@ -1,4 +1,4 @@
-"""How each node takes part in a run: read off the graph that ONNX Runtime has optimised.
+"""States of nodes in a run: read off the graph that ONNX Runtime has optimised.
 
 ONNX Runtime does not say what becomes of a node. It can write the graph that it runs, though: a
 node whose result, or whose name, is there runs; one that is not was folded to a constant, fused
@@ -8,14 +8,16 @@ into the kernel of a neighbour, or left out.
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
+from engine.host.folder import temporary_folder
+from engine.host.interrupts import raised_by_handler
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, NodeInfo, NodeState
 
@@ -37,11 +39,12 @@ class Kernel:
     op_type: str
     name: str
     outputs: tuple[str, ...]
+    inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OptimisedGraph:
-    """What ONNX Runtime runs. constants: names of its initializers."""
+    """Graph that ONNX Runtime runs. constants: names of its initializers."""
 
     kernels: tuple[Kernel, ...]
     constants: frozenset[str]
@@ -65,42 +68,61 @@ def read_optimised(path: Path) -> OptimisedGraph:
 
 def _kernel(node: memoryview, budget: Budget) -> Kernel:
     name = op_type = ""
-    outputs = []
-    wanted = {schema.NODE_NAME, schema.NODE_OP_TYPE, schema.NODE_OUTPUT}
+    outputs, inputs = [], []
+    wanted = {schema.NODE_NAME, schema.NODE_OP_TYPE, schema.NODE_OUTPUT, schema.NODE_INPUT}
     for tag, payload in fields(node, budget, wanted):
         text = str(payload, "utf-8")
         if tag == schema.NODE_OUTPUT:
             outputs.append(text)
+        elif tag == schema.NODE_INPUT:
+            inputs.append(text)
         elif tag == schema.NODE_NAME:
             name = text
         else:
             op_type = text
-    return Kernel(op_type, name, tuple(outputs))
+    return Kernel(op_type, name, tuple(outputs), tuple(inputs))
 
 
-def observe(
-    graph: GraphInfo, write: Callable[[str, str], None], is_secret: bool
-) -> NodeStates | None:
-    """Have the optimised graph written, without its weights, and compare; None where that fails.
+def observed(write: Callable[[str, str], None], is_secret: bool) -> OptimisedGraph | None:
+    """Have the optimised graph written, without its weights, and read it; None where that fails.
 
     write: makes a session that writes its graph to the path given first, and all initializers
         into a file beside it that is named by the second.
     is_secret: nothing may come to a disk, so without a folder in memory nothing is written.
     """
-    folder = None
     try:
-        parent = MEMORY_FOLDER if os.path.isdir(MEMORY_FOLDER) else None
+        parent = Path(MEMORY_FOLDER) if os.path.isdir(MEMORY_FOLDER) else None
         if is_secret and parent is None:
             return None
-        folder = tempfile.mkdtemp(prefix="engine-", dir=parent)
-        os.symlink(os.devnull, os.path.join(folder, "weights"))
-        write(os.path.join(folder, "graph"), "weights")
-        return node_states(graph, read_optimised(Path(folder, "graph")))
-    except Exception:  # ONNX Runtime's own have no common base; it is only a diagnosis that fails
+        # What is secret goes even where this process is killed; that takes some milliseconds.
+        temporary = temporary_folder if is_secret else _temporary_folder
+        with temporary("engine-", parent) as folder:
+            os.symlink(os.devnull, folder / "weights")
+            write(str(folder / "graph"), "weights")
+            return read_optimised(folder / "graph")
+    except Exception as error:  # ONNX Runtime's own; it is only a diagnosis that fails
+        if raised_by_handler(error):
+            raise
         return None
-    finally:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=parent) as path:
+        yield Path(path)
+
+
+def kernel_nodes(
+    graph: GraphInfo, optimised: OptimisedGraph
+) -> list[tuple[Kernel, tuple[int, ...]]]:
+    """Return each kernel with the indices of the nodes of `graph` that it computes."""
+    comparison = _Comparison(graph, optimised)
+    nodes: dict[int, list[int]] = {id(kernel): [] for kernel in optimised.kernels}
+    for index, (state, into) in enumerate(comparison.states()):
+        owner = index if state is NodeState.RUNS else into
+        if owner is not None and owner in comparison.kernels:
+            nodes[id(comparison.kernels[owner])].append(index)
+    return [(kernel, tuple(nodes[id(kernel)])) for kernel in optimised.kernels]
 
 
 def node_states(graph: GraphInfo, optimised: OptimisedGraph) -> NodeStates:
@@ -144,18 +166,31 @@ class _Comparison:
         return states
 
     def _kernels(self, optimised: OptimisedGraph) -> dict[int, Kernel]:
-        """Find the kernel that stands for a node: it gives its result, or bears its name."""
+        """Find the kernel that stands for a node.
+
+        It gives the node's result, or bears the name of the node or of its result; or its result
+        is the node's in another layout.
+        """
         counts = Counter(node.name for node in self.nodes)
         unique = {node.name: node.index for node in self.nodes if counts[node.name] == 1}
+        named = {**self.producers, **unique}
+        named.pop("", None)
+        writers = {name: kernel for kernel in optimised.kernels for name in kernel.outputs}
         kernels: dict[int, Kernel] = {}
+        moved: dict[int, Kernel] = {}
         for kernel in optimised.kernels:
             owners = [self.producers[name] for name in kernel.outputs if name in self.producers]
             if not owners:
-                owners = _named(kernel.name, unique)
+                owners = _named(kernel.name, named)
             for index in owners:
-                is_moved = kernel.op_type in _MOVES and self.nodes[index].op_type not in _MOVES
-                if not is_moved:
+                if kernel.op_type not in _MOVES or self.nodes[index].op_type in _MOVES:
                     kernels.setdefault(index, kernel)
+                elif kernel.inputs and (writer := writers.get(kernel.inputs[0])):
+                    moved.setdefault(index, writer)
+        owned = set(map(id, kernels.values()))
+        for index, kernel in moved.items():
+            if index not in kernels and id(kernel) not in owned and kernel.op_type not in _MOVES:
+                kernels[index] = kernel
         return kernels
 
     def _folded(self, optimised: OptimisedGraph) -> set[int]:

@@ -6,7 +6,6 @@ the manifest declares OPTIONS.
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -54,6 +53,18 @@ OPTIONS: Mapping[str, Option] = {
         choices=("own", "process"),
         default="own",
     ),
+    "workspace": Option(
+        text="own: each session keeps memory for its activations; process: all that say so share "
+        "that memory, for models that seldom run at once",
+        choices=("own", "process"),
+        default="own",
+    ),
+    "workarounds": Option(
+        text="compute otherwise what a kernel of ONNX Runtime gets wrong (placement says which "
+        "nodes); off: as ONNX Runtime does",
+        type=bool,
+        default="1",
+    ),
     "session.*": Option(text=_ENTRIES),
     "optimization.*": Option(text=_ENTRIES),
     "mlas.*": Option(text=_ENTRIES),
@@ -61,8 +72,6 @@ OPTIONS: Mapping[str, Option] = {
 RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
 
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-
-_log = logging.getLogger("engine.cpu")
 
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
@@ -75,6 +84,7 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     refuse_unknown(settings, OPTIONS)
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
+    has_workarounds(options)  # so that a wrong value is refused with the others
     result = ort.SessionOptions()
     result.log_severity_level = 4  # errors come as exceptions, not as lines on stderr
     result.intra_op_num_threads = _intra_op(options.threads)
@@ -88,13 +98,37 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     level = _LEVELS[_choice(settings, "graph_optimization")]
     result.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     result.enable_cpu_mem_arena = _is_on(settings, "memory_arena")
+    if shares_workspace(options):
+        from engine_cpu import workspace  # rare
+
+        workspace.use(result)
+    if options.profile_to is not None:
+        from engine_cpu import profile  # rare
+
+        profile.set_up(result, options.profile_to)
     result.use_deterministic_compute = _is_on(settings, "deterministic")
+    for key in settings:
+        if key.startswith(RAW):
+            from engine_cpu import entries  # rare
+
+            entries.check(key)
     for key, value in _entries(options).items():
         try:
             result.add_session_config_entry(key, value)
         except Exception as error:  # ONNX Runtime's own, without a common base
             raise ValueError(f"[cpu_context] {key} = {value!r}: {error}") from error
     return result
+
+
+def has_workarounds(options: CompileOptions) -> bool:
+    """Return whether kernels with known issues are to be avoided."""
+    return _is_on(options.options, "workarounds")
+
+
+def shares_workspace(options: CompileOptions) -> bool:
+    """Return whether a session takes its activations from the arena of the process."""
+    settings = options.options
+    return _choice(settings, "workspace") == "process" and _is_on(settings, "memory_arena")
 
 
 # What bounds the memory and time of a load, and what a file is taken for.
@@ -117,6 +151,8 @@ def _entries(options: CompileOptions) -> dict[str, str]:
         spin_us = _spin_us(text)
     elif options.plan and threads > 1:
         # While one segment runs, the threads of the one before would take its CPUs by spinning.
+        # Spinning that ends with the run gains less than it loses beside a neighbour that comes
+        # later (bench/cut.py two-threads).
         spin_us = 0
     else:
         spin_us = default_spin_us(threads)
@@ -132,7 +168,9 @@ def _entries(options: CompileOptions) -> dict[str, str]:
     if cores and options.threads.intra_op > 1:
         entries["session.intra_op_thread_affinities"] = _affinities(cores)
     elif cores:
-        _log.warning(
+        import logging  # rare
+
+        logging.getLogger("engine.cpu").warning(
             "thread affinity to cores %s pins nothing: a model with one thread runs on the thread "
             "that calls predict; pin that with os.sched_setaffinity(0, {%d})",
             list(cores), cores[0],

@@ -3,21 +3,24 @@
 ONNX Runtime reads and compiles in one step, so engine_load makes the session and engine_compile
 (executable.py) hands it on. Only a model that ONNX Runtime refuses, or runs with kernels that
 known_issues.py names, is prepared for it (prepare/), and only that costs more than the session. A
-session that is to be kept in compiled form writes it and is opened anew from that (compiled.py).
+session that is to be kept in compiled form writes it and is opened anew from that (compiled.py);
+for a prepared model that is a session of its own, since only then is known what it is prepared as.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from engine.errors import BackendUnavailable, CompiledFormError, ModelError
+from engine.errors import BackendUnavailable, ModelError
+from engine.host.interrupts import raised_by_handler
+from engine.model_bytes import folds_too_much
 from engine.types import (
     CancelToken,
     CompileOptions,
@@ -27,19 +30,34 @@ from engine.types import (
     ValueKind,
 )
 from engine_cpu import thread_pool
-from engine_cpu.compiled import CompiledForm, check, discard, finish, trim, write_into
-from engine_cpu.errors import explained
-from engine_cpu.options import session_options
-from engine_cpu.prescreen import may_have_known_issues
+from engine_cpu.options import has_workarounds, session_options, shares_workspace
+from engine_cpu.prepared import DISABLED, Prepared
 from engine_cpu.run import PLAIN
+from engine_cpu.suspicion import Suspicion, may_quantize, suspicion_of
 
 if TYPE_CHECKING:
-    from engine_cpu.prepare import Prepared
+    from engine_cpu.compiled import CompiledForm
+    from engine_cpu.prepare.ranks import RankCheck
+    from engine_cpu.workspace import Arena
 
 _FOLDER = "session.model_external_initializers_file_folder_path"
 _GIVE_FILES = "add_external_initializers_from_files_in_memory"
 CANCELS_LOAD = "set_load_cancellation_flag"
 PROVIDERS = ["CPUExecutionProvider"]
+# What ONNX Runtime says of a sound model that an optimisation of its own has spoiled, and the
+# entries that leave that out.
+_SPOILED: Mapping[str, Mapping[str, str]] = {
+    # From 1.28 on it writes the type of an int8 QuantizeLinear that it moves into the node, and
+    # then makes its zero point uint8 (microsoft/onnxruntime#25526).
+    "output_dtype INT8 does not match y_zero_point type UINT8": {
+        "session.qdqisint8allowed": "1",
+    },
+    # A value that is scaled and multiplied, both directly and scaled once more (like #24341); the
+    # others take values away that they still read (#31147).
+    "is not a graph input, initializer, or output of a previous node": {
+        DISABLED: "MatMulScaleFusion;LayerNormFusion;SimplifiedLayerNormFusion",
+    },
+}
 _OUT_OF_MEMORY = "out of memory while compiling"
 
 if os.environ.get("ORT_DISABLE_TELEMETRY") != "0":
@@ -52,7 +70,11 @@ class CpuModel:
     unsupported: the nodes that it cannot run, and why; then there is no session.
     rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
     form: the compiled form that the session was opened from.
+    ranks: checks inputs of no declared rank.
+    arena: what its session shares with others, to be held as long as that lives.
     """
+
+    arena: Arena | None = None
 
     def __init__(
         self,
@@ -61,10 +83,12 @@ class CpuModel:
         unsupported: Mapping[int, str] | None = None,
         rewritten: Mapping[int, str] | None = None,
         form: CompiledForm | None = None,
+        ranks: RankCheck | None = None,
     ) -> None:
         self.source = source
         self.session = session
         self.form = form
+        self.ranks = ranks
         self.unsupported = unsupported or {}
         self.rewritten = rewritten or {}
 
@@ -97,99 +121,140 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
         )
     if options.progress is not None:
         options.progress("compile", 0, 1)
+    if not shares_workspace(options):
+        return _load(source, options)
+    from engine_cpu import workspace  # rare
+
+    arena = workspace.arena()
+    with workspace.making():
+        loaded = _load(source, options)
+    loaded.arena = arena
+    return loaded
+
+
+def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     if source.compiled is not None:
-        form = check(source.compiled, graph_of(source))
-        return CpuModel(source, _reopened(source, form, options), form=form)
+        from engine_cpu.compiled_session import opened
+
+        return opened(source, options, source.compiled)
     carried, unpassable = _odd_values(graph_of(source))
     if unpassable:
         return CpuModel(source, None, unpassable)
-    is_suspect = bool(carried) or may_have_known_issues(source)
-    # What was made of a secret model, or of one that is written otherwise, is kept nowhere.
-    if options.save_to is not None and not source.is_secret and not is_suspect:
-        saved = _saved(source, options, options.save_to)
+    suspicion = suspicion_of(source, has_workarounds(options))
+    guard = guard_of(source, options)
+    is_ranked = not any(
+        spec.shape is None and spec.kind is ValueKind.TENSOR for spec in graph_of(source).inputs
+    )
+    is_plain = not carried and suspicion is Suspicion.NONE and is_ranked
+    folder = None if source.is_secret else options.save_to  # nothing of a secret model is kept
+    why_not: Exception | None = None
+    if folder is not None and is_plain:
+        from engine_cpu.compiled_session import saved_and_opened
+
+        saved, why_not = saved_and_opened(
+            CpuModel(source, None, rewritten=guard.rewritten), guard, options, folder
+        )
         if saved is not None:
             return saved
-    return _load_plain(source, options, carried, is_suspect)
+    loaded, prepared = _load_plain(source, options, carried, suspicion, guard)
+    if loaded.session is not None and not is_ranked:
+        from engine_cpu.prepare.ranks import rank_check
+
+        loaded.ranks = rank_check(source, prepared.data, loaded.inputs)
+    if folder is not None and loaded.session is not None and (not is_plain or prepared.data):
+        from engine_cpu.compiled_session import saved_and_opened
+
+        saved, why_not = saved_and_opened(loaded, prepared, options, folder)
+        if saved is not None:
+            return saved
+    if why_not is not None and loaded.session is not None:
+        # ONNX Runtime takes the model, so the writing failed, as on a full disk.
+        import logging  # rare
+
+        logging.getLogger("engine").warning(
+            "%s: the compiled form could not be written, and is not kept: %s",
+            source.name, str(why_not).removeprefix(f"{source.name}: "),
+        )  # fmt: skip
+    return loaded
 
 
 def _load_plain(
-    source: ModelSource, options: CompileOptions, carried: Sequence[str], is_suspect: bool
-) -> CpuModel:
+    source: ModelSource,
+    options: CompileOptions,
+    carried: Sequence[str],
+    suspicion: Suspicion,
+    guard: Prepared,
+) -> tuple[CpuModel, Prepared]:
+    """Return the loaded model, and what it was prepared as.
+
+    guard: the model as it is, with the settings that it needs.
+    """
     settings = session_options(options)
-    source = _give_files(source, settings)
+    source = give_files(source, settings)
+    workarounds = has_workarounds(options)
     session = refusal = None
+    prepared = guard
+    if suspicion is Suspicion.FATAL:  # before any session, which computes constants
+        prepared = _prepared(source, None, carried, workarounds).guarded(guard)
+    if prepared.unsupported:
+        return CpuModel(source, None, prepared.unsupported), prepared
     try:
-        session = _session(source, *_model_of(source, settings), options.cancel)
-        if not is_suspect:
-            return CpuModel(source, session)
+        session = session_of(source, prepared, settings, options.cancel)
+        if suspicion is Suspicion.FATAL or not (carried or suspicion):
+            return CpuModel(source, session, rewritten=prepared.rewritten), prepared
     except ModelError as error:
-        if _is_out_of_memory(error.__cause__):
+        from engine_cpu.errors import is_lack  # rare
+
+        if not isinstance(error.__cause__, Exception) or not is_lack(str(error.__cause__)):
             raise
         refusal = error
     if options.cancel is not None:
         options.cancel.check()
-    prepared = _prepared(source, refusal, carried)
+    prepared = _prepared(source, refusal, carried, workarounds).guarded(guard)
     if prepared.unsupported:
-        return CpuModel(source, None, prepared.unsupported)
+        return CpuModel(source, None, prepared.unsupported), prepared
     if prepared.data:
-        if source.data is None:
-            look_in(prepared.folder, settings)
-        session = _session(source, prepared.data, settings, options.cancel)
-    return CpuModel(source, session, rewritten=prepared.rewritten)
+        session = session_of(source, prepared, settings, options.cancel)
+    return CpuModel(source, session, rewritten=prepared.rewritten), prepared
 
 
-def _saved(source: ModelSource, options: CompileOptions, folder: Path) -> CpuModel | None:
-    """Make a session that writes its compiled form, and open that; None where it writes none.
+def guard_of(source: ModelSource, options: CompileOptions) -> Prepared:
+    """Return a model as it is, with the settings that keep its session from wrong fusions."""
+    if not has_workarounds(options) or not may_quantize(graph_of(source)):
+        return Prepared()
+    from engine_cpu.quantized import guard_of as look  # rare
 
-    That is for a model that ONNX Runtime refuses as it is or does not write whole, and a disk that
-    is full.
-    """
-    source_inputs = graph_of(source).inputs
-    settings = session_options(options)
-    write_into(settings, folder)
-    source = _give_files(source, settings)
-    try:
-        session = _session(source, *_model_of(source, settings), options.cancel)
-        del session  # its weights are in memory of its own; those of the form are mapped
-        trim()
-        form = finish(folder, graph_of(source))
-        if options.cancel is not None:
-            options.cancel.check()
-        session = _reopened(source, form, options)
-    except BaseException as error:
-        discard(folder)
-        is_of_no_use = isinstance(error, ModelError | OSError | ValueError)
-        if not is_of_no_use or _is_out_of_memory(error.__cause__):
-            raise
-        return None
-    # A constant that the file lists among its inputs, and that is folded away, stays an input.
-    if {item.name for item in session.get_inputs()} != {spec.name for spec in source_inputs}:
-        discard(folder)
-        return None
-    return CpuModel(source, session, form=form)
+    settings, reasons = look(source)
+    if not settings.keys().isdisjoint(options.options):  # the user knows better
+        return Prepared()
+    return Prepared(settings=settings, rewritten=reasons)
 
 
-def _reopened(
-    source: ModelSource, form: CompiledForm, options: CompileOptions
+def session_of(
+    source: ModelSource,
+    prepared: Prepared,
+    settings: ort.SessionOptions,
+    cancel: CancelToken | None,
 ) -> ort.InferenceSession:
-    settings = session_options(options)
-    # It is optimised; and what ran once is what is to run again, bit by bit.
-    settings.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    try:
-        session = _session(source, str(form.graph), settings, options.cancel)
-    except ModelError as error:
-        if _is_out_of_memory(error.__cause__):
-            raise
-        text = f"compiled form {str(form.graph.parent)!r}: {error}"
-        raise CompiledFormError(text, str(form.graph.parent)) from error
-    trim()
-    return session
+    """Make a session of a model as it was prepared, or as it is."""
+    for key, value in prepared.settings.items():
+        _add(settings, key, value)
+    if not prepared.data:
+        return make_session(source, *_model_of(source, settings), cancel)
+    if source.data is None:
+        look_in(prepared.folder, settings)
+    return make_session(source, prepared.data, settings, cancel)
 
 
 def _model_of(
     source: ModelSource, settings: ort.SessionOptions
 ) -> tuple[bytes | str, ort.SessionOptions]:
-    """Return what ONNX Runtime is to read, and the settings that say where its weights lie."""
+    """Return what ONNX Runtime is to read, and the settings that say where its weights lie.
+
+    They also leave out folding where that would take too long: predict then computes the same.
+    """
+    if folds_too_much(source):
+        _add(settings, DISABLED, "ConstantFolding")
     if source.data is None:
         return str(source.path), settings
     look_in(source.folder, settings)
@@ -208,7 +273,7 @@ def look_in(folder: Path | None, settings: ort.SessionOptions) -> None:
         settings.add_session_config_entry(_FOLDER, str(folder))
 
 
-def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSource:
+def give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSource:
     """Hand over external data that is in memory; return the source as it is to be read then.
 
     ONNX Runtime copies of it what a session needs, and remembers where it was: no session is to be
@@ -227,27 +292,61 @@ def _give_files(source: ModelSource, settings: ort.SessionOptions) -> ModelSourc
     return source
 
 
-def _session(
+def make_session(
     source: ModelSource,
     model: bytes | str,
     settings: ort.SessionOptions,
     cancel: CancelToken | None,
 ) -> ort.InferenceSession:
+    """Have ONNX Runtime make a session, until the token is cancelled. Raises ModelError."""
     try:
         with _stopping(settings, cancel):
-            # Without its own fallback: that prints to stdout, and tries the same once more.
-            session = ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
+            session = session_from(model, settings)
     except Exception as error:  # ONNX Runtime's exceptions have no common base
+        if raised_by_handler(error):
+            raise
         if cancel is not None:
             cancel.check()
         if settings.use_per_session_threads and thread_pool.is_refused(error):
             thread_pool.join(settings)
-            return _session(source, model, settings, cancel)
-        reason = _OUT_OF_MEMORY if _is_out_of_memory(error) else explained(str(error))
+            return make_session(source, model, settings, cancel)
+        from engine_cpu.errors import explained  # rare
+
+        reason = _OUT_OF_MEMORY if is_out_of_memory(error) else explained(str(error))
         raise ModelError(f"{source.name}: {reason}", source.name) from error
     # It keeps the file's bytes for that fallback, as long as it lives.
     session._model_bytes = None
     return session
+
+
+def session_from(model: bytes | str, settings: ort.SessionOptions) -> ort.InferenceSession:
+    """Have ONNX Runtime make a session, without its own fallback.
+
+    An optimisation that spoils a sound model is left out.
+    """
+    try:
+        # That prints to stdout, and tries the same once more.
+        return ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's exceptions have no common base
+        remedies = [remedy for text, remedy in _SPOILED.items() if text in str(error)]
+        if not remedies or raised_by_handler(error):
+            raise
+        for key, value in remedies[0].items():
+            _add(settings, key, value)
+        try:
+            return ort.InferenceSession(model, settings, PROVIDERS, enable_fallback=0)
+        except Exception as again:
+            if raised_by_handler(again):
+                raise
+            raise error from None  # it was another matter
+
+
+def _add(settings: ort.SessionOptions, key: str, value: str) -> None:
+    """Set an entry; optimizers that are left out are added to those that are already."""
+    if key == DISABLED:
+        with suppress(RuntimeError):  # there is none
+            value = f"{settings.get_session_config_entry(key)};{value}"
+    settings.add_session_config_entry(key, value)
 
 
 def _stopping(
@@ -259,13 +358,19 @@ def _stopping(
     return cancel.watch(partial(getattr(settings, CANCELS_LOAD), True))
 
 
-def _prepared(source: ModelSource, refusal: ModelError | None, carried: Sequence[str]) -> Prepared:
+def _prepared(
+    source: ModelSource, refusal: ModelError | None, carried: Sequence[str], workarounds: bool
+) -> Prepared:
     try:
         from engine_cpu.prepare import prepare
 
-        return prepare(source, refusal is None, carried)
+        return prepare(source, refusal is None, carried, workarounds)
+    except ModelError:
+        raise
     except Exception as error:  # onnx's and protobuf's have no common base
-        if _is_out_of_memory(error):
+        if raised_by_handler(error):
+            raise
+        if is_out_of_memory(error):
             raise ModelError(f"{source.name}: {_OUT_OF_MEMORY}", source.name) from error
         if refusal is not None:
             raise refusal from error
@@ -273,7 +378,8 @@ def _prepared(source: ModelSource, refusal: ModelError | None, carried: Sequence
         raise ModelError(f"{source.name}: {text}", source.name) from error
 
 
-def _is_out_of_memory(error: BaseException | None) -> bool:
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return True for what Python or ONNX Runtime raises where memory is short."""
     return isinstance(error, MemoryError) or "std::bad_alloc" in str(error)
 
 

@@ -1,4 +1,4 @@
-"""How long idle threads wait for more work before they sleep.
+"""Time for which idle threads wait for more work before they sleep.
 
 ONNX Runtime's own threads spin for up to 20 ms after each run. On a machine that is otherwise
 idle, sleeping between two operators costs a wake-up each time; beside a busy neighbour, spinning
@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 
 from engine.host.cpus import usable_cpus
+from engine.host.interrupts import raised_by_handler
 
 # Long enough for the gaps between operators, also where the clock is slow.
 ALONE_US = 300
@@ -47,7 +47,9 @@ def others_running(proc: str = "/proc") -> int:
             fewest = min(fewest, running - (_own_running(proc) if running > 1 else 1))
             if fewest <= 0:
                 return 0
-    except (OSError, ValueError, IndexError):
+    except (OSError, ValueError, IndexError) as error:
+        if raised_by_handler(error):
+            raise
         return os.cpu_count() or 1
     return fewest
 
@@ -55,9 +57,12 @@ def others_running(proc: str = "/proc") -> int:
 def _own_running(proc: str) -> int:
     """Count this process's threads in state R, the calling one among them."""
     states = []
-    for stat in Path(proc, "self", "task").glob("*/stat"):
+    for task in os.listdir(f"{proc}/self/task"):
         try:
-            states.append(stat.read_text().rpartition(")")[2].split()[0])
-        except (OSError, IndexError):  # a thread that has just ended
+            with open(f"{proc}/self/task/{task}/stat") as file:
+                states.append(file.read().rpartition(")")[2].split()[0])
+        except (OSError, IndexError) as error:  # a thread that has just ended
+            if raised_by_handler(error):
+                raise
             continue
     return max(1, states.count("R"))

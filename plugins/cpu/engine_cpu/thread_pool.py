@@ -4,18 +4,20 @@ ONNX Runtime gives each session a pool of its own, so a model that is cut into 2
 Its global pool serves any number of sessions, but there is no way back: it can be made once, and
 every session of the process that wants a pool of its own is refused from then on, also those that
 the user or another library makes. So it is made on demand only (option thread_pool).
+
+Its Python interface has no other pool that sessions can share, and RunOptions's
+only_execute_path_to_fetches, by which one session could serve all segments, is for builds with
+training: others run every node.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 
 import onnxruntime as ort
 
 _REFUSED = "use_per_session_threads must be false"
 
-_log = logging.getLogger("engine.cpu")
 _lock = threading.Lock()
 _sizes: tuple[int, int] | None = None
 is_shared = False
@@ -28,6 +30,9 @@ def make(intra_op: int, inter_op: int) -> None:
     intra_op: 0 for one thread a physical core. Raises ValueError where this ONNX Runtime has none.
     """
     global is_shared, _sizes
+    import logging  # rare
+
+    log = logging.getLogger("engine.cpu")
     set_sizes = getattr(ort, "set_global_thread_pool_sizes", None)
     if set_sizes is None:
         raise ValueError(
@@ -40,10 +45,10 @@ def make(intra_op: int, inter_op: int) -> None:
                 set_sizes(intra_op, inter_op)
                 _sizes = intra_op, inter_op
             except Exception as error:  # somebody else has made it
-                _log.warning("thread_pool: onnxruntime's global pool is there already: %s", error)
+                log.warning("thread_pool: onnxruntime's global pool is there already: %s", error)
             is_shared = True
         elif _sizes is not None and _sizes != (intra_op, inter_op):
-            _log.warning(
+            log.warning(
                 "thread_pool: the process has one pool of %d and %d threads (intra, inter); "
                 "%d and %d cannot be had beside it", *_sizes, intra_op, inter_op,
             )  # fmt: skip

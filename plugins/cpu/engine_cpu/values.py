@@ -37,6 +37,12 @@ def carried(inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]) -> list
     ONNX Runtime gives either all outputs as OrtValues, for which all inputs must be such too, and
     strings and lists cannot be; or all as arrays and lists.
     """
+    echoes = {spec.name for spec in inputs}
+    return [spec for spec in _odd(inputs, outputs) if spec.name not in echoes]
+
+
+def _odd(inputs: Iterable[TensorSpec], outputs: Sequence[TensorSpec]) -> list[TensorSpec]:
+    """Return the outputs that a session cannot give as they are: see `carried`."""
     odd = [spec for spec in outputs if spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN]
     as_values = all(spec.kind is ValueKind.TENSOR for spec in (*inputs, *outputs)) and all(
         spec.dtype is not DType.STRING for spec in inputs
@@ -51,9 +57,20 @@ class ValueContext(CpuContext):
         super().__init__(session, layout)
         specs = layout.inputs
         self._carried = {spec.name: spec for spec in carried(specs, layout.outputs)}
-        self._as_values = not self._carried and any(
+        # Of the odd ones, those that are inputs too are not asked for: the caller has them.
+        odd = {spec.name for spec in _odd(specs, layout.outputs)}
+        self._asked_for = [
+            name for name in layout.output_names if name not in odd or name in self._carried
+        ]
+        # ONNX Runtime's sequences are of shared tensors: two outputs may hold the same one.
+        self._may_share = len(layout.outputs) > 1 and any(
+            spec.kind in (ValueKind.SEQUENCE, ValueKind.OPTIONAL) for spec in layout.outputs
+        )
+        self._as_values = not odd and any(
             spec.kind is ValueKind.TENSOR and spec.dtype not in PLAIN for spec in layout.outputs
         )
+        # Lists, dicts and None go in and come out as they are.
+        self._is_direct = all(spec.dtype in PLAIN for spec in (*specs, *layout.outputs))
 
     def _run(self, inputs: Sequence[Any], options: ort.RunOptions) -> list[Any]:
         layout, session = self._layout, self._session
@@ -62,11 +79,16 @@ class ValueContext(CpuContext):
             for value, spec in zip(inputs, layout.inputs, strict=True)
         }
         if not self._as_values:
-            results = session.run(layout.output_names, given, options)
+            # Of no names, all outputs would be given.
+            results = session.run(self._asked_for, given, options) if self._asked_for else []
+            made = dict(zip(self._asked_for, self._owned(results), strict=True))
+            own = {spec.name: value for value, spec in zip(inputs, layout.inputs, strict=True)}
             return [
-                value.astype(spec.dtype.numpy) if spec.name in self._carried else value
-                for value, spec in zip(results, layout.outputs, strict=True)
-            ]
+                made[spec.name].astype(spec.dtype.numpy) if spec.name in self._carried
+                else made[spec.name] if spec.name in made
+                else own[spec.name].copy()
+                for spec in layout.outputs
+            ]  # fmt: skip
         feeds = {
             name: value if isinstance(value, ort.OrtValue) else _over(value)
             for name, value in given.items()
@@ -80,8 +102,36 @@ class ValueContext(CpuContext):
         ]
 
     def _feed(self, inputs: Sequence[Any], deadline_s: float | None) -> list[Any]:
+        if self._is_direct:
+            return self._owned(super()._feed(inputs, deadline_s))
         with self._stopping(deadline_s) as options:
             return self._run(inputs, options)
+
+    def _owned(self, results: list[Any]) -> list[Any]:
+        """Return results that share no memory; a list of dicts, as classifiers give, has none."""
+        if self._may_share and any(
+            type(value) is list and value and type(value[0]) is not dict for value in results
+        ):
+            return _apart(results)
+        return results
+
+
+def _apart(results: list[Any]) -> list[Any]:
+    """Return results of which no two arrays are the same memory: the caller owns each."""
+    seen: set[int] = set()
+
+    def own(value: Any) -> Any:
+        if isinstance(value, list):
+            return [own(element) for element in value]
+        if not isinstance(value, np.ndarray) or not value.size:
+            return value
+        address = value.__array_interface__["data"][0]
+        if address in seen:
+            return value.copy()
+        seen.add(address)
+        return value
+
+    return [own(value) for value in results]
 
 
 _over = ort.OrtValue.ortvalue_from_numpy

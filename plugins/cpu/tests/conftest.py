@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import engine
 from engine import Model
 
 Load = Callable[..., Model]
+
+os.environ["ENGINE_CACHE"] = "off"  # what a test builds is no business of the user's cache
 
 
 @pytest.fixture
@@ -30,8 +33,8 @@ def build(tmp_path: Path) -> Load:
     """Build a model of these nodes for the cpu.
 
     inputs, outputs: "name:type" in ONNX's words: "x:float[n,3]", "x:float" (a scalar), "x:float[]"
-    (of any shape), "s:seq(float[n])". constants: arrays by name. Further keywords go to
-    onnx.helper.make_model.
+    (of any shape), "s:seq(float[n])". constants: arrays by name. config: of the
+    model. Further keywords go to onnx.helper.make_model.
     """
 
     def make(
@@ -41,6 +44,7 @@ def build(tmp_path: Path) -> Load:
         opset: int,
         constants: dict[str, Any] | None = None,
         opsets: dict[str, int] | None = None,
+        config: Any = None,
         **extra: Any,
     ) -> Model:
         graph = helper.make_graph(
@@ -58,7 +62,7 @@ def build(tmp_path: Path) -> Load:
         )
         path = tmp_path / "model.onnx"
         path.write_bytes(model.SerializeToString())
-        return engine.load(path, target="cpu")
+        return engine.load(path, target="cpu", config=config)
 
     return make
 

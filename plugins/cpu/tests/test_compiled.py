@@ -16,10 +16,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine.backends import open_backend
 from engine.cancel import CancelToken
-from engine.errors import Cancelled, CompiledFormError
+from engine.errors import Cancelled, CompiledFormError, InputError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.testing import models
+from engine.testing.shared_memory import left_since, names
 from engine.types import (
     CompileOptions,
     Device,
@@ -32,8 +33,9 @@ from engine.types import (
     TensorSpec,
     Threads,
 )
+from engine_cpu import compiled as compiled_form
+from engine_cpu import compiled_session, session
 from engine_cpu import node_states as node_states_module
-from engine_cpu import session
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
 
 OPTIONS = CompileOptions(device=Device("cpu"))
@@ -127,10 +129,15 @@ def test_a_warm_load_reads_nothing_of_the_original(path: Path, folder: Path) -> 
 def test_the_cold_executable_uses_what_it_wrote(path: Path, folder: Path) -> None:
     cold = compiled(open_source(path), replace(OPTIONS, save_to=folder))
     weights = folder / "weights.bin"
-    assert cold.memory().mapped_bytes == weights.stat().st_size >= 64 * 256 * 4
+    report = cold.memory()
+    matrix, rows = 4 * 64 * 256, 4 * 256  # the matrix, packed; and what is added to its rows
+    assert matrix <= report.mapped_bytes <= weights.stat().st_size
+    assert rows <= report.weights_bytes < rows + 64, "small weights stand in the graph"
+    assert report.shared_bytes == 0
     maps = Path("/proc/self/maps")
     if maps.exists():
         assert str(weights) in maps.read_text()
+        assert report.mapped_bytes < weights.stat().st_size / 1.9, "the raw half is not mapped"
 
 
 def test_nothing_but_the_form_is_written(path: Path, folder: Path) -> None:
@@ -164,10 +171,10 @@ def write_record(text: str) -> Callable[[Path], None]:
         (lambda folder: (folder / "record.json").unlink(), "cannot be read"),
         (write_record("{"), "cannot be read"),
         (write_record("[]"), "record.json is damaged"),
-        (write_record('{"layout": "1", "sha256": "", "weights_bytes": 0, "states": [["", 9]]}'),
+        (write_record('{"layout": "6", "sha256": {}, "weights": {}, "states": [["", 9]]}'),
          "record.json is damaged"),
         (write_record('{"layout": "0", "sha256": "", "weights_bytes": 0, "states": []}'),
-         "its layout is '0', but this version reads '1'"),
+          "form': its layout is '0', but this version reads '6'"),
     ],
 )  # fmt: skip
 def test_a_damaged_form_is_refused_before_it_is_read(
@@ -193,7 +200,7 @@ def test_a_form_that_cannot_be_opened_again_costs_only_the_form(
     def refuse(*_: object) -> None:
         raise CompiledFormError("damaged on its way")
 
-    monkeypatch.setattr(session, "_reopened", refuse)
+    monkeypatch.setattr(compiled_session, "_reopened", refuse)
     source = open_source(path)
     executable = compiled(source, replace(OPTIONS, save_to=folder))
     assert executable.inputs == compiled(source).inputs
@@ -204,13 +211,13 @@ def test_a_compile_that_is_cancelled_while_it_writes_leaves_nothing(
     path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token = CancelToken()
-    finish = session.finish
+    finish = compiled_form.finish
 
     def cancel_then(*arguments: Any) -> Any:
         token.cancel()
         return finish(*arguments)
 
-    monkeypatch.setattr(session, "finish", cancel_then)
+    monkeypatch.setattr(compiled_session, "finish", cancel_then)
     with pytest.raises(Cancelled):
         compiled(open_source(path), replace(OPTIONS, save_to=folder, cancel=token))
     assert list(folder.iterdir()) == []
@@ -236,15 +243,93 @@ def test_a_secret_graph_is_not_written_where_there_is_no_memory_folder(
     assert made == []
 
 
-def test_a_model_that_is_rewritten_is_not_kept(tmp_path: Path, folder: Path) -> None:
-    path = models.affine(tmp_path)
+def newer(folder: Path) -> tuple[Path, np.ndarray]:
+    """y = 2x + 1, in an operator set newer than onnxruntime reads."""
+    path = models.affine(folder)
     model = onnx.load(path)
-    model.opset_import[0].version, model.ir_version = 28, 14  # newer than onnxruntime reads
+    model.opset_import[0].version, model.ir_version = 28, 14
     onnx.save(model, path)
-    executable = compiled(open_source(path), replace(OPTIONS, save_to=folder))
-    assert os.listdir(folder) == []
-    x = np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(predict(executable, x)[0], 2 * x + 1)
+    return path, np.ones((2, 3), np.float32)
+
+
+def worked_around(folder: Path) -> tuple[Path, np.ndarray]:
+    """y = x / d in int32, whose kernel ends the process for some d."""
+    return _saved_model(folder, [helper.make_node("Div", ["x", "d"], ["y"], "div")], ["n", 3],
+                        {"d": np.array([2, -1, 5], np.int32)}, TensorProto.INT32), np.array(
+        [[7, 7, 7]], np.int32
+    )  # fmt: skip
+
+
+def unranked(folder: Path) -> tuple[Path, np.ndarray]:
+    """y = transpose(x), x of no declared rank: onnxruntime's shape inference has seen nothing."""
+    nodes = [helper.make_node("Transpose", ["x"], ["y"], "turn", perm=[1, 0])]
+    return _saved_model(folder, nodes, None, {}), np.ones((2, 3), np.float32)
+
+
+def carried(folder: Path) -> tuple[Path, np.ndarray]:
+    """y = bfloat16(x), which onnxruntime's Python interface gives no arrays of."""
+    nodes = [helper.make_node("Cast", ["x"], ["y"], "cast", to=TensorProto.BFLOAT16)]
+    return _saved_model(folder, nodes, ["n", 3], {}, result=TensorProto.BFLOAT16), np.ones(
+        (2, 3), np.float32
+    )
+
+
+def _saved_model(
+    folder: Path,
+    nodes: list[onnx.NodeProto],
+    shape: list[str | int] | None,
+    constants: dict[str, np.ndarray],
+    dtype: int = TensorProto.FLOAT,
+    result: int = 0,
+) -> Path:
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", dtype, shape)],
+        [helper.make_tensor_value_info("y", result or dtype, shape)],
+        [numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "prepared.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("make", [newer, worked_around, unranked, carried])
+def test_a_model_that_is_prepared_is_kept_as_it_was_prepared(
+    tmp_path: Path, folder: Path, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, x = make(tmp_path)
+    source = open_source(path)
+    [expected] = predict(compiled(source), x)
+    cold = compiled(source, replace(OPTIONS, save_to=folder))
+    assert "model.onnx" in os.listdir(folder)
+    monkeypatch.setattr(session, "_prepared", None)  # nothing is prepared, or screened, again
+    monkeypatch.setattr(session, "suspicion_of", None)
+    warm = compiled(replace(source, compiled=folder))
+    assert (cold.inputs, cold.outputs) == (warm.inputs, warm.outputs)
+    assert cold.placement() == warm.placement()
+    for executable in (cold, warm):
+        [y] = predict(executable, x)
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected)
+
+
+def test_what_is_worked_around_is_said_of_a_warm_model_too(tmp_path: Path, folder: Path) -> None:
+    path, _ = worked_around(tmp_path)
+    plain, warm = compiled(open_source(path)), compiled(written(path, folder))
+    assert plain.placement()[0].reason == warm.placement()[0].reason
+    assert "computed by other operators" in warm.placement()[0].reason
+
+
+def test_a_warm_model_refuses_ranks_that_its_kernels_do_not_take(
+    tmp_path: Path, folder: Path
+) -> None:
+    path, x = unranked(tmp_path)
+    warm = compiled(written(path, folder))
+    assert predict(warm, x)[0].shape == (3, 2)
+    with pytest.raises(InputError, match="'x' of 1 axes"):
+        predict(warm, x[0])
 
 
 def test_a_constant_that_is_an_input_too_is_no_input_afterwards(path: Path, folder: Path) -> None:
@@ -379,10 +464,9 @@ def test_a_file_that_has_changed_is_not_asked(path: Path, tmp_path: Path, is_gon
 
 
 def test_what_placement_looks_at_is_gone_afterwards(path: Path) -> None:
-    memory = Path("/dev/shm")
-    before = set(memory.glob("engine-*"))
+    before = names()
     compiled(open_source(path)).placement()
-    assert set(memory.glob("engine-*")) == before
+    assert not left_since(before)
 
 
 def graph_of(*nodes: tuple[str, str, list[str]]) -> GraphInfo:
@@ -445,3 +529,63 @@ def test_nodes_are_not_called_unused_where_a_subgraph_may_read_them() -> None:
     graph = graph_of(("Neg", "a", ["x"]), ("If", "b", ["c"]))
     found = node_states(graph, OptimisedGraph((Kernel("If", "b", ("b",)),), frozenset()))
     assert found == [fused(None), RUNS]
+
+
+def convolutions(folder: Path) -> Path:
+    """A Gemm whose weights have 20,020 bytes, and convolutions that are packed behind them."""
+    random = np.random.default_rng(0)
+    shapes = {"f": (64, 16, 5, 5), "g": (128, 64, 5, 5), "w": (1001, 5), "h": (16, 5, 3, 3)}
+    constants = {name: random.standard_normal(shape) for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Gemm", ["x", "w"], ["m"], transB=1),
+        helper.make_node("Reshape", ["m", "image"], ["i"]),
+        helper.make_node("Slice", ["i", "from", "to"], ["five"]),
+        helper.make_node("Conv", ["five", "h"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "f"], ["b"], pads=[2, 2, 2, 2]),
+        helper.make_node("Conv", ["b", "g"], ["y"], pads=[2, 2, 2, 2]),
+    ]
+    starts = {"image": [1, 7, 11, 13], "from": [0, 0, 0, 0], "to": [1, 5, 11, 13]}
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 128, 11, 13])],
+        [
+            *(numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()),
+            *(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in starts.items()),
+        ],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = folder / "convolutions.onnx"
+    onnx.save(model, path)
+    return path
+
+
+@pytest.mark.parametrize("has_pool", [True, False])
+def test_weights_are_mapped_where_kernels_can_read_them(
+    tmp_path: Path, folder: Path, has_pool: bool
+) -> None:
+    """Those of convolutions end the process where they do not begin at a multiple of 64."""
+    path = convolutions(tmp_path)
+    pool = tmp_path / "pool"
+    pool.mkdir()
+    x = np.random.default_rng(1).standard_normal((1, 5)).astype(np.float32)
+    source = open_source(path)
+    options = replace(OPTIONS, save_to=folder, cache_folder=pool if has_pool else None)
+    cold = compiled(source, options)
+    places = [
+        (entry.key, entry.value)
+        for tensor in onnx.load(folder / "model.onnx", load_external_data=False).graph.initializer
+        for entry in tensor.external_data
+    ]
+    offsets = [int(value) for key, value in places if key == "offset"] + [
+        int(part.split(";")[0])
+        for key, value in places
+        if key.startswith("prepacked")
+        for part in value.split("|")[1:]
+    ]
+    assert len(offsets) > 2
+    assert all(offset % 64 == 0 for offset in offsets), places
+    [expected] = predict(compiled(source), x)
+    for executable in (cold, compiled(replace(source, compiled=folder))):
+        np.testing.assert_array_equal(predict(executable, x)[0], expected)

@@ -1,4 +1,4 @@
-"""What the backend says of the machine, also where onnxruntime is not as it should be."""
+"""The backend's facts about the machine, also where onnxruntime is not as it should be."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ python -m engine.testing.onnx_suite cpu --write-ledger onnx_suite_ledger.toml
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,11 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
-from engine.testing.onnx_suite import FAULTS, Case, Score, Status, load_cases, run
+from engine.testing.onnx_suite import FAULTS, Case, Result, Score, Status, load_cases, run
 from engine.testing.onnx_suite.ledger import Ledger, mistakes, read
 from engine_cpu.known_issues import OPERATORS
 
+pytestmark = pytest.mark.filterwarnings("default:.*used all the same:UserWarning")
 LEDGER = Path(__file__).with_name("onnx_suite_ledger.toml")
 
 
@@ -33,25 +34,23 @@ def ledger() -> Ledger:
     pytest.importorskip("PIL", reason="the reference evaluator's ImageDecoder needs Pillow")
     ledger = read(LEDGER)
     other = ledger.other_versions()
-    if other:
+    if any(text.startswith("onnx is") for text in other):  # the suite is another one
         pytest.skip(f"{'; '.join(other)}; write it anew with --write-ledger")
+    for text in other:  # most often there is no difference, and where there is one it is news
+        warnings.warn(f"{text}: it is used all the same", stacklevel=1)
     return ledger
 
 
-def score_of(cases: Sequence[Case]) -> Score:
-    return Score("cpu", list(run("cpu", cases)))
+def faults(score: Score, ledger: Ledger) -> list[Result]:
+    """The tests that fail, but for results that are only rounded otherwise than the suite's."""
+    rounded = ledger.reasons.get(Status.WRONG, {})
+    assert all(text.startswith("rounded:") for text in rounded.values())
+    return [result for result in score.of(*FAULTS) if result.name not in rounded]
 
 
 @pytest.fixture(scope="module")
 def score(cases: list[Case]) -> Score:
-    return score_of(cases)
-
-
-def test_every_sixth_test_ends_as_the_ledger_says(cases: list[Case], ledger: Ledger) -> None:
-    listed = {name for reasons in ledger.reasons.values() for name in reasons}
-    part = score_of([case for i, case in enumerate(cases) if i % 6 == 0 or case.name in listed])
-    assert part.of(*FAULTS) == []
-    assert mistakes(ledger, part, is_whole=False) == []
+    return Score("cpu", list(run("cpu", cases)))
 
 
 def test_the_ledger_says_why(ledger: Ledger) -> None:
@@ -67,8 +66,8 @@ class TestWhole:
     ) -> None:
         assert mistakes(ledger, score) == []
 
-    def test_no_result_is_wrong_and_nothing_crashes(self, score: Score) -> None:
-        assert score.of(*FAULTS) == []
+    def test_no_result_is_wrong_and_nothing_crashes(self, score: Score, ledger: Ledger) -> None:
+        assert faults(score, ledger) == []
 
     def test_nearly_all_tests_of_operators_pass(self, score: Score, ledger: Ledger) -> None:
         assert len(score.operators.results) == 2024
@@ -97,7 +96,7 @@ class TestWhole:
         assert found == set()
 
     def test_the_table_of_kernels_is_read_right(self, cases: list[Case]) -> None:
-        """Where ONNX Runtime takes a test's one node, the table has it, or it is a function.
+        """The table has each node that ONNX Runtime takes, unless it is a function.
 
         float16 is left out: ONNX Runtime casts around operators that have no kernel for it.
         """

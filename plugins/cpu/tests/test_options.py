@@ -191,3 +191,33 @@ def test_half_precision_is_a_wish_that_placement_answers(tmp_path: Path) -> None
 def test_an_unknown_operator_is_named(tmp_path: Path) -> None:
     with pytest.raises(engine.ModelError, match=r"Frobnicate 'odd_one'.*backend 'cpu'"):
         engine.load(models.unknown_operator(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "session.disable_prepacking",
+        "session.intra_op.allow_spinning",
+        "session.model_external_initializers_file_folder_path",  # not one constant in the library
+        "session.x64quantprecision",
+        "optimization.enable_gelu_approximation",
+    ],
+)
+def test_onnxruntimes_own_entries_are_taken(key: str) -> None:
+    if "folder_path" in key and ort.__version__.startswith("1.23"):
+        pytest.skip("it came later")
+    options(**{key: "0"})
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("session.intra_op.alow_spinning", "no session configuration entry that onnxruntime"),
+        ("optimization.everything", "no session configuration entry that onnxruntime"),
+        ("session.enable_profiling", "has no effect on a session, nor has this backend an option"),
+        ("session.intra_op_num_threads", "no effect on a session; set thread_num of the context"),
+    ],
+)
+def test_entries_that_would_do_nothing_are_refused(key: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"\[cpu_context\] {key} .*{message}"):
+        options(**{key: "1"})

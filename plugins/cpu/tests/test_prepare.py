@@ -280,7 +280,7 @@ def test_corners_are_aligned_as_onnx_puts_them_where_sizes_are_not_whole(
 
 
 def places(size: int, scale: np.float32) -> Any:
-    """Where ONNX takes the elements of a resized axis from."""
+    """Return the places from which ONNX takes the elements of a resized axis."""
     length = np.float64(size) * scale
     count = int(length)
     return np.zeros(1) if count == 1 else np.arange(count) * (size - 1) / (length - 1)
@@ -354,7 +354,8 @@ def test_exactly_the_nodes_that_cannot_run_are_reported(tmp_path: Path) -> None:
     ]
     unsupported = load(write(tmp_path, nodes, 23)).unsupported
     assert list(unsupported) == [1, 2]
-    assert "operator 'Cast' (version 23) has no CPU kernel" in unsupported[1]
+    words = "operator 'Cast' (version 23) has no CPU kernel", "not currently registered"  # 1.23's
+    assert any(text in unsupported[1] for text in words)
 
 
 def test_an_operator_nobody_knows_is_reported_and_what_reads_it_is_not(tmp_path: Path) -> None:

@@ -1,8 +1,9 @@
-"""How arrays reach ONNX Runtime and come back: staged, fed or bound, the results are the same."""
+"""Ways of arrays to ONNX Runtime and back: staged, fed or bound, the results are the same."""
 
 from __future__ import annotations
 
 import gc
+import math
 import threading
 import time
 import tracemalloc
@@ -265,9 +266,13 @@ def lasting(predict: Callable[[list[np.ndarray]], Any]) -> tuple[list[np.ndarray
     while needed_s < 0.3:
         rows *= 2
         inputs = [np.ones((rows, models.SLOW_WIDTH), np.float32)]
-        begin = time.monotonic()
-        predict(inputs)
-        needed_s = time.monotonic() - begin
+        needed_s = math.inf
+        for _ in range(3):  # the shortest: the machine may stand still in one
+            begin = time.monotonic()
+            predict(inputs)
+            needed_s = min(needed_s, time.monotonic() - begin)
+            if needed_s < 0.3:
+                break
     return inputs, needed_s
 
 
@@ -305,12 +310,15 @@ def test_one_deadline_does_not_stop_another_threads_run(load: Any) -> None:
 
 
 def test_deadlines_that_were_kept_leave_nothing_behind(load: Any) -> None:
-    from engine_cpu import deadline
+    from engine.host import deadlines
 
     model = load(models.affine)
     for _ in range(500):
         model.predict([X], timeout_s=3600)
-    assert len(deadline._watch()._due) < 200
+    end_s = time.monotonic() + 30  # the thread that drops them may wait for its turn
+    while (left := len(deadlines._watch.due) + len(deadlines._watch.new)) >= 300:
+        assert time.monotonic() < end_s, left
+        time.sleep(0.01)
 
 
 # --------------------------------------------------------------------------------------- threads
@@ -348,31 +356,28 @@ def raw(path: Path) -> Any:
 
 
 def cancelled(context: Any, inputs: Any, outputs: Any, deadline_s: float | None) -> float:
-    """Predict, cancel soon after the start, and return how long that took to have effect."""
-    when: list[float] = []
-
-    def cancel() -> None:
-        when.append(time.monotonic())
-        context.cancel()
-
-    timer = threading.Timer(0.05, cancel)
+    """Predict, cancel soon after the start, and return how much was computed, in seconds."""
+    timer = threading.Timer(0.05, context.cancel)
+    begin = time.process_time()  # the clock runs on beside other programs
     timer.start()
     with pytest.raises(engine.Cancelled, match="cancelled while the model ran"):
         open_backend("cpu").predict(context, inputs, outputs, deadline_s)
     timer.join()
-    return time.monotonic() - when[0]
+    return time.process_time() - begin
 
 
 @pytest.mark.parametrize("way", ["fed", "bound", "deadline"])
 def test_a_running_predict_is_cancelled_from_another_thread(tmp_path: Path, way: str) -> None:
     executable = raw(models.slow(tmp_path))
     predict = open_backend("cpu").predict
-    inputs, needed_s = lasting(lambda x: predict(executable.open_context(), x, None, None))
+    inputs, _ = lasting(lambda x: predict(executable.open_context(), x, None, None))
+    begin = time.process_time()
     [full] = predict(executable.open_context(), inputs, None, None)
+    whole_s = time.process_time() - begin
     outputs = [np.zeros_like(full)] if way == "bound" else None
     deadline_s = time.monotonic() + 1000 if way == "deadline" else None
     context, other = executable.open_context(), executable.open_context()
-    assert cancelled(context, inputs, outputs, deadline_s) < needed_s * 0.8
+    assert cancelled(context, inputs, outputs, deadline_s) < whole_s * 0.8
     for given in (None, outputs):  # for good: the core closes the context
         with pytest.raises(engine.Cancelled):
             predict(context, inputs, given, deadline_s)
@@ -429,3 +434,15 @@ def test_the_same_lists_again_are_bound_once_and_read_anew(
         x += step
         assert predict(context, inputs, outputs, None) is outputs
         np.testing.assert_array_equal(y, 2 * x + 1)
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+def test_arrays_that_are_bound_keep_their_memory(which: str, load: Any) -> None:
+    """ONNX Runtime has their addresses: to resize one in place would free what it writes to."""
+    model = load(models.affine)
+    x, y = X.copy(), np.zeros_like(X)
+    inputs, outputs = [x], [Tensor(y)]
+    model.predict(inputs, outputs)
+    with pytest.raises(ValueError, match="cannot resize"):
+        (x if which == "input" else y).resize((1 << 20,), refcheck=False)
+    np.testing.assert_array_equal(model.predict(inputs, outputs)[0], 2 * X + 1)

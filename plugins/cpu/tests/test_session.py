@@ -30,6 +30,7 @@ from engine.types import (
     ModelSource,
 )
 from engine_cpu import session
+from engine_cpu.errors import explained
 
 X = np.ones((2, 256), np.float32)
 GIVES_FILES = hasattr(onnxruntime.SessionOptions, session._GIVE_FILES)
@@ -138,3 +139,19 @@ def test_a_runtime_that_cannot_stop_is_said_to_lack_it(monkeypatch: pytest.Monke
     [(name, reason)] = engine_cpu.engine_devices().found[0].lacks.items()
     assert name == Capability.CANCEL_COMPILE
     assert onnxruntime.__version__ in reason
+
+
+def test_messages_are_without_places_in_onnxruntimes_source() -> None:
+    what = "index < 3 was false. Got (4) [x]"
+    for function in (
+        "void onnxruntime::Foo::Bar(int, const std::vector<std::pair<int, bool> >&) const",
+        "T onnxruntime::get(const Tensor*) [with T = InlinedVector<long unsigned int, 6>]",
+        "onnxruntime::Run(Graph&, bool)::<lambda(const Node&)>",
+        "U std::unique_ptr<_Tp, _Dp>::operator*() const [with _Tp = onnxruntime::Graph; U = _Tp&]",
+        "bool onnxruntime::{anonymous}::f(std::function<void(int)>)",
+    ):
+        text = f"Exception: /onnxruntime_src/onnxruntime/core/graph/graph.cc:12 {function} {what}"
+        assert explained(text) == f"Exception: {what}"
+    assert explained("Load model from a.cc failed: x(y)") == "Load model from a.cc failed: x(y)"
+    long = "a.cc:1 " + "x<(" * 50_000
+    assert len(explained(long)) < len(long)

@@ -1,9 +1,10 @@
-"""How processes end that have ONNX Runtime in them: in time, and with their own status."""
+"""Processes with ONNX Runtime in them end in time and with their own status."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def run(code: str, path: Path) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-W", "ignore", "-c", BEGIN + code, str(path)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
 
 
@@ -93,3 +94,41 @@ time.sleep(0.3)
 """
     done = run(code, models.affine(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
+
+
+SLOW = """
+import onnx
+from onnx import TensorProto, helper
+size, steps = {size}, {steps}
+names = ["x", *(f"v{{i}}" for i in range(1, steps)), "y"]
+graph = helper.make_graph(
+    [helper.make_node("MatMul", [a, a], [b]) for a, b in zip(names, names[1:])],
+    "slow",
+    [helper.make_tensor_value_info("x", TensorProto.FLOAT, [size, size])],
+    [helper.make_tensor_value_info("y", TensorProto.FLOAT, [size, size])],
+)
+opsets = [helper.make_opsetid("", 17)]
+onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path + ".slow")
+slow = engine.load(path + ".slow")
+big = np.zeros((size, size), np.float32)
+threading.Thread(target=lambda: slow.predict([big], **{options}), daemon=True).start()
+time.sleep(0.5)
+print(time.monotonic())
+sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("size", "steps", "options"),
+    [
+        pytest.param(1500, 2000, {}, id="many nodes"),
+        pytest.param(1500, 2000, {"timeout_s": 1000}, id="a deadline", marks=pytest.mark.slow),
+        pytest.param(9000, 1, {}, id="one long node", marks=pytest.mark.slow),
+    ],
+)
+def test_an_interpreter_that_ends_in_a_daemon_threads_long_predict_ends_soon_and_well(
+    size: int, steps: int, options: dict[str, float], tmp_path: Path
+) -> None:
+    done = run(SLOW.format(size=size, steps=steps, options=options), models.affine(tmp_path))
+    assert (done.returncode, done.stderr) == (7, "")
+    assert time.monotonic() - float(done.stdout) < 20

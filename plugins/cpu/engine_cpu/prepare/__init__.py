@@ -4,7 +4,8 @@
     kind.py      a node by itself: its operator, attributes and types
     trial.py     whether ONNX Runtime takes a model
     rewrites.py  equivalents of a node by other nodes
-    special.py   those that are written by hand
+    special.py   those that are written by hand; forest.py: of ensembles of trees
+    ranks.py     inputs of no declared rank
     rewriter.py  all of it, for the nodes of one model
 
 Needs onnx; imported only when ONNX Runtime has refused a model, or has a kernel in it that
@@ -13,15 +14,17 @@ known_issues.py names.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
+from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, inliner
 
+from engine.errors import ModelError
 from engine.types import DType, ModelSource
+from engine_cpu.node_rules import AXES, COUNTS_INPUTS, MAX_RANK, NAMED_OUTPUTS, breaches
 from engine_cpu.prepare import opsets
 from engine_cpu.prepare.kind import (
     SMALL,
@@ -29,55 +32,62 @@ from engine_cpu.prepare.kind import (
     Scope,
     elements,
     inferred,
+    info_of,
     names_in,
     scope_of,
     subgraphs,
+    type_named,
 )
 from engine_cpu.prepare.rewriter import DOMAIN, Refused, Rewriter
+from engine_cpu.prepare.trial import take
+from engine_cpu.prepared import Prepared
 from engine_cpu.values import CARRIERS
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """What becomes of a model.
-
-    data: the model for ONNX Runtime; b"" where some node cannot run, or where it takes the model
-        as it is. folder: where its external data lies. unsupported: the nodes that cannot run,
-        by index, and why. rewritten: those that are computed otherwise than by a kernel of their
-        own, and how.
-    """
-
-    data: bytes = b""
-    folder: Path | None = None
-    unsupported: Mapping[int, str] = field(default_factory=dict)
-    rewritten: Mapping[int, str] = field(default_factory=dict)
-
-
-def prepare(source: ModelSource, is_taken: bool = False, carried: Collection[str] = ()) -> Prepared:
+def prepare(
+    source: ModelSource,
+    is_taken: bool = False,
+    carried: Collection[str] = (),
+    workarounds: bool = True,
+) -> Prepared:
     """Rewrite a model in terms that ONNX Runtime takes.
 
-    is_taken: ONNX Runtime takes it as it is, and only kernels with known issues matter.
-    carried: outputs to be given as a type of values.CARRIERS.
+    is_taken: ONNX Runtime takes it as it is, as far as is known, and only kernels with known issues
+        matter.
+    carried: outputs to be given as a type of values.CARRIERS. workarounds: False where known issues
+    matter only if they end the process.
     """
-    model = _read(source)
+    model = read(source)
+    is_tidied = tidy(model)
     written = {_domain(opset.domain): opset.version for opset in model.opset_import} or {"": 1}
     written.setdefault("", opsets.newest(""))  # what is added needs one
+    is_taken = is_taken and _is_readable(model, written)
     functions = {
         (function.domain, function.name, function.overload): function
         for function in model.functions
     }
-    scope = scope_of(inferred(_light(model)).graph)
+    _check_axes(model, source.name)
+    bare = light(model)
+    _check_rules(bare, source.name)
+    scope = scope_of(inferred(bare).graph)
+    _ask_for_types(model, bare, scope)
     versions = written if is_taken else _versions(written)
-    results, rewriter = _rewrite(model, scope, Rewriter(functions, versions, is_taken), written)
-    unsupported = {
-        i: str(result) for i, result in enumerate(results) if isinstance(result, Refused)
-    }
+    results, rewriter = _rewrite(
+        model, scope, Rewriter(functions, versions, is_taken, workarounds), written
+    )
+    unsupported = {}
+    for i, result in enumerate(results):
+        if isinstance(result, Refused):
+            if result.is_damaged:
+                title = f"node {model.graph.node[i].name or i!r} ({model.graph.node[i].op_type})"
+                raise ModelError(f"{source.name}: {title}: {result}", source.name)
+            unsupported[i] = str(result)
     if unsupported:
         return Prepared(unsupported=unsupported)
     nodes = [result for result in results if isinstance(result, NodeProto)]
     called = {i: rewriter.used([node]) for i, node in enumerate(nodes)}
     rewritten = {i: rewriter.notes[calls[0].name] for i, calls in called.items() if calls}
-    if is_taken and not rewritten and not carried:
+    if is_taken and not rewritten and not carried and not is_tidied:
         return Prepared()
     folder = _relocate(model, source)
     _write(model, nodes, rewriter, {**written, **rewriter.versions})
@@ -100,7 +110,8 @@ def _rewrite(
         return results, rewriter
     best = len(refused), results, rewriter
     for version in sorted({_former(node, rewriter.versions) for node in refused} - {0}):
-        other = Rewriter(rewriter.functions, {**rewriter.versions, "": version})
+        versions = {**rewriter.versions, "": version}
+        other = Rewriter(rewriter.functions, versions, workarounds=rewriter.workarounds)
         results = list(other.nodes(nodes, scope.inner(), written))
         count = sum(isinstance(result, Refused) for result in results)
         if count < best[0]:
@@ -108,10 +119,90 @@ def _rewrite(
     return best[1:]
 
 
-def _read(source: ModelSource) -> ModelProto:
+def read(source: ModelSource) -> ModelProto:
+    """Return a model as it is in the file, external data left where it is."""
     if source.data is not None:
         return onnx.load_model_from_string(source.data)
     return onnx.load(str(source.path), load_external_data=False)
+
+
+def _check_axes(model: ModelProto, name: str) -> None:
+    """Raise ModelError for an axis that no tensor has."""
+    for node in _nodes_of(model):
+        for item in node.attribute if opsets.is_official(_domain(node.domain)) else ():
+            if item.name not in AXES:
+                continue
+            for value in (*item.ints, item.i):
+                if not -MAX_RANK <= value <= MAX_RANK - 1:
+                    title = f"node {node.name!r} ({node.op_type})"
+                    text = f"expected {-MAX_RANK}..{MAX_RANK - 1}"
+                    raise ModelError(f"{name}: {title}: {item.name!r} is {value}, {text}", name)
+
+
+def _check_rules(model: ModelProto, name: str) -> None:
+    """Raise ModelError for a node that ONNX Runtime's kernels are not to see.
+
+    Functions are put in the place of their calls, which give their nodes' attributes the values.
+    """
+    whole = inliner.inline_local_functions(model) if model.functions else model
+    for text in breaches(info_of(node) for node in _nodes_of(whole)):
+        raise ModelError(f"{name}: {text}", name)
+
+
+def tidy(model: ModelProto) -> bool:
+    """Say what is left out as ONNX Runtime's kernels take it; return whether there was anything.
+
+    An output that is left out of a list gets a name where they write into each of these. An
+    optional input that is left out at the end is dropped: some count inputs.
+    """
+    nodes = [node for node in _nodes_of(model) if not _domain(node.domain)]
+    unnamed = [node for node in nodes if node.op_type in NAMED_OUTPUTS and "" in node.output]
+    counted = [
+        node
+        for node in nodes
+        if node.op_type in COUNTS_INPUTS and node.input and not node.input[-1]
+    ]
+    taken = {name for node in _nodes_of(model) for name in (*node.input, *node.output)}
+    names = (name for i in itertools.count() if (name := f"{DOMAIN}.unused.{i}") not in taken)
+    for node in unnamed:
+        node.output[:] = [name or next(names) for name in node.output]
+    for node in counted:
+        while node.input and not node.input[-1]:
+            node.input.pop()
+    return bool(unnamed or counted)
+
+
+def _nodes_of(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield all nodes, those of functions and subgraphs too."""
+    pending = [*model.graph.node, *(node for f in model.functions for node in f.node)]
+    while pending:
+        node = pending.pop()
+        yield node
+        pending += [inner for graph in subgraphs(node) for inner in graph.node]
+
+
+def _ask_for_types(model: ModelProto, bare: ModelProto, scope: Scope) -> None:
+    """Have ONNX Runtime say of which types divisors are that onnx's inference does not know.
+
+    It knows what its own operators give. Where it takes no part of the model, they stay unknown.
+    """
+    names = {
+        name
+        for node in model.graph.node
+        if node.op_type in ("Div", "Mod") and not any(name in scope.types for name in node.input)
+        for name in node.input
+    }
+    if not names:
+        return
+    asked = ModelProto()
+    asked.CopyFrom(bare)
+    del asked.graph.output[:]
+    for name in sorted(names):
+        asked.graph.output.add(name=name)
+    for name, text in zip(sorted(names), take(asked.SerializeToString()).outputs, strict=False):
+        kind = type_named(text)
+        if kind is not None:
+            scope.types[name] = kind
 
 
 def _relocate(model: ModelProto, source: ModelSource) -> Path | None:
@@ -141,6 +232,15 @@ def _versions(written: Opsets) -> dict[str, int]:
     return {**versions, "": max(versions[""], opsets.OLDEST)}
 
 
+def _is_readable(model: ModelProto, written: Opsets) -> bool:
+    """Return True where a file is not too new for ONNX Runtime, whatever is in it."""
+    return model.ir_version <= opsets.newest_ir() and all(
+        version <= opsets.newest(domain)
+        for domain, version in written.items()
+        if opsets.is_official(domain)
+    )
+
+
 def _former(node: NodeProto, versions: Opsets) -> int:
     """Return the last opset in which a node's operator has its former version; 0 for none."""
     if _domain(node.domain):
@@ -153,12 +253,12 @@ def _former(node: NodeProto, versions: Opsets) -> int:
     return version if version >= opsets.OLDEST else 0
 
 
-def _light(model: ModelProto) -> ModelProto:
+def light(model: ModelProto) -> ModelProto:
     """Return the model without its weights, for inference: their types are all that counts."""
-    light = ModelProto(ir_version=max(model.ir_version, 4))
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph, whole = light.graph, model.graph
+    bare = ModelProto(ir_version=max(model.ir_version, 4))
+    bare.opset_import.extend(model.opset_import)
+    bare.functions.extend(model.functions)
+    graph, whole = bare.graph, model.graph
     graph.name = whole.name
     graph.node.extend(whole.node)
     graph.input.extend(whole.input)
@@ -179,7 +279,7 @@ def _light(model: ModelProto) -> ModelProto:
                     sparse.values.name, sparse.values.data_type, sparse.dims
                 )
             )
-    return light
+    return bare
 
 
 def _write(model: ModelProto, nodes: list[NodeProto], rewriter: Rewriter, versions: Opsets) -> None:
@@ -211,6 +311,8 @@ def _carry(graph: GraphProto, output: ValueInfoProto) -> None:
     name = f"{DOMAIN}.{output.name}"
     for node in graph.node:
         _rename(node, output.name, name)
+    for tensor in graph.initializer:  # which may be an output itself
+        tensor.name = name if tensor.name == output.name else tensor.name
     graph.node.append(helper.make_node("Cast", [name], [output.name], to=carrier))
     kind.elem_type = carrier
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,10 @@ from onnx import (
     helper,
 )
 
+from engine.host.interrupts import raised_by_handler
+from engine.model_bytes import infer_shapes
+from engine.types import Attribute, NodeInfo
+
 if TYPE_CHECKING:
     from engine_cpu.known_issues import KnownIssue
 
@@ -30,14 +34,18 @@ Opsets = Mapping[str, int]
 
 @dataclass
 class Scope:
-    """What is known of the values that a node can read: their types, and the small constants."""
+    """Facts about the values that a node can read: their types, and the small constants.
+
+    constants: those that are initializers. written: those that Constant nodes make.
+    """
 
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
+    written: dict[str, TensorProto] = field(default_factory=dict)
 
     def inner(self) -> Scope:
         """Return the scope of a subgraph that begins here."""
-        return Scope(dict(self.types), dict(self.constants))
+        return Scope(dict(self.types), dict(self.constants), dict(self.written))
 
 
 @dataclass(frozen=True)
@@ -184,13 +192,18 @@ def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
     for name in names_in(graph):  # a name of its own hides one of the graph around it
         scope.types.pop(name, None)
         scope.constants.pop(name, None)
+        scope.written.pop(name, None)
     for value in (*graph.input, *graph.value_info, *graph.output):
         if is_known(value.type):
             scope.types[value.name] = value.type
     for tensor in graph.initializer:
         scope.types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, tensor.dims)
-        if elements(tensor) <= SMALL and tensor.data_location != TensorProto.EXTERNAL:
+        if _is_small(tensor):
             scope.constants[tensor.name] = tensor
+    for node in graph.node:
+        made = attribute(node, "value") if node.op_type == "Constant" else None
+        if isinstance(made, TensorProto) and _is_small(made):
+            scope.written[node.output[0]] = made
     for sparse in graph.sparse_initializer:
         scope.types[sparse.values.name] = helper.make_tensor_type_proto(
             sparse.values.data_type, sparse.dims
@@ -210,6 +223,28 @@ def attribute(node: NodeProto, name: str) -> Any:
     """Return the value of an attribute; None where it is not given."""
     given = (item for item in node.attribute if item.name == name)
     return next((helper.get_attribute_value(item) for item in given), None)
+
+
+def info_of(node: NodeProto) -> NodeInfo:
+    """Return a node as node_rules.py reads it: with all numbers and texts, however many."""
+    values = {item.name: _VALUES.get(item.type, _nothing)(item) for item in node.attribute}
+    inputs, outputs = (*node.input,), (*node.output,)
+    name = node.name or next(filter(None, outputs), "")
+    return NodeInfo(0, name, node.op_type, node.domain, inputs, outputs, values)
+
+
+def _nothing(item: AttributeProto) -> None:
+    return None
+
+
+_VALUES: Mapping[int, Callable[[AttributeProto], Attribute]] = {
+    AttributeProto.FLOAT: lambda item: item.f,
+    AttributeProto.INT: lambda item: item.i,
+    AttributeProto.STRING: lambda item: item.s.decode(errors="replace"),
+    AttributeProto.FLOATS: lambda item: (*item.floats,),
+    AttributeProto.INTS: lambda item: (*item.ints,),
+    AttributeProto.STRINGS: lambda item: tuple(s.decode(errors="replace") for s in item.strings),
+}
 
 
 def is_known(kind: TypeProto) -> bool:
@@ -248,8 +283,10 @@ def inferred(model: ModelProto) -> ModelProto:
     Without data propagation: a shape of a billion axes would be written out.
     """
     try:
-        return onnx.shape_inference.infer_shapes(model)
-    except Exception:  # onnx's own, and ONNX Runtime will say what is wrong
+        return infer_shapes(model)
+    except Exception as error:  # onnx's own, and ONNX Runtime will say what is wrong
+        if raised_by_handler(error):
+            raise
         return model
 
 
@@ -259,6 +296,10 @@ def elements(tensor: TensorProto) -> int:
     for dim in tensor.dims:
         count *= dim
     return count
+
+
+def _is_small(tensor: TensorProto) -> bool:
+    return elements(tensor) <= SMALL and tensor.data_location != TensorProto.EXTERNAL
 
 
 def _lighten(node: NodeProto) -> None:

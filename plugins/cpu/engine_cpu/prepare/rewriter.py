@@ -12,8 +12,10 @@ from functools import partial
 
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto, helper
 
-from engine_cpu.errors import explained
+from engine.host.interrupts import raised_by_handler
+from engine_cpu.errors import explained, is_lack
 from engine_cpu.known_issues import OPERATORS, known_issue
+from engine_cpu.node_rules import breaches
 from engine_cpu.prepare import opsets
 from engine_cpu.prepare.kind import (
     Kind,
@@ -21,6 +23,7 @@ from engine_cpu.prepare.kind import (
     Scope,
     has_subgraphs,
     inferred,
+    info_of,
     kind_of,
     reads,
     scope_of,
@@ -43,12 +46,19 @@ DEPTH = 30
 
 
 class Refused(Exception):
-    """ONNX Runtime has no way to run a node; the text says why."""
+    """ONNX Runtime has no way to run a node; the text says why.
+
+    is_damaged: the node breaks a rule of ONNX, so that nobody is to run it.
+    """
+
+    def __init__(self, reason: str, is_damaged: bool = False) -> None:
+        super().__init__(reason)
+        self.is_damaged = is_damaged
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How nodes of one kind are rewritten.
+    """Rewriting of nodes of one kind.
 
     drop: attributes to leave out. call: the name of the function to call instead, "" for none.
     nested: the node itself with its subgraphs rewritten; None where it has none.
@@ -83,7 +93,7 @@ class Rewriter:
 
     functions: the model's own. versions: the opset versions to write for, by domain.
     is_taken: ONNX Runtime takes the model as it is, so that only kernels with known issues
-        are looked at.
+        are looked at. workarounds: False for those alone that end the process.
     """
 
     def __init__(
@@ -91,25 +101,28 @@ class Rewriter:
         functions: Mapping[FunctionId, FunctionProto],
         versions: Opsets,
         is_taken: bool = False,
+        workarounds: bool = True,
     ) -> None:
         self.functions = functions
         self.versions = versions
         self.is_taken = is_taken
+        self.workarounds = workarounds
         self.calls: dict[str, FunctionProto] = {}
         self.notes: dict[str, str] = {}
-        self._answers: dict[tuple[object, ...], Answer | str] = {}
+        self._answers: dict[tuple[object, ...], Answer | Refused] = {}
         self._depth = 0
 
     def nodes(
-        self, nodes: Iterable[NodeProto], scope: Scope, opsets: Opsets
+        self, nodes: Iterable[NodeProto], scope: Scope, opsets: Opsets, is_safe: bool = False
     ) -> Iterator[NodeProto | Refused]:
         """Yield each node in turn as rewritten, or why it cannot be.
 
         scope: what is known of values; what is learned on the way is added.
+        is_safe: they are special.py's, which keeps kernels from what these cannot do.
         """
         for node in nodes:
             try:
-                yield self._node(node, scope, opsets)
+                yield self._node(node, scope, opsets, is_safe)
             except Refused as refusal:
                 yield refusal
 
@@ -126,8 +139,8 @@ class Rewriter:
                 pending += graph.node
         return list(used.values())
 
-    def _node(self, node: NodeProto, scope: Scope, opsets: Opsets) -> NodeProto:
-        issue = known_issue(node, scope)
+    def _node(self, node: NodeProto, scope: Scope, opsets: Opsets, is_safe: bool) -> NodeProto:
+        issue = None if is_safe else known_issue(node, scope, self.workarounds)
         if self.is_taken and not self._depth and not issue and not self._hides_known_issue(node):
             return node
         kind = kind_of(node, scope, opsets, issue)
@@ -136,10 +149,10 @@ class Rewriter:
             try:
                 self._answers[key] = self._answer(kind)
             except Refused as refusal:
-                self._answers[key] = str(refusal)
+                self._answers[key] = refusal
         answer = self._answers[key]
-        if isinstance(answer, str):
-            raise Refused(answer)
+        if isinstance(answer, Refused):
+            raise Refused(str(answer), answer.is_damaged)
         for name, output_type in zip(filter(None, node.output), answer.outputs, strict=False):
             if output_type is not None:
                 scope.types.setdefault(name, output_type)
@@ -156,15 +169,17 @@ class Rewriter:
         try:
             return self._as_it_is(kind)
         except Refused as refusal:
+            if refusal.is_damaged:
+                raise
             reason = str(refusal)
         self._depth += 1
         try:
-            for way, how in self._ways(kind) if self._depth <= DEPTH else ():
-                model = _tried(way)
+            for way in self._ways(kind) if self._depth <= DEPTH else ():
+                model = _tried(way.make)
                 if model is None:
                     continue
                 try:
-                    name = self._call(kind, model, how)
+                    name = self._call(kind, model, way)
                 except Refused as refusal:
                     if self._is_own(kind.node):
                         reason = f"in function {kind.node.op_type!r}: {refusal}"
@@ -201,7 +216,7 @@ class Rewriter:
             return replace(answer, outputs=tuple(map(type_named, trial.outputs)))
         if kind.guessed and not trial.is_unknown:
             return answer  # it may do for the types that there really are
-        raise Refused(explained(trial.refusal))
+        raise Refused(explained(trial.refusal), not is_lack(trial.refusal))
 
     def _with_subgraphs(self, kind: Kind) -> NodeProto:
         copy = NodeProto()
@@ -216,9 +231,11 @@ class Rewriter:
             graph.node.extend(results)
         return copy
 
-    def _ways(self, kind: Kind) -> Iterator[tuple[_Way, str]]:
-        """Yield equivalents of a node of this kind, the quickest first, and what to call them."""
-        by_function = partial(expanded, kind, self.functions), "computed by the operators it is of"
+    def _ways(self, kind: Kind) -> Iterator[_Way]:
+        """Yield equivalents of a node of this kind, the quickest first."""
+        by_function = _Way(
+            partial(expanded, kind, self.functions), "computed by the operators it is of"
+        )
         if self._is_own(kind.node):
             yield by_function
             return
@@ -226,18 +243,23 @@ class Rewriter:
         if kind.guessed or opsets.is_too_new(kind) or kind.node.op_type == "Constant":
             return
         for wider in kind.known_issue.wider if kind.known_issue else wider_types(kind):
-            yield partial(widened, kind, wider), "computed in wider types"
-        yield partial(special, kind, self.versions), "computed by other operators"
+            yield _Way(partial(widened, kind, wider), "computed in wider types")
+        yield _Way(
+            partial(special, kind, self.versions), "computed by other operators", is_safe=True
+        )
         yield by_function
-        yield partial(converted, kind, self.versions[""]), "computed as in a newer operator set"
+        newer = partial(converted, kind, self.versions[""])
+        yield _Way(newer, "computed as in a newer operator set")
 
-    def _call(self, kind: Kind, model: ModelProto, how: str) -> str:
+    def _call(self, kind: Kind, model: ModelProto, way: _Way) -> str:
         """Return the name of a function with this model's nodes, to call for nodes of this kind."""
+        for text in breaches(map(info_of, model.graph.node)):
+            raise Refused(text)  # as where sizes of 0 become a number of groups
         model.functions.extend(self.functions.values())
         graph = inferred(model).graph
         opsets = {opset.domain: opset.version for opset in model.opset_import}
         body = []
-        for node in self.nodes(graph.node, scope_of(graph), opsets):
+        for node in self.nodes(graph.node, scope_of(graph), opsets, way.is_safe):
             if isinstance(node, Refused):
                 raise node
             body.append(node)
@@ -250,18 +272,29 @@ class Rewriter:
             body,
             [helper.make_opsetid(*o) for o in {**opsets, **self.versions, DOMAIN: 1}.items()],
         )
-        self.notes[name] = how
+        self.notes[name] = way.how
         return name
 
 
-_Way = Callable[[], ModelProto | None]
+@dataclass(frozen=True)
+class _Way:
+    """An equivalent of a node, made when it is tried. how: what placements call it.
+
+    is_safe: its own nodes need not be looked up in known_issues.py.
+    """
+
+    make: Callable[[], ModelProto | None]
+    how: str
+    is_safe: bool = False
 
 
-def _tried(way: _Way) -> ModelProto | None:
+def _tried(make: Callable[[], ModelProto | None]) -> ModelProto | None:
     """Return an equivalent; None where onnx, which may know the operator otherwise, fails."""
     try:
-        return way()
+        return make()
     except MemoryError:
         raise
-    except Exception:  # its exceptions have no common base
+    except Exception as error:  # its exceptions have no common base
+        if raised_by_handler(error):
+            raise
         return None

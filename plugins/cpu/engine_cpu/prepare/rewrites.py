@@ -200,4 +200,4 @@ def special(kind: Kind, versions: Opsets) -> ModelProto | None:
 
 
 def _is_special(kind: Kind) -> bool:
-    return not kind.domain and kind.node.op_type in SPECIAL
+    return kind.domain in ("", "ai.onnx.ml") and kind.node.op_type in SPECIAL

@@ -10,6 +10,8 @@ from collections.abc import Callable
 
 from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
 
+from engine_cpu.known_issues import divisors_at_risk
+from engine_cpu.prepare.forest import ordered
 from engine_cpu.prepare.kind import Kind, attribute, element
 
 
@@ -22,11 +24,57 @@ def _nodes(text: str, kind: Kind) -> list[NodeProto]:
     return list(function.node)
 
 
+def _div(kind: Kind) -> list[NodeProto] | None:
+    """Divide integers by -1, which the processor refuses of the smallest one, by multiplying.
+
+    The product wraps to the smallest integer again. By 0, where that is to be avoided too, gives 0.
+    """
+    if kind.known_issue is None:
+        return None
+    sizes = _divisor(kind) + "sign = Sub (one, moved)  quotient = Div (x0, divisor)"
+    return _nodes(f"{sizes}  y0 = Mul (quotient, sign)", kind)
+
+
+def _mod_of_integers(kind: Kind) -> list[NodeProto]:
+    """Divide by 1 instead of -1 (and 0): it leaves no remainder either."""
+    fmod = int(attribute(kind.node, "fmod") or 0)
+    return _nodes(f"{_divisor(kind)}  y0 = Mod <fmod: int = {fmod}> (x0, divisor)", kind)
+
+
+def _divisor(kind: Kind) -> str:
+    """Return what makes `divisor` of x1, with 1 for those of known_issues.divisors_at_risk.
+
+    `moved` is what was added to it: 2 to -1, 1 to 0. Without Where and
+    constants of integers, which came with version 9.
+    """
+    number = element(kind.types["x1"])
+    lines = ["one_as_float = Constant <value: tensor = float one_as_float {1}> ()",
+             f"one = Cast <to: int = {number}> (one_as_float)"]  # fmt: skip
+    for name, value in (("zero", 0), ("minus_one", -1)):
+        if value in divisors_at_risk(number):
+            lines += [
+                f"{name}_float = Constant <value: tensor = float {name}_float {{{value}}}> ()",
+                f"{name} = Cast <to: int = {number}> ({name}_float)",
+                f"is_{name} = Equal (x1, {name})",
+                f"{name}_moved = Cast <to: int = {number}> (is_{name})",
+            ]
+            if value == -1:
+                lines.append("moved_by_two = Add (minus_one_moved, minus_one_moved)")
+    if divisors_at_risk(number) == {0, -1}:
+        lines.append("moved = Add (zero_moved, moved_by_two)")
+    else:
+        name = "zero_moved" if 0 in divisors_at_risk(number) else "moved_by_two"
+        lines.append(f"moved = Identity ({name})")
+    return "\n".join([*lines, "divisor = Add (x1, moved)", ""])
+
+
 def _mod(kind: Kind) -> list[NodeProto] | None:
     """Return the remainder of floats with the sign of the divisor, from that with the dividend's.
 
     Zeros have that sign too; ONNX Runtime's Where does not keep it, hence the last two lines.
     """
+    if element(kind.types["x1"]) in _BITS:
+        return _mod_of_integers(kind) if kind.known_issue else None
     if attribute(kind.node, "fmod"):
         return None
     return _nodes(
@@ -194,13 +242,124 @@ def _any_locale(kind: Kind) -> list[NodeProto] | None:
     return [node]
 
 
+def _constant_normal(kind: Kind) -> list[NodeProto] | None:
+    """Fill with the mean, which is what random numbers without variance are."""
+    if attribute(kind.node, "scale") != 0:
+        return None
+    mean = attribute(kind.node, "mean") or 0.0
+    number = attribute(kind.node, "dtype") or (
+        element(kind.types["x0"]) if kind.types else _T.FLOAT
+    )
+    fill = helper.make_node(
+        "Constant", [], ["mean"], value=helper.make_tensor("m", number, [1], [mean])
+    )
+    if kind.types:
+        shape = helper.make_node("Shape", ["x0"], ["shape"])
+    else:
+        sizes = list(attribute(kind.node, "shape") or ())
+        tensor = helper.make_tensor("shape", _T.INT64, [len(sizes)], sizes)
+        shape = helper.make_node("Constant", [], ["shape"], value=tensor)
+    # Expand leaves the one axis of the mean; a scalar has none.
+    flat = helper.make_node("Expand", ["mean", "shape"], ["filled"])
+    return [fill, shape, flat, helper.make_node("Reshape", ["filled", "shape"], ["y0"])]
+
+
+def _stft(kind: Kind) -> list[NodeProto] | None:
+    """Fail where a frame has no length: the check is a place in a list of one, 0 or beside it."""
+    if kind.known_issue is None:
+        return None
+    node = NodeProto()
+    node.CopyFrom(kind.node)
+    has_window = len(node.input) > 2 and bool(node.input[2])
+    step, node.input[1] = node.input[1], "checked_step"
+    length = "sizes = Shape ({0})  length = Gather <axis: int = 0> (sizes, zero)"
+    if not has_window:
+        length = "flat = Reshape ({0}, minus_one)  length = Gather <axis: int = 0> (flat, zero)"
+    text = f"""
+        zero = Constant <value_int: int = 0> ()
+        minus_one = Constant <value_ints: ints = [-1]> ()
+        {length.format(node.input[2 if has_window else 3])}
+        is_none = Equal (length, zero)
+        beside = Cast <to: int = 7> (is_none)
+        steps = Reshape ({step}, minus_one)
+        checked_step = Gather <axis: int = 0> (steps, beside)
+        """
+    checks = _nodes(text, kind)
+    for index, check in enumerate(checks):
+        check.name = f"length of STFT's frames ({index})"  # an error names the node
+    return [*checks, node]
+
+
+def _unique(kind: Kind) -> list[NodeProto] | None:
+    """Give no slices to Unique where they hold nothing, and add the one that they all equal."""
+    if kind.known_issue is None:
+        return None
+    axis = attribute(kind.node, "axis")
+    names = [f"some_{i}" if name else "" for i, name in enumerate(kind.node.output)]
+    unique = NodeProto()
+    unique.CopyFrom(kind.node)
+    unique.input[:], unique.output[:] = ["taken"], names
+    before = f"""
+        axis = Constant <value: tensor = int64[1] {{{axis}}}> ()
+        zero = Constant <value: tensor = int64[1] {{0}}> ()
+        one = Constant <value: tensor = int64[1] {{1}}> ()
+        sizes = Shape (x0)
+        slices = Gather <axis: int = 0> (sizes, axis)
+        size = Size (x0)
+        elements = Reshape (size, one)
+        are_empty = Equal (elements, zero)
+        empty = Cast <to: int = 7> (are_empty)
+        unseen = Mul (slices, empty)
+        seen = Sub (slices, unseen)
+        is_more = Greater (unseen, zero)
+        more = Cast <to: int = 7> (is_more)
+        taken = Slice (x0, zero, seen, axis)
+        """
+    added = (
+        "row = Slice (x0, zero, more, axis)",
+        "row = ConstantOfShape <value: tensor = int64[1] {0}> (more)",
+        "row = ConstantOfShape <value: tensor = int64[1] {0}> (unseen)",
+        "row = Slice (unseen, zero, more)",
+    )
+    after = ""
+    for index, name in enumerate(kind.node.output):
+        if name:
+            along = axis if index == 0 else 0
+            row = added[index].replace("row", f"row_{index}", 1)
+            after += f"{row}  {name} = Concat <axis: int = {along}> (some_{index}, row_{index})\n"
+    first = _nodes(before + "y0 = Identity (taken)", kind)[:-1]
+    return [*first, unique, *_nodes(after, kind)]
+
+
+def _all_true(kind: Kind) -> list[NodeProto] | None:
+    """Return the least bools as what is not the largest of the opposites: so with none, too."""
+    if kind.known_issue is None:
+        return None
+    node = NodeProto()
+    node.CopyFrom(kind.node)
+    node.op_type, node.input[0], node.output[:] = "ReduceMax", "numbers", ["largest"]
+    before = _nodes("opposites = Not (x0)  numbers = Cast <to: int = 2> (opposites)", kind)
+    return [
+        *before,
+        node,
+        *_nodes("is_any = Cast <to: int = 9> (largest)  y0 = Not (is_any)", kind),
+    ]
+
+
 SPECIAL: dict[str, Callable[[Kind], list[NodeProto] | None]] = {
     "BitShift": _bit_shift,
+    "Div": _div,
     "GRU": _batchwise,
     "LSTM": _batchwise,
     "Mod": _mod,
     "PRelu": _prelu,
     "RNN": _batchwise,
+    "RandomNormal": _constant_normal,
+    "RandomNormalLike": _constant_normal,
+    "ReduceMin": _all_true,
     "Resize": _resize,
+    "STFT": _stft,
     "StringNormalizer": _any_locale,
+    "TreeEnsemble": ordered,
+    "Unique": _unique,
 }

@@ -49,6 +49,7 @@ def engine_backend() -> BackendInfo:
                 Capability.CANCEL_PREDICT,
                 Capability.MIXED_PLACEMENT,
                 Capability.FILES_IN_MEMORY,
+                Capability.PROFILE,
             }
         ),
     )

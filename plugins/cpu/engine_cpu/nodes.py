@@ -1,0 +1,222 @@
+"""All nodes of a model, those in subgraphs and functions too, read from its bytes without onnx.
+
+The core lists the nodes of the main graph; what is nested is read here, and only where some bytes
+of it say that it may matter.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.model_bytes import Budget, NodeReader, ReadingBudget, fields, schema
+from engine.types import DType, GraphInfo, ModelSource, NodeInfo
+
+_FIELDS = 10_000_000  # the core has read the model within that
+_SMALL_BYTES = 4096
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+@dataclass
+class Body:
+    """The nodes of one graph or function, in order.
+
+    types: of its inputs and initializers, by name, where they are known. parts: each node's bytes.
+    constants: the bytes of initializers. outer: what it stands in, whose names it reads.
+    are_floats: what element_types.py has found out of values.
+    """
+
+    nodes: Sequence[NodeInfo]
+    parts: Sequence[memoryview]
+    types: Mapping[str, DType]
+    constants: Mapping[str, memoryview]
+    outer: Body | None = None
+    producers: dict[str, NodeInfo] = field(default_factory=dict)
+    are_floats: dict[str, bool | None] = field(default_factory=dict)
+
+    def producer(self, name: str) -> NodeInfo | None:
+        """Return the node of this body that makes a value."""
+        if not self.producers:
+            self.producers = {name: node for node in self.nodes for name in node.outputs}
+        return self.producers.get(name)
+
+    def constant(self, name: str) -> memoryview | None:
+        """Return the bytes of an initializer or a Constant's tensor, here or outside."""
+        if name in self.constants:
+            return self.constants[name]
+        node = self.producer(name)
+        if node is not None:
+            return self.tensor(node) if node.op_type == "Constant" else None
+        return self.outer.constant(name) if self.outer and name not in self.types else None
+
+    def tensor(self, node: NodeInfo) -> memoryview | None:
+        """Return the bytes of the tensor that a Constant of this body holds."""
+        budget = Budget(_FIELDS)
+        for _, attribute in fields(self.parts[node.index], budget, {schema.NODE_ATTRIBUTE}):
+            found = [tensor for _, tensor in fields(attribute, budget, {schema.ATTRIBUTE_T})]
+            if found:
+                return memoryview(found[0])
+        return None
+
+
+def dtype_of(tensor: memoryview) -> DType | None:
+    """Return a TensorProto's element type."""
+    found = fields(tensor, Budget(_FIELDS))
+    numbers = [value for tag, value in found if tag == schema.TENSOR_DATA_TYPE]
+    return DType.from_onnx(numbers[-1]) if numbers else None
+
+
+def is_empty(tensor: memoryview) -> bool:
+    """Return True for a TensorProto of no elements."""
+    budget = Budget(_FIELDS)
+    for tag, payload in fields(tensor, budget):
+        if tag == schema.TENSOR_DIMS and payload == 0:
+            return True
+        if tag == schema.TENSOR_DIMS_PACKED and 0 in bytes(payload):  # no varint ends so but nought
+            return True
+    return False
+
+
+def has_axes(tensor: memoryview) -> bool:
+    """Return True for a TensorProto that is no scalar."""
+    dims = (schema.TENSOR_DIMS, schema.TENSOR_DIMS_PACKED)
+    return any(tag in dims for tag, _ in fields(tensor, Budget(_FIELDS)))
+
+
+def dims_of(tensor: memoryview) -> list[int] | None:
+    """Return a TensorProto's sizes; None where they are written in an unusual way."""
+    dims = []
+    for tag, payload in fields(tensor, Budget(_FIELDS)):
+        if tag == schema.TENSOR_DIMS_PACKED:
+            return None  # no writer packs them
+        if tag == schema.TENSOR_DIMS:
+            dims.append(payload)
+    return dims
+
+
+def floats_of(tensor: memoryview) -> list[float] | None:
+    """Return a TensorProto's elements; None where they are not float32 or float16, or elsewhere."""
+    kind = dtype_of(tensor)
+    if kind not in (DType.FLOAT32, DType.FLOAT16):
+        return None
+    found: list[float] = []
+    for tag, payload in fields(tensor, Budget(_FIELDS)):
+        if tag == schema.TENSOR_DATA_LOCATION and payload:
+            return None
+        if tag == schema.TENSOR_RAW_DATA:
+            return list(np.frombuffer(payload, kind.value).tolist())
+        if tag in (schema.TENSOR_FLOAT_DATA, schema.TENSOR_FLOAT_DATA_PACKED):
+            found += np.frombuffer(payload, "<f4").tolist()
+    return found or None
+
+
+def integers_of(tensor: memoryview) -> list[int] | None:
+    """Return a TensorProto's elements; None where they are not integers, many, or elsewhere."""
+    if len(tensor) > _SMALL_BYTES or (kind := dtype_of(tensor)) is None:
+        return None
+    budget, values, raw = Budget(_FIELDS), list[int](), None
+    for tag, payload in fields(tensor, budget):
+        if tag == schema.TENSOR_DATA_LOCATION and payload:
+            return None
+        if tag == schema.TENSOR_RAW_DATA:
+            raw = payload
+        elif tag in (schema.TENSOR_INT32_DATA, schema.TENSOR_INT64_DATA):
+            values.append(payload - (1 << 64) if payload >> 63 else payload)
+        elif tag in (schema.TENSOR_INT32_DATA_PACKED, schema.TENSOR_INT64_DATA_PACKED):
+            return None  # no writer packs them; a close look reads them
+    if kind.value not in _INTEGERS:
+        return None
+    return values if raw is None else list(np.frombuffer(raw, kind.value).tolist())
+
+
+def view_of(source: ModelSource) -> memoryview:
+    """Return a model's bytes, mapped where they are a file."""
+    if source.data is not None:
+        return memoryview(source.data)
+    with open(str(source.path), "rb") as file:
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def bodies_of(model: memoryview, graph: GraphInfo, names: Sequence[bytes]) -> Iterator[Body]:
+    """Yield the main graph, then each function and subgraph whose bytes hold one of `names`.
+
+    Raises ValueError where the bytes are not what the core has read.
+    """
+    budget = ReadingBudget(len(model))
+    reader = NodeReader(budget)
+    types = {spec.name: spec.dtype for spec in graph.inputs}
+    types.update((parameter.name, parameter.dtype) for parameter in graph.parameters)
+    wanted = {schema.GRAPH_NODE, schema.GRAPH_INITIALIZER}
+    for tag, part in fields(model, budget, {schema.MODEL_GRAPH, schema.MODEL_FUNCTIONS}):
+        if tag == schema.MODEL_FUNCTIONS:
+            if _holds(part, names):
+                nodes = [p for _, p in fields(part, budget, {schema.FUNCTION_NODE})]
+                yield from _with_inner(Body(_read(nodes, reader), nodes, {}, {}), reader, names)
+            continue
+        found = list(fields(part, budget, wanted))
+        nodes = [payload for tag, payload in found if tag == schema.GRAPH_NODE]
+        constants = _constants(found, budget)
+        yield from _with_inner(Body(graph.nodes, nodes, types, constants), reader, names)
+
+
+def _with_inner(body: Body, reader: NodeReader, names: Sequence[bytes]) -> Iterator[Body]:
+    """Yield a body and those inside of it."""
+    yield body
+    for node, part in zip(body.nodes, body.parts, strict=True):
+        # Of the core's nodes, a graph among the attributes reads as None.
+        if None not in node.attributes.values() or not _holds(part, names):
+            continue
+        for attribute in reader.read(part, node.index).attributes:
+            for tag, payload in attribute.nested:
+                if tag in (schema.ATTRIBUTE_G, schema.ATTRIBUTE_GRAPHS):
+                    yield from _with_inner(_subgraph(payload, body, reader), reader, names)
+
+
+def _subgraph(graph: memoryview, outer: Body, reader: NodeReader) -> Body:
+    budget = Budget(_FIELDS)
+    wanted = {schema.GRAPH_NODE, schema.GRAPH_INITIALIZER, schema.GRAPH_INPUT}
+    found = list(fields(graph, budget, wanted))
+    nodes = [payload for tag, payload in found if tag == schema.GRAPH_NODE]
+    constants = _constants(found, budget)
+    types = {name: kind for name, part in constants.items() if (kind := dtype_of(part))}
+    for tag, payload in found:
+        if tag == schema.GRAPH_INPUT:
+            name, kind = _input(payload, budget)
+            if kind is not None:
+                types[name] = kind
+    return Body(_read(nodes, reader), nodes, types, constants, outer)
+
+
+def _read(parts: Sequence[memoryview], reader: NodeReader) -> list[NodeInfo]:
+    return [reader.read(part, index).info for index, part in enumerate(parts)]
+
+
+def _holds(part: memoryview, names: Sequence[bytes]) -> bool:
+    text = bytes(part)
+    return any(name in text for name in names)
+
+
+def _constants(found: Sequence[tuple[int, memoryview]], budget: Budget) -> dict[str, memoryview]:
+    return {
+        str(name, "utf-8"): payload
+        for tag, payload in found
+        if tag == schema.GRAPH_INITIALIZER
+        for _, name in fields(payload, budget, {schema.TENSOR_NAME})
+    }
+
+
+def _input(value: memoryview, budget: Budget) -> tuple[str, DType | None]:
+    name, kind = "", None
+    for tag, payload in fields(value, budget):
+        if tag == schema.VALUE_INFO_NAME:
+            name = str(payload, "utf-8")
+        elif tag == schema.VALUE_INFO_TYPE:
+            for inner, tensor in fields(payload, budget):
+                if inner == schema.TYPE_TENSOR_TYPE:
+                    for last, number in fields(tensor, budget):
+                        if last == schema.TYPE_TENSOR_ELEM_TYPE:
+                            kind = DType.from_onnx(number)
+    return name, kind

@@ -1,0 +1,265 @@
+"""Quantization that ONNX Runtime's integer kernels would take for another.
+
+ONNX Runtime fuses DequantizeLinear, an operator and QuantizeLinear into a kernel on integers, by
+the types alone. Such a kernel has one scale for each activation, one for each output channel of the
+weights, and takes a bias for one of the product of these scales. Where a model has it otherwise,
+the fused kernel is wrong, or fails at its first run: MatMul and Gemm with scales along the summed
+axis, Conv alike (microsoft/onnxruntime#21712, closed without a change), scales along an axis or in
+blocks for activations, a bias of another scale. It also rounds float weights between quantized
+values to 8 bits. Seen in 1.23 to 1.32, the newest.
+
+The remedy is a setting of the session that leaves out these fusions: the operators then compute in
+floats, as ONNX defines them. Read from the model's bytes, without onnx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from types import MappingProxyType
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.errors import ModelError
+from engine.host.interrupts import raised_by_handler
+from engine.host.lease import leased
+from engine.model_bytes import schema
+from engine.types import DType, ModelSource, NodeInfo
+from engine_cpu.known_issues import version
+from engine_cpu.nodes import Body, bodies_of, dims_of, dtype_of, floats_of, integers_of, view_of
+from engine_cpu.prepared import DISABLED
+
+_DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
+_NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+_OFFICIAL = frozenset({"", "ai.onnx.ml", "com.microsoft"})
+_NEEDLES = [bytes([schema.NODE_OP_TYPE, len(_DEQUANTIZE)]) + _DEQUANTIZE.encode()]
+
+# Operators that become a kernel on integers, and which of their inputs are values.
+_VALUES: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul"), (0, 1)),
+    **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
+    "Concat": tuple(range(64)),
+    "Where": (1, 2),
+}
+_WEIGHTED = frozenset({"Conv", "Gemm", "MatMul"})
+# What ONNX Runtime moves QuantizeLinear and DequantizeLinear across, or drops between them.
+_MOVES = frozenset({
+    "Clip", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Relu", "Reshape", "Slice",
+    "Squeeze", "Transpose", "Unsqueeze",
+})  # fmt: skip
+_NEEDS_NO_ZEROS = (1, 28)
+_CLOSE = 1e-4  # relative: scales that tools multiply in other precisions are the same
+
+OFF = "session.disable_quant_qdq"
+_AXIS = "onnxruntime's integer kernel takes the weights' scales for those of its output's columns"
+_ACTIVATION = "onnxruntime's integer kernel has one scale for each activation"
+_BIAS = "onnxruntime's integer kernel takes the bias for one of its inputs' scales"
+_ZEROS = "onnxruntime before 1.28 wants a zero point for each scale of Gemm's weights"
+_ROUNDED = "onnxruntime rounds float weights between quantized values to 8 bits"
+
+
+class Guard(NamedTuple):
+    """Settings that keep a session right. reasons: by index of the nodes that they are for."""
+
+    settings: Mapping[str, str] = MappingProxyType({})
+    reasons: Mapping[int, str] = MappingProxyType({})
+
+
+def guard_of(source: ModelSource) -> Guard:
+    """Return the settings that a model needs; suspicion.may_quantize says which may need any."""
+    graph = source.graph
+    assert graph is not None, "the core reads every ONNX file before a backend does"
+    has_inner = not graph.opsets.keys() <= _OFFICIAL or any(
+        node.op_type in _NESTS for node in graph.nodes
+    )
+    reasons: dict[int, str] = {}
+    found = set()
+    try:
+        is_mapped = source.data is None and source.path is not None
+        with leased(str(source.path)) if is_mapped else nullcontext():
+            for body in bodies_of(view_of(source), graph, _NEEDLES if has_inner else ()):
+                for node, reason in _Fusions(body).wrong():
+                    found.add(reason)
+                    if body.nodes is graph.nodes:
+                        reasons[node.index] = f"in floats: {reason}"
+    except (OSError, ValueError) as error:  # it is no longer what the core has read
+        if isinstance(error, ModelError) or raised_by_handler(error):
+            raise
+        return Guard()
+    if found == {_ROUNDED}:
+        return Guard({DISABLED: "WeightBiasQuantization"}, reasons)
+    return Guard({OFF: "1"} if found else {}, reasons)
+
+
+class _Fusions:
+    """Nodes of one body that ONNX Runtime would fuse."""
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._users: dict[str, list[NodeInfo]] = {}
+
+    def wrong(self) -> Iterator[tuple[NodeInfo, str]]:
+        """Yield the nodes that would be fused wrongly, and why."""
+        if not any(node.op_type == _DEQUANTIZE for node in self._body.nodes):
+            return
+        for node in self._body.nodes:
+            for name in node.inputs:
+                self._users.setdefault(name, []).append(node)
+        for node in self._body.nodes:
+            if node.op_type in _VALUES and (reason := self._reason(node)):
+                yield node, reason
+
+    def _reason(self, node: NodeInfo) -> str:
+        values = [node.inputs[i] for i in _VALUES[node.op_type] if i < len(node.inputs)]
+        sources = [self._dequantizer(name) for name in values]
+        activations = sources[:1] if node.op_type in _WEIGHTED else sources
+        if activations[0] is None:
+            return ""
+        results = list(self._quantizers(node))
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm", "MatMul") and sources[1] is None:
+            if results and not self._is_made(values[1]):
+                return _ROUNDED
+            return ""
+        if None in sources or node.op_type == "ConvTranspose":
+            return ""
+        rank = 0 if node.op_type == "AveragePool" else 1  # of a scale that its kernel takes
+        if any(not self._has_one_scale(item, rank) for item in (*activations, *results) if item):
+            return _ACTIVATION
+        if node.op_type in _WEIGHTED and not self._scales_columns(node):
+            return _AXIS
+        if node.op_type == "Gemm" and version() < _NEEDS_NO_ZEROS and self._lacks_zeros(sources[1]):
+            return _ZEROS
+        return "" if self._fits_bias(node, *sources) else _BIAS
+
+    def _dequantizer(self, name: str) -> NodeInfo | None:
+        """Return the node that a value is dequantized by, perhaps before it is moved."""
+        for _ in self._body.nodes:
+            node = self._body.producer(name)
+            if node is None or node.op_type == _DEQUANTIZE:
+                return node
+            if node.op_type not in _MOVES:
+                return None
+            name = node.inputs[0]
+        return None
+
+    def _is_made(self, name: str) -> bool:
+        """Return True for a value that a node makes of what a caller gives."""
+        pending, seen = [name], set()
+        while pending:
+            name = pending.pop()
+            node = self._body.producer(name)
+            if node is None:
+                if name not in self._body.constants:
+                    return True
+            elif name not in seen:
+                seen.add(name)
+                pending += filter(None, node.inputs)
+        return False
+
+    def _quantizers(self, node: NodeInfo) -> Iterator[NodeInfo]:
+        """Yield what quantizes a node's result, perhaps after a bias is added or it is moved."""
+        pending, seen = [node], set()
+        while pending:
+            node = pending.pop()
+            for user in self._users.get(node.outputs[0], ()) if node.outputs else ():
+                if user.op_type == _QUANTIZE:
+                    yield user
+                elif user.index not in seen and (
+                    user.op_type in _MOVES or (user.op_type == "Add" and node.op_type == "MatMul")
+                ):
+                    seen.add(user.index)
+                    pending.append(user)
+
+    def _has_one_scale(self, node: NodeInfo, rank: int = 1) -> bool:
+        scale = node.inputs[1]
+        made = self._body.producer(scale)
+        if made is not None and made.op_type == "DynamicQuantizeLinear":
+            return True
+        dims = self._dims(scale)
+        return dims is not None and len(dims) <= rank and all(size == 1 for size in dims)
+
+    def _dims(self, name: str) -> list[int] | None:
+        node = self._body.producer(name)
+        if node is not None and node.op_type == "Constant":
+            if "value_float" in node.attributes:
+                return []
+            listed = node.attributes.get("value_floats")
+            if isinstance(listed, tuple):
+                return [len(listed)]
+        tensor = self._body.constant(name)
+        return None if tensor is None else dims_of(tensor)
+
+    def _scales_columns(self, node: NodeInfo) -> bool:
+        """Return True where the weights have one scale, or one for each channel of the result."""
+        turned, name = False, node.inputs[1]
+        made = self._body.producer(name)
+        while made is not None and made.op_type != _DEQUANTIZE:
+            if made.op_type == "Transpose":
+                if made.attributes.get("perm", (1, 0)) != (1, 0):
+                    return False
+                turned = not turned
+            elif made.op_type != "Identity":
+                return True  # it is not fused across what changes the shape
+            name = made.inputs[0]
+            made = self._body.producer(name)
+        if made is None or self._has_one_scale(made):
+            return True
+        dims, sizes = self._dims(made.inputs[1]), self._dims(made.inputs[0])
+        axis = made.attributes.get("axis", 1)
+        if made.attributes.get("block_size") or dims is None or len(dims) != 1:
+            return False
+        if sizes is None and (quantized := self._body.producer(made.inputs[0])) is not None:
+            sizes = self._dims(quantized.inputs[0]) if quantized.op_type == _QUANTIZE else None
+        if sizes is None or not isinstance(axis, int):
+            return False
+        if node.op_type == "Conv":
+            return axis % len(sizes) == 0
+        if len(sizes) != 2:
+            return False
+        is_row = bool(node.attributes.get("transB", 0)) != turned
+        return axis % 2 == (0 if is_row else 1)
+
+    def _lacks_zeros(self, weights: NodeInfo | None) -> bool:
+        if weights is None or self._has_one_scale(weights):
+            return False
+        return len(weights.inputs) < 3 or not weights.inputs[2]
+
+    def _fits_bias(self, node: NodeInfo, *sources: NodeInfo | None) -> bool:
+        """Return True without an int32 bias, or with one of the product of the inputs' scales."""
+        if node.op_type not in _WEIGHTED:
+            return True
+        name = node.inputs[2] if len(node.inputs) > 2 else ""
+        if node.op_type == "MatMul":  # it becomes a Gemm with the bias that is added to it
+            added = [user for user in self._users.get(node.outputs[0], ()) if user.op_type == "Add"]
+            others = [item for user in added for item in user.inputs if item != node.outputs[0]]
+            name = others[0] if others else ""
+        bias = self._body.producer(name) if name else None
+        if bias is None or bias.op_type != _DEQUANTIZE or not self._is_int32(bias.inputs[0]):
+            return True
+        if len(bias.inputs) > 2 and bias.inputs[2]:
+            zeros = self._body.constant(bias.inputs[2])
+            if zeros is None or any(integers_of(zeros) or [1]):
+                return False
+        scales = [self._scales(made.inputs[1]) for made in (*sources, bias) if made is not None]
+        if len(scales) != 3 or any(item is None for item in scales):
+            return False
+        x, weights, given = (np.asarray(item, np.float64) for item in scales)
+        product = x * weights
+        if given.size not in (1, product.size) and product.size != 1:
+            return False
+        return bool(np.all(np.abs(given - product) <= _CLOSE * np.abs(product)))
+
+    def _is_int32(self, name: str) -> bool:
+        tensor = self._body.constant(name)
+        kind = self._body.types.get(name) if tensor is None else dtype_of(tensor)
+        return kind in (None, DType.INT32)
+
+    def _scales(self, name: str) -> list[float] | None:
+        node = self._body.producer(name)
+        if node is not None and node.op_type == "Constant":
+            given = node.attributes.get("value_float", node.attributes.get("value_floats"))
+            if given is not None:
+                return [float(x) for x in (given if isinstance(given, tuple) else (given,))]
+        tensor = self._body.constant(name)
+        return None if tensor is None else floats_of(tensor)

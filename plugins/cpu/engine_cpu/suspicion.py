@@ -1,0 +1,73 @@
+"""Test for models that need prescreen.py: most need none, and then it is not imported."""
+
+from __future__ import annotations
+
+import enum
+
+from engine.types import GraphInfo, ModelSource
+
+
+class Suspicion(enum.IntEnum):
+    """Trouble of a model. FATAL: a kernel that could end the process, even while it loads."""
+
+    NONE = 0
+    WRONG = 1
+    FATAL = 2
+
+
+OPERATORS = frozenset({
+    "Attention", "BlackmanWindow", "CausalConvWithState", "ConvInteger", "CumSum", "DFT", "Div",
+    "HammingWindow", "HannWindow", "If", "Loop", "MaxUnpool", "MelWeightMatrix", "Mod", "OneHot",
+    "RandomNormal", "RandomNormalLike", "Range", "ReduceMax", "ReduceMin", "Resize", "STFT", "Scan",
+    "SequenceMap", "TopK", "TreeEnsemble", "TreeEnsembleClassifier", "TreeEnsembleRegressor",
+    "Trilu", "Unique",
+})  # fmt: skip
+"""Those that prescreen.py looks at beyond what node_rules.py says of them."""
+
+RULED = frozenset({
+    "Attention", "Conv", "ConvInteger", "ConvTranspose", "DeformConv", "DepthToSpace", "GatherND",
+    "LayerNormalization", "OneHot", "QLinearConv", "RandomNormal", "RandomNormalLike",
+    "RandomUniform", "RandomUniformLike", "SpaceToDepth", "Split", "TfIdfVectorizer",
+})  # fmt: skip
+"""Those that node_rules.py has rules for. Names here, so that most models need neither module."""
+
+DEQUANTIZING = frozenset({"DequantizeLinear", "If", "Loop", "Scan", "SequenceMap"})
+"""What quantizes back to floats, or may hold nodes that do."""
+
+_DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft"})  # a function has one of its own
+
+
+def may_quantize(graph: GraphInfo) -> bool:
+    """Return True for a model that quantized.py looks at: DequantizeLinear, here or inside."""
+    return not graph.opsets.keys() <= _DOMAINS or any(
+        node.op_type in DEQUANTIZING for node in graph.nodes
+    )
+
+
+def suspicion_of(source: ModelSource, workarounds: bool = True) -> Suspicion:
+    """Return what a model is suspected of; see `prescreen`, which is asked unless it is plain."""
+    assert source.graph is not None, "the core reads every ONNX file before a backend does"
+    if is_plain(source.graph):
+        return Suspicion.NONE
+    from engine_cpu.prescreen import prescreen
+
+    return prescreen(source, workarounds)
+
+
+def is_plain(graph: GraphInfo) -> bool:
+    """Return True for a model without anything that prescreen.py looks at closely."""
+    if not graph.opsets.keys() <= _DOMAINS:
+        return False
+    ruled = []
+    for node in graph.nodes:
+        if node.op_type in OPERATORS or "" in node.inputs or "" in node.outputs:
+            return False
+        if node.op_type in RULED:
+            if None in node.attributes.values():  # a value that is too large for the core's list
+                return False
+            ruled.append(node)
+    if not ruled:
+        return True
+    from engine_cpu.node_rules import breaches
+
+    return not any(breaches(ruled))
