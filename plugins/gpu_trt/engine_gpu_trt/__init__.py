@@ -5,6 +5,7 @@ This file is the backend's hooks; what they do lies beside it:
     vendor.py      finding pycuda, a device and TensorRT, in this order
     devices.py     what there is, and what is missing
     cuda.py        the CUDA driver: contexts, memory, streams
+    cuda_bindings.py   pycuda's names over cuda.bindings, where pycuda is not installed
     memory.py      device memory for the core: allocate, copy, order
     messages.py    TensorRT's log and errors
     options.py     the user's settings
@@ -16,10 +17,26 @@ This file is the backend's hooks; what they do lies beside it:
     timing.py      the timing cache
     form.py        compiled forms on disk, and what they depend on
     engines.py     an engine in memory
+    layers.py      the layers of an engine, and which nodes they compute
     placement.py   what became of each node
+    profile.py     how long each layer takes
     executable.py  what compile returns
+    outside.py     weights that are inputs of the network
+    lending.py     these on the device, once for several models or processes
+    refit.py       weights that are exchanged in an engine
+    turns.py       predicts at once, or an update alone
     run.py         one execution context: how values reach the device and come back
+    bound.py       TensorRT's part of it, and what it has been told
+    graphs.py      executions recorded as CUDA graphs
+    extras.py      what a user may ask for beside plain execution
     slots.py       where one input or output lies
+    collectives.py collectives between ranks, on device memory
+    communicator.py a group of ranks: joining, waiting, failing together
+    roll.py        where the ranks of a group are
+    in_graph.py    collectives inside an engine: the model rewritten
+    graph_group.py the ranks that these are between
+    handle.py      what a group holds of NCCL and CUDA
+    nccl.py        NCCL's C interface
     workspace.py   stream and scratch memory, which contexts can share
 
 Nothing of NVIDIA's is imported before a device is asked for.
@@ -35,6 +52,8 @@ from engine.types import (
     BackendInfo,
     Capability,
     Check,
+    Communicator,
+    CommunicatorOptions,
     CompileOptions,
     Device,
     Devices,
@@ -42,13 +61,16 @@ from engine.types import (
     Executable,
     LoadedModel,
     ModelSource,
+    ReduceOp,
+    SharedWeights,
     Value,
     Values,
 )
-from engine_gpu_trt.options import OPTIONS
+from engine_gpu_trt.options import OPTIONS, PROVIDERS
 
 if TYPE_CHECKING:
-    from engine_gpu_trt.executable import TrtContext
+    from engine_gpu_trt.communicator import NcclCommunicator
+    from engine_gpu_trt.executable import TrtContext, TrtExecutable
     from engine_gpu_trt.network import TrtModel
 
 __version__ = "0.1.0"
@@ -60,7 +82,7 @@ def engine_backend() -> BackendInfo:
         name="gpu_trt",
         version=__version__,
         device_types=("gpu",),
-        providers=("tensorrt",),
+        providers=PROVIDERS,
         formats=("onnx", "plan"),
         capabilities=frozenset(
             {
@@ -70,6 +92,12 @@ def engine_backend() -> BackendInfo:
                 Capability.DEVICE_BUFFERS,
                 Capability.COMPILE_CACHE,
                 Capability.SHARE_WORKSPACE,
+                Capability.COLLECTIVES,
+                Capability.QUEUED_COLLECTIVES,
+                Capability.GRAPH_COLLECTIVES,  # where in_graph_collectives asks for it
+                Capability.UPDATE_WEIGHTS,
+                Capability.SHARE_WEIGHTS,
+                Capability.PROFILE,
                 # Neither DEADLINES nor CANCEL_PREDICT: see executable.TrtContext.
             }
         ),
@@ -110,7 +138,8 @@ def engine_compile(loaded: TrtModel, options: CompileOptions) -> Executable:
 def engine_predict(
     context: TrtContext, inputs: Values, outputs: Values | None, deadline_s: float | None
 ) -> Values:
-    return context.run.predict(inputs, outputs)  # deadlines are not announced: none comes
+    # Deadlines are not announced: one comes only where there are collectives inside.
+    return context.run.predict(inputs, outputs, deadline_s)
 
 
 @hookimpl
@@ -139,3 +168,105 @@ def engine_order(device: Device, earlier: int, later: int | None) -> bool:
     from engine_gpu_trt.memory import order
 
     return order(device, earlier, later)
+
+
+@hookimpl
+def engine_update_weights(
+    executable: TrtExecutable, weights: Mapping[str, Value], additive: bool
+) -> bool:
+    return executable.update_weights(weights, additive)
+
+
+@hookimpl
+def engine_share_weights(executable: TrtExecutable) -> SharedWeights:
+    return executable.share()  # CUDA knows no list of pids; the core guards the handle
+
+
+@hookimpl
+def engine_communicator(options: CommunicatorOptions) -> Communicator:
+    from engine_gpu_trt.communicator import NcclCommunicator
+
+    return NcclCommunicator(options)
+
+
+@hookimpl
+def engine_allreduce(
+    comm: NcclCommunicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int | None,
+    deterministic: bool,
+    deadline_s: float | None,
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.allreduce(comm, send, receive, op, stream, deterministic, deadline_s)
+
+
+@hookimpl
+def engine_allgather(
+    comm: NcclCommunicator,
+    send: Value,
+    receive: Value,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.allgather(comm, send, receive, stream, deadline_s)
+
+
+@hookimpl
+def engine_reduce_scatter(
+    comm: NcclCommunicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int | None,
+    deterministic: bool,
+    deadline_s: float | None,
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.reduce_scatter(comm, send, receive, op, stream, deterministic, deadline_s)
+
+
+@hookimpl
+def engine_broadcast(
+    comm: NcclCommunicator, buffer: Value, root: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.broadcast(comm, buffer, root, stream, deadline_s)
+
+
+@hookimpl
+def engine_alltoall(
+    comm: NcclCommunicator,
+    send: Value,
+    receive: Value,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.alltoall(comm, send, receive, stream, deadline_s)
+
+
+@hookimpl
+def engine_send(
+    comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.send(comm, buffer, peer, stream, deadline_s)
+
+
+@hookimpl
+def engine_receive(
+    comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    from engine_gpu_trt import collectives
+
+    return collectives.receive(comm, buffer, peer, stream, deadline_s)

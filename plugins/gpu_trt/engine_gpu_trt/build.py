@@ -9,9 +9,10 @@ from typing import Any
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
 from engine.types import CompileOptions
-from engine_gpu_trt import form, messages, timing
+from engine_gpu_trt import form, lending, messages, outside, refit, timing
 from engine_gpu_trt.engines import Engine, deserialize
 from engine_gpu_trt.executable import TrtExecutable
+from engine_gpu_trt.layers import layers_of
 from engine_gpu_trt.network import TrtModel
 from engine_gpu_trt.placement import placement_of
 from engine_gpu_trt.profiles import Profile, bounded, shape_profiles
@@ -34,9 +35,19 @@ def compile_model(model: TrtModel, options: CompileOptions) -> TrtExecutable:
         model.engine = engine  # closed with the model until an executable takes it
         made = _form(model, options, engine, profiles)
     if options.save_to is not None and not model.source.is_secret:
-        _save(options.save_to, plan, made, engine)
+        digest = _save(options.save_to, plan, made, engine)
+        if not options.variable_weights:
+            engine.offer(digest)
+    weights = None
+    if outside.is_wanted(options):
+        weights = lending.place(model.gpu, model.outside, options, model.source.name)
+    executable = TrtExecutable(engine, made, options, model.settings, weights)
     model.engine = None
-    return TrtExecutable(engine, made, options, model.settings.concurrency)
+    if options.profile_to is not None and model.source.graph is not None:
+        executable.name_layers(model.source.graph)
+    if options.variable_weights and model.source.graph is not None:  # an engine file has no names
+        executable.allow_updates(options.variable_weights, model.source)
+    return executable
 
 
 def _form(
@@ -46,15 +57,17 @@ def _form(
     assert graph is not None
     inputs = [bounded(spec, [profile[spec.name] for profile in profiles]) for spec in model.inputs]
     reason = f"TensorRT {model.trt.__version__} compiled it into the engine{model.how}"
-    placement = placement_of(graph, engine, options, reason)
-    return form.Form(tuple(inputs), model.outputs, model.names, placement)
+    placement = placement_of(graph, layers_of(graph, engine), options, reason)
+    return form.Form(
+        tuple(inputs), model.outputs, model.names, placement, model.outside, model.collectives
+    )
 
 
-def _save(folder: Path, plan: Any, made: form.Form, engine: Engine) -> None:
+def _save(folder: Path, plan: Any, made: form.Form, engine: Engine) -> str:
     with engine.gpu as gpu:
         if plan is None:
             plan = engine.engine.serialize()
-        form.write(folder, plan, made, form.made_with(gpu, engine.trt))
+        return form.write(folder, plan, made, form.made_with(gpu, engine.trt))
 
 
 def _build(
@@ -67,6 +80,10 @@ def _build(
     cache_folder = None if model.source.is_secret else options.cache_folder
     with gpu:
         _configure(model)
+        if options.profile_to is not None:  # for the names of the nodes in each layer
+            model.config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        if options.variable_weights:
+            refit.declare(model, options.variable_weights)
         if cache_folder is not None:
             model.timing_cache = timing.attach(cache_folder, gpu, trt, model.config)
         for profile in profiles:
@@ -106,6 +123,9 @@ def _configure(model: TrtModel) -> None:
     if settings.workspace_bytes is not None:
         model.config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
     model.config.builder_optimization_level = settings.optimization_level
+    feature = getattr(trt.PreviewFeature, "MULTIDEVICE_RUNTIME_10_16", None)  # 11 needs none
+    if model.collectives and feature is not None:
+        model.config.set_preview_feature(feature, True)
 
 
 def _add_profile(model: TrtModel, profile: Profile, mark: int) -> None:

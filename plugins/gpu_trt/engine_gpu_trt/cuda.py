@@ -1,5 +1,7 @@
 """The CUDA driver, as far as this backend needs it: a thin layer over pycuda.driver.
 
+Where pycuda is not installed, `cuda_bindings.py` offers its names over NVIDIA's cuda.bindings.
+
 A `Gpu` is a device's *primary* context (the one that TensorRT and NCCL use too), retained once
 and for the life of the process. It is pushed around each use, so any thread may come:
 
@@ -8,8 +10,7 @@ and for the life of the process. It is pushed around each use, so any thread may
 
 pycuda frees an object only in a thread in which the object's context is current, and otherwise
 leaks it with a warning. So the wrappers here hold the only reference to theirs and have a
-`close()`, which is called inside `with gpu`. Nothing else in this package imports pycuda: a
-second provider (cuda.bindings) is a second module with the same names.
+`close()`, which is called inside `with gpu`. Nothing else in this package imports pycuda.
 """
 
 from __future__ import annotations
@@ -89,6 +90,16 @@ class Gpu:
         self._streams[stream.handle] = stream
         return stream
 
+    def marker(self, stream: Stream) -> Marker:
+        """Mark the end of what is queued on a stream now, inside `with gpu`."""
+        try:
+            event = self._driver.Event(_DISABLE_TIMING)
+        except self.Error as error:
+            raise self.unavailable(error, "an event") from error
+        marker = Marker(self, event)
+        event.record(stream.raw)
+        return marker
+
     def find_stream(self, handle: int) -> Stream | None:
         """Return the open stream of this backend that has the handle; None for any other."""
         stream = self._streams.get(handle)
@@ -120,10 +131,10 @@ class Gpu:
     def wait(self, handle: int) -> None:
         """Wait in the calling thread for all that is queued on a stream, inside `with gpu`."""
         stream = self.find_stream(handle)
-        if stream is not None:
-            stream.synchronize()
-        else:
+        if stream is None:
             self.synchronize()
+        elif not stream.is_done:
+            stream.synchronize()
 
     def synchronize(self) -> None:
         """Wait for all that is queued on the device, inside `with gpu`."""
@@ -134,6 +145,17 @@ class Gpu:
         self._driver.memcpy_peer_async(
             target, source, nbytes, self._context, origin._context, on.raw
         )
+
+    def export(self, pointer: int) -> bytes:
+        """Return a handle by which other processes open an allocation, inside `with gpu`.
+
+        It is good as long as the allocation. Raises `Error`.
+        """
+        return bytes(self._driver.mem_get_ipc_handle(pointer))
+
+    def import_memory(self, handle: bytes) -> ImportedMemory:
+        """Open another process's allocation, inside `with gpu`. Raises `Error`."""
+        return ImportedMemory(self, self._driver.IPCMemoryHandle(bytearray(handle)))
 
     def memory(self) -> tuple[int, int]:
         """Return free and total device memory, in bytes."""
@@ -177,6 +199,32 @@ class DeviceMemory:
         """Free it, inside `with gpu` and with nothing queued on it; twice does nothing."""
         self.pointer = 0
         _free(self._allocation)
+
+
+class ImportedMemory:
+    """Memory of another process, open here until `close()`, or nothing refers to it any more.
+
+    Closing it frees nothing of the other's, and does not touch what it holds.
+    """
+
+    def __init__(self, gpu: Gpu, opened: Any) -> None:
+        self.pointer = int(opened)
+        self._opened = [opened]
+        weakref.finalize(self, _close_late, gpu, self._opened)
+
+    def close(self) -> None:
+        """Close it, inside `with gpu` and with nothing queued on it; twice does nothing."""
+        self.pointer = 0
+        while self._opened:
+            self._opened.pop().close()
+
+
+def _close_late(gpu: Gpu, opened: list[Any]) -> None:
+    if not opened:
+        return
+    with gpu, suppress(gpu.Error):  # a lost device: nobody is there to be told
+        gpu.synchronize()
+        opened.pop().close()
 
 
 class PinnedMemory:
@@ -255,6 +303,28 @@ class Stream:
         self.raw = self._event = None
 
 
+class Marker:
+    """A place in a stream: reached once all that was queued before it is done."""
+
+    def __init__(self, gpu: Gpu, event: Any) -> None:
+        self._event = [event]
+        self._free = weakref.finalize(self, _forget_late, gpu, self._event)
+
+    @property
+    def is_reached(self) -> bool:
+        """All that was queued before it is done."""
+        return bool(self._event[0].query())
+
+    def close(self) -> None:
+        """Destroy it, inside `with gpu`; twice does nothing."""
+        self._event.clear()
+
+
+def _forget_late(gpu: Gpu, event: list[Any]) -> None:
+    with gpu:
+        event.clear()
+
+
 def open_gpu(id: int) -> Gpu:
     """Open device `id`, its context retained.
 
@@ -265,7 +335,7 @@ def open_gpu(id: int) -> Gpu:
     if opened is not None and _owner_pid == os.getpid():
         return opened
     try:
-        driver = vendor.pycuda_driver()
+        driver = vendor.cuda_driver()
         count = vendor.device_count(driver)
     except vendor.Missing as error:
         raise BackendUnavailable(

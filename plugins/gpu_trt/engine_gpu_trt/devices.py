@@ -3,36 +3,38 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from engine.types import Check, Device, DeviceInfo, Devices
-from engine_gpu_trt import vendor
+from engine.host.peers import HAS_PEERS
+from engine.types import Capability, Check, Device, DeviceInfo, Devices
+from engine_gpu_trt import nccl, refit, vendor
 from engine_gpu_trt.vendor import Missing
 
 
 def find_devices() -> Devices:
     """Find the GPUs that can be used now; where there is none, say the first thing to mend.
 
-    No device lacks anything that the manifest announces: what this backend uses is the same in all
-    versions of TensorRT that `vendor` accepts.
+    A device lacks what needs NCCL where that is not there, and what its TensorRT does wrong.
     """
     try:
-        driver = vendor.pycuda_driver()
+        driver = vendor.cuda_driver()
         count = vendor.device_count(driver)
-        vendor.tensorrt()
-        return Devices(tuple(_device(driver, id) for id in range(count)))
+        module = vendor.any_tensorrt()
+        lacks = _lacks(module)
+        return Devices(tuple(_device(driver, id, lacks) for id in range(count)))
     except Missing as error:
         return Devices(reason=str(error), fix=error.fix)
 
 
 def diagnose() -> Sequence[Check]:
-    """Check driver, pycuda, devices, TensorRT, environment, in the order in which to mend them."""
-    return [*_driver_checks(), _tensorrt_check(), _visible_check()]
+    """Check all that this backend needs, in the order in which to mend it."""
+    return [*_driver_checks(), _tensorrt_check(), _nccl_check(), _visible_check()]
 
 
 def _driver_checks() -> list[Check]:
     try:
-        driver = vendor.pycuda_driver()
+        driver = vendor.cuda_driver()
     except Missing as error:
         has_driver = vendor.driver_library()
         return [
@@ -42,11 +44,11 @@ def _driver_checks() -> list[Check]:
                 detail=f"{vendor.DRIVER_LIBRARY} " + ("loads" if has_driver else "is not there"),
                 fix="" if has_driver else vendor.DRIVER_FIX,
             ),
-            Check("pycuda", ok=False, detail=str(error), fix=error.fix),
+            Check(vendor.cuda_package() or "pycuda", ok=False, detail=str(error), fix=error.fix),
             Check(
                 "CUDA device",
                 ok=False,
-                detail="not looked for: it takes the driver and pycuda",
+                detail="not looked for: it takes the driver and pycuda or cuda-bindings",
                 fix="mend the lines above",
             ),
         ]
@@ -57,7 +59,11 @@ def _driver_checks() -> list[Check]:
             ok=True,
             detail=f"for CUDA {version // 1000}.{version % 1000 // 10} and older",
         ),
-        Check("pycuda", ok=True, detail=".".join(map(str, driver.get_version())) + " (CUDA)"),
+        Check(
+            vendor.cuda_package(),
+            ok=True,
+            detail=".".join(map(str, driver.get_version())) + " (CUDA)",
+        ),
     ]
     try:
         devices = [_device(driver, id) for id in range(vendor.device_count(driver))]
@@ -69,10 +75,11 @@ def _driver_checks() -> list[Check]:
 
 def _tensorrt_check() -> Check:
     try:
-        module = vendor.tensorrt()
+        module = vendor.any_tensorrt()
     except Missing as error:
         return Check("TensorRT", ok=False, detail=str(error), fix=error.fix)
-    return Check("TensorRT", ok=True, detail=module.__version__)
+    name = "" if module.__name__ == "tensorrt" else f" ({module.__name__}: set provider to it)"
+    return Check("TensorRT", ok=True, detail=f"{module.__version__}{name}")
 
 
 def _visible_check() -> Check:
@@ -86,6 +93,41 @@ def _visible_check() -> Check:
     )
 
 
-def _device(driver: object, id: int) -> DeviceInfo:
+def _lacks(trt: Any) -> dict[str, str]:
+    lacks = {}
+    try:
+        nccl.library()
+    except Missing as error:
+        for capability in (Capability.COLLECTIVES, Capability.GRAPH_COLLECTIVES):
+            lacks[str(capability)] = f"{error}; {error.fix}"
+    if not HAS_PEERS:
+        lacks[str(Capability.SHARE_WEIGHTS)] = "this system cannot watch the process that lends"
+    if vendor.version_of(trt) == refit.UNSOUND:
+        lacks[str(Capability.UPDATE_WEIGHTS)] = (
+            f"engines of TensorRT {trt.__version__} that can be refitted may drop a bias"
+        )
+    return lacks
+
+
+def _nccl_check() -> Check:
+    """Look for NCCL, which only ranks whose values stay on their devices need."""
+    try:
+        vendor.cuda_driver()
+    except Missing:
+        return Check(
+            "NCCL",
+            ok=True,
+            detail="not looked for: it takes the driver and pycuda or cuda-bindings",
+        )
+    try:
+        version = nccl.spelt(nccl.version(nccl.library()))
+    except Missing as error:
+        detail = f"{error}; ranks exchange tensors through host memory"
+        return Check("NCCL", ok=True, detail=detail, fix=error.fix)
+    return Check("NCCL", ok=True, detail=version)
+
+
+def _device(driver: object, id: int, lacks: Mapping[str, str] | None = None) -> DeviceInfo:
     device = driver.Device(id)  # type: ignore[attr-defined]  # pycuda has no types
-    return DeviceInfo(Device("gpu", id), str(device.name()), int(device.total_memory()))
+    memory_bytes = int(device.total_memory())
+    return DeviceInfo(Device("gpu", id), str(device.name()), memory_bytes, lacks or {})

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakValueDictionary
 
 from engine.errors import BackendUnavailable, ModelError
 from engine.types import DType, ShapeRange, TensorSpec
@@ -13,10 +15,30 @@ from engine_gpu_trt.profiles import bounded
 
 if TYPE_CHECKING:
     from engine_gpu_trt.run import Run
+    from engine_gpu_trt.turns import Turns
+
+
+Key: TypeAlias = tuple[str, int, str]
+"""Provider, device and digest of a plan."""
+
+_loaded: WeakValueDictionary[Key, Loaded] = WeakValueDictionary()
+_loading = threading.Lock()
+
+
+class Loaded:
+    """An ICudaEngine and the runtime it lives in: one copy of the weights.
+
+    users: how many executables run it.
+    """
+
+    def __init__(self, runtime: Any, engine: Any) -> None:
+        self.runtime = runtime
+        self.engine = engine
+        self.users = 0
 
 
 class Engine:
-    """An ICudaEngine and the runtime it lives in.
+    """An ICudaEngine for one executable.
 
     Here and in `run.py` no local variable of a function that may raise names an object of
     TensorRT's: the error's traceback would keep it until long after its CUDA context was current.
@@ -24,12 +46,16 @@ class Engine:
     runs: the contexts that are open, by id. They are closed before the engine is.
     """
 
-    def __init__(self, gpu: Gpu, trt: Any, runtime: Any, engine: Any) -> None:
+    def __init__(self, gpu: Gpu, trt: Any, loaded: Loaded) -> None:
         self.gpu = gpu
         self.trt = trt
-        self.runtime = runtime
-        self.engine = engine
+        self._loaded: Loaded | None = loaded
+        loaded.users += 1
+        self.engine: Any = loaded.engine
+        engine = loaded.engine
         self.runs: dict[int, Run] = {}
+        self.turns: Turns | None = None  # what predicts take where weights may be exchanged
+        self.broken = ""  # why it runs no more: an update of its weights that failed half-way
         tensors = [engine.get_tensor_name(i) for i in range(engine.num_io_tensors)]
         is_input = {
             name: engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT for name in tensors
@@ -50,21 +76,51 @@ class Engine:
         ends: Sequence[Sequence[int]] = self.engine.get_tensor_profile_shape(name, index)
         return ends
 
+    def offer(self, digest: str) -> None:
+        """Let those who load a plan of this digest have this engine."""
+        with _loading:
+            if self._loaded is not None:
+                _loaded.setdefault((self.trt.__name__, self.gpu.id, digest), self._loaded)
+
+    @property
+    def is_shared(self) -> bool:
+        """Another executable runs it too."""
+        return self._loaded is not None and self._loaded.users > 1
+
     def close(self) -> None:
-        """Free the contexts that are still open, then the engine, then the runtime."""
+        """Free the contexts that are still open, then the engine unless others run it."""
         for run in list(self.runs.values()):
             run.close()
-        with self.gpu:
-            self.engine = None
-            self.runtime = None
+        with self.gpu, _loading:
+            loaded, self._loaded, self.engine = self._loaded, None, None
+            if loaded is not None:
+                loaded.users -= 1
+            del loaded  # here, where its context is current
 
 
-def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: str = "") -> Engine:
+def deserialize(
+    gpu: Gpu,
+    trt: Any,
+    plan: Any,
+    name: str,
+    path: str = "",
+    hint: str = "",
+    digest: str = "",
+) -> Engine:
     """Load the engine of a plan's bytes. name: what messages call it. hint: a possible reason.
+
+    digest: of the plan; one that is loaded on the device already is not loaded again. "" loads it
+    anew, as for weights that may be exchanged.
 
     Raises ModelError for a plan that is damaged or made by another version or for another
     device, BackendUnavailable where the device is short of memory.
     """
+    key = (trt.__name__, gpu.id, digest)
+    if digest:
+        with gpu, _loading:
+            loaded = _loaded.get(key)
+            if loaded is not None:
+                return Engine(gpu, trt, loaded)
     mark = messages.mark()
     with gpu:
         try:
@@ -77,7 +133,10 @@ def deserialize(gpu: Gpu, trt: Any, plan: Any, name: str, path: str = "", hint: 
             ) from error
         engine = runtime.deserialize_cuda_engine(plan)
         if engine is not None:
-            return Engine(gpu, trt, runtime, engine)
+            loaded = Loaded(runtime, engine)
+            if digest:
+                _loaded[key] = loaded
+            return Engine(gpu, trt, loaded)
         del runtime  # here, and not with the error's traceback, where no context is current
         heard = messages.since(mark)
         if heard.out_of_memory:

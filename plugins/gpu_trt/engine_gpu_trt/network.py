@@ -9,10 +9,11 @@ from typing import Any
 
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.types import CompileOptions, GraphInfo, ModelSource, NodeInfo, TensorSpec
-from engine_gpu_trt import dtypes, form, messages, precision, vendor
+from engine_gpu_trt import dtypes, form, in_graph, messages, outside, precision, vendor
 from engine_gpu_trt.cuda import Gpu, open_gpu
 from engine_gpu_trt.engines import Engine, describe, deserialize
 from engine_gpu_trt.options import Settings, read_settings
+from engine_gpu_trt.outside import Weight
 
 _FOREIGN = (
     "; an engine runs on the TensorRT version and the kind of device that it was compiled with: "
@@ -26,6 +27,8 @@ class TrtModel:
     inputs, outputs: as the model declares them. unsupported: nodes that TensorRT cannot run.
     names: the network's input names by the model's. how: what was done to it, for the placement.
     data: the bytes that the network was parsed from, where they are not the source's.
+    outside: the weights that are inputs of the network, by name.
+    collectives: those inside the network, in order: what each does, on what type and shape.
     form: what stands beside the engine of a compiled form.
     Where the parser stopped there is neither a network nor an engine.
     """
@@ -41,6 +44,8 @@ class TrtModel:
         self.names: Mapping[str, str] = {}
         self.how = ""
         self.data = b""
+        self.outside: Mapping[str, Weight] = {}
+        self.collectives: tuple[str, ...] = ()
         # Each needs the one before it. The parser keeps weights that the network points to, and
         # does not keep the network alive itself.
         self.builder: Any = None
@@ -61,7 +66,7 @@ class TrtModel:
             self.parser = None
             self.network = None
             self.builder = None
-        self.data = b""
+        self.data, self.outside = b"", {}
         if self.engine is not None:
             self.engine.close()
             self.engine = None
@@ -71,7 +76,9 @@ def load(source: ModelSource, options: CompileOptions) -> TrtModel:
     """Read a model for `options.device`; raises what engine_load may raise."""
     settings = read_settings(options)
     gpu = open_gpu(options.device.id)  # proves a device; only then may TensorRT be touched
-    trt = vendor.usable_tensorrt()
+    trt = vendor.usable_tensorrt(settings.provider)
+    if settings.cuda_graphs:
+        vendor.cuda_bindings()  # raises before minutes of building
     model = TrtModel(source, settings, gpu, trt)
     try:
         if source.compiled is not None:
@@ -79,7 +86,7 @@ def load(source: ModelSource, options: CompileOptions) -> TrtModel:
         elif source.format == "plan":
             _load_plan(model)
         else:
-            _load_onnx(model)
+            _load_onnx(model, options)
     except BaseException:
         model.close()
         raise
@@ -97,22 +104,27 @@ def _load_plan(model: TrtModel) -> None:
 
 def _load_form(model: TrtModel, folder: Path, options: CompileOptions) -> None:
     """Load a compiled form. The model's own file is not looked at."""
-    loaded, plan = form.read(folder, options, form.made_with(model.gpu, model.trt))
+    loaded, plan, digest = form.read(folder, options, form.made_with(model.gpu, model.trt))
+    if options.variable_weights:
+        digest = ""  # an engine of its own, to exchange weights in
     try:
-        model.engine = deserialize(model.gpu, model.trt, plan, f"{folder / form.PLAN_FILE}")
+        model.engine = deserialize(
+            model.gpu, model.trt, plan, f"{folder / form.PLAN_FILE}", digest=digest
+        )
     except ModelError as error:
         raise CompiledFormError(str(error)) from error
     tensors = {*model.engine.inputs, *model.engine.outputs}
-    named = {*loaded.names.values(), *(spec.name for spec in loaded.outputs)}
+    named = {*loaded.names.values(), *(spec.name for spec in loaded.outputs), *loaded.outside}
     if tensors != named:
         raise CompiledFormError(f"{folder}: names {sorted(named)}, its engine {sorted(tensors)}")
-    model.form, model.names = loaded, loaded.names
+    model.form, model.names, model.outside = loaded, loaded.names, loaded.outside
+    model.collectives = loaded.collectives
     graph = model.source.graph
     model.inputs = loaded.inputs if graph is None else graph.inputs
     model.outputs = loaded.outputs if graph is None else graph.outputs
 
 
-def _load_onnx(model: TrtModel) -> None:
+def _load_onnx(model: TrtModel, options: CompileOptions) -> None:
     source = model.source
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
@@ -126,15 +138,22 @@ def _load_onnx(model: TrtModel) -> None:
     if refused:
         model.unsupported = _touching(graph, refused, source)
         return
-    if model.settings.fp16 and _parse_float16(model):
+    if in_graph.collectives_of(graph):
+        model.unsupported = in_graph.take_in(model, options)
+        if model.unsupported:
+            return
+    if model.settings.fp16 and _parse_float16(model, options):
         model.how = " in float16 where that is sound (preferred_fp16)"
     else:
         mark = messages.mark()
+        _take_out(model, options)
         with model.gpu:
             model.builder, model.network, model.parser = _parser(model.trt)
-            if not _parse(model.parser, source):
+            if not _parse(model):
                 model.unsupported = _unsupported(model, graph, messages.since(mark))
                 return
+            if model.collectives:
+                in_graph.set_ranks(model.network, model.trt, options.world_size)
     with model.gpu:
         tensors = [model.network.get_input(i) for i in range(model.network.num_inputs)]
         deciding = {tensor.name for tensor in tensors if tensor.is_shape_tensor}
@@ -153,15 +172,25 @@ def _load_onnx(model: TrtModel) -> None:
         model.unsupported = _touching(graph, reasons, source)
 
 
-def _parse_float16(model: TrtModel) -> bool:
+def _take_out(model: TrtModel, options: CompileOptions) -> None:
+    """Have weights outside the engine where they are to be shared."""
+    if outside.is_wanted(options):
+        model.data, model.outside = outside.take_out(
+            model.source, model.data, options.variable_weights
+        )
+
+
+def _parse_float16(model: TrtModel, options: CompileOptions) -> bool:
     """Have TensorRT read the model rewritten to float16; False where it does not take that."""
     model.data = precision.to_float16(model.source)
+    _take_out(model, options)
     with model.gpu:
         model.builder, model.network, model.parser = _parser(model.trt)
         if model.parser.parse(model.data):
             return True
         model.how = " in float32: TensorRT refuses it in float16"
         model.parser = model.network = model.builder = None
+        model.data, model.outside = b"", {}
         return False
 
 
@@ -183,10 +212,11 @@ def _parser(trt: Any) -> tuple[Any, Any, Any]:
     return builder, network, trt.OnnxParser(network, log)
 
 
-def _parse(parser: Any, source: ModelSource) -> bool:
-    if source.data is None:
+def _parse(model: TrtModel) -> bool:
+    source, parser = model.source, model.parser
+    if source.data is None and not model.data:
         return bool(parser.parse_from_file(str(source.path)))
-    return bool(parser.parse(source.data, _location(source)))
+    return bool(parser.parse(model.data or source.data, _location(source)))
 
 
 def _location(source: ModelSource) -> str | None:

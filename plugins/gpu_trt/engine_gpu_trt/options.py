@@ -13,8 +13,9 @@ from typing import TypeAlias
 
 from engine.options import refuse_unknown
 from engine.types import CompileOptions, Option
+from engine_gpu_trt.vendor import PACKAGES
 
-PROVIDERS = ("tensorrt",)
+PROVIDERS = tuple(PACKAGES)
 _PRECISIONS = ("enforce_fp32", "preferred_fp16")
 _SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
@@ -41,6 +42,18 @@ OPTIONS: Mapping[str, Option] = {
     "tf32": Option(
         text="let float32 products round to TensorFloat-32's 10 bits", type=bool, default="false"
     ),
+    "cuda_graphs": Option(
+        text="record executions as CUDA graphs; for small models of few shapes", type=bool,
+        default="false",
+    ),
+    "in_graph_collectives": Option(
+        text="run the collectives of a sliced model's part inside TensorRT's engine, where it can; "
+        "the same on every rank",
+        type=bool, default="false",
+    ),
+    "layer_profile": Option(
+        text="a file that gets the time of each layer, as JSON, when the model is closed"
+    ),
     "concurrency": Option(
         text="predicts at once, each with activations of its own; 0 for any number", type=int,
         lowest=0, highest=64, default="2",
@@ -55,15 +68,20 @@ Range: TypeAlias = tuple[int, int, int]
 class Settings:
     """The values of OPTIONS, read and checked.
 
+    cuda_graphs, layer_profile, concurrency: of running, so no engine depends on them.
     concurrency: 2, because one predict's kernels keep a GPU busy while another's inputs and
     outputs cross the bus; a third waits for one of these, and costs its activations.
     """
 
     fp16: bool = False
     tf32: bool = False
+    provider: str = PROVIDERS[0]
     workspace_bytes: int | None = None
     optimization_level: int = 3
     concurrency: int = 2
+    cuda_graphs: bool = False
+    in_graph_collectives: bool = False
+    layer_profile: str = ""
     batch_range: Range = (1, 1, 32)
     dim_range: Range = (1, 64, 512)
 
@@ -72,6 +90,7 @@ class Settings:
         return {
             "precision": _PRECISIONS[self.fp16],
             "tf32": str(self.tf32).lower(),
+            "in_graph_collectives": str(self.in_graph_collectives).lower(),
             "workspace_bytes": str(self.workspace_bytes or ""),
             "optimization_level": str(self.optimization_level),
             "batch_range": "~".join(map(str, self.batch_range)),
@@ -92,12 +111,20 @@ def read_settings(options: CompileOptions) -> Settings:
         raise ValueError(
             f"gpu_precision_mode must be in [{', '.join(_PRECISIONS)}], but got {precision}."
         )
+    if _switch(given, "cuda_graphs") and given.get("layer_profile", "").strip():
+        raise ValueError("cuda_graphs and layer_profile exclude each other; set one of them")
+    if _switch(given, "cuda_graphs") and _switch(given, "in_graph_collectives"):
+        raise ValueError("cuda_graphs and in_graph_collectives exclude each other; set one of them")
     defaults = Settings()
     return Settings(
         fp16=precision == "preferred_fp16",
         tf32=_switch(given, "tf32"),
+        provider=options.provider or PROVIDERS[0],
         workspace_bytes=_size(given, "workspace_bytes"),
         optimization_level=_whole(given, "optimization_level", defaults.optimization_level),
+        cuda_graphs=_switch(given, "cuda_graphs"),
+        in_graph_collectives=_switch(given, "in_graph_collectives"),
+        layer_profile=given.get("layer_profile", "").strip(),
         concurrency=_whole(given, "concurrency", defaults.concurrency),
         batch_range=_range(given, "batch_range", defaults.batch_range),
         dim_range=_range(given, "dim_range", defaults.dim_range),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.errors import BackendUnavailable, ModelError
+from engine.model_bytes import infer_shapes
 from engine.types import ModelSource
 
 if TYPE_CHECKING:
@@ -40,13 +41,13 @@ def to_float16(source: ModelSource) -> bytes:
     Raises ModelError where it cannot be read or is too large for one protobuf message.
     """
     try:
-        import onnx
+        import onnx  # noqa: F401  # what follows needs it
     except ImportError as error:
         raise BackendUnavailable(
             "precision_mode preferred_fp16 needs the onnx package; run: pip install onnx", "gpu_trt"
         ) from error
     try:
-        model = Rewriter(onnx.shape_inference.infer_shapes(_read(source))).run()
+        model = Rewriter(infer_shapes(_read(source))).run()
         return bytes(model.SerializeToString())
     except Exception as error:  # protobuf, onnx and the file system share no base
         raise ModelError(

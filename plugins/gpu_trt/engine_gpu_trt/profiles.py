@@ -153,7 +153,7 @@ def fitting_profile(
     profiles: of an engine, by its own names of the inputs, as `shapes` are.
     """
     for index, profile in enumerate(profiles):
-        if all(fits(shapes[name], allowed) for name, allowed in profile.items()):
+        if all(fits(shape, profile[name]) for name, shape in shapes.items() if name in profile):
             return index
     return None
 
@@ -168,6 +168,8 @@ def outside_error(
     originals: the model's name of each input by the engine's.
     """
     for name in profiles[0]:
+        if name not in shapes:  # a weight, whose shape is fixed
+            continue
         ranges = [profile[name] for profile in profiles]
         if not any(fits(shapes[name], allowed) for allowed in ranges):
             texts = [f"{list(ends.lowest)}..{list(ends.highest)}" for ends in ranges]

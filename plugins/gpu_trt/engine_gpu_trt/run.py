@@ -4,8 +4,7 @@ A host array is copied into page-locked memory and from there to the device; a D
 this device is used where it lies. All of a predict is queued on the context's stream: copies in,
 the network, copies out. It waits for the stream only where somebody must find a result complete:
 outputs on the host, and buffers that are not ordered by a stream of this backend. Buffers grow to
-the largest shape seen and stay; TensorRT is told shapes, addresses and the profile only when they
-change.
+the largest shape seen and stay; `bound.py` is TensorRT's part of it.
 """
 
 from __future__ import annotations
@@ -16,16 +15,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from engine.errors import BackendUnavailable, InputError, ModelError
+from engine.errors import BackendUnavailable, ModelError
 from engine.types import Device, DeviceBuffer, TensorSpec, Value, Values
 from engine_gpu_trt import messages
+from engine_gpu_trt.bound import Bound
 from engine_gpu_trt.cuda import DeviceMemory, as_bytes, is_pinned
 from engine_gpu_trt.engines import Engine
-from engine_gpu_trt.profiles import fitting_profile, outside_error
-from engine_gpu_trt.slots import ALIGNMENT, Array, Shape, Slot, growing_output
+from engine_gpu_trt.extras import Extras
+from engine_gpu_trt.graph_group import GraphGroup
+from engine_gpu_trt.graphs import Recorder
+from engine_gpu_trt.lending import Outside
+from engine_gpu_trt.profile import Watch
+from engine_gpu_trt.slots import ALIGNMENT, Array, Slot
 from engine_gpu_trt.workspace import Workspace
 
-Shapes = tuple[Shape, ...]
 _ON_HOST = (type(None), np.ndarray)
 
 
@@ -34,6 +37,8 @@ class Run:
 
     names: the engine's name of each input by the model's. resident: outputs that stay here.
     beside: the context whose stream and scratch memory it works with; None for its own.
+    extras: recording and profiling, where the user asked for them. outside: weights that are not
+    in the engine. group: the ranks that the engine's collectives are between.
     """
 
     def __init__(
@@ -44,6 +49,9 @@ class Run:
         names: Mapping[str, str],
         resident: frozenset[str] = frozenset(),
         beside: Run | None = None,
+        extras: Extras | None = None,
+        outside: Outside | None = None,
+        group: GraphGroup | None = None,
     ) -> None:
         self.gpu = gpu = engine.gpu
         self.engine = engine
@@ -51,18 +59,16 @@ class Run:
         self.outputs = [Slot(gpu, spec.name, spec) for spec in outputs]
         self._device = Device("gpu", gpu.id)
         self._resident = [spec.name in resident for spec in outputs]
-        # TensorRT may have dropped an input that nothing reads.
-        self._fed = [slot.name in engine.inputs for slot in self.inputs]
-        self._shapes: Shapes | None = None
-        self._profile = 0
+        self._outside = outside  # its memory is read as long as this is there
+        self._is_lent = outside is not None and bool(outside.lenders)
+        self._group = group
+        self._is_attached = False  # TensorRT has been given the group's communicator
         self._pending = False  # work is queued that nobody has waited for
         self._must_wait = False  # this predict has to be complete on return
         self._closed = False
-        self._context: Any = None
-        self._scratch: DeviceMemory | None = None  # what TensorRT was told
+        self._recorder = Recorder(gpu, extras.driver) if extras and extras.driver else None
+        self._watch: Watch | None = None  # where the times of layers are asked for
         self._owns_workspace = beside is None
-        trt = engine.trt
-        mark = messages.mark()
         with ExitStack() as undo:
             if beside is None:
                 self.workspace = Workspace(gpu)
@@ -70,21 +76,15 @@ class Run:
             else:
                 self.workspace = beside.workspace
             with gpu:
-                self._needed = int(engine.engine.device_memory_size_v2)
-                self._context = engine.engine.create_execution_context(
-                    trt.ExecutionContextAllocationStrategy.USER_MANAGED
-                )
-                if self._context is None:
-                    raise BackendUnavailable(
-                        f"{gpu.name}: TensorRT makes no execution context: "
-                        f"{gpu.shortage(f'{self._needed} bytes to run in')}; "
-                        f"TensorRT says: {messages.since(mark)}",
-                        "gpu_trt",
-                    )
+                addresses = outside.addresses if outside is not None else {}
+                self._bound = Bound(engine, self.inputs, self.outputs, addresses, self.workspace)
+                if extras is not None and extras.measured is not None:
+                    self._watch = extras.measured.watch(self._bound.context)
                 try:
-                    self.workspace.enter(self._needed)
+                    self.workspace.enter(self._bound.needed)
                 except BaseException:
-                    self._context = None
+                    self._bound.close()
+                    self._watch = None
                     raise
             self._stream = self.workspace.stream
             undo.pop_all()
@@ -102,21 +102,47 @@ class Run:
         scratch = self.workspace.nbytes if self._owns_workspace else 0
         return scratch + sum(slot.device_bytes for slot in (*self.inputs, *self.outputs))
 
-    def predict(self, inputs: Values, outputs: Values | None) -> Values:
-        """See engine_predict; the values are as the core has checked them."""
+    def predict(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """See engine_predict; the values are as the core has checked them.
+
+        deadline_s: only where there are collectives inside: nothing else can be ended.
+        """
+        if self.engine.turns is None:
+            return self._together(inputs, outputs, deadline_s)
+        with self.engine.turns.shared():
+            if self.engine.broken:
+                raise ModelError(self.engine.broken)
+            return self._together(inputs, outputs, deadline_s)
+
+    def _together(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Predict, with the other ranks where there are collectives inside."""
+        if self._group is None:
+            return self._predict(inputs, outputs)
+        with self._group.watched(deadline_s):
+            if not self._is_attached:
+                with self.gpu:
+                    self._group.attach(self._bound)
+                self._is_attached = True
+            return self._predict(inputs, outputs)
+
+    def _predict(self, inputs: Values, outputs: Values | None) -> Values:
         if self._closed:
             raise BackendUnavailable("the context is closed; open another one", "gpu_trt")
+        if self._is_lent and self._outside is not None:
+            self._outside.check()
         values = cast("list[Array | DeviceBuffer]", inputs)
         wanted: Sequence[Any] = [None] * len(self.outputs) if outputs is None else outputs
         with self.gpu as gpu:
             try:
                 shapes = tuple([value.shape for value in values])
-                if shapes != self._shapes:
-                    self._reshape(shapes)
-                self._tell_scratch()
-                self._must_wait = False
+                if shapes != self._bound.shapes:
+                    if self._pending:
+                        self._settle()  # memory is about to be exchanged
+                    self._bound.reshape(shapes)
+                self._bound.use_scratch()
+                self._must_wait = self._group is not None  # nobody else would hear that it failed
                 foreign: list[DeviceBuffer] = []  # buffers of the caller's, to order with
-                for slot, value, is_fed in zip(self.inputs, values, self._fed, strict=True):
+                for slot, value, is_fed in zip(self.inputs, values, self._bound.fed, strict=True):
                     if not is_fed:
                         continue
                     if isinstance(value, DeviceBuffer):
@@ -132,8 +158,11 @@ class Run:
                         self.outputs, wanted, self._resident, strict=True
                     )
                 ]
+                if self._watch is not None:
+                    self._settle()  # copies are no layers
+                    self._watch.begin()
                 mark = messages.mark()
-                if not self._context.execute_async_v3(self._stream.handle):
+                if not self._execute():
                     raise self._failure(messages.since(mark))
                 self._pending = True
                 results = [
@@ -144,10 +173,11 @@ class Run:
                     self._order_after(foreign)
                 if self._must_wait:
                     self._settle()
+                if self._watch is not None:
+                    self._settle()
+                    self._watch.end(self._bound.context)
             except BaseException as error:
-                self._shapes = None  # whatever TensorRT was told: the next call tells it anew
-                for slot in (*self.inputs, *self.outputs):
-                    slot.address, slot.is_settled = 0, False
+                self._bound.forget()  # whatever TensorRT was told: the next call tells it anew
                 with suppress(gpu.Error):  # what is queued still uses this context's memory
                     self._stream.synchronize()
                 self._pending = False
@@ -164,6 +194,19 @@ class Run:
         if outputs is not None and all(a is b for a, b in zip(results, outputs, strict=True)):
             return outputs
         return results
+
+    def _execute(self) -> bool:
+        """Queue the network."""
+        if self._recorder is None or any(slot.growing is not None for slot in self.outputs):
+            return bool(self._bound.context.execute_async_v3(self._stream.handle))
+        execute = self._bound.context.execute_async_v3
+        return self._recorder.execute(self._bound.state, self._stream, execute)
+
+    def forget_recording(self) -> None:
+        """Drop what a recorded execution has of the engine, with nothing under way."""
+        if self._recorder is not None:
+            with self.gpu:
+                self._recorder.drop()
 
     def settle(self) -> None:
         """Wait for what is queued: another thread is to use the context."""
@@ -188,8 +231,10 @@ class Run:
             if self._pending:
                 with suppress(gpu.Error):
                     self._stream.synchronize()
-            self._scratch = None
-            self._context = None
+            if self._recorder is not None:
+                self._recorder.drop()
+            self._bound.close()
+            self._outside = None
 
     # ------------------------------------------------------------------------------ one predict
 
@@ -201,7 +246,7 @@ class Run:
             self.gpu.copy_in(slot.address, slot.bytes, self._stream.raw)
             return
         pointer = slot.ensure_memory()
-        self._bind(slot, pointer)
+        self._bound.bind(slot, pointer)
         if not slot.nbytes:
             pass
         elif not is_plain:
@@ -227,7 +272,7 @@ class Run:
             pointer = slot.ensure_memory()
             if slot.nbytes:
                 self.gpu.copy_within(pointer, buffer.pointer, slot.nbytes, self._stream.raw)
-        self._bind(slot, pointer)
+        self._bound.bind(slot, pointer)
 
     def _prepare(
         self,
@@ -249,14 +294,14 @@ class Run:
                 slot.check_shape(entry.shape)
                 is_aligned = entry.pointer and not entry.pointer % ALIGNMENT
                 if is_aligned and not _overlaps(entry, inputs):
-                    self._bind(slot, entry.pointer)
+                    self._bound.bind(slot, entry.pointer)
                     return entry
         elif isinstance(entry, Device) and slot.growing is None:
             memory = self.gpu.allocate(slot.nbytes)
-            self._bind(slot, memory.pointer)
+            self._bound.bind(slot, memory.pointer)
             return self._own(slot, memory)
         if slot.growing is None:
-            self._bind(slot, slot.ensure_memory())
+            self._bound.bind(slot, slot.ensure_memory())
             if entry is None and is_resident:
                 return slot.lend(self._device, self._stream.handle)
         return None
@@ -329,67 +374,6 @@ class Run:
     def _settle(self) -> None:
         self._stream.synchronize()
         self._pending = False
-
-    def _bind(self, slot: Slot, pointer: int) -> None:
-        """Tell TensorRT a tensor's address, unless it has been told that one."""
-        if slot.address == pointer:
-            return
-        slot.is_settled = False
-        if not self._context.set_tensor_address(slot.name, pointer):
-            raise BackendUnavailable(
-                f"TensorRT does not take the address of {slot.name!r}", "gpu_trt"
-            )
-        slot.address = pointer
-
-    def _tell_scratch(self) -> None:
-        memory = self.workspace.memory
-        if memory is not self._scratch:
-            assert memory is not None
-            self._context.set_device_memory(memory.pointer, self.workspace.nbytes)
-            self._scratch = memory
-
-    # ----------------------------------------------------------------------------------- shapes
-
-    def _reshape(self, shapes: Shapes) -> None:
-        """Tell TensorRT the inputs' new shapes, and the slots what comes of them."""
-        if self._pending:
-            self._settle()  # memory is about to be exchanged
-        mark = messages.mark()
-        self._choose_profile(shapes)
-        for slot, shape, is_fed in zip(self.inputs, shapes, self._fed, strict=True):
-            slot.reshape(shape)
-            if is_fed and not self._context.set_input_shape(slot.name, shape):
-                raise InputError(
-                    f"input {slot.spec.name!r}: TensorRT does not take the shape "
-                    f"{list(shape)}: {messages.since(mark)}",
-                    slot.spec.name,
-                )
-        try:
-            missing = self._context.infer_shapes()
-        except RuntimeError as error:  # the shapes contradict each other inside the network
-            raise ModelError(f"TensorRT cannot run these shapes: {messages.since(mark)}") from error
-        assert not missing, f"TensorRT misses the shapes of {missing}"
-        for slot in self.outputs:
-            shape = tuple(self._context.get_tensor_shape(slot.name))
-            if -1 not in shape:
-                slot.reshape(shape)
-            elif slot.growing is None:
-                # Its shape depends on the data: TensorRT asks for memory when it knows it.
-                slot.growing = growing_output(self.engine.trt)(self.gpu)
-                self._context.set_output_allocator(slot.name, slot.growing)
-        self._shapes = shapes
-
-    def _choose_profile(self, shapes: Shapes) -> None:
-        wanted = {slot.name: shape for slot, shape in zip(self.inputs, shapes, strict=True)}
-        index = fitting_profile(self.engine.profiles, wanted)
-        if index is None:
-            originals = {slot.name: slot.spec.name for slot in self.inputs}
-            raise outside_error(self.engine.profiles, wanted, originals)
-        if index != self._profile:
-            if not self._context.set_optimization_profile_async(index, self._stream.handle):
-                raise BackendUnavailable(f"TensorRT does not switch to profile {index}", "gpu_trt")
-            self._stream.synchronize()
-            self._profile = index
 
     def _failure(self, heard: messages.Heard) -> Exception:
         """Build the error for an execution that TensorRT refused."""

@@ -23,18 +23,34 @@ from onnx import helper, numpy_helper
 from engine.backends import forget, open_backend
 from engine.testing import BackendConformance  # noqa: F401  # before its modules: see there
 from engine.testing.level import Trial
+from engine.testing.ranks import Ranks
 from engine.types import DType
+from engine_gpu_trt import nccl
 from engine_gpu_trt.cuda import _gpus
 
-EMULATED = Path(__file__).parent / "emulated" / "site"
+EMULATED = [Path(__file__).parent / "emulated" / "site"]
+if os.environ.get("ENGINE_EMULATED_CUDA") != "bindings":  # else pycuda is not installed
+    EMULATED.append(Path(__file__).parent / "emulated" / "pycuda_site")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what starts processes for each of two ranks as slow."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and item.name.split("[")[0] in vars(Ranks):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _emulated_modules() -> Iterator[None]:
-    """Put the emulated modules before the real ones, for the tests of one file."""
+def _emulated_modules(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Put the emulated modules before the real ones, for the tests of one file.
+
+    A file that has DEVICES gets so many emulated devices.
+    """
     with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(EMULATED))
-        patch.setenv("PYTHONPATH", str(EMULATED), prepend=os.pathsep)
+        for folder in EMULATED:
+            patch.syspath_prepend(str(folder))
+            patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        patch.setenv("ENGINE_EMULATED_DEVICES", str(getattr(request.module, "DEVICES", 1)))
         _forget()
         yield
         _forget()
@@ -44,9 +60,19 @@ def _forget() -> None:
     """Let nothing remember the emulated modules, or the real ones, from before."""
     forget("gpu_trt")
     _gpus.clear()
+    nccl.library.cache_clear()
+    if "emulated_gpu" in sys.modules:
+        sys.modules["emulated_gpu"].loader.uninstall()
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("tensorrt", "pycuda", "emulated_gpu"):
+        if name.partition(".")[0] in (
+            "tensorrt",
+            "tensorrt_rtx",
+            "pycuda",
+            "cuda",
+            "emulated_gpu",
+        ):
             del sys.modules[name]
+    sys.modules.pop("engine_gpu_trt.cuda_bindings", None)
 
 
 @pytest.fixture(autouse=True)
@@ -78,10 +104,9 @@ def trial(tmp_path: Path) -> Iterator[Trial]:
 
 @pytest.fixture
 def cuda() -> Any:
-    import pycuda.driver
-
-    pycuda.driver.init()
-    return pycuda.driver
+    driver = pytest.importorskip("pycuda.driver", reason="the tests run without pycuda")
+    driver.init()
+    return driver
 
 
 @pytest.fixture

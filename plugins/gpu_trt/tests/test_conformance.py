@@ -5,6 +5,8 @@ from importlib_metadata import entry_points
 from engine.testing.declared import GROUP
 from engine_gpu_trt.conformance import TestGpuTrt
 
+DEVICES = 2  # NCCL wants one for each rank
+
 
 def test_the_distribution_ships_this_class() -> None:
     [point] = entry_points(group=GROUP, name="gpu_trt")

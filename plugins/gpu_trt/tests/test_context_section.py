@@ -115,7 +115,5 @@ def test_a_key_that_nothing_serves_yet_is_told_once(
     path = relu(tmp_path, ("n", 3))
     with caplog.at_level(logging.WARNING, "engine"):
         for _ in range(2):
-            load(path, variable_weights_list="w").close()
-    assert caplog.messages == [
-        "configuration key [gpu_context] variable_weights_list has no effect yet"
-    ]
+            load(path, model_cache_mode="w").close()
+    assert caplog.messages == ["configuration key [gpu_context] model_cache_mode has no effect yet"]

@@ -12,6 +12,7 @@ from engine.errors import BackendUnavailable
 from engine.testing import models
 from engine.testing.level import Running, Trial
 from engine.types import Capability, Device, ShapeRange
+from engine_gpu_trt import vendor
 
 Make = Callable[..., Any]
 
@@ -62,7 +63,7 @@ def test_contexts_beside_each_other_need_the_larger_scratch_memory_once(
 def test_a_chain_of_contexts_beside_each_other_needs_no_event(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import pycuda.driver as cuda
+    cuda = vendor.cuda_driver()
 
     resident = frozenset({"y"})
     first = trial.open(models.affine, resident=resident)

@@ -26,17 +26,17 @@ def test_a_device_that_is_not_there_is_refused(id: int) -> None:
 
 
 def test_the_context_is_current_inside_and_only_there() -> None:
-    import pycuda.driver as cuda
+    from emulated_gpu import MACHINE
 
     gpu = open_gpu(0)
     with gpu:
         with gpu:
-            assert cuda.Context.get_current() is gpu._context
-        assert cuda.Context.get_current() is gpu._context
-    assert cuda.Context.get_current() is None
+            assert MACHINE.current is MACHINE.devices[0]
+        assert MACHINE.current is MACHINE.devices[0]
+    assert MACHINE.current is None
     with pytest.raises(KeyError), gpu:
         raise KeyError
-    assert cuda.Context.get_current() is None
+    assert MACHINE.current is None
 
 
 def test_two_devices_may_be_current_one_inside_the_other(second_device: int) -> None:

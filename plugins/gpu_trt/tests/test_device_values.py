@@ -323,14 +323,15 @@ def test_closing_with_work_queued_waits_for_it(trial: Trial) -> None:
 
 
 def test_streams_are_ordered_on_request(trial: Trial) -> None:
-    from emulated_gpu import counting
+    from emulated_gpu import MACHINE, counting
 
     first, second = (trial.open(models.affine, resident=frozenset({"y"})) for _ in range(2))
     [a], [b] = first.predict(rows(4)), second.predict(rows(4))
     assert isinstance(a, DeviceBuffer)
     assert isinstance(b, DeviceBuffer)
     assert a.stream is not None
-    queues = [running.context.run._stream.raw._queue for running in (first, second)]  # type: ignore[attr-defined]
+    assert b.stream is not None
+    queues = [MACHINE.streams[stream] for stream in (a.stream, b.stream)]
     with counting() as counts:
         assert trial.backend.order(GPU, a.stream, b.stream) is True
     assert counts["synchronisations"] == 0

@@ -14,7 +14,13 @@ import pytest
 from engine.backends import BackendState, record
 from engine_gpu_trt import engine_devices, engine_diagnose, vendor
 
-EMULATED = Path(__file__).parent / "emulated" / "site"
+FOLDER = Path(__file__).parent / "emulated"
+WITH_PYCUDA = os.environ.get("ENGINE_EMULATED_CUDA") != "bindings"
+PACKAGE = "pycuda" if WITH_PYCUDA else "cuda-bindings"
+EMULATED = os.pathsep.join(
+    str(FOLDER / name) for name in ("site", "pycuda_site")[: 1 + WITH_PYCUDA]
+)
+"""The emulated modules' path: without pycuda where ENGINE_EMULATED_CUDA=bindings."""
 
 
 def in_new_process(
@@ -54,6 +60,7 @@ def test_devices_are_found_with_name_and_memory() -> None:
     assert device.memory_bytes == 2**30
 
 
+@pytest.mark.slow  # a process more
 def test_several_devices_are_found_in_order() -> None:
     assert found(ENGINE_EMULATED_DEVICES="3")[0] == ["gpu:0", "gpu:1", "gpu:2"]
 
@@ -61,7 +68,8 @@ def test_several_devices_are_found_in_order() -> None:
 def test_diagnosis_of_a_good_machine_is_all_good() -> None:
     checks = engine_diagnose()
     assert [check.name for check in checks] == [
-        "NVIDIA driver", "pycuda", "CUDA device", "TensorRT", "CUDA_VISIBLE_DEVICES",
+        "NVIDIA driver", PACKAGE, "CUDA device", "TensorRT", "NCCL",
+        "CUDA_VISIBLE_DEVICES",
     ]  # fmt: skip
     assert all(check.ok and check.detail and not check.fix for check in checks)
     assert "gpu:0 Emulated GPU 0" in checks[2].detail
@@ -89,17 +97,17 @@ def test_with_a_driver_and_no_packages_the_packages_are_the_fix(
     monkeypatch.setattr(vendor, "find_spec", lambda name: None)
     monkeypatch.setattr(vendor, "driver_library", lambda: True)
     devices = engine_devices()
-    assert (devices.found, devices.reason) == ((), "pycuda is not installed")
+    assert (devices.found, devices.reason) == ((), "pycuda is not installed, nor is cuda-bindings")
     assert devices.fix == 'run: pip install "inference-engine[gpu-trt]"'
 
 
 def test_without_a_driver_the_driver_is_the_fix() -> None:
     devices, reason, fix, checks = found(ENGINE_EMULATED_DRIVER="none")
     assert devices == []
-    assert reason.startswith("no NVIDIA driver: libcuda.so.1: cannot open shared object file")
+    assert reason.startswith("no NVIDIA driver: libcuda.so.1: ")
     assert "nvidia-smi" in fix
     assert "--gpus all" in fix
-    assert [name for name, ok, _, _ in checks if not ok][-2:] == ["pycuda", "CUDA device"]
+    assert [name for name, ok, _, _ in checks if not ok][-2:] == [PACKAGE, "CUDA device"]
 
 
 def test_a_driver_without_a_device_is_said() -> None:
@@ -110,6 +118,7 @@ def test_a_driver_without_a_device_is_said() -> None:
     assert not {name: ok for name, ok, _, _ in checks}["CUDA device"]
 
 
+@pytest.mark.slow  # a process more
 def test_no_visible_device_is_said() -> None:
     devices, reason, fix, _ = found(ENGINE_EMULATED_DEVICES="0")
     assert devices == []
@@ -153,6 +162,7 @@ def test_a_tensorrt_that_does_not_import_is_said(tmp_path: Path) -> None:
     assert "force-reinstall tensorrt" in fix
 
 
+@pytest.mark.slow  # a process more
 def test_a_pycuda_that_does_not_import_is_said(tmp_path: Path) -> None:
     package = tmp_path / "pycuda"
     package.mkdir()

@@ -336,7 +336,7 @@ def test_device_memory_can_run_out(cuda: Any, context: Any) -> None:
         ("on", "1"),
     ],
 )
-def test_the_driver_can_be_switched_off(mode: str, printed: str) -> None:
+def test_the_driver_can_be_switched_off(cuda: Any, mode: str, printed: str) -> None:
     code = (
         "try:\n    import pycuda.driver as c; c.init(); print(c.Device.count())\n"
         "except Exception as error:\n    print(type(error).__name__, error)\n"

@@ -62,7 +62,8 @@ def test_a_warm_load_is_as_a_cold_one_and_parses_and_builds_nothing(
     with counting() as counts:
         loaded = trial.load(warm(source, trial.folder / "form"), shapes=shapes)
         hot = trial.compile(warm(source, trial.folder / "form"), shapes=shapes)
-    assert (counts["parses"], counts["builds"], counts["deserialised"]) == (0, 0, 2)
+    # What the cold one has loaded serves these too.
+    assert (counts["parses"], counts["builds"], counts["deserialised"]) == (0, 0, 0)
     assert source.graph is not None
     assert (loaded.inputs, loaded.outputs) == (source.graph.inputs, source.graph.outputs)
     assert loaded.unsupported == {}
@@ -188,7 +189,7 @@ def test_a_damaged_form_never_reaches_tensorrt(trial: Trial, file: str, damage: 
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2}, {"inputs": [{}]}, {"inputs": 3}, {"names": []}, {"names": {"x": "q"}},
+        {"version": 1}, {"inputs": [{}]}, {"inputs": 3}, {"names": []}, {"names": {"x": "q"}},
         {"placement": [{"index": 0}]}, {"made_with": None}, {"outputs": []},
     ],
     ids=str,

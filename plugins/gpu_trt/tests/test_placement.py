@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from engine.testing import models
 from engine.testing.level import Trial
 from engine.types import DType, GraphInfo, NodeInfo, NodeState, ParameterInfo
+from engine_gpu_trt.layers import Layer, read_layers
 from engine_gpu_trt.placement import node_states
 
 Make = Callable[..., Any]
@@ -32,6 +34,11 @@ def graph(*nodes: tuple[str, list[str], str], constants: tuple[str, ...] = ()) -
     )
 
 
+def states_of(graph: GraphInfo, layers: Sequence[object]) -> object:
+    """What became of the nodes, as an inspector's text with these layers tells."""
+    return node_states(graph, read_layers(graph, json.dumps({"Layers": layers})))
+
+
 CHAIN = graph(("conv", ["x", "w"], "a"), ("", ["a"], "b"), ("pool", ["b"], "y"), constants=("w",))
 
 
@@ -50,12 +57,12 @@ CHAIN = graph(("conv", ["x", "w"], "a"), ("", ["a"], "b"), ("pool", ["b"], "y"),
     ids=str,
 )
 def test_layer_names_tell_what_became_of_nodes(layers: list[str], states: Any) -> None:
-    assert node_states(CHAIN, layers) == states
+    assert states_of(CHAIN, layers) == states
 
 
 def test_a_name_that_two_nodes_have_says_nothing() -> None:
     twins = graph(("same", ["x"], "a"), ("same", ["a"], "b"), ("last", ["b"], "y"))
-    assert node_states(twins, ["same", "same", "last"]) == {2: (RUNS, None)}
+    assert states_of(twins, ["same", "same", "last"]) == {2: (RUNS, None)}
 
 
 def test_only_what_computes_from_constants_is_folded_and_only_if_no_layer_is_unknown() -> None:
@@ -63,10 +70,32 @@ def test_only_what_computes_from_constants_is_folded_and_only_if_no_layer_is_unk
         ("fold", ["w"], "v"), ("again", ["v", "w"], "u"), ("keep", ["x", "u"], "a"),
         ("gone", ["a"], "y"), constants=("w",),
     )  # fmt: skip
-    assert node_states(constant, ["keep"]) == {
+    assert states_of(constant, ["keep"]) == {
         0: (FOLDED, None), 1: (FOLDED, None), 2: (RUNS, None),
     }  # fmt: skip
-    assert node_states(constant, ["keep", "__myl_0"]) == {2: (RUNS, None)}
+    assert states_of(constant, ["keep", "__myl_0"]) == {2: (RUNS, None)}
+
+
+def detailed(name: str, *nodes: str, between: str = "\x1f") -> dict[str, object]:
+    metadata = between.join(f"[ONNX Layer: {node}]" for node in nodes)
+    return {"Name": name, "LayerType": "kgen", "Inputs": [], "Metadata": metadata}
+
+
+@pytest.mark.parametrize("between", ["\x1f", "\x1e", ""], ids=repr)
+def test_metadata_names_the_nodes_of_a_layer_that_tensorrt_names_itself(between: str) -> None:
+    layers = [detailed("__myl_ConvRelu_myl0_1", "conv", "node_of_b", between=between),
+              detailed("Reformatting CopyNode"), detailed("pool_0", "pool")]  # fmt: skip
+    assert read_layers(CHAIN, json.dumps({"Layers": layers})) == [
+        Layer("__myl_ConvRelu_myl0_1", "kgen", (0, 1)),
+        Layer("Reformatting CopyNode", "kgen"),
+        Layer("pool_0", "kgen", (2,)),
+    ]
+
+
+def test_a_name_with_brackets_is_read_whole() -> None:
+    odd = graph(("a[0] + b]", ["x"], "y"))
+    [layer] = read_layers(odd, json.dumps({"Layers": [detailed("__myl_0", "a[0] + b]")]}))
+    assert layer.nodes == (0,)
 
 
 def test_a_compiled_model_says_what_was_fused_and_folded(trial: Trial, model: Make) -> None:
@@ -96,14 +125,3 @@ def test_an_inspector_that_says_nothing_leaves_every_node_running(
 
     monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda self, format: text)
     assert {entry.state for entry in trial.compile(models.affine).placement()} == {RUNS}
-
-
-def test_layers_may_be_objects_with_names(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensorrt as trt
-
-    text = '{"Layers": [{"Name": "a + b", "LayerType": "x"}], "I/O Tensors": []}'
-    monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda self, format: text)
-    executable: Any = trial.compile(models.affine)
-    from engine_gpu_trt.placement import layer_names
-
-    assert layer_names(executable._engine) == ["a + b"]

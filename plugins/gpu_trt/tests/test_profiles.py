@@ -148,7 +148,7 @@ def test_shapes_that_do_not_fit_the_model_are_named(
 ends = st.lists(st.integers(0, 9), min_size=3, max_size=3).map(sorted)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(ends, min_size=1, max_size=4))
 def test_every_profile_allows_its_own_ends(axes: list[list[int]]) -> None:
     columns = [tuple(axis[end] for axis in axes) for end in range(3)]

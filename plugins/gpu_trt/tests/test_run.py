@@ -227,12 +227,13 @@ def test_a_context_keeps_its_executable(trial: Trial) -> None:
     context.close()
 
 
-def test_a_hundred_builds_leave_nothing(trial: Trial) -> None:
+@pytest.mark.parametrize("cycles", [50, pytest.param(1000, marks=pytest.mark.slow)])
+def test_building_and_closing_again_and_again_leaves_nothing(trial: Trial, cycles: int) -> None:
     from emulated_gpu import live
 
     source = trial.source(models.affine)
     before = live()
-    for count in range(100):
+    for count in range(cycles):
         executable = trial.build(source, trial.options())
         context = executable.open_context()
         [y] = trial.backend.predict(context, [rows(1 + count % 8)], None, None)

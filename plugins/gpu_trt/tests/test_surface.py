@@ -5,10 +5,12 @@ and of pycuda. Where the real ones are at hand the tables are compared with thes
 
     ENGINE_TENSORRT_BINDINGS   a folder with unpacked tensorrt_cu13_bindings wheels (10.16, 11.4)
     ENGINE_PYCUDA_SOURCE       an unpacked pycuda source distribution
+    ENGINE_CUDA_BINDINGS       a folder with unpacked wheels of cuda-bindings and cuda-pathfinder
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import inspect
 import os
@@ -33,18 +35,22 @@ def _tool(name: str) -> ModuleType:
     return module
 
 
-surface, bindings, pycuda_source = map(_tool, ("surface", "bindings", "pycuda_source"))
+surface, bindings, pycuda_source, cuda_bindings = map(
+    _tool, ("surface", "bindings", "pycuda_source", "cuda_bindings")
+)
+CUDA_BINDINGS = HERE / "cuda_bindings.json"
 VERSIONS = surface.versions()
+RTX = "1.7.1.116"
 
 
 def test_both_versions_have_a_table() -> None:
     assert [version.split(".")[:2] for version in VERSIONS] == [["10", "16"], ["11", "4"]]
 
 
-def _emulated(version: str) -> Any:
+def _emulated(version: str, package: str = "tensorrt") -> Any:
     """The differences between the emulated TensorRT of a version and its table."""
     child = subprocess.run(
-        [sys.executable, __file__, version],
+        [sys.executable, __file__, version, package],
         env={**os.environ, "ENGINE_EMULATED_TENSORRT": version},
         capture_output=True,
         text=True,
@@ -54,11 +60,22 @@ def _emulated(version: str) -> Any:
     return child.stdout.splitlines()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_the_emulated_tensorrt_offers_only_what_the_real_one_does(version: str) -> None:
-    lines = _emulated(version)
+@pytest.mark.parametrize(
+    ("version", "package"),
+    [
+        pytest.param(
+            VERSIONS[0], "tensorrt", marks=pytest.mark.slow
+        ),  # as the newest, in a process
+        (VERSIONS[1], "tensorrt"),
+        pytest.param(RTX, "tensorrt_rtx", marks=pytest.mark.slow),
+    ],
+)
+def test_the_emulated_tensorrt_offers_only_what_the_real_one_does(
+    version: str, package: str
+) -> None:
+    lines = _emulated(version, package)
     assert lines[0] == f"{version}+emulated"
-    assert lines[-1] == "compared 18 classes, 23 enums"
+    assert lines[-1] == "compared 22 classes, 23 enums"
     assert lines[1:-1] == []
 
 
@@ -141,7 +158,7 @@ def _taken(function: Any) -> list[str]:
 def test_the_emulated_pycuda_offers_only_what_the_real_one_does() -> None:
     import json
 
-    import pycuda.driver as cuda
+    cuda = pytest.importorskip("pycuda.driver")
 
     table = json.loads(pycuda_source.TABLE.read_text())
     compared = 0
@@ -169,6 +186,15 @@ def _plain(function: Any) -> list[str]:
     return [each.rstrip("=") for each in _taken(function)]
 
 
+def test_the_emulated_cuda_bindings_offer_only_what_the_real_ones_do() -> None:
+    import json
+
+    import cuda.bindings.driver as driver
+
+    table, found = json.loads(CUDA_BINDINGS.read_text()), cuda_bindings.read(driver)
+    assert found == table
+
+
 # ----------------------------------------------------------------------------------- the real ones
 
 
@@ -187,6 +213,27 @@ def test_the_table_is_what_the_real_bindings_say(version: str, tmp_path: Path) -
     assert found == surface.table(version)
 
 
+def test_the_table_is_what_the_real_tensorrt_for_rtx_says() -> None:
+    import json
+
+    folder = os.environ.get("ENGINE_TENSORRT_RTX")
+    if not folder:
+        pytest.skip("ENGINE_TENSORRT_RTX names no folder with unpacked tensorrt_rtx wheels")
+    code = (
+        "import sys, tensorrt_rtx_libs, tensorrt_rtx_bindings, surface; "
+        "sys.stdout.write(surface.write(surface.describe(tensorrt_rtx_bindings)))"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(HERE)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == surface.table(RTX, "tensorrt_rtx")
+
+
 def test_the_table_is_what_pycudas_source_says() -> None:
     import json
 
@@ -196,11 +243,27 @@ def test_the_table_is_what_pycudas_source_says() -> None:
     assert pycuda_source.read(Path(folder)) == json.loads(pycuda_source.TABLE.read_text())
 
 
-if __name__ == "__main__":
-    import tensorrt
+def test_the_table_is_what_the_real_cuda_bindings_say() -> None:
+    import json
 
+    folder = os.environ.get("ENGINE_CUDA_BINDINGS")
+    if not folder:
+        pytest.skip("ENGINE_CUDA_BINDINGS names no folder with unpacked wheels")
+    child = subprocess.run(
+        [sys.executable, HERE / "cuda_bindings.py"],
+        env={**os.environ, "PYTHONPATH": folder},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout) == json.loads(CUDA_BINDINGS.read_text())
+
+
+if __name__ == "__main__":
+    tensorrt = importlib.import_module(sys.argv[2])
     print(tensorrt.__version__)
-    for line in differences(tensorrt, surface.table(sys.argv[1])):
+    for line in differences(tensorrt, surface.table(*sys.argv[1:3])):
         print(line)
     listed = [getattr(tensorrt, name) for name in tensorrt.__all__]
     listed = [value for value in listed if isinstance(value, type)]

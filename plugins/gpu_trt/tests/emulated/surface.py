@@ -57,9 +57,9 @@ def describe(module: ModuleType) -> dict[str, Any]:
     }
 
 
-def table(version: str) -> dict[str, Any]:
+def table(version: str, package: str = "tensorrt") -> dict[str, Any]:
     """Return the committed table of a version, e.g. "11.4.0.106"."""
-    table: dict[str, Any] = json.loads((HERE / f"tensorrt-{version}.json").read_text())
+    table: dict[str, Any] = json.loads((HERE / f"{package}-{version}.json").read_text())
     return table
 
 

@@ -15,8 +15,12 @@ Tests use `live()`, `violations()`, `fail()`, `counting()` and the environment v
     ENGINE_EMULATED_DEVICES    how many devices there are (default 1)
     ENGINE_EMULATED_MEMORY     bytes of memory of each (default 1 GiB)
     ENGINE_EMULATED_TENSORRT   version of the emulated TensorRT (default: the newest table)
+    ENGINE_EMULATED_NCCL       version of the emulated NCCL as a number | none: there is no library
 """
 
+from emulated_gpu import loader
 from emulated_gpu.machine import MACHINE, Crash, counting, fail, live, violations
 
-__all__ = ["MACHINE", "Crash", "counting", "fail", "live", "violations"]
+loader.install()
+
+__all__ = ["MACHINE", "Crash", "counting", "fail", "live", "loader", "violations"]

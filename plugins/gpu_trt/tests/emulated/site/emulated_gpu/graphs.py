@@ -22,9 +22,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError
 from onnx import TensorProto
+from onnx.checker import ValidationError
 from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import InferenceError
+
+from emulated_gpu import inside
 
 
 def _import_onnxruntime() -> Any:
@@ -89,19 +94,25 @@ class Refusal:
 class Graph:
     """A model as the parser has read it: whole, with its weights."""
 
-    def __init__(self, data: bytes, path: str | None = None) -> None:
-        """Raises ValueError with the parser's text where the bytes are no model."""
+    def __init__(
+        self, data: bytes, path: str | None = None, ranks: Mapping[int, int] | None = None
+    ) -> None:
+        """Raises ValueError with the parser's text where the bytes are no model.
+
+        ranks: how many there are, by the index of a collective inside.
+        """
+        self.ranks = dict(ranks or {})
         try:
             self.model = onnx.ModelProto()
             self.model.ParseFromString(data)
-        except Exception:
+        except DecodeError:
             raise ValueError(
                 "Assertion failed: model->ParseFromCodedStream(&codedInput): "
                 "Failed to parse the ONNX model."
             ) from None
         try:
             load_external_data_for_model(self.model, str(Path(path).parent) if path else "")
-        except Exception:
+        except (OSError, ValueError, ValidationError):
             missing = next(t for t in self.model.graph.initializer if t.data_location)
             raise ValueError(f"Failed to import initializer: {missing.name}") from None
         graph = self.model.graph
@@ -113,6 +124,10 @@ class Graph:
         """Return the model's name of a network's input: one that is an output too was renamed."""
         names = {value.name for value in self.inputs}
         return name if name in names else name.removeprefix("__")
+
+    def collectives(self) -> list[int]:
+        """Return the nodes that are collectives, by index."""
+        return [i for i, node in enumerate(self.model.graph.node) if inside.is_inside(node)]
 
     # ------------------------------------------------------------------------------- the parser
 
@@ -143,13 +158,16 @@ class Graph:
                 )  # fmt: skip
                 code = "UNSUPPORTED_NODE" if known else "INVALID_NODE"
                 refusals.append(Refusal(code, text, index, bad.name, bad.op_type))
+        for index, node in enumerate(self.model.graph.node):
+            if inside.is_inside(node) and (text := inside.refusal(node)):
+                refusals.append(Refusal("INVALID_NODE", text, index, node.name, node.op_type))
         if refusals:
             return refusals
         typed = self._mistyped()
         return typed or self._misshapen()
 
     def _mistyped(self) -> list[Refusal]:
-        types = _types(self.model)
+        types = _types(inside.stand_in(self.model, self.ranks))
         for index, node in enumerate(self.model.graph.node):
             said = [_SAID.get(TYPES.get(types.get(name, 0), ""), "") for name in node.input]
             text = _type_error(node.op_type, self.name_of(index), said)
@@ -180,8 +198,7 @@ class Graph:
 
         Raises InvalidShapes where they contradict each other.
         """
-        model = onnx.ModelProto()
-        model.CopyFrom(self.model)
+        model = inside.stand_in(self.model, self.ranks)
         for index, node in enumerate(model.graph.node):
             node.name = str(index)
         for value in model.graph.input:
@@ -199,7 +216,7 @@ class Graph:
             inferred = onnx.shape_inference.infer_shapes(
                 model, check_type=False, strict_mode=True, data_prop=True
             )
-        except Exception as error:
+        except (InferenceError, ValueError, RuntimeError) as error:
             raise InvalidShapes(" ".join(str(error).split())) from None
         known = {value.name: _dims(value) for value in inferred.graph.output}
         known |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
@@ -216,28 +233,36 @@ class Graph:
 
     # ------------------------------------------------------------------------------ the engine
 
-    def layers(self) -> list[str]:
-        """Return the layers of the engine, by name: "a + b" is one kernel for the nodes a and b.
+    def layers(self) -> list[dict[str, str]]:
+        """Return the layers of the engine, as the inspector tells them at the detailed verbosity.
 
-        What is computed from constants alone is folded away, and an activation is computed by
-        the kernel of the product before it.
+        "a + b" is one kernel for the nodes a and b. Two nodes of one name have layers of two names,
+        and metadata of one. What is computed from constants alone is folded away, and an activation
+        is computed by the kernel of the product before it.
         """
         constant = {tensor.name for tensor in self.model.graph.initializer}
         kept = {value.name for value in self.outputs}
         readers = Counter(name for node in self.model.graph.node for name in node.input)
-        layers: list[str] = []
+        layers: list[dict[str, str]] = []
         open_layers: dict[str, int] = {}  # a product's output -> its layer
+        names: Counter[str] = Counter()
         for index, node in enumerate(self.model.graph.node):
             is_constant = all(name in constant for name in node.input if name)
             if is_constant and not kept.intersection(node.output):
                 constant.update(node.output)
                 continue
             name, source = self.name_of(index), node.input[0] if node.input else ""
+            metadata = f"[ONNX Layer: {name}]"
+            names[name] += 1
+            if names[name] > 1:
+                name += f"_{names[name] - 2}"
             place = open_layers.get(source)
             if node.op_type in _ACTIVATIONS and place is not None and source not in kept:
-                layers[place] += f" + {name}"
+                layers[place]["Name"] += f" + {name}"
+                layers[place]["Metadata"] += f"\x1f{metadata}"
                 continue
-            layers.append(name)
+            kind = "gemm" if node.op_type in _PRODUCTS else "kgen"
+            layers.append({"Name": name, "LayerType": kind, "Metadata": metadata})
             if node.op_type in _PRODUCTS and readers[node.output[0]] == 1:
                 open_layers[node.output[0]] = len(layers) - 1
         return layers
@@ -245,6 +270,31 @@ class Graph:
     def layer_kinds(self) -> list[str]:
         """Return the keys of the layers in a timing cache."""
         return [node.op_type for node in self.model.graph.node]
+
+    # ------------------------------------------------------------------------------- the weights
+
+    def weight_names(self) -> set[str]:
+        return {tensor.name for tensor in self.model.graph.initializer}
+
+    def joined_with(self, name: str) -> set[str]:
+        """Return the weights that the engine keeps in one piece with this one: weight and bias."""
+        return {
+            other
+            for node in self.model.graph.node
+            if name in node.input and node.op_type in _PRODUCTS
+            for other in node.input
+            if other in self.weight_names()
+        }
+
+    def with_weights(self, changes: Mapping[str, np.ndarray[Any, Any]]) -> Graph:
+        """Return the graph with other weights."""
+        changed = Graph(self.model.SerializeToString(), ranks=self.ranks)
+        for tensor in changed.model.graph.initializer:
+            if tensor.name in changes:
+                dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+                value = changes[tensor.name].astype(dtype).reshape(tuple(tensor.dims))
+                tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
+        return changed
 
     # ------------------------------------------------------------------------------ the results
 
@@ -267,8 +317,10 @@ class Kernels:
             self._session = ort.InferenceSession(
                 graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-        except Exception:  # no kernel for these types: slower, and able to do it
-            self._evaluator = ReferenceEvaluator(graph.model)
+        except Exception:  # ONNX Runtime's share no base; most often no kernel for these types
+            # Slower, and able to do it; what is no model at all fails there again.
+            new = [inside.DistCollective] if graph.collectives() else None
+            self._evaluator = ReferenceEvaluator(graph.model, new_ops=new)
 
     def __call__(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
         """Outputs in the graph's order; raises whatever the data make impossible."""
@@ -309,7 +361,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 def _unknown(node: onnx.NodeProto, functions: set[tuple[str, str]]) -> onnx.NodeProto | None:
     """Return the node itself, or one in its subgraphs, that the parser has no importer for."""
-    known = node.domain in ("", "ai.onnx") and node.op_type in OPERATORS
+    known = node.domain in ("", "ai.onnx") and node.op_type in OPERATORS | {inside.OPERATOR}
     if not known and (node.domain, node.op_type) not in functions:
         return node
     for attribute in node.attribute:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import bisect
 import functools
 import itertools
+import mmap
 import os
+import struct
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -14,6 +16,7 @@ from contextlib import contextmanager
 import numpy as np
 
 ALIGNMENT = 512
+_HANDLE = struct.Struct("<qqqq")  # pid, memfd, device, bytes
 POISON_NEW, POISON_FREED, POISON_PENDING = 0xCB, 0xDD, 0xCD
 
 
@@ -42,6 +45,8 @@ class Device:
         self._memory: dict[int, np.ndarray | None] = {}
         self._sizes: dict[int, int] = {}
         self._freed: dict[int, int] = {}
+        self._exported: dict[int, int] = {}  # allocation -> memfd
+        self._opened: set[int] = set()  # other processes' allocations
         self._next = 0x7E00_0000_0000 + (id << 36)
         self._lock = threading.Lock()
 
@@ -60,12 +65,14 @@ class Device:
 
     def free(self, base: int) -> None:
         with self._lock:
-            if base not in self._sizes:
+            if base not in self._sizes or base in self._opened:
                 raise Crash(f"free of {base:#x}, which is no live allocation")
             self.used -= self._sizes[base]
             self._freed[base] = self._sizes.pop(base)
             del self._memory[base]
             self._bases.remove(base)
+            if base in self._exported:
+                os.close(self._exported.pop(base))
 
     def bytes(self, address: int, nbytes: int) -> np.ndarray:
         """Return the memory at an address; Crash where that is not wholly inside one allocation."""
@@ -87,9 +94,62 @@ class Device:
                 raise Crash(f"{address:#x} belongs to TensorRT")
             return memory[start : start + nbytes]
 
+    def export(self, base: int) -> bytes:
+        """Return 64 bytes by which another process opens an allocation: from now on a memfd."""
+        with self._lock:
+            memory = self._memory.get(base)
+            if memory is None:
+                raise LookupError(f"{base:#x} is no allocation's beginning")
+            if base not in self._exported:
+                descriptor = os.memfd_create("emulated-gpu")
+                os.ftruncate(descriptor, max(1, len(memory)))
+                shared = np.frombuffer(mmap.mmap(descriptor, max(1, len(memory))), np.uint8)
+                shared = shared[: len(memory)]
+                shared[:] = memory
+                self._memory[base] = shared
+                self._exported[base] = descriptor
+            packed = _HANDLE.pack(os.getpid(), self._exported[base], self.id, len(memory))
+            return packed.ljust(64, b"\0")
+
+    def open(self, handle: bytes) -> int:
+        """Return the address here of another process's allocation. Raises LookupError."""
+        pid, descriptor, device, nbytes = _HANDLE.unpack(handle[: _HANDLE.size])
+        if pid == os.getpid():
+            raise LookupError("invalid device context")
+        try:
+            file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR)
+        except OSError:
+            raise LookupError("invalid argument") from None
+        with self._lock:
+            if device != self.id:
+                os.close(file)
+                raise LookupError("invalid device")
+            address = self._next
+            self._next += -(-nbytes // ALIGNMENT) * ALIGNMENT + ALIGNMENT
+            self._bases.append(address)
+            self._sizes[address] = nbytes
+            self._memory[address] = np.frombuffer(mmap.mmap(file, max(1, nbytes)), np.uint8)[
+                :nbytes
+            ]
+            self._opened.add(address)
+        os.close(file)
+        return address
+
+    def close(self, address: int) -> None:
+        """Close what `open` gave; the other's memory stays."""
+        with self._lock:
+            self._opened.remove(address)
+            self._freed[address] = self._sizes.pop(address)
+            del self._memory[address]
+            self._bases.remove(address)
+
+    @property
+    def opened(self) -> int:
+        return len(self._opened)
+
     @property
     def allocations(self) -> int:
-        return len(self._sizes)
+        return len(self._sizes) - len(self._opened)
 
 
 class Queue:
@@ -99,11 +159,16 @@ class Queue:
         self.device = device
         self.handle = next(MACHINE.handles) if handle is None else handle
         self.queued = self.done = 0  # pieces of work, ever
+        self.recording: list[Callable[[], None]] | None = None  # while it is captured
         self._work: deque[Callable[[], None]] = deque()
         self._waits: dict[int, tuple[Queue, int]] = {}  # by the number of the piece of work
 
     def put(self, work: Callable[[], None]) -> None:
-        with MACHINE.running:
+        """Queue a piece of work; it never waits for what runs."""
+        with MACHINE.queueing:
+            if self.recording is not None:
+                self.recording.append(work)
+                return
             self._work.append(work)
             self.queued += 1
 
@@ -115,15 +180,21 @@ class Queue:
     @property
     def is_done(self) -> bool:
         """Nothing is left, or only waits for what is done: a device needs nobody for these."""
-        with MACHINE.running:
+        if not MACHINE.running.acquire(blocking=False):
+            return False  # something runs, so whoever asks has not waited
+        try:
             while self._work and (wait := self._waits.get(self.done + 1)) is not None:
                 if wait[0].done < wait[1]:
                     break
                 self.run(self.done + 1)
             return not self._work
+        finally:
+            MACHINE.running.release()
 
     def run(self, until: int | None = None) -> None:
         """Do all that is queued, or the first `until` pieces; what is queued meanwhile too."""
+        if self.recording is not None:
+            raise Crash("a stream is waited for while it is captured")
         with MACHINE.running:
             while self._work and (until is None or self.done < until):
                 try:
@@ -163,6 +234,7 @@ class Machine:
         self.streams: dict[int, Queue] = {}
         self.pinned: dict[int, int] = {}  # address -> bytes
         self.running = threading.RLock()  # one for all streams: they may wait for each other
+        self.queueing = threading.Lock()
         self.live: Counter[str] = Counter()
         self.counted: Counter[str] = Counter()
         self.scratch: dict[int, Queue] = {}  # scratch memory in use -> the stream that uses it
@@ -193,7 +265,7 @@ class Machine:
 
     def queues(self, device: Device) -> list[Queue]:
         """Return every stream of a device."""
-        queues = [queue for queue in self.streams.values() if queue.device is device]
+        queues = [queue for queue in list(self.streams.values()) if queue.device is device]
         return queues if device.default is None else [device.default, *queues]
 
     def violation(self, text: str) -> None:
@@ -201,7 +273,8 @@ class Machine:
         self.violations.append(text)
 
     def is_pinned(self, address: int, nbytes: int) -> bool:
-        return any(b <= address and address + nbytes <= b + n for b, n in self.pinned.items())
+        pinned = list(self.pinned.items())  # other threads pin meanwhile
+        return any(b <= address and address + nbytes <= b + n for b, n in pinned)
 
     def faulty(self, call: str) -> bool:
         """Tell whether a test wants this call to fail now."""
@@ -227,6 +300,7 @@ def live() -> dict[str, int]:
     counts = Counter(MACHINE.live)
     counts["device allocations"] = sum(device.allocations for device in MACHINE.devices)
     counts["device bytes"] = sum(device.used for device in MACHINE.devices)
+    counts["opened allocations"] = sum(device.opened for device in MACHINE.devices)
     counts["pinned allocations"] = len(MACHINE.pinned)
     counts["streams"] = len(MACHINE.streams)
     counts["primary contexts"] = sum(device.retained for device in MACHINE.devices)

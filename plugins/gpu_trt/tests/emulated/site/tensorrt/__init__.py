@@ -18,8 +18,16 @@ from ._builder import (
     IProgressMonitor,
     ITimingCache,
 )
-from ._network import INetworkDefinition, ITensor, OnnxParser, ParserError
-from ._runtime import EngineInspector, ICudaEngine, IExecutionContext, IOutputAllocator, Runtime
+from ._network import ILayer, INetworkDefinition, ITensor, OnnxParser, ParserError
+from ._refit import Refitter, Weights
+from ._runtime import (
+    EngineInspector,
+    ICudaEngine,
+    IExecutionContext,
+    IOutputAllocator,
+    IProfiler,
+    Runtime,
+)
 
 __all__ = [
     "Builder",
@@ -29,17 +37,21 @@ __all__ = [
     "ICudaEngine",
     "IExecutionContext",
     "IHostMemory",
+    "ILayer",
     "ILogger",
     "INetworkDefinition",
     "IOptimizationProfile",
     "IOutputAllocator",
+    "IProfiler",
     "IProgressMonitor",
     "ITensor",
     "ITimingCache",
     "Logger",
     "OnnxParser",
     "ParserError",
+    "Refitter",
     "Runtime",
+    "Weights",
     "nptype",
     "volume",
 ]

@@ -16,8 +16,9 @@ _TABLES = Path(__file__).parents[2]
 
 
 def _table() -> dict[str, Any]:
-    wanted = os.environ.get("ENGINE_EMULATED_TENSORRT", "")
-    paths = sorted(_TABLES.glob(f"tensorrt-{wanted}*.json"), key=lambda path: path.name)
+    package = __name__.partition(".")[0]
+    wanted = os.environ.get("ENGINE_EMULATED_TENSORRT", "") if package == "tensorrt" else ""
+    paths = sorted(_TABLES.glob(f"{package}-{wanted}*.json"), key=lambda path: path.name)
     if not paths:
         raise ImportError(f"no table of TensorRT {wanted} in {_TABLES}")
     table: dict[str, Any] = json.loads(paths[-1].read_text())

@@ -17,7 +17,8 @@ from ._network import INetworkDefinition, ITensor
 MAGIC = b"emulated TensorRT plan\n"
 CACHE_MAGIC = b"emulated timing cache\n"
 _BUILD = "IBuilder::buildSerializedNetwork"
-BuilderFlag = ENUMS["BuilderFlag"]
+BuilderFlag, PreviewFeature = ENUMS["BuilderFlag"], ENUMS["PreviewFeature"]
+ProfilingVerbosity = ENUMS["ProfilingVerbosity"]
 
 
 class IProgressMonitor(Callback):
@@ -124,8 +125,18 @@ class IBuilderConfig(Null):
         config._profiles: list[IOptimizationProfile] = []
         config._monitor: IProgressMonitor | None = None
         config._level = 3
+        config._verbosity = ProfilingVerbosity.LAYER_NAMES_ONLY
         config._cache: ITimingCache | None = None
+        config._previews: set[Any] = set()
         return config
+
+    def set_preview_feature(self, feature: Any, enable: bool) -> None:
+        self._enter()
+        (self._previews.add if enable else self._previews.discard)(PreviewFeature(feature))
+
+    def get_preview_feature(self, feature: Any) -> bool:
+        self._enter()
+        return feature in self._previews
 
     def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
         self._enter()
@@ -177,6 +188,16 @@ class IBuilderConfig(Null):
     def num_optimization_profiles(self) -> int:
         self._enter()
         return len(self._profiles)
+
+    @property
+    def profiling_verbosity(self) -> Any:
+        self._enter()
+        return self._verbosity
+
+    @profiling_verbosity.setter
+    def profiling_verbosity(self, verbosity: Any) -> None:
+        self._enter()
+        self._verbosity = ProfilingVerbosity(verbosity)
 
     @property
     def builder_optimization_level(self) -> int:
@@ -232,6 +253,10 @@ class Builder(Null):
         graph = network._graph
         if graph is None:
             self._error(_BUILD, 4, "Network must have at least one output.")
+            return None
+        multi = getattr(PreviewFeature, "MULTIDEVICE_RUNTIME_10_16", None)
+        if graph.collectives() and multi is not None and multi not in config._previews:
+            self._error(_BUILD, 4, "IDistCollectiveLayer needs kMULTIDEVICE_RUNTIME_10_16.")
             return None
         profiles = _check_profiles(self, network, config)
         if profiles is None or not _report(self, config):
@@ -382,7 +407,19 @@ def _plan(
             "activation_bytes": needed - weights,
             "tf32": BuilderFlag.TF32 in config._flags,
             "layers": graph.layers(),
+            "is_detailed": config._verbosity is ProfilingVerbosity.DETAILED,
+            "ranks": graph.ranks,
+            "refittable": _refittable(network, config),
         }
     ).encode()
     body = len(header).to_bytes(8, "little") + header + graph.model.SerializeToString()
     return MAGIC + zlib.crc32(body).to_bytes(4, "little") + body
+
+
+def _refittable(network: INetworkDefinition, config: IBuilderConfig) -> list[str]:
+    assert network._graph is not None
+    if BuilderFlag.REFIT in config._flags:
+        return sorted(network._graph.weight_names())
+    if BuilderFlag.REFIT_INDIVIDUAL in config._flags:
+        return sorted(network._refittable)
+    return []

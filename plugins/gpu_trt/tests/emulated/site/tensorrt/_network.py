@@ -11,7 +11,7 @@ from emulated_gpu.machine import MACHINE, Crash
 
 from ._base import ENUMS, Dims, ILogger, Null
 
-DataType, ErrorCode = ENUMS["DataType"], ENUMS["ErrorCode"]
+DataType, ErrorCode, LayerType = ENUMS["DataType"], ENUMS["ErrorCode"], ENUMS["LayerType"]
 
 
 class ITensor:
@@ -27,6 +27,55 @@ class ITensor:
 
     def get_dimension_name(self, index: int) -> str | None:
         return self._symbols[index] if self._symbols else None
+
+
+class ILayer:
+    """A layer of a network. Of the types, those of collectives alone are the real ones."""
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _of(cls, graph: Graph, index: int, network: INetworkDefinition) -> ILayer:
+        layer = cls.__new__(cls)
+        layer._graph = graph
+        layer._index = index
+        layer._network = weakref.ref(network)
+        return layer
+
+    @property
+    def name(self) -> str:
+        return self._graph.name_of(self._index)
+
+    @property
+    def metadata(self) -> str:
+        return f"[ONNX Layer: {self.name}]"
+
+    @property
+    def type(self) -> Any:
+        is_collective = self._index in self._graph.collectives()
+        return LayerType.DIST_COLLECTIVE if is_collective else LayerType.IDENTITY
+
+    @property
+    def num_ranks(self) -> int:
+        return self._graph.ranks.get(self._index, 1)
+
+    @num_ranks.setter
+    def num_ranks(self, count: int) -> None:
+        network = self._network()
+        if network is None:
+            raise Crash("segmentation fault: the layer's network is gone")
+        network._enter()
+        if self.type is not LayerType.DIST_COLLECTIVE or self._index in self._graph.ranks:
+            network._error(
+                "IDistCollectiveLayer::setNbRanks", 3, "Parameter check failed, condition: "
+                "getNbRanks() == 1. nbRanks is already set and cannot be changed",
+            )  # fmt: skip
+            raise RuntimeError(
+                "Failed to set num_ranks. Only IDistCollectiveLayer supports num_ranks > 1 via "
+                "ILayer."
+            )
+        self._graph.ranks[self._index] = count
 
 
 class INetworkDefinition(Null):
@@ -45,6 +94,7 @@ class INetworkDefinition(Null):
         network._flags = flags
         network._inputs: list[ITensor] = []
         network._outputs: list[ITensor] = []
+        network._refittable: set[str] = set()
         return network
 
     @property
@@ -61,6 +111,22 @@ class INetworkDefinition(Null):
     def num_layers(self) -> int:
         self._enter()
         return len(self._graph.model.graph.node) if self._graph is not None else 0
+
+    def get_layer(self, index: int) -> ILayer:
+        self._enter()
+        assert self._graph is not None
+        return ILayer._of(self._graph, index, self)
+
+    def mark_weights_refittable(self, name: str) -> bool:
+        self._enter()
+        if self._graph is None or name not in self._graph.weight_names():
+            return False
+        self._refittable.add(name)
+        return True
+
+    def are_weights_marked_refittable(self, name: str) -> bool:
+        self._enter()
+        return name in self._refittable
 
     def get_input(self, index: int) -> ITensor:
         self._enter()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Iterator
@@ -13,7 +16,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from emulated_gpu.graphs import Graph, InvalidShapes, Kernels
+from emulated_gpu.inside import exchanging
+from emulated_gpu.loader import nccl
 from emulated_gpu.machine import MACHINE, Crash, OutOfMemory, Queue
+
+from engine.errors import CommunicatorError
 
 from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
 from ._builder import MAGIC
@@ -28,10 +35,18 @@ _NUMPY = {
     "FP8": ml_dtypes.float8_e4m3fn,
 }  # fmt: skip
 _ADDRESS_ALIGNMENT = 256
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype = ctypes.c_void_p
+_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class IOutputAllocator(Callback):
     """Its methods are the user's; the real one has none of its own either."""
+
+
+class IProfiler(Callback):
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        raise NotImplementedError('Tried to call pure virtual function "report_layer_time"')
 
 
 class Runtime(Null):
@@ -77,7 +92,9 @@ class Runtime(Null):
             )
             return None
         MACHINE.counted["deserialised"] += 1
-        return ICudaEngine._of(self, header, data, weights, Graph(body[8 + length :]))
+        ranks = {int(index): count for index, count in header["ranks"].items()}
+        graph = Graph(body[8 + length :], ranks=ranks)
+        return ICudaEngine._of(self, header, data, weights, graph)
 
 
 class ICudaEngine(Null):
@@ -103,6 +120,7 @@ class ICudaEngine(Null):
         }
         engine._inputs = [tensor["name"] for tensor in header["inputs"]]
         engine._outputs = [tensor["name"] for tensor in header["outputs"]]
+        engine._contexts: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
         return engine
 
     def _destroy(self) -> None:
@@ -118,6 +136,11 @@ class ICudaEngine(Null):
     def num_optimization_profiles(self) -> int:
         self._enter()
         return len(self._header["profiles"])
+
+    @property
+    def refittable(self) -> bool:
+        self._enter()
+        return bool(self._header["refittable"])
 
     @property
     def device_memory_size_v2(self) -> int:
@@ -194,11 +217,13 @@ class EngineInspector(Null):
         return inspector
 
     def get_engine_information(self, format: Any) -> str:
-        """Layer names: all that there is at the default verbosity."""
+        """Layer names alone at the default verbosity; objects at the detailed one."""
         self._enter()
-        layers = self._engine._header["layers"]
+        header = self._engine._header
+        names = [layer["Name"] for layer in header["layers"]]
         if format is not LayerInformationFormat.JSON:
-            return "\n".join(layers)
+            return "\n".join(names)
+        layers = header["layers"] if header["is_detailed"] else names
         # TensorRT 11 calls the other half "I/O Tensors".
         tensors = "Bindings" if VERSION.startswith("10.") else "I/O Tensors"
         return json.dumps({"Layers": layers, tensors: []})
@@ -227,6 +252,12 @@ class IExecutionContext(Null):
         context._allocators: dict[str, Any] = {}
         context._in_use = threading.Lock()
         context._queued_by: int | None = None  # the thread whose work is not done yet
+        context._warm = False  # it has run these shapes: only then it can be captured
+        context._communicator = 0
+        context._profiler: IProfiler | None = None
+        context._emits = True
+        context._took_ms: float | None = None  # of the execution that is to be reported
+        engine._contexts.add(context)
         return context
 
     def _destroy(self) -> None:
@@ -253,6 +284,37 @@ class IExecutionContext(Null):
     def engine(self) -> ICudaEngine:
         self._enter()
         return self._engine
+
+    @property
+    def profiler(self) -> IProfiler | None:
+        return self._profiler
+
+    @profiler.setter
+    def profiler(self, profiler: IProfiler) -> None:
+        self._enter()
+        self._profiler = profiler
+
+    @property
+    def enqueue_emits_profile(self) -> bool:
+        return self._emits
+
+    @enqueue_emits_profile.setter
+    def enqueue_emits_profile(self, emits: bool) -> None:
+        self._enter()
+        self._emits = emits
+
+    def report_to_profiler(self) -> bool:
+        """Report the last execution, which must be done; its time is divided among the layers."""
+        with self._alone():
+            took_ms, self._took_ms = self._took_ms, None
+            bad = self._profiler is None or self._queued_by is not None or took_ms is None
+            if bad or MACHINE.faulty("report_to_profiler"):
+                self._error("IExecutionContext::reportToProfiler", 3, "Parameter check failed")
+                return False
+            layers = self._engine._header["layers"]
+            for layer in layers:
+                self._profiler.report_layer_time(layer["Name"], took_ms / len(layers))
+            return True
 
     @property
     def active_optimization_profile(self) -> int:
@@ -303,6 +365,7 @@ class IExecutionContext(Null):
                 )  # fmt: skip
                 return False
             self._shapes[name] = dims
+            self._warm = False
             return True
 
     def infer_shapes(self) -> list[str]:
@@ -347,6 +410,27 @@ class IExecutionContext(Null):
             self._allocators[name] = output_allocator
             return True
 
+    def set_communicator(self, communicator: Any) -> bool:
+        """Collective, as the real one says of itself: it waits for all ranks to come."""
+        with self._alone():
+            pointer = _pointer(communicator, b"ncclComm_t")
+            found = nccl().found(pointer)
+            ranks = set(self._engine._graph.ranks.values())
+            where = "IExecutionContext::setCommunicator"
+            if not found.is_blocking:
+                self._error(where, 3, "NCCL's calls are in progress when they return.")
+                return False
+            if ranks and ranks != {found.world_size}:
+                self._error(where, 3, f"The engine is of {ranks} ranks, not {found.world_size}.")
+                return False
+            try:
+                found.local.meet("setCommunicator", None)
+            except CommunicatorError as error:
+                self._error(where, 1, str(error), "NCCL")
+                return False
+            self._communicator = pointer
+            return True
+
     # ------------------------------------------------------------------------------------- running
 
     def execute_async_v3(self, stream_handle: int) -> bool:
@@ -363,10 +447,18 @@ class IExecutionContext(Null):
                 self._error("IExecutionContext::enqueueV3", 2, "Requested size was 4096 bytes.",
                             "OutOfMemory")  # fmt: skip
                 return False
+            if queue.recording is not None and not self._warm:
+                self._error("IExecutionContext::enqueueV3", 1, "Shapes were changed: it has to run "
+                            "once before it is captured.", "Cuda Runtime")  # fmt: skip
+                return False
+            if self._engine._graph.collectives():
+                return self._launch(queue, ready)
+            self._warm = True
             if any(-1 in shape for shape in ready.values()):
                 return self._run_growing(queue, ready)
             shapes, addresses = dict(self._shapes), dict(self._addresses)
-            self._queued_by = threading.get_ident()
+            if queue.recording is None:
+                self._queued_by = threading.get_ident()
             itself = weakref.ref(self)  # what is queued keeps nothing alive
 
             def work() -> None:
@@ -376,6 +468,27 @@ class IExecutionContext(Null):
 
             queue.put(work)
             return True
+
+    def _launch(self, queue: Queue, ready: dict[str, tuple[int, ...]]) -> bool:
+        """Queue an engine with collectives inside, which goes on by itself, as on a device."""
+        where = "IExecutionContext::enqueueV3"
+        if not self._communicator:
+            self._error(where, 3, "Parameter check failed. No communicator is set.")
+            return False
+        if queue.recording is not None:
+            self._error(where, 1, "operation not permitted when stream is capturing", "NCCL")
+            return False
+        library = nccl()
+        found = library.found(self._communicator)  # a Crash where it was freed
+        shapes, addresses = dict(self._shapes), dict(self._addresses)
+        self._queued_by = threading.get_ident()
+
+        def work() -> None:
+            with exchanging(functools.partial(library.inside, found)):
+                self._compute(shapes, addresses, ready)
+
+        library.launch(found, queue, work)
+        return True
 
     def _occupy(self, queue: Queue) -> None:
         """Use the user's scratch memory; Crash where work on another stream uses it too."""
@@ -437,7 +550,7 @@ class IExecutionContext(Null):
     ) -> None:
         assert self._device is not None
         try:
-            results = self._engine._kernels(self._inputs(shapes, addresses))
+            results = self._timed(self._inputs(shapes, addresses))
             for name, result in zip(self._engine._outputs, results, strict=True):
                 if result.shape != outputs[name]:
                     raise Crash(f"{name} is {result.shape}, but inferred was {outputs[name]}")
@@ -446,11 +559,18 @@ class IExecutionContext(Null):
         finally:
             self._queued_by = None
 
+    def _timed(self, inputs: dict[str, np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+        begin_s = time.perf_counter()
+        try:
+            return self._engine._kernels(inputs)
+        finally:
+            self._took_ms = 1e3 * (time.perf_counter() - begin_s)
+
     def _run_growing(self, queue: Queue, outputs: dict[str, tuple[int, ...]]) -> bool:
         """Run now: the shapes of some outputs come out of the data; their memory is asked for."""
         assert self._device is not None
         queue.run()
-        results = self._engine._kernels(self._inputs(self._shapes, self._addresses))
+        results = self._timed(self._inputs(self._shapes, self._addresses))
         for name, result in zip(self._engine._outputs, results, strict=True):
             flat = np.ascontiguousarray(result).reshape(-1).view(np.uint8)
             address = self._addresses.get(name, 0)

@@ -313,6 +313,47 @@ def mem_alloc(bytes: int) -> DeviceAllocation:
     return DeviceAllocation(address, hardware)
 
 
+def mem_get_ipc_handle(devptr: Any) -> bytearray:
+    hardware = _hardware("cuIpcGetMemHandle")
+    try:
+        if MACHINE.faulty("mem_get_ipc_handle"):
+            raise LookupError
+        return bytearray(hardware.export(int(devptr)))
+    except LookupError:
+        raise LogicError("cuIpcGetMemHandle failed: invalid argument") from None
+
+
+class IPCMemoryHandle(_Owned):
+    def __init__(self, obj: bytearray, flags: int = 1) -> None:
+        self._own("ipc_mem_handle")
+        hardware = _hardware("cuIpcOpenMemHandle")
+        if not isinstance(obj, bytearray) or len(obj) != 64:  # bytes are refused too
+            self._context = None
+            raise LogicError(
+                "event_from_ipc_handle failed: invalid argument - argument is not a bytes array"
+            )
+        try:
+            self._address = hardware.open(bytes(obj))
+        except LookupError as error:
+            self._context = None
+            raise LogicError(f"cuIpcOpenMemHandle failed: {error}") from None
+        self._hardware = hardware
+
+    def __int__(self) -> int:
+        return self._address
+
+    __index__ = __int__
+
+    def close(self) -> None:
+        if self._context is None:
+            raise LogicError("ipc_mem_handle::close failed: invalid resource handle")
+        self._free_with(lambda: self._hardware.close(self._address))
+
+    def __del__(self) -> None:
+        if getattr(self, "_context", None) is not None:
+            self.close()
+
+
 def mem_get_info() -> tuple[int, int]:
     hardware = _hardware("cuMemGetInfo")
     return hardware.total - hardware.used, hardware.total

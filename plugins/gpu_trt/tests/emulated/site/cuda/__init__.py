@@ -1,0 +1,1 @@
+"""Emulated cuda: see `cuda.bindings.driver`."""
