@@ -1,15 +1,21 @@
 """Ascend NPUs by CANN: ONNX models compiled with ATC, GE's offline compiler, and run by pyACL.
 
 devices, diagnose    what is there; what is missing, and how to mend it
-options, shapes      what the user asked for, in ATC's terms
+options, shapes      what the user asked for, in ATC's terms; sections: GE's raw options
 atc                  an ONNX model to an .om file, in a process of its own
 om, layout           an .om file, and how its inputs and outputs fit the model file's
 compiled             the compiled form on disk, and what it depends on
-model                read and compiled models: the weights, once for all contexts
-run, gears           an execution context: one load of the model, predict
+model                read and compiled models
+loading, external    their loads, on one copy of the weights; weights in files beside an .om
+bundle               .om files of several models
+lending              weights that other processes use, too
+run, gears, outputs  an execution context: one load of the model, predict; where results go
 buffers, workspace   the inputs and outputs of a context; its stream and scratch memory
+profiling            times of operators
 memory, streams      memory with an owner; order between streams, copies
-runtime, acl_call    ACL's start and end; pyACL's return codes as errors
+communicator, peers  a group of ranks: joining, waiting, failing; who the others are
+collectives, hccl    what they do together; the library that does it; hccl_codes: its return codes
+runtime, acl_call    ACL's start and end; calling pyACL; codes: what its return codes mean
 
 Nothing of CANN is imported before a device is looked for or a model is read.
 """
@@ -24,6 +30,8 @@ from engine.types import (
     BackendInfo,
     Capability,
     Check,
+    Communicator,
+    CommunicatorOptions,
     CompileOptions,
     Device,
     Devices,
@@ -31,13 +39,16 @@ from engine.types import (
     Executable,
     LoadedModel,
     ModelSource,
+    ReduceOp,
+    SharedWeights,
     Value,
     Values,
 )
 from engine_ascend_ge.options import OPTIONS
 
 if TYPE_CHECKING:
-    from engine_ascend_ge.model import AscendModel
+    from engine_ascend_ge.communicator import HcclCommunicator
+    from engine_ascend_ge.model import AscendExecutable, AscendModel
     from engine_ascend_ge.run import AscendContext
 
 __version__ = "0.1.0"
@@ -62,6 +73,10 @@ def engine_backend() -> BackendInfo:
                 Capability.DEVICE_BUFFERS,
                 Capability.COMPILE_CACHE,
                 Capability.SHARE_WORKSPACE,
+                Capability.SHARE_WEIGHTS,
+                Capability.COLLECTIVES,
+                Capability.QUEUED_COLLECTIVES,
+                Capability.PROFILE,
             }
         ),
     )
@@ -128,3 +143,107 @@ def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
     from engine_ascend_ge import compiled
 
     return compiled.key(options)
+
+
+@hookimpl
+def engine_share_weights(executable: AscendExecutable, pids: Sequence[int] | None) -> SharedWeights:
+    return executable.share(pids)
+
+
+@hookimpl
+def engine_communicator(options: CommunicatorOptions) -> Communicator:
+    from engine_ascend_ge import communicator
+
+    return communicator.HcclCommunicator(options)
+
+
+@hookimpl
+def engine_allreduce(
+    comm: HcclCommunicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.allreduce(comm, send, receive, op, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_allgather(
+    comm: HcclCommunicator,
+    send: Value,
+    receive: Value,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.allgather(comm, send, receive, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_reduce_scatter(
+    comm: HcclCommunicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.reduce_scatter(comm, send, receive, op, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_broadcast(
+    comm: HcclCommunicator,
+    buffer: Value,
+    root: int,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.broadcast(comm, buffer, root, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_alltoall(
+    comm: HcclCommunicator,
+    send: Value,
+    receive: Value,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.alltoall(comm, send, receive, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_send(
+    comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.send(comm, buffer, peer, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_receive(
+    comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    from engine_ascend_ge import collectives
+
+    collectives.receive(comm, buffer, peer, stream, deadline_s)
+    return True

@@ -3,7 +3,7 @@
 pyACL's conventions: handles, pointers and sizes are plain ints; a function returns a code (0 is
 success), a value and a code, or, where it makes a small object, that handle alone (0 is failure).
 `done`, `got` and `made` take the three forms and raise, with what was being done, the code's
-name, and what CANN last said of it.
+name, what CANN last said of it, and what to do (`codes`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from engine.errors import BackendUnavailable, DeadlineExceeded, EngineError, ModelError
 from engine.types import DType
+from engine_ascend_ge.codes import NAMES, OF_THE_MACHINE, advice
 
 # aclrtMemcpyKind, aclrtMemMallocPolicy, aclFormat, aclrtEvent*Status, aclError
 HOST_TO_DEVICE: Final = 1
@@ -123,65 +124,6 @@ CALLS: Final = {
     ),
 }
 
-_NAMES = {
-    100000: "ACL_ERROR_INVALID_PARAM",
-    100001: "ACL_ERROR_UNINITIALIZE",
-    100002: "ACL_ERROR_REPEAT_INITIALIZE",
-    100003: "ACL_ERROR_INVALID_FILE",
-    100012: "ACL_ERROR_DESERIALIZE_MODEL",
-    100013: "ACL_ERROR_PARSE_MODEL",
-    107000: "ACL_ERROR_RT_PARAM_INVALID",
-    107001: "ACL_ERROR_RT_INVALID_DEVICEID",
-    107002: "ACL_ERROR_RT_CONTEXT_NULL",
-    107003: "ACL_ERROR_RT_STREAM_CONTEXT",
-    107017: "ACL_ERROR_RT_INVALID_HANDLE",
-    107023: "ACL_ERROR_RT_STREAM_ABORT",
-    145000: "ACL_ERROR_GE_PARAM_INVALID",
-    145003: "ACL_ERROR_GE_EXEC_MODEL_ID_INVALID",
-    145006: "ACL_ERROR_GE_EXEC_MODEL_DATA_SIZE_INVALID",
-    145012: "ACL_ERROR_GE_DYNAMIC_INPUT_LENGTH_INVALID",
-    145013: "ACL_ERROR_GE_DYNAMIC_BATCH_SIZE_INVALID",
-    145021: "ACL_ERROR_GE_SHAPE_INVALID",
-    200000: "ACL_ERROR_BAD_ALLOC",
-    200001: "ACL_ERROR_API_NOT_SUPPORT",
-    200002: "ACL_ERROR_INVALID_DEVICE",
-    207001: "ACL_ERROR_RT_MEMORY_ALLOCATION",
-    207004: "ACL_ERROR_RT_NO_DEVICE",
-    207005: "ACL_ERROR_RT_RESOURCE_ALLOC_FAIL",
-    207006: "ACL_ERROR_RT_NO_PERMISSION",
-    207008: "ACL_ERROR_RT_NO_STREAM_RESOURCE",
-    207010: "ACL_ERROR_RT_NO_MODEL_RESOURCE",
-    207018: "ACL_ERROR_RT_DEVICE_OOM",
-    245000: "ACL_ERROR_GE_MEMORY_ALLOCATION",
-    245002: "ACL_ERROR_GE_DEVICE_MEMORY_OPERATE_FAILED",
-    300000: "ACL_ERROR_STORAGE_OVER_LIMIT",
-    500000: "ACL_ERROR_INTERNAL_ERROR",
-    500001: "ACL_ERROR_FAILURE",
-    500002: "ACL_ERROR_GE_FAILURE",
-    500003: "ACL_ERROR_RT_FAILURE",
-    500004: "ACL_ERROR_DRV_FAILURE",
-    507008: "ACL_ERROR_RT_SOC_VERSION",
-    507010: "ACL_ERROR_RT_LOST_HEARTBEAT",
-    507011: "ACL_ERROR_RT_MODEL_EXECUTE",
-    507014: "ACL_ERROR_RT_AICORE_TIMEOUT",
-    507015: "ACL_ERROR_RT_AICORE_EXCEPTION",
-    507018: "ACL_ERROR_RT_AICPU_EXCEPTION",
-    507033: "ACL_ERROR_RT_DEV_SETUP_ERROR",
-    507046: "ACL_ERROR_RT_STREAM_SYNC_TIMEOUT",
-    507053: "ACL_ERROR_RT_DEVICE_MEM_ERROR",
-    507899: "ACL_ERROR_RT_DRV_INTERNAL_ERROR",
-    507901: "ACL_ERROR_RT_SOCKET_CLOSE",
-    545000: "ACL_ERROR_GE_INTERNAL_ERROR",
-    545001: "ACL_ERROR_GE_LOAD_MODEL",
-    545601: "ACL_ERROR_GE_MODEL_EXECUTE_TIMEOUT",
-}
-
-# Codes that say something of the machine and nothing of the model: full, gone, or not allowed.
-_FULL = {200000, 207001, 207005, 207008, 207010, 207018, 245000, 300000}
-_GONE = {
-    100001, 107001, 200002, 207004, 207006, 500004, 507010, 507033, 507053, 507899, 507901,
-}  # fmt: skip
-
 
 def error(
     code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError
@@ -191,16 +133,11 @@ def error(
     doing: the step that failed, "load the model". path: the model's name.
     otherwise: the class for codes that are not about the machine.
     """
-    name = _NAMES.get(code)
-    text = _text(f"could not {doing}: {name or 'CANN returned'} {code}", path)
+    what = f"could not {doing}: {NAMES.get(code, 'CANN returned')} {code}"
+    text = f"{_text(what, path)}; {advice(code)}"
     if code == SYNC_TIMEOUT:
         return DeadlineExceeded(text)
-    if code in _FULL:
-        text += "; the device is full: close other models or processes (npu-smi info)"
-        return BackendUnavailable(text, "ascend_ge")
-    if code in _GONE:
-        return BackendUnavailable(f"{text}; run: engine plugins", "ascend_ge")
-    return _as(otherwise, text, path)
+    return _as(BackendUnavailable if code in OF_THE_MACHINE else otherwise, text, path)
 
 
 def done(code: int, doing: str, path: str = "", otherwise: type[EngineError] = ModelError) -> None:
@@ -229,7 +166,7 @@ def made(
 
 
 def _text(what: str, path: str) -> str:
-    message = _recent_message()
+    message = recent_message()
     return f"{f'{path}: ' if path else ''}{what}{f'; CANN says: {message}' if message else ''}"
 
 
@@ -239,7 +176,7 @@ def _as(kind: type[EngineError], text: str, path: str) -> EngineError:
     return BackendUnavailable(text, "ascend_ge") if kind is BackendUnavailable else kind(text)
 
 
-def _recent_message() -> str:
+def recent_message() -> str:
     """Return what CANN last reported in this thread, on one line; reading it clears it."""
     acl = sys.modules.get("acl")
     message = acl.get_recent_err_msg() if acl is not None else None

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
+from engine.host.folder import temporary_folder
 from engine.types import CancelToken, ModelSource, Progress
 from engine_ascend_ge.devices import home
 from engine_ascend_ge.shapes import Shapes
@@ -28,6 +29,7 @@ LINES_KEPT = 400  # of ATC's output
 LINES_SHOWN = 12  # of them, in an error
 CHARACTERS_SHOWN = 400  # of a line
 _LOOK_EVERY_S = 0.05
+_PREFIX = "engine-ascend-"
 _MEMORY = "/dev/shm"
 _GRACE_S = 2.0  # between asking ATC to end and killing it
 
@@ -77,16 +79,17 @@ def compiled(
     timeout_s: float,
     progress: Progress | None,
     cancel: CancelToken | None,
+    is_outside: bool = False,
 ) -> Iterator[Path]:
     """Compile `source` and lend the .om file; it and all that ATC left are removed afterwards.
 
-    command: what starts ATC. flags: further ones, by name.
+    command: what starts ATC. flags: further ones, by name. is_outside: the weights go into files in
+    a folder beside it, named `external.FOLDER`.
     Raises ModelError with ATC's last lines, Cancelled, BackendUnavailable.
     """
     if cancel is not None:
         cancel.check()
-    folder = Path(tempfile.mkdtemp(prefix="engine-ascend-", dir=_parent(source)))
-    try:
+    with _folder(source) as folder:
         if not _PATH.fullmatch(str(folder.resolve())):
             raise BackendUnavailable(
                 f"the temporary folder {str(folder.parent)!r} has characters in its path that ATC "
@@ -104,7 +107,7 @@ def compiled(
             **({"input_shape": shapes.input_shape()} if shapes.is_given else {}),
             **({"dynamic_dims": shapes.dynamic_dims()} if shapes.gears else {}),
             **flags,
-            "external_weight": "0",
+            "external_weight": "1" if is_outside else "0",
         }
         if progress is not None:
             progress("prepare", 1, 1)
@@ -125,8 +128,6 @@ def compiled(
                 source.name,
             )
         yield found
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def kernel_cache(folder: Path | None) -> dict[str, str]:
@@ -134,6 +135,20 @@ def kernel_cache(folder: Path | None) -> dict[str, str]:
     if folder is None or not _PATH.fullmatch(str(folder.resolve())):
         return {}
     return {"op_compiler_cache_mode": "enable", "op_compiler_cache_dir": str(folder.resolve())}
+
+
+@contextlib.contextmanager
+def _folder(source: ModelSource) -> Iterator[Path]:
+    """Lend a folder; what is secret is removed even where this process is killed."""
+    parent = _parent(source)
+    if source.is_secret:
+        with temporary_folder(_PREFIX, Path(parent) if parent else None) as folder:
+            yield folder
+    else:
+        with tempfile.TemporaryDirectory(
+            prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True
+        ) as path:
+            yield Path(path)
 
 
 def _parent(source: ModelSource) -> str | None:

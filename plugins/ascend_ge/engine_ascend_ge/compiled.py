@@ -13,13 +13,14 @@ from typing import Any
 import engine_ascend_ge
 from engine.errors import CompiledFormError
 from engine.types import CompileOptions, GraphInfo, ShapeRange
-from engine_ascend_ge import devices, options, runtime
+from engine_ascend_ge import devices, external, options, runtime
 from engine_ascend_ge.om import Om
 from engine_ascend_ge.shapes import Shapes
 
 _MODEL = "model.om"
 _NOTES = "model.json"
-_FORM = 1  # of the notes
+_FILES = ("insert_op_conf", "modify_mixlist", "customize_dtypes")  # flags that name a file
+_FORM = 2  # of the notes
 
 
 def key(wish: CompileOptions) -> Mapping[str, str]:
@@ -46,8 +47,12 @@ def key(wish: CompileOptions) -> Mapping[str, str]:
         "SoC": settings.soc_version or soc_name(acl),
         "flags": " ".join(f"--{name}={value}" for name, value in flags.items()),
         "fusion switches": _digest(Path(fusion)) if fusion else "",
+        "flags' files": " ".join(
+            f"{name}:{_digest(Path(flags[name]))}" for name in _FILES if name in flags
+        ),
         "shapes": _text(wish.shapes),
         "profiles": "; ".join(map(_text, wish.profiles)),
+        "weights": "outside" if external.is_wanted(wish) else "",
     }
 
 
@@ -60,12 +65,17 @@ def write(made: Path, folder: Path, graph: GraphInfo, shapes: Shapes) -> Path:
     """Move an .om file that ATC has made into `folder`, with notes; return where it is then."""
     model = folder / _MODEL
     shutil.move(made, model)
+    outside = external.files_of(made.parent)
+    for name, path in outside.items():
+        (folder / external.FOLDER).mkdir(exist_ok=True)
+        shutil.move(path, folder / external.FOLDER / name)
     notes = {
         "form": _FORM,
         "nbytes": model.stat().st_size,
         "crc32": _checksum(model),
         "shapes": {name: list(axes) for name, axes in shapes.axes.items()},
         "gears": [list(gear) for gear in shapes.gears],
+        "weights": {name: path.stat().st_size for name, path in external.files_of(folder).items()},
         **_signature(graph),
     }
     (folder / _NOTES).write_text(json.dumps(notes, indent=1))
@@ -96,6 +106,9 @@ def read(folder: Path, graph: GraphInfo, name: str) -> tuple[Om, Shapes]:
         raise _damaged(folder, name, f"{_MODEL} has {nbytes} bytes, expected {notes.get('nbytes')}")
     if _checksum(model) != notes.get("crc32"):
         raise _damaged(folder, name, f"{_MODEL} has another checksum than it was written with")
+    outside = {name: path.stat().st_size for name, path in external.files_of(folder).items()}
+    if outside != notes.get("weights"):
+        raise _damaged(folder, name, "weight files are missing or have another size")
     try:
         shapes = Shapes(
             {

@@ -10,7 +10,7 @@ from typing import Any
 
 from engine.errors import EngineError
 from engine.types import Capability, Device, DeviceInfo, Devices
-from engine_ascend_ge import runtime
+from engine_ascend_ge import external, profiling, runtime
 from engine_ascend_ge.acl_call import error
 
 INSTALL_CANN = (
@@ -59,13 +59,26 @@ def find() -> Devices:
 
 def missing_capabilities(acl: Any, soc: str) -> dict[str, str]:
     """Return the announced capabilities that this CANN or SoC does not have, and why."""
-    if not hasattr(acl.rt, "stream_abort"):
-        return {Capability.CANCEL_PREDICT: "pyACL has no acl.rt.stream_abort: CANN is too old"}
+    lacks: dict[str, str] = {}
+    if why := cannot_abort(acl, soc):
+        lacks[Capability.CANCEL_PREDICT] = lacks[Capability.QUEUED_COLLECTIVES] = why
+    if why := external.is_there(acl):
+        lacks[Capability.SHARE_WEIGHTS] = why
+    if why := profiling.is_there(acl):
+        lacks[Capability.PROFILE] = why
+    return lacks
+
+
+def cannot_abort(acl: Any, soc: str = "") -> str:
+    """Return why the work on a stream cannot be discarded; "" where it can."""
     # CANN 8.x and 9.0 document aclrtStreamAbort for the A2 and A3 series only: Ascend910B,
     # Ascend910_93 and what came later.
+    if not hasattr(acl.rt, "stream_abort"):
+        return "pyACL has no acl.rt.stream_abort: CANN is too old"
+    soc = soc or acl.get_soc_name() or ""
     if re.match(r"Ascend(310|910(A|ProA|$))", soc):
-        return {Capability.CANCEL_PREDICT: f"{soc} does not have CANN's aclrtStreamAbort"}
-    return {}
+        return f"{soc} does not have CANN's aclrtStreamAbort"
+    return ""
 
 
 def is_environment_set() -> bool:

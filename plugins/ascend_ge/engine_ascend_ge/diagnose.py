@@ -9,7 +9,7 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.types import Check
-from engine_ascend_ge import devices, runtime
+from engine_ascend_ge import devices, external, hccl, runtime
 from engine_ascend_ge.atc import find_compiler
 
 DRIVER = Path("/usr/local/Ascend/driver/version.info")
@@ -17,7 +17,7 @@ DEVICE_NODES = Path("/dev")
 
 
 def checks() -> Sequence[Check]:
-    """Check the driver, CANN, its environment, pyACL, the devices, the SoC, atc, kernels."""
+    """Check the driver, CANN, its environment, pyACL, devices, SoC, atc, kernels, HCCL, sharing."""
     found = devices.find()
     soc = _soc_name()
     return [
@@ -39,6 +39,8 @@ def checks() -> Sequence[Check]:
         ),
         _compiler(),
         _kernels(soc),
+        _hccl(),
+        _sharing(),
     ]
 
 
@@ -114,6 +116,26 @@ def _kernels(soc: str) -> Check:
         f"none for {soc or 'any SoC'} in {folder}",
         "install the CANN kernels package (Ascend-cann-kernels-<soc>) of the toolkit's version",
     )
+
+
+def _hccl() -> Check:
+    name = "HCCL (ranks)"
+    try:
+        library = hccl.Hccl()
+    except EngineError as failure:
+        return Check(name, False, str(failure), "run: source <CANN>/set_env.sh")
+    is_fixed = library.HcclSetConfig is not None
+    order = "" if is_fixed else "; its results may differ in the last bits: no HcclSetConfig"
+    return Check(name, True, f"{hccl.LIBRARY}{order}")
+
+
+def _sharing() -> Check:
+    name = "weights of several models or processes"
+    if not runtime.is_started():
+        return Check(name, False, "not known without pyACL", "run: source <CANN>/set_env.sh")
+    why = external.is_there(runtime.start())
+    detail = why or f"by {external.LIBRARY} and acl.rt.ipc_mem_*"
+    return Check(name, not why, detail, "install CANN 8.1 or newer" if why else "")
 
 
 def _soc_name() -> str:

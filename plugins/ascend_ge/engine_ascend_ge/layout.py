@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a model file and those of its compiled form fit together."""
+"""Match of a model file's inputs and outputs with those of its compiled form."""
 
 from __future__ import annotations
 

@@ -57,8 +57,9 @@ class DeviceMemory:
             done(self._acl.rt.free(pointer), "free device memory", otherwise=BackendUnavailable)
 
     def __del__(self) -> None:
-        with contextlib.suppress(EngineError):
-            self.close()
+        if hasattr(self, "pointer"):  # not where a signal handler raised in __init__
+            with contextlib.suppress(EngineError):
+                self.close()
 
 
 class HostMemory:
@@ -88,7 +89,7 @@ class HostMemory:
 
     def __del__(self) -> None:
         # Not freed before ACL ends, because arrays on it may be read until Python does.
-        pointer, self.pointer = self.pointer, 0
+        pointer, self.pointer = getattr(self, "pointer", 0), 0  # an interrupted __init__ set none
         if pointer and runtime.is_started():
             with contextlib.suppress(EngineError), runtime.borrowed(self._acl, self._context):
                 self._acl.rt.free_host(pointer)

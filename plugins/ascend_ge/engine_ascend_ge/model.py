@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from engine.errors import (
     BackendUnavailable,
@@ -15,19 +16,35 @@ from engine.errors import (
 )
 from engine.types import (
     CompileOptions,
+    Device,
     ExecutionContext,
     GraphInfo,
+    KernelTime,
     LoadedModel,
     MemoryReport,
     ModelSource,
     Placement,
+    SharedWeights,
     TensorSpec,
     ValueKind,
 )
-from engine_ascend_ge import atc, compiled, layout, options, runtime, shapes
-from engine_ascend_ge.acl_call import NUMBERS, done
-from engine_ascend_ge.memory import DeviceMemory
+from engine_ascend_ge import (
+    atc,
+    compiled,
+    devices,
+    external,
+    layout,
+    lending,
+    options,
+    runtime,
+    shapes,
+)
+from engine_ascend_ge.acl_call import NUMBERS
+from engine_ascend_ge.bundle import BundleLoader, is_bundle, opened
+from engine_ascend_ge.external import ExternalLoader
+from engine_ascend_ge.loading import Loader, OmLoader
 from engine_ascend_ge.om import Om
+from engine_ascend_ge.profiling import Stopwatch
 from engine_ascend_ge.run import AscendContext
 
 
@@ -89,6 +106,7 @@ class OnnxModel:
             settings.timeout_s,
             wish.progress,
             wish.cancel,
+            external.is_wanted(wish),
         ) as made:
             # A secret model stays in memory only: nothing made from it may reach the disk.
             is_kept = wish.save_to is not None and not self.source.is_secret
@@ -96,9 +114,10 @@ class OnnxModel:
             if wish.save_to is not None and is_kept:
                 path = compiled.write(made, wish.save_to, self.graph, resolved)
             om = Om(path, name)  # mapped, so it stays when the temporary folder goes
+            weights = external.opened(path.parent)  # so do these
         if wish.progress is not None:
             wish.progress("load", 0, 1)
-        executable = AscendExecutable(om, wish, self.graph, resolved)
+        executable = AscendExecutable(om, wish, self.graph, resolved, weights)
         if wish.progress is not None:
             wish.progress("load", 1, 1)
         return executable
@@ -126,7 +145,8 @@ class WarmModel:
         om, self._om = self._om, None
         assert om is not None, "compile after compile or close"
         try:
-            return AscendExecutable(om, wish, self.graph, self._shapes)
+            weights = external.opened(self._folder)
+            return AscendExecutable(om, wish, self.graph, self._shapes, weights)
         except ModelError as error:  # a full or lost device is another error, and no fault of it
             raise CompiledFormError(
                 f"{self._name}: the compiled form in {self._folder} cannot be loaded: {error}",
@@ -147,11 +167,35 @@ class OmModel:
         data = source.data if source.data is not None else source.path
         assert data is not None  # the contract: one of the two is there
         options.read(wish)
-        executable = AscendExecutable(Om(data, source.name), wish)
+        self.entries: tuple[str, ...] = ()
+        loader: Loader | None = None
+        if is_bundle(data):
+            loader = self._loader_of(source, wish)
+        executable = AscendExecutable(Om(data, source.name), wish, loader=loader)
         self._executable: AscendExecutable | None = executable
         self.inputs = executable.inputs
         self.outputs = executable.outputs
         self.unsupported: Mapping[int, str] = {}
+
+    def _loader_of(self, source: ModelSource, wish: CompileOptions) -> Loader:
+        """Return what loads the model of a bundle that is meant; names are their numbers."""
+        if source.path is None or source.data is not None:  # in memory, or inside a MindIR
+            raise ModelError(
+                f"{source.name}: is a bundle of models, which pyACL loads from files only; pass "
+                "the path of the .om file",
+                source.name,
+            )
+        acl, home = runtime.use_device(wish.device.id)
+        bundle = opened(acl, home, source.path)
+        self.entries = tuple(map(str, range(len(bundle.models))))
+        entry = source.entry or "0"
+        if entry not in self.entries:
+            bundle.leave()
+            raise ModelError(
+                f"{source.name}: has no model {entry!r}; it has: {', '.join(self.entries)}",
+                source.name,
+            )
+        return BundleLoader(bundle, int(entry))
 
     def compile(self, wish: CompileOptions) -> AscendExecutable:
         """Hand over what was loaded."""
@@ -169,7 +213,8 @@ class OmModel:
 class AscendExecutable:
     """A compiled model on one device: its weights, once, and as many contexts as are opened.
 
-    om: owned from here on. graph, resolved: of the ONNX model that it was made from.
+    om: owned from here on. graph, resolved: of the ONNX model that it was made from. weights: those
+    that are in files, with their contents. loader: owned from here on; None where it is to be made.
     The weights lie in memory of our own that every context's load of the model shares; CANN only
     reads it while models run.
     """
@@ -180,6 +225,8 @@ class AscendExecutable:
         wish: CompileOptions,
         graph: GraphInfo | None = None,
         resolved: shapes.Shapes | None = None,
+        weights: Mapping[str, external.Bytes] = MappingProxyType({}),
+        loader: Loader | None = None,
     ) -> None:
         self.om = om
         self.name = om.name
@@ -190,18 +237,26 @@ class AscendExecutable:
         self._graph = graph
         self._lock = threading.Lock()
         self._contexts: set[AscendContext] = set()
-        self._weights: DeviceMemory | None = None
         with ExitStack() as stack:
             stack.callback(om.close)
+            if loader is not None:
+                stack.callback(loader.close)
             acl, home = runtime.use_device(self.device_id)
-            work, weights, code = acl.mdl.query_size_from_mem(om.pointer, om.nbytes)
-            done(code, "read the sizes of the compiled model", self.name)
-            self.work_bytes: int = work
-            self.weight_bytes: int = weights
-            if weights:
-                what = f"weights on {wish.device}"
-                self._weights = DeviceMemory.allocate(acl, home, weights, what, self.name)
-                stack.callback(self._weights.close)
+            # Between collectives nobody waits, where all that is queued can be taken back.
+            self.is_queued = (
+                self.is_part
+                and wish.world_size > 1
+                and wish.profile_to is None
+                and not devices.cannot_abort(acl)
+            )
+            if loader is None:
+                loader = _loader(acl, home, om, wish, weights)
+                stack.callback(loader.close)
+            self.loader: Loader = loader
+            self.concurrency = loader.most or self.concurrency
+            self.stopwatch: Stopwatch | None = None
+            if wish.profile_to is not None:
+                self.stopwatch = Stopwatch(acl, graph, self.name)
             # The first load says what goes in and out. It is the first context that is lent.
             first = AscendContext(self)
             stack.callback(first.close)
@@ -217,10 +272,17 @@ class AscendExecutable:
         self.outputs: tuple[TensorSpec, ...] = self.layout.outputs
         runtime.keep(self)
 
-    @property
-    def weight_pointer(self) -> int:
-        """The address of the weights on the device, 0 where there are none."""
-        return self._weights.pointer if self._weights is not None else 0
+    def share(self, pids: Sequence[int] | None) -> SharedWeights:
+        """Lend the weights to other compiles; engine_share_weights says how."""
+        if not isinstance(self.loader, ExternalLoader):
+            raise BackendUnavailable(
+                f"{self.name}: its weights are inside its .om file, where no other process can "
+                "have them; give the ONNX or MindIR model",
+                "ascend_ge",
+            )
+        acl, home = runtime.use_device(self.device_id)
+        device = Device("ascend", self.device_id)
+        return lending.lend(acl, home, device, self.loader.blocks, pids)
 
     def open_context(self, beside: ExecutionContext | None = None) -> AscendContext:
         """Load the model once more, with the weights that are there; thread-safe.
@@ -250,8 +312,8 @@ class AscendExecutable:
         """Drop a context that is closed, or as far closed as it could be."""
         with self._lock:
             self._contexts.discard(context)
-        if context.is_stuck and self._weights is not None:
-            self._weights.abandon()  # a model that could not be unloaded may still read them
+        if context.is_stuck:
+            self.loader.abandon()  # a model that could not be unloaded may still read them
 
     def placement(self) -> Sequence[Placement]:
         """Every node is in the one .om; which unit of the NPU runs it is CANN's business."""
@@ -263,12 +325,21 @@ class AscendExecutable:
             for node in nodes
         ]
 
+    def profile(self) -> Sequence[KernelTime]:
+        """Return the operators' times in all predicts; see Executable."""
+        assert self.stopwatch is not None, "it was not compiled to be measured"
+        return self.stopwatch.times()
+
     def memory(self) -> MemoryReport:
         """Count the one copy of the weights, and what the open contexts hold."""
         with self._lock:
             workspace = sum(context.workspace_bytes for context in self._contexts)
-            weights = self.weight_bytes if self._closing is not None else 0
-        return MemoryReport(weights_bytes=weights, workspace_bytes=workspace)
+            is_open = self._closing is not None
+        return MemoryReport(
+            weights_bytes=self.loader.weight_bytes if is_open else 0,
+            shared_bytes=self.loader.shared_bytes if is_open else 0,
+            workspace_bytes=workspace,
+        )
 
     def close(self) -> None:
         """Unload everything; twice does nothing. In a forked process only the file is let go."""
@@ -284,3 +355,19 @@ class AscendExecutable:
         with closing:
             for context in contexts:
                 closing.callback(context.close)
+
+
+def _loader(
+    acl: Any, home: int, om: Om, wish: CompileOptions, weights: Mapping[str, external.Bytes]
+) -> Loader:
+    """Return what loads the model, with its weights on the device."""
+    device, shared = str(wish.device), wish.shared_weights
+    if not weights:
+        return OmLoader(acl, home, om, device)
+    if shared is not None and shared.token:
+        blocks = lending.borrow(acl, home, shared)
+    else:
+        what = f"weights on {device}"
+        blocks = external.put(acl, home, weights, what, om.name, wish.lend == "process")
+    is_shared = shared is not None or wish.lend == "process"
+    return ExternalLoader(acl, home, om, device, blocks, weights, is_shared)

@@ -44,6 +44,8 @@ _PASSED: Mapping[str, str] = {
     "output_type": "output_type",
     "op_select_impl_mode": "op_select_implmode",
     "fusion_switch_config_file_path": "fusion_switch_file",
+    "insert_op_config_file_path": "insert_op_conf",
+    "mixprecision_list_path": "modify_mixlist",
     "deterministic": "deterministic",
     "op_compiler_cache_mode": "op_compiler_cache_mode",
     "op_compiler_cache_dir": "op_compiler_cache_dir",
@@ -52,9 +54,9 @@ _PASSED: Mapping[str, str] = {
 # MindSpore Lite's names for things that change what happens, and that this version does not do:
 # refused, because a run without them would not be what was asked for.
 _NOT_YET = (
-    "profiling_config_file", "dump_config_file", "dump_model_name", "mixprecision_list_path",
+    "profiling_config_file", "dump_config_file", "dump_model_name",
     "parameter_as_refdata", "max_weight_batch", "custom_fusion_pattern", "op_attrs", "aoe_mode",
-    "stream_label_file", "bundle_model", "insert_op_config_file_path",
+    "stream_label_file", "bundle_model",
 )  # fmt: skip
 
 DEFAULT_TIMEOUT_S = 3600.0
@@ -81,6 +83,8 @@ OPTIONS: Mapping[str, Option] = {
         text="ATC's input_format", choices=("NCHW", "NHWC", "ND", "NCDHW"), default="ND"
     ),
     "fusion_switch_config_file_path": Option(text="a file for ATC's fusion_switch_file"),
+    "insert_op_config_file_path": Option(text="a file for ATC's insert_op_conf (AIPP)"),
+    "mixprecision_list_path": Option(text="a file for ATC's modify_mixlist"),
     "op_compiler_cache_mode": Option(
         text="ATC's cache of compiled kernels", choices=("enable", "disable", "force")
     ),
@@ -103,15 +107,6 @@ OPTIONS: Mapping[str, Option] = {
         _NOT_YET, Option(text="MindSpore Lite's; refused: this version does not do it")
     ),
 }
-
-_SECTIONS_NOT_YET = (
-    "acl_init_options",
-    "acl_build_options",
-    "acl_option_cfg_param",
-    "ge_global_options",
-    "ge_session_options",
-    "ge_graph_options",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +133,9 @@ def read(options: CompileOptions) -> Settings:
                 f"option {key!r} is not supported by backend 'ascend_ge' yet; remove it"
             )
     refuse_unknown(given, (name for name in OPTIONS if name not in _NOT_YET))
-    for section in _SECTIONS_NOT_YET:
-        if options.config.get(section):
-            raise ValueError(
-                f"configuration section [{section}] is not supported by backend 'ascend_ge' yet; "
-                "set what it needs in [ascend_ge_context]"
-            )
+    from engine_ascend_ge import sections  # not while the plugin is imported
+
+    raw = sections.flags_of(options.config)
     if options.provider not in ("", "ge"):
         raise ValueError(f"provider {options.provider!r}: backend 'ascend_ge' has 'ge' and ''")
     precision = given.get("precision_mode", "") or options.precision
@@ -153,7 +145,13 @@ def read(options: CompileOptions) -> Settings:
             f"got {precision!r}"
         )
     flag, value = _PRECISIONS[precision]
-    flags = {flag: value, "input_format": "ND"}
+    chosen = {name for name in ("precision_mode", "precision_mode_v2") if name in raw}
+    if chosen and precision and raw.get(flag) != value:
+        raise ValueError(
+            f"option 'precision_mode' is {precision!r}, and a section of raw options sets "
+            f"{chosen.pop()} otherwise; give one of them"
+        )
+    flags = {**({} if chosen else {flag: value}), "input_format": "ND", **raw}
     for key, name in _PASSED.items():
         text = given.get(key, "")
         choices = OPTIONS[key].choices

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
+from engine.errors import Cancelled, DeadlineExceeded
 from engine.types import Device, DeviceBuffer, Value, Values
 from engine_ascend_ge import runtime, streams
 from engine_ascend_ge.acl_call import (
     DEVICE_TO_DEVICE,
-    DEVICE_TO_HOST,
     FORMAT_ND,
     HOST_TO_DEVICE,
     NUMBERS,
     STREAM_ABORT,
     SYNC_TIMEOUT,
     done,
-    got,
     made,
 )
-from engine_ascend_ge.buffers import Buffer, Dataset, Stage
+from engine_ascend_ge.buffers import Dataset, Stage
 from engine_ascend_ge.gears import GearChoice
-from engine_ascend_ge.layout import Input, Layout, Output, resolved, settled
-from engine_ascend_ge.memory import DeviceMemory
+from engine_ascend_ge.layout import Input, Layout, resolved, settled
 from engine_ascend_ge.om import describe
+from engine_ascend_ge.outputs import Outputs
 from engine_ascend_ge.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -51,9 +48,8 @@ class AscendContext:
         self._device = Device("ascend", executable.device_id)
         self._acl, self._home = acl, home = runtime.use_device(executable.device_id)
         self._is_cancelled = False
-        self.is_stuck = False  # the model could not be unloaded
+        self.is_stuck = False  # the model could not be unloaded, or may still run
         self._bound_shapes: dict[int, Shape] = {}  # of open inputs, by index
-        self._resident: dict[int, DeviceBuffer] = {}  # by the output's index
         self._own_stages: list[Stage] = []
         self._is_sharing = beside is not None
         with ExitStack() as stack:
@@ -64,19 +60,9 @@ class AscendContext:
             )
             self.workspace.join()
             stack.callback(self.workspace.leave)
-            work = self.workspace.scratch(executable.work_bytes, self._name)
-            self._model = got(
-                acl.mdl.load_from_mem_with_mem(
-                    executable.om.pointer,
-                    executable.om.nbytes,
-                    work,
-                    executable.work_bytes,
-                    executable.weight_pointer,
-                    executable.weight_bytes,
-                ),
-                f"load the compiled model on {self._device}",
-                self._name,
-            )
+            self._loader = executable.loader
+            work = self.workspace.scratch(self._loader.work_bytes, self._name)
+            self._model = self._loader.load(work)
             stack.callback(self._unload)
             self._desc = made(acl.mdl.create_desc(), "create a description", self._name)
             stack.callback(self._release, acl.mdl.destroy_desc, "destroy the description")
@@ -111,7 +97,7 @@ class AscendContext:
         resident = {
             out.port.index for out in layout.outs if out.spec.name in self._executable.resident
         }
-        self._outputs = Dataset(
+        outputs = Dataset(
             self._acl,
             self._home,
             self._name,
@@ -120,11 +106,20 @@ class AscendContext:
                 for port in self.description.outputs
             ],
         )
-        closing.callback(self._outputs.close)
+        closing.callback(outputs.close)
+        self._outputs = Outputs(
+            self._acl,
+            self._home,
+            self._name,
+            self._device,
+            layout,
+            outputs,
+            self._executable.resident,
+        )
         if not self._executable.is_part and not self._is_sharing:
             for port, buffer in (
                 *zip(ports, self._inputs.buffers, strict=True),
-                *zip(self.description.outputs, self._outputs.buffers, strict=True),
+                *zip(self.description.outputs, outputs.buffers, strict=True),
             ):
                 if not (layout.is_ranged and port.is_open):
                     buffer.fit(port.nbytes)
@@ -168,20 +163,25 @@ class AscendContext:
         if self._is_cancelled:
             raise Cancelled("the predict was cancelled before the model was started")
         done(self._acl.rt.set_context(self._home), "use the context", self._name)
-        if self.workspace.pending is not None:
+        workspace = self.workspace
+        follows = workspace.may_follow(self) and all(map(_is_bindable, inputs))
+        if workspace.pending is not None and not follows:
             self._wait(deadline_s)
         if self._gears is not None:
             self._gears.choose(inputs, self._inputs.handle)
         given = outputs if outputs is not None else [None] * len(self._layout.outs)
         self._send(inputs)
         shapes = self._expected_shapes(inputs)
-        fresh = self._bind_outputs(inputs, given, shapes)
+        fresh = self._outputs.bind(inputs, given, shapes, workspace.stream)
         try:
-            self._execute((*inputs, *given, *fresh.values()), deadline_s)
-            results = self._collect(given, shapes, fresh)
+            stopwatch = self._executable.stopwatch
+            measured = nullcontext() if stopwatch is None else stopwatch.measured(self._model)
+            with measured:
+                has_ended = self._execute((*inputs, *given, *fresh.values()), given, deadline_s)
+            stream = None if has_ended else workspace.stream
+            results = self._outputs.collect(given, shapes, fresh, stream)
         finally:
-            for out in self._layout.outs:
-                self._drop_result(self._outputs.buffers[out.port.index])
+            self._outputs.drop_results()
         is_all_given = all(isinstance(entry, np.ndarray | DeviceBuffer) for entry in given)
         return outputs if outputs is not None and is_all_given else results
 
@@ -205,9 +205,9 @@ class AscendContext:
                 if code != 0:
                     self._give_up()
                 done(code, "use the context", self._name)
-                if self.workspace.pending is not None:
-                    self._acl.rt.synchronize_stream(self.workspace.stream)
-                    self.workspace.pending = None
+                if not self.workspace.finish():
+                    self._give_up()
+                    runtime.abandon(self, closing.pop_all())
         finally:
             self._executable.forget(self)
 
@@ -228,7 +228,7 @@ class AscendContext:
             else:
                 assert isinstance(value, DeviceBuffer)
                 address, kind = value.pointer, DEVICE_TO_DEVICE
-                is_bound = value.nbytes and address % streams.ALIGNMENT == 0
+                is_bound = _is_bindable(value)
                 if value.stream is not None:
                     later = self.workspace.stream if is_bound else None
                     streams.order(self._device.id, value.stream, later)
@@ -277,61 +277,16 @@ class AscendContext:
             for out, fixed in zip(self._layout.outs, self._fixed_shapes, strict=True)
         ]
 
-    def _bind_outputs(
-        self, inputs: Values, given: Values, shapes: Sequence[Shape | None]
-    ) -> dict[int, DeviceMemory]:
-        """Bind where the model writes each output to: given memory, new memory, or its own.
-
-        Returns the new memory, by the output's index; it is the caller's in the end.
-        """
-        fresh: dict[int, DeviceMemory] = {}
-        read = [
-            (value.pointer, value.pointer + value.nbytes)
-            for value in inputs
-            if isinstance(value, DeviceBuffer)
-        ]
-        for index, (out, entry, shape) in enumerate(
-            zip(self._layout.outs, given, shapes, strict=True)
-        ):
-            buffer = self._outputs.buffers[out.port.index]
-            nbytes = math.prod(shape) * out.spec.dtype.bits // 8 if shape is not None else 0
-            if isinstance(entry, DeviceBuffer):
-                is_direct = (
-                    entry.shape == shape
-                    and nbytes > 0
-                    and entry.pointer % streams.ALIGNMENT == 0
-                    and not _overlaps(entry.pointer, nbytes, read)
-                )
-                if entry.stream is not None:
-                    later = self.workspace.stream if is_direct else None
-                    streams.order(self._device.id, entry.stream, later)
-                if is_direct:
-                    buffer.bind(entry.pointer, nbytes)
-                    continue
-            if isinstance(entry, Device) and shape is not None:
-                what = f"output {out.spec.name!r}"
-                memory = DeviceMemory.allocate(self._acl, self._home, nbytes, what, self._name)
-                fresh[index] = memory
-                buffer.bind(memory.pointer, memory.nbytes)
-            elif shape is None and not out.port.nbytes:
-                buffer.bind(0, 0)  # CANN allocates memory for the result
-            else:
-                # Of open shapes CANN may know no more than an upper bound.
-                is_exact = shape is not None and self._layout.is_ranged and out.port.is_open
-                own = buffer.fit(nbytes if is_exact else out.port.nbytes)
-                if _overlaps(own.pointer, own.nbytes, read):
-                    # What this context gave as resident is its input now: it stays whole.
-                    buffer.stage.release()
-                    buffer.fit(buffer.nbytes)
-        return fresh
-
     # ---------------------------------------------------------------------- the run and after
 
-    def _execute(self, used: tuple[object, ...], deadline_s: float | None) -> None:
-        """Run the model on what is bound. used: what must live until the run has ended."""
+    def _execute(self, used: tuple[object, ...], given: Values, deadline_s: float | None) -> bool:
+        """Run the model on what is bound. used: what must live until the run has ended.
+
+        Returns whether it has: a part of a rank's model whose results stay here is left queued.
+        """
         mdl, stream = self._acl.mdl, self.workspace.stream
         datasets = (self._inputs.handle, self._outputs.handle)
-        if any(not buffer.pointer for buffer in self._outputs.buffers):
+        if not self._outputs.all_bound:
             # Only the synchronous call hands over memory that CANN allocated for a result. It
             # holds the GIL, so it is for outputs whose size nobody can know beforehand. It does
             # not run on the stream: what that was to wait for is waited for here.
@@ -339,16 +294,19 @@ class AscendContext:
             done(mdl.execute(self._model, *datasets), "run the model", self._name)
         else:
             # Queued and waited for, because waiting lets the GIL go and `execute` does not.
-            self.workspace.pending = used
+            is_queued = self._executable.is_queued and self._outputs.stay(given)
             code = mdl.execute_async(self._model, *datasets, stream)
-            if code != 0:
-                self.workspace.pending = None
+            if code == 0:
+                self.workspace.hold(used, self if is_queued else None)
             done(code, "run the model", self._name)
+            if is_queued and not self._is_cancelled:
+                return False
             if self._is_cancelled:
                 self._abort()  # `cancel` may have come before there was anything to abort
             self._wait(deadline_s)
         if self._is_cancelled:
             raise Cancelled("the predict was cancelled")
+        return True
 
     def _abort(self) -> None:
         """Discard what is on the stream; the wait for it then ends with STREAM_ABORT."""
@@ -361,128 +319,22 @@ class AscendContext:
 
         Nothing of it is fetched then, and the next use of the context waits for its end first.
         """
-        rt = self._acl.rt
-        if deadline_s is None:
-            code = rt.synchronize_stream(self.workspace.stream)
-        else:
-            left_ms = max(1, math.ceil((deadline_s - time.monotonic()) * 1000))
-            code = rt.synchronize_stream_with_timeout(self.workspace.stream, left_ms)
-            if code == SYNC_TIMEOUT:
-                raise DeadlineExceeded("the model did not finish by its deadline")
+        code = streams.wait(self._acl, self.workspace.stream, deadline_s)
+        if code == SYNC_TIMEOUT and deadline_s is not None:
+            raise DeadlineExceeded("the model did not finish by its deadline")
         if code in (0, STREAM_ABORT):
             # After any other error it stands, and the next use waits once more.
-            self.workspace.pending = None
+            self.workspace.passed(self.workspace.stream)
         if code == STREAM_ABORT:
             raise Cancelled("the predict was cancelled")
         done(code, "run the model", self._name)
-
-    def _collect(
-        self, given: Values, expected: Sequence[Shape | None], fresh: dict[int, DeviceMemory]
-    ) -> Values:
-        """Return the results where they were wanted: on the host, or on the device."""
-        layout = self._layout
-        shapes = [
-            self._actual_shape(out, shape) for out, shape in zip(layout.outs, expected, strict=True)
-        ]
-        for out, shape, entry in zip(layout.outs, shapes, given, strict=True):
-            if isinstance(entry, np.ndarray | DeviceBuffer) and entry.shape != shape:
-                raise InputError(
-                    f"output {out.spec.name!r}: expected a buffer of shape {list(shape)}, "
-                    f"got {list(entry.shape)}",
-                    out.spec.name,
-                )
-        results: list[Value] = []
-        for index, (out, shape, entry) in enumerate(zip(layout.outs, shapes, given, strict=True)):
-            if isinstance(entry, Device):
-                results.append(self._on_device(out, shape, fresh.get(index)))
-            elif entry is None and out.spec.name in self._executable.resident:
-                results.append(self._as_resident(index, out, shape))
-            else:
-                target = np.empty(shape, out.spec.dtype.numpy) if entry is None else entry
-                assert isinstance(target, np.ndarray | DeviceBuffer)
-                self._fetch(out, target)
-                results.append(target)
-        return results
-
-    def _fetch(self, out: Output, target: np.ndarray[Any, Any] | DeviceBuffer) -> None:
-        """Copy a result into `target`, unless the model has written it there."""
-        buffer = self._outputs.buffers[out.port.index]
-        is_host = isinstance(target, np.ndarray)
-        address = int(target.ctypes.data) if isinstance(target, np.ndarray) else target.pointer
-        source = self._result_pointer(buffer)
-        if not target.nbytes or source == address:
-            return
-        kind = DEVICE_TO_HOST if is_host else DEVICE_TO_DEVICE
-        done(
-            self._acl.rt.memcpy(address, target.nbytes, source, target.nbytes, kind),
-            f"copy output {out.spec.name!r} from the device",
-            self._name,
-        )
-
-    def _on_device(self, out: Output, shape: Shape, memory: DeviceMemory | None) -> DeviceBuffer:
-        """Return a result in memory of its own on the device: new, or what CANN allocated."""
-        buffer = self._outputs.buffers[out.port.index]
-        nbytes = math.prod(shape) * out.spec.dtype.bits // 8
-        if memory is None and not buffer.pointer:
-            memory = buffer.take_result(nbytes)
-        if memory is None:
-            what = f"output {out.spec.name!r}"
-            memory = DeviceMemory.allocate(self._acl, self._home, nbytes, what, self._name)
-            result = self._buffer(memory, out, shape)
-            self._fetch(out, result)
-            return result
-        return self._buffer(memory, out, shape)
-
-    def _as_resident(self, index: int, out: Output, shape: Shape) -> DeviceBuffer:
-        """Return a result where it is, in this context's own memory: the same object if it can."""
-        buffer = self._outputs.buffers[out.port.index]
-        memory = buffer.stage.memory
-        if not buffer.pointer or memory is None:
-            return self._on_device(out, shape, None)
-        before = self._resident.get(index)
-        if before is None or before.owner is not memory or before.shape != shape:
-            before = self._resident[index] = self._buffer(memory, out, shape)
-            buffer.stage.is_lent = True
-        return before
-
-    def _buffer(self, memory: DeviceMemory, out: Output, shape: Shape) -> DeviceBuffer:
-        return DeviceBuffer(memory.pointer, shape, out.spec.dtype, self._device, owner=memory)
-
-    def _result_pointer(self, buffer: Buffer) -> int:
-        """Return where a result is, also one that CANN allocated; 0 if it allocated nothing."""
-        pointer: int = buffer.pointer or self._acl.get_data_buffer_addr(buffer.handle)
-        return pointer
-
-    def _drop_result(self, buffer: Buffer) -> None:
-        """Free what CANN allocated for a result, unless it is somebody's by now."""
-        if not buffer.pointer:
-            memory = buffer.take_result(0)
-            if memory is not None:
-                memory.close()
-
-    def _actual_shape(self, out: Output, expected: Shape | None) -> Shape:
-        """Return the shape of a result of the run that just ended."""
-        if not out.port.is_open or self._gears is not None:
-            assert expected is not None
-            return expected
-        acl = self._acl
-        doing = f"read the shape of output {out.spec.name!r}"
-        desc = made(  # the dataset's own: not ours to destroy
-            acl.mdl.get_dataset_tensor_desc(self._outputs.handle, out.port.index),
-            doing,
-            self._name,
-            ModelError,
-        )
-        axes = range(acl.get_tensor_desc_num_dims(desc))
-        dims = [got(acl.get_tensor_desc_dim_v2(desc, axis), doing, self._name) for axis in axes]
-        return settled(out.spec.shape, tuple(dims))
 
     # ------------------------------------------------------------------------------- the end
 
     def _unload(self) -> None:
         if self.is_stuck:
             return
-        code = self._acl.mdl.unload(self._model)
+        code = self._loader.unload(self._model)
         if code != 0:
             self._give_up()
         done(code, "unload the model", self._name)
@@ -503,5 +355,8 @@ def _shape(value: Value) -> Shape:
     return value.shape
 
 
-def _overlaps(pointer: int, nbytes: int, ranges: Sequence[tuple[int, int]]) -> bool:
-    return any(pointer < end and start < pointer + nbytes for start, end in ranges)
+def _is_bindable(value: Value) -> bool:
+    """Return whether a model reads an input where it lies."""
+    if not isinstance(value, DeviceBuffer):
+        return False
+    return bool(value.nbytes) and value.pointer % streams.ALIGNMENT == 0

@@ -38,6 +38,7 @@ class _Process:
         self.contexts: dict[int, int] = {}  # each open device's default ACL context
         self.models: weakref.WeakSet[Closable] = weakref.WeakSet()
         self.memory: weakref.WeakSet[Closable] = weakref.WeakSet()
+        self.abandoned: list[object] = []
 
 
 _process = _Process()
@@ -133,6 +134,14 @@ def keep(thing: Closable, is_memory: bool = False) -> None:
     (_process.memory if is_memory else _process.models).add(thing)
 
 
+def abandon(*things: object) -> None:
+    """Keep objects of work that could not be ended: the device may use them until the process ends.
+
+    ACL is not finalised then, and nothing is freed any more when Python ends.
+    """
+    _process.abandoned.extend(things)
+
+
 def stop() -> None:
     """Close what is open, give the devices back and finalise ACL; runs when Python ends.
 
@@ -142,15 +151,18 @@ def stop() -> None:
         return
     acl = _process.acl
     for thing in (*_process.models, *_process.memory):
+        if _process.abandoned:  # maybe by one that was closed here
+            break
         with contextlib.suppress(EngineError):
             thing.close()
     with _process.lock:
-        if _process.is_owner:
+        if _process.is_owner and not _process.abandoned:
             for device_id in sorted(_process.contexts):
                 acl.rt.reset_device(device_id)
             acl.finalize()
         _process.contexts.clear()
         _process.acl = None
+        _process.abandoned.clear()
     atexit.unregister(stop)
 
 

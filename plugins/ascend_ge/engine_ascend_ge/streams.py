@@ -1,13 +1,15 @@
-"""Streams: the order of work on different ones, and copies that are queued or complete."""
+"""Streams: the order of work on different ones, waiting, and copies queued or complete."""
 
 from __future__ import annotations
 
+import math
 import threading
-from typing import Any
+import time
+from typing import Any, Protocol
 
 import numpy as np
 
-from engine.errors import BackendUnavailable
+from engine.errors import BackendUnavailable, CommunicatorError
 from engine.types import DeviceBuffer, Value
 from engine_ascend_ge import runtime
 from engine_ascend_ge.acl_call import (
@@ -15,6 +17,8 @@ from engine_ascend_ge.acl_call import (
     DEVICE_TO_HOST,
     HOST_TO_DEVICE,
     RECORD_COMPLETE,
+    STREAM_ABORT,
+    SYNC_TIMEOUT,
     WAIT_COMPLETE,
     done,
     got,
@@ -22,6 +26,96 @@ from engine_ascend_ge.acl_call import (
 from engine_ascend_ge.memory import is_page_locked
 
 ALIGNMENT = 64  # bytes; what CANN asks of addresses in models and asynchronous copies
+_TURN_S = 0.1  # between two looks at a group whose collectives are queued
+LEAVE_S = 2.0  # for what a group that has failed has queued to end
+
+
+class Watched(Protocol):
+    """What has work on a stream that nobody has waited for.
+
+    Above all a group of ranks, whose collectives may never end by themselves.
+    """
+
+    def check(self) -> None:
+        """Raise what is known to have gone wrong."""
+
+    def failed(self, code: int) -> None:
+        """Hear what the wait for a stream ended with; raise what that means, if it is known."""
+
+    def passed(self, stream: int) -> None:
+        """Hear that all that was queued on a stream has ended."""
+
+    def left(self, stream: int) -> None:
+        """Hear that it has not ended, and that nobody waits for it any more."""
+
+
+_watched: dict[int, set[Watched]] = {}  # by stream
+
+
+def watch(stream: int, group: Watched) -> None:
+    """Have whoever waits for a stream look after a group meanwhile."""
+    _watched.setdefault(stream, set()).add(group)
+
+
+def unwatch(stream: int, group: Watched) -> None:
+    """Take that back."""
+    groups = _watched.get(stream, set())
+    groups.discard(group)
+    if not groups:
+        _watched.pop(stream, None)
+
+
+def wait(acl: Any, stream: int, deadline_s: float | None = None) -> int:
+    """Wait in the calling thread for what is queued; return CANN's code, also for the deadline.
+
+    Raises CommunicatorError where a collective on the stream cannot end any more.
+    """
+    groups = _watched.get(stream)
+    if not groups:
+        if deadline_s is None:
+            return int(acl.rt.synchronize_stream(stream))
+        return int(acl.rt.synchronize_stream_with_timeout(stream, _milliseconds(deadline_s)))
+    while True:
+        turn_s = time.monotonic() + _TURN_S
+        end_s = turn_s if deadline_s is None else min(turn_s, deadline_s)
+        code = int(acl.rt.synchronize_stream_with_timeout(stream, _milliseconds(end_s)))
+        if code != 0:
+            for group in list(groups):
+                if code in (SYNC_TIMEOUT, STREAM_ABORT):
+                    group.check()
+                else:
+                    group.failed(code)
+            if code == SYNC_TIMEOUT and (deadline_s is None or time.monotonic() < deadline_s):
+                continue
+        else:
+            for group in list(groups):
+                group.passed(stream)
+                unwatch(stream, group)
+        return code
+
+
+def finish(acl: Any, stream: int) -> bool:
+    """Wait for what is queued before the stream is destroyed; return whether it has ended.
+
+    What a failed group has queued may never end, where it cannot be discarded.
+    """
+    try:
+        wait(acl, stream)
+    except CommunicatorError:
+        end_s = time.monotonic() + LEAVE_S
+        code = acl.rt.synchronize_stream_with_timeout(stream, _milliseconds(end_s))
+        for group in list(_watched.get(stream, ())):
+            if code == SYNC_TIMEOUT:
+                group.left(stream)
+            else:
+                group.passed(stream)
+            unwatch(stream, group)
+        return bool(code != SYNC_TIMEOUT)
+    return True
+
+
+def _milliseconds(end_s: float) -> int:
+    return max(1, math.ceil((end_s - time.monotonic()) * 1000))
 
 
 class _Events:
@@ -84,8 +178,7 @@ def order(device_id: int, earlier: int, later: int | None) -> None:
 
 def synchronize(acl: Any, stream: int) -> None:
     """Wait in the calling thread for what is queued on a stream."""
-    code = acl.rt.synchronize_stream(stream)
-    done(code, f"wait for stream {stream:#x}", otherwise=BackendUnavailable)
+    done(wait(acl, stream), f"wait for stream {stream:#x}", otherwise=BackendUnavailable)
 
 
 def copy(source: Value, target: Value, stream: int | None) -> None:

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from engine.errors import BackendUnavailable
+from engine_ascend_ge import streams
 from engine_ascend_ge.acl_call import done, got
 from engine_ascend_ge.buffers import Stage
 from engine_ascend_ge.memory import DeviceMemory
@@ -15,8 +16,9 @@ from engine_ascend_ge.memory import DeviceMemory
 class Workspace:
     """A stream, and the memory in which the models on it work. Closed with its last user.
 
-    pending: what a run uses that may not have ended; None when all have. Whoever comes next on
-    the stream waits for its end, since they share the memory for inputs and outputs too.
+    pending: what runs use that may not have ended; None when all have. Whoever comes next on the
+    stream waits for their end, since they share the memory for inputs and outputs too; but for a
+    run that touches none of it (`may_follow`).
 
     The device's ACL context is the calling thread's current one in every method.
     """
@@ -30,11 +32,53 @@ class Workspace:
         self._blocks: list[DeviceMemory] = []
         self._stages: dict[tuple[str, int], Stage] = {}
         self.pending: tuple[object, ...] | None = None
+        self.is_stuck = False  # what is pending cannot be ended
+        self._queued: set[object] = set()  # contexts, where all that is pending was left queued
         self.stream: int = got(
             acl.rt.create_stream(),
             f"create a stream on {self._device}",
             otherwise=BackendUnavailable,
         )
+
+    def hold(self, used: tuple[object, ...], queued: object = None) -> None:
+        """Keep what a run uses until it has ended. queued: its context, if nobody waits for it."""
+        self.pending = (*(self.pending or ()), *used)
+        if queued is None:
+            self._queued.clear()
+        else:
+            self._queued.add(queued)
+            streams.watch(self.stream, self)
+
+    def may_follow(self, context: object) -> bool:
+        """Return whether a context may queue a run behind what is pending: none of it is its own.
+
+        Such a run has all inputs elsewhere, so that the memory for them is not touched.
+        """
+        return bool(self._queued) and context not in self._queued
+
+    def check(self) -> None:
+        """See streams.Watched."""
+
+    def failed(self, code: int) -> None:
+        """See streams.Watched."""
+
+    def passed(self, stream: int) -> None:
+        """Let go of what runs have used: somebody has waited for the end of all of them."""
+        self.pending = None
+        self._queued.clear()
+
+    def finish(self) -> bool:
+        """Wait for what is pending; return False where it does not end, now and later."""
+        if self.pending is None:
+            return True
+        if not self.is_stuck and streams.finish(self._acl, self.stream):
+            self.passed(self.stream)
+            return True
+        self.is_stuck = True
+        return False
+
+    def left(self, stream: int) -> None:
+        """See streams.Watched."""
 
     @property
     def nbytes(self) -> int:
@@ -77,6 +121,7 @@ class Workspace:
             self._users -= 1
             if self._users > 0:
                 return
+            streams.unwatch(self.stream, self)
             code = self._acl.rt.destroy_stream(self.stream)
             if code != 0:
                 self.abandon()

@@ -6,7 +6,9 @@ import atexit
 import gc
 import importlib
 import os
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -45,8 +47,23 @@ def forget_modules() -> None:
             del sys.modules[name]
 
 
+@pytest.fixture(scope="session")
+def atc_server() -> Iterator[str]:
+    """A process that runs the emulated atc in children, so that imports are paid once."""
+    with tempfile.TemporaryDirectory(prefix="atc-") as folder:
+        address = f"{folder}/socket"
+        server = subprocess.Popen(
+            [sys.executable, "-m", "emulated_ascend.server", address],
+            env={**os.environ, "PYTHONPATH": str(EMULATED / "python")},
+            stdin=subprocess.PIPE,  # its end is the server's
+        )
+        yield address
+        server.terminate()
+        server.communicate()
+
+
 @pytest.fixture
-def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, atc_server: str) -> None:
     """`acl` and `atc` are found, here and in processes that a test starts; nothing is imported."""
     opp = tmp_path / "cann" / "opp"
     (opp / "built-in/op_impl/ai_core/tbe/kernel/ascend910b").mkdir(parents=True)
@@ -56,6 +73,7 @@ def emulated_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("PATH", f"{EMULATED / 'bin'}{os.pathsep}{os.environ['PATH']}"),
         ("PYTHONPATH", f"{python}{os.pathsep}{os.environ.get('PYTHONPATH', '')}".rstrip(":")),
         ("EMULATED_PYTHON", sys.executable),
+        ("EMULATED_ATC_SERVER", atc_server),
         ("ASCEND_HOME_PATH", str(tmp_path / "cann")),
         ("ASCEND_OPP_PATH", str(opp)),
         ("EMULATED_ATC_RUNS", str(tmp_path / "cann" / "atc_runs")),

@@ -304,6 +304,7 @@ def test_a_command_that_cannot_start_is_unavailable(
     assert left(temporary) == []
 
 
+@pytest.mark.slow
 def test_a_compile_ends_at_its_time_limit_with_all_its_processes(
     build: Build, misbehave: Any, tmp_path: Path, temporary: Path
 ) -> None:

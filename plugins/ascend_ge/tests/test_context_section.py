@@ -99,7 +99,7 @@ def test_keys_that_nothing_serves_yet_are_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.backends.discovery._warned", set())
-    keys = ("rank_table_file", "variable_weights_file", "shareable_weight_pid_list")
+    keys = ("model_cache_mode",)
     with caplog.at_level(logging.WARNING, "engine"):
         for _ in range(2):
             load(models.affine(tmp_path), **dict.fromkeys(keys, "1")).close()

@@ -140,6 +140,16 @@ def test_a_whole_machine_passes_every_check(
     assert details["SoC name"] == "Ascend910B3"
     assert details["kernels package"].endswith("ascend910b")
     assert details["atc"].endswith("/atc")
+    assert details["HCCL (ranks)"] == "libhccl.so"
+
+
+def test_libraries_that_are_missing_are_found_before_a_model_is_built(machine: Any) -> None:
+    from emulated_ascend import libraries
+
+    libraries.missing.update(("libhccl.so", "libascendcl.so"))
+    failed = {check.name: check for check in engine_diagnose() if not check.ok}
+    assert "libhccl.so cannot be loaded" in failed["HCCL (ranks)"].detail
+    assert "cannot be shared" in failed["weights of several models or processes"].detail
 
 
 def test_a_bare_machine_fails_in_the_order_of_mending(
@@ -156,6 +166,8 @@ def test_a_bare_machine_fails_in_the_order_of_mending(
         "SoC name",
         "atc",
         "kernels package",
+        "HCCL (ranks)",
+        "weights of several models or processes",
     ]
     assert [check for check in checks if check.ok] == []
     assert all(check.fix for check in checks)

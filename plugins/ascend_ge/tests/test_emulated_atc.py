@@ -109,7 +109,12 @@ def test_a_path_with_other_characters_is_refused_after_following_links(
     assert "can only contain" in atc(model=str(link))
 
 
-def test_the_command_starts_the_compiler_as_a_child(machine: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_served", [False, True])
+def test_the_command_starts_the_compiler(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_served: bool
+) -> None:
+    if not is_served:
+        monkeypatch.delenv("EMULATED_ATC_SERVER")
     model = models.affine(tmp_path)
     done = subprocess.run(
         ["atc", "--framework=5", f"--model={model}", f"--output={tmp_path}/out",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine
 from engine.testing import models
 
 
@@ -25,6 +26,27 @@ def test_a_hundred_lives_of_a_model_return_every_handle(
         contexts[0].close()
         executable.close()  # closes the other
         assert machine.live() == {}
+
+
+@pytest.mark.slow
+def test_a_thousand_models_built_run_and_closed_return_every_handle(
+    machine: Any, make_om: Any, tmp_path: Path
+) -> None:
+    om = make_om(models.affine(tmp_path), input_shape="x:2,3")
+    x = np.ones((2, 3), np.float32)
+    used = []
+    for _ in range(1000):
+        with engine.load(om, "ascend") as model:
+            np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
+        assert machine.live() == {}
+        used.append(machine.memory.used_bytes(0))
+    assert set(used) == {0}
+    made = ("rt.create_stream", "rt.malloc", "mdl.load_from_mem_with_mem", "mdl.create_desc",
+            "mdl.create_dataset", "create_data_buffer")  # fmt: skip
+    given_back = ("rt.destroy_stream", "rt.free", "mdl.unload", "mdl.destroy_desc",
+                  "mdl.destroy_dataset", "destroy_data_buffer")  # fmt: skip
+    for one, other in zip(made, given_back, strict=True):
+        assert machine.calls[one] == machine.calls[other] >= 1000, one
 
 
 def test_compiling_over_and_over_returns_every_handle(

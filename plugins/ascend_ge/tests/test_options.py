@@ -81,9 +81,48 @@ def test_another_provider_is_refused(options: Make) -> None:
         read(options(provider="tensorrt"))
 
 
-def test_a_section_that_would_be_ignored_is_refused(options: Make) -> None:
-    with pytest.raises(ValueError, match=r"section \[acl_build_options\] is not supported"):
-        read(options(config={"acl_build_options": {"ge.externalWeight": "1"}}))
+def test_raw_options_of_the_graph_engine_are_atcs_flags(options: Make) -> None:
+    config = {
+        "acl_build_options": {"ge.exec.modify_mixlist": "a.json", "ge.deterministic": "0"},
+        "ge_global_options": {"ge.graphRunMode": "0", "ge.exec.precision_mode": "force_fp16"},
+        "ge_session_options": {"ge.opSelectImplmode": "high_precision"},
+        "ge_graph_options": {"ge.deterministic": "1"},
+    }
+    assert read(options(config=config)).flags == {
+        "input_format": "ND",
+        "modify_mixlist": "a.json",
+        "precision_mode": "force_fp16",  # and no precision_mode_v2 beside it
+        "op_select_implmode": "high_precision",
+        "deterministic": "1",  # a graph's option wins over the others
+    }
+
+
+@pytest.mark.parametrize(
+    ("section", "option", "message"),
+    [
+        ("ge_graph_options", "ge.exec.precision_mod", "did you mean 'ge.exec.precision_mode'"),
+        ("acl_build_options", "ge.dynamicDims", r"set dynamic_dims in \[ascend_context\]"),
+        ("acl_init_options", "ge.socVersion", r"set soc_version in \[ascend_ge_context\]"),
+        ("ge_global_options", "ge.graphRunMode", "expected '0', got '1'"),
+        ("ge_session_options", "what", "ATC has no flag for this option; known: ge.exec.prec"),
+    ],
+)
+def test_a_raw_option_that_would_be_ignored_is_refused(
+    options: Make, section: str, option: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        read(options(config={section: {option: "1"}}))
+    assert str(caught.value).startswith(f"[{section}] {option}: ")
+
+
+def test_two_precisions_are_refused(options: Make) -> None:
+    raw = {"ge_global_options": {"ge.exec.precision_mode": "force_fp16"}}
+    with pytest.raises(ValueError, match="'precision_mode' is 'enforce_fp32', and a section"):
+        read(options(config=raw, precision="enforce_fp32"))
+    read(options(config=raw, precision="enforce_fp16"))  # the same thing
+    raw["ge_graph_options"] = {"ge.exec.precision_mode_v2": "origin"}
+    with pytest.raises(ValueError, match="exclude each other"):
+        read(options(config=raw))
 
 
 def test_the_core_may_try_every_value_of_an_option(options: Make) -> None:

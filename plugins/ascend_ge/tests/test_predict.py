@@ -277,11 +277,11 @@ def test_threads_run_at_the_same_time(
 ) -> None:
     executable = build(make_om(models.affine(tmp_path), input_shape="x:2,3"))
     contexts = [executable.open_context() for _ in range(4)]
-    machine.slow(0.5)
+    machine.slow(1.5)
     start = time.monotonic()
     with ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda context: predict(context, rows(2))[0], contexts))
-    assert time.monotonic() - start < 1.5, "four runs of 0.5 s were one after another"
+    assert time.monotonic() - start < 5, "four runs of 1.5 s were one after another"
     for y in results:
         np.testing.assert_array_equal(y, 2 * rows(2) + 1)
 
@@ -352,11 +352,11 @@ def test_a_deadline_leaves_the_context_usable_and_the_buffer_alone(
 ) -> None:
     context = build(make_om(models.affine(tmp_path), input_shape="x:2,3")).open_context()
     buffer = np.full((2, 3), -1, np.float32)
-    machine.slow(0.5)
+    machine.slow(3)
     start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         predict(context, rows(2), outputs=[buffer], deadline_s=start + 0.1)
-    assert time.monotonic() - start < 0.4
+    assert time.monotonic() - start < 2.8
     np.testing.assert_array_equal(buffer, np.full((2, 3), -1, np.float32))
     machine.slow(0)
     [y] = predict(context, rows(2) + 5)

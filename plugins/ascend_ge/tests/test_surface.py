@@ -12,12 +12,24 @@ from typing import Any
 import pytest
 
 import engine_ascend_ge
+from engine_ascend_ge import profiling
 from engine_ascend_ge.acl_call import CALLS
 
 TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
     (Path(__file__).parent / "emulated" / "surface.json").read_text()
 )
-OPTIONAL = {("mdl", "get_input_dims_range"), ("rt", "stream_abort")}  # called where it is there
+# Called where they are there; without them the device lacks a capability, and says so.
+OPTIONAL = {
+    ("mdl", "get_input_dims_range"),
+    ("rt", "stream_abort"),
+    *(("rt", f"ipc_mem_{name}") for name in ("get_export_key", "set_import_pid", "close")),
+    ("rt", "ipc_mem_import_by_key"),
+    *(("mdl", name) for name in ("create_config_handle", "set_config_opt", "load_with_config")),
+    ("mdl", "destroy_config_handle"),
+    *(("mdl", f"bundle_{name}") for name in ("load_from_file", "get_model_num", "get_model_id")),
+    ("mdl", "bundle_unload"),
+    *(("prof", name) for name in profiling.CALLS),
+}
 
 
 def emulated(machine: Any) -> dict[tuple[str, str], Any]:
@@ -40,7 +52,7 @@ def called() -> dict[tuple[str, str], int]:
                 continue
             owner = node.func.value
             last = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-            group = {"acl": "", "_acl": "", "rt": "rt", "mdl": "mdl"}.get(last)
+            group = {"acl": "", "_acl": "", "rt": "rt", "mdl": "mdl", "prof": "prof"}.get(last)
             if group is not None:
                 stars = any(isinstance(parameter, ast.Starred) for parameter in node.args)
                 calls[group, node.func.attr] = -1 if stars else len(node.args)

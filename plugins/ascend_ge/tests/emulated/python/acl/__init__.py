@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from emulated_ascend import libraries
 from emulated_ascend.device import DataBuffer, TensorDesc
 from emulated_ascend.machine import (
     INVALID_PARAM,
@@ -14,9 +15,11 @@ from emulated_ascend.machine import (
 )
 from emulated_ascend.omfile import SIZES
 
-from acl import mdl, rt, util
+from acl import mdl, prof, rt, util
 
-__all__ = ["mdl", "rt", "util"]
+__all__ = ["mdl", "prof", "rt", "util"]
+
+libraries.install()
 
 
 @api("init", "ret")

@@ -10,6 +10,8 @@ from emulated_ascend.device import (
     GEAR_INPUT,
     DataBuffer,
     Dataset,
+    LoadConfig,
+    LoadedBundle,
     Model,
     ModelDesc,
     Stream,
@@ -34,7 +36,7 @@ from emulated_ascend.machine import (
     api,
     machine,
 )
-from emulated_ascend.omfile import Om, Value
+from emulated_ascend.omfile import Om, Value, read_bundle
 
 from acl.rt import _context, _no_context
 
@@ -77,6 +79,41 @@ def load_from_mem_with_mem(
     return _load(_read(ctypes.string_at(model, size)), work, work_size, weight, weight_size)
 
 
+@api("mdl.create_config_handle", "handle")
+def create_config_handle() -> int:
+    return machine.new(LoadConfig())
+
+
+@api("mdl.set_config_opt", "ret")
+def set_config_opt(handle: int, attribute: int, value: any) -> int:
+    config = machine.get(handle, LoadConfig)
+    if not 0 <= attribute <= 14:
+        return INVALID_PARAM
+    config.values[attribute] = value
+    return OK
+
+
+@api("mdl.load_with_config", "value, ret")
+def load_with_config(handle: int) -> tuple[int, int]:
+    config = machine.get(handle, LoadConfig)
+    values = config.values
+    if values.get(1) != 4:  # ACL_MDL_LOAD_FROM_MEM_WITH_MEM; the others are not emulated
+        return 0, API_NOT_SUPPORT
+    try:
+        om = _read(ctypes.string_at(values[3], values[4]))
+        places = values[7], values[8], values[5], values[6]
+    except KeyError as error:
+        machine.say(f"E10001: attribute {error} is not set")
+        return 0, INVALID_PARAM
+    return _load(om, *places, config.external)
+
+
+@api("mdl.destroy_config_handle", "ret")
+def destroy_config_handle(handle: int) -> int:
+    machine.drop(handle, LoadConfig)
+    return OK
+
+
 @api("mdl.unload", "ret")
 def unload(model_id: int) -> int:
     model = machine.models.get(model_id)
@@ -86,6 +123,8 @@ def unload(model_id: int) -> int:
         return _no_context()
     if model.busy_on is not None:
         raise machine.fault("a model is unloaded while it runs")
+    if model.on_run is not None:
+        raise machine.fault("a model is unloaded while somebody subscribes to it")
     del machine.models[model_id]
     machine.get(model.context, Context).models.discard(model_id)
     for allocation in model.pinned:
@@ -117,7 +156,12 @@ def _sizes(om: Om | int) -> tuple[int, int, int]:
 
 
 def _load(
-    om: Om | int, work: int, work_size: int, weight: int, weight_size: int
+    om: Om | int,
+    work: int,
+    work_size: int,
+    weight: int,
+    weight_size: int,
+    external: dict[str, tuple[int, int]] | None = None,
 ) -> tuple[int, int]:
     context = _context()
     if context is None:
@@ -133,6 +177,14 @@ def _load(
     if (weight and weight_size < om.weight_size) or (work and work_size < om.work_size):
         machine.say(f"E13025: the weight size of the model is {om.weight_size}, got {weight_size}")
         return 0, GE_PARAM_INVALID
+    addresses: dict[str, int] = {}
+    for name, _, size in om.external:
+        pointer, room = (external or {}).get(name, (0, 0))
+        if room < size or room % 32 or not pointer:
+            machine.say(f"E13001: open file {name} failed: No such file or directory")
+            return 0, GE_FAILURE
+        machine.memory.find(pointer, room)
+        addresses[name] = pointer
     owned = []
     wanted = [(0 if weight else om.weight_size), (0 if work else om.work_size)]
     if machine.memory.used_bytes(context.device) + sum(wanted) > machine.memory_bytes:
@@ -151,10 +203,49 @@ def _load(
         view = machine.memory.at(weight, om.weight_size)
         ctypes.memmove(view.ctypes.data, om.blob, om.weight_size)
     model_id = machine.add_model(
-        Model(om, machine.current, work, weight if om.weight_size else 0, owned)
+        Model(om, machine.current, work, weight if om.weight_size else 0, owned, addresses)
     )
     context.models.add(model_id)
     return model_id, OK
+
+
+# ------------------------------------------------------------------------------------- bundles
+
+
+@api("mdl.bundle_load_from_file", "value, ret")
+def bundle_load_from_file(path: str) -> tuple[int, int]:
+    try:
+        models = read_bundle(Path(path).read_bytes())
+    except (OSError, ValueError) as error:
+        machine.say(f"E13018: the bundle is invalid: {error}")
+        return 0, GE_PARAM_INVALID
+    ids: list[int] = []
+    for om in models:
+        model_id, code = _load(om, 0, 0, 0, 0)
+        if code != OK:
+            for loaded in ids:
+                unload(loaded)
+            return 0, code
+        ids.append(model_id)
+    return machine.new(LoadedBundle(ids)), OK
+
+
+@api("mdl.bundle_get_model_num", "value, ret")
+def bundle_get_model_num(bundle: int) -> tuple[int, int]:
+    return len(machine.get(bundle, LoadedBundle).models), OK
+
+
+@api("mdl.bundle_get_model_id", "value, ret")
+def bundle_get_model_id(bundle: int, index: int) -> tuple[int, int]:
+    models = machine.get(bundle, LoadedBundle).models
+    return (models[index], OK) if 0 <= index < len(models) else (0, INVALID_PARAM)
+
+
+@api("mdl.bundle_unload", "ret")
+def bundle_unload(bundle: int) -> int:
+    for model_id in machine.drop(bundle, LoadedBundle).models:
+        unload(model_id)
+    return OK
 
 
 # ---------------------------------------------------------------------------------- describing

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import uuid
+from pathlib import Path
 
+import numpy as np
 from emulated_ascend.device import Event, Stream
 from emulated_ascend.machine import (
     CONTEXT_NULL,
@@ -383,3 +388,65 @@ def query_event_status(event: int) -> tuple[int, int]:
 @api("rt.query_event_wait_status", "value, ret")
 def query_event_wait_status(event: int) -> tuple[int, int]:
     return int(machine.get(event, Event).waiters > 0), OK  # 0: complete, 1: not ready
+
+
+# ---------------------------------------------------------------------- memory of other processes
+
+_SHARED = Path("/dev/shm")
+_NO_PERMISSION = 207006
+_ANYBODY = 1  # a flag: no list of pids
+
+
+@api("rt.ipc_mem_get_export_key", "value, ret")
+def ipc_mem_get_export_key(pointer: int, size: int, length: int, flags: int) -> tuple[str, int]:
+    allocation = machine.memory.find(pointer, size)
+    if allocation.base != pointer or length < 65:
+        return "", INVALID_PARAM
+    key = uuid.uuid4().hex * 2
+    path = _SHARED / f"emulated-ascend-{key}"
+    allocation.data.tofile(path)
+    # From here on it is memory that others map: what is written shows on both sides.
+    allocation.data = np.memmap(path, np.uint8, "r+")
+    allocation.is_exported = True
+    Path(f"{path}.pids").write_text(json.dumps(None if flags & _ANYBODY else []))
+    machine.exports[key] = pointer
+    return key, OK
+
+
+@api("rt.ipc_mem_set_import_pid", "ret")
+def ipc_mem_set_import_pid(key: str, pids: list) -> int:
+    if key not in machine.exports or not all(isinstance(pid, int) for pid in pids):
+        return INVALID_PARAM
+    (_SHARED / f"emulated-ascend-{key}.pids").write_text(json.dumps(pids))
+    return OK
+
+
+@api("rt.ipc_mem_import_by_key", "value, ret")
+def ipc_mem_import_by_key(key: str, flags: int) -> tuple[int, int]:
+    context = _context()
+    if context is None:
+        return 0, _no_context()
+    path = _SHARED / f"emulated-ascend-{key}"
+    if not path.is_file() or key in machine.imports:
+        machine.say("EE1001: the key is not one of memory that is shared")
+        return 0, RT_PARAM_INVALID
+    listed = json.loads(Path(f"{path}.pids").read_text())
+    if listed is not None and os.getpid() not in listed:
+        machine.say(f"EE1001: process {os.getpid()} is not in the list of pids")
+        return 0, _NO_PERMISSION
+    machine.imports[key] = machine.memory.adopt(context.device, np.memmap(path, np.uint8, "r"))
+    return machine.imports[key], OK
+
+
+@api("rt.ipc_mem_close", "ret")
+def ipc_mem_close(key: str) -> int:
+    if key in machine.imports:
+        machine.memory.free(machine.imports.pop(key))
+        return OK
+    if key not in machine.exports:
+        return RT_PARAM_INVALID
+    machine.memory.find(machine.exports.pop(key)).is_exported = False
+    path = _SHARED / f"emulated-ascend-{key}"
+    path.unlink()
+    Path(f"{path}.pids").unlink()
+    return OK

@@ -9,6 +9,7 @@ EMULATED_ATC_RUNS names a file that gets a line at every run.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -74,7 +75,8 @@ def main(arguments: list[str]) -> int:
         _misbehave(behaviour)
         flags = parse(arguments)
         check(flags)
-        om = compile_model(flags, bool(behaviour.get("drop_unused")))
+        files: dict[str, bytes] = {}
+        om = compile_model(flags, bool(behaviour.get("drop_unused")), files)
     except Refused as refusal:
         print(
             "ATC run failed, Please check the detail log, Try 'atc --help' for more information\n"
@@ -83,7 +85,11 @@ def main(arguments: list[str]) -> int:
         )
         return 255
     if not behaviour.get("no_output"):
-        Path(flags["output"] + ".om").write_bytes(om.write())
+        path = Path(flags["output"] + ".om")
+        path.write_bytes(om.write())
+        for name, data in files.items():
+            (path.parent / "weight").mkdir(exist_ok=True)
+            (path.parent / "weight" / name).write_bytes(data)
     print("...\nATC run success, welcome to the next use.", flush=True)
     return 0
 
@@ -197,8 +203,11 @@ def parse_gears(text: str, count: int) -> list[list[int]]:
     return gears
 
 
-def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
-    """Read the model, fix its shapes, split off its weights."""
+def compile_model(
+    flags: dict[str, str], drop_unused: bool = False, files: dict[str, bytes] | None = None
+) -> Om:
+    """Read the model, fix its shapes, split off its weights. files: gets those in files."""
+    made = {} if files is None else files
     try:
         model = onnx.load(flags["model"], load_external_data=False)
         _read_external(model, Path(flags["model"]).resolve().parent)
@@ -255,11 +264,7 @@ def compile_model(flags: dict[str, str], drop_unused: bool = False) -> Om:
         gears=gears,
         gear_outputs=gear_outputs,
     )
-    _split(model, om)
-    try:
-        open_session(om, om.blob)
-    except Exception as error:
-        raise Refused(f"E19010: {' '.join(str(error).split())[:300]}") from error
+    made.update(_split(model, om, flags.get("external_weight", "0") != "0"))
     return om
 
 
@@ -394,9 +399,10 @@ def _cast_outputs(model: ModelProto, to: int) -> None:
         value.type.tensor_type.elem_type = to
 
 
-def _split(model: ModelProto, om: Om) -> None:
-    """Move the constants of the main graph into the blob."""
+def _split(model: ModelProto, om: Om, is_external: bool) -> dict[str, bytes]:
+    """Move the constants of the main graph into the blob, or into files; returns these."""
     blob = bytearray()
+    files: dict[str, bytes] = {}
     for constant in model.graph.initializer:
         array = numpy_helper.to_array(constant)
         if om.is_half and constant.data_type == TensorProto.FLOAT:
@@ -406,13 +412,22 @@ def _split(model: ModelProto, om: Om) -> None:
             raise Refused(f"E19014: constant {constant.name} has an unsupported data type.")
         offset = len(blob)
         blob += raw + bytes(-len(raw) % 64)
+        if is_external:
+            name = f"weight_{hashlib.sha256(raw).hexdigest()}"
+            files[name] = raw
+            om.external.append([name, offset, len(raw)])
         om.weights.append(
             Weight(constant.name, constant.data_type, list(constant.dims), offset, len(raw))
         )
     model.graph.ClearField("initializer")
     om.graph = model.SerializeToString()
-    om.blob = bytes(blob)
-    om.weight_size = len(blob)
+    try:
+        open_session(om, bytes(blob))
+    except Exception as error:
+        raise Refused(f"E19010: {' '.join(str(error).split())[:300]}") from error
+    om.blob = b"" if is_external else bytes(blob)
+    om.weight_size = len(om.blob)
+    return files
 
 
 if __name__ == "__main__":

@@ -59,6 +59,21 @@ class Dataset:
 
 
 @dataclass(slots=True)
+class LoadedBundle:
+    """Models that were loaded together, by id."""
+
+    models: list[int]
+
+
+@dataclass(slots=True)
+class LoadConfig:
+    """A configuration to load with: values by attribute, and where weights of files lie."""
+
+    values: dict[int, Any] = field(default_factory=dict)
+    external: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class ModelDesc:
     """A model's description, empty until get_desc fills it."""
 
@@ -89,8 +104,10 @@ class Event:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the stream has come to it."""
-        return self.task is not None and self.task.future.done()
+        """Whether the stream has come to it, or has discarded it."""
+        if self.task is None or self.stream is None:
+            return False
+        return self.task.future.done() or self.task not in self.stream.tasks
 
 
 class Stream:
@@ -149,12 +166,14 @@ class Stream:
     def wait(self, timeout_s: float | None) -> int:
         """Wait for what is queued and make it visible. Called without the machine's lock."""
         stop_at = None if timeout_s is None else time.monotonic() + timeout_s
+        has_waited = False
         while True:
             with machine.lock:
                 if not self.tasks:
+                    machine.waits += has_waited
                     code, self._code = self._code, OK
                     return code
-                task, aborted = self.tasks[0], self._aborted
+                task, aborted, has_waited = self.tasks[0], self._aborted, True
             left = None if stop_at is None else max(0.0, stop_at - time.monotonic())
             done, _ = futures.wait((task.future, aborted), left, futures.FIRST_COMPLETED)
             if aborted in done:
@@ -189,17 +208,29 @@ class Stream:
 class Model:
     """One load of an .om on one device."""
 
-    def __init__(self, om: Om, context: int, work: int, weights: int, owned: list[int]) -> None:
+    def __init__(
+        self,
+        om: Om,
+        context: int,
+        work: int,
+        weights: int,
+        owned: list[int],
+        external: dict[str, int] | None = None,
+    ) -> None:
         self.om = om
         self.context = context
         self.work = work
         self.weights = weights
         self.owned = owned  # memory that the load allocated itself
+        self.external = external or {}  # where weights of files lie
         self.gear: list[int] | None = None
         self.busy_on: int | None = None
+        self.on_run: Callable[[int, int], None] | None = None  # of acl.prof: begin, end in ns
+        self.subscription = -1
         self.program = Program(om)
         self.program.session(self._constants())
-        self.pinned = [machine.memory.find(address) for address in (work, weights) if address]
+        used = (work, weights, *self.external.values())
+        self.pinned = [machine.memory.find(address) for address in used if address]
         for allocation in self.pinned:
             allocation.pins += 1
 
@@ -254,7 +285,7 @@ class Model:
         waits: bool,
     ) -> int:
         constants = self._constants()
-        delay_s = machine.delay_s
+        delay_s, on_run = machine.delay_s, self.on_run
         queue: Stream = machine.get(stream, Stream)
         self.busy_on = stream
         for allocation in used:
@@ -265,7 +296,7 @@ class Model:
         options = ort.RunOptions()
 
         def work() -> list[Array] | str:
-            started = time.monotonic()
+            started, begin_ns = time.monotonic(), time.monotonic_ns()
             if not copies:
                 copies.extend(view.copy() for _, view, _ in reads)
             feeds = {
@@ -277,6 +308,8 @@ class Model:
             except Exception as error:  # whatever onnxruntime raises is a failed run here
                 return f"E39999: {' '.join(str(error).split())}"
             interrupted.wait(max(0.0, delay_s - (time.monotonic() - started)))
+            if on_run is not None:
+                on_run(begin_ns, time.monotonic_ns())
             return results
 
         def finish(results: list[Array] | str | None) -> int:
@@ -325,9 +358,17 @@ class Model:
         return OK
 
     def _constants(self) -> Array:
-        if not self.weights:
-            return np.empty(0, np.uint8)
-        return machine.memory.at(self.weights, self.om.weight_size)
+        inside = np.empty(0, np.uint8)
+        if self.weights:
+            inside = machine.memory.at(self.weights, self.om.weight_size)
+        if not self.om.external:
+            return inside
+        last = self.om.external[-1]
+        every = np.zeros(last[1] + last[2], np.uint8)
+        every[: inside.size] = inside
+        for name, offset, size in self.om.external:
+            every[offset : offset + size] = machine.memory.at(self.external[name], size)
+        return every
 
     def _type(self, index: int) -> int:
         return list(self.program.types.values())[len(self.om.inputs) + index]

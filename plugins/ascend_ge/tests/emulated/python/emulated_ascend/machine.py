@@ -18,6 +18,7 @@ OK = 0
 INVALID_PARAM = 100000
 UNINITIALIZED = 100001
 REPEAT_INITIALIZE = 100002
+INVALID_MODEL_ID = 100011
 REPEAT_FINALIZE = 100037
 RT_PARAM_INVALID = 107000
 INVALID_DEVICE = 107001
@@ -31,7 +32,9 @@ MODEL_DATA_SIZE_INVALID = 145006
 DYNAMIC_ADDR_INVALID = 145011
 DYNAMIC_LENGTH_INVALID = 145012
 DYNAMIC_SIZE_INVALID = 145013
+PROF_REPEAT_SUBSCRIBE = 148046
 API_NOT_SUPPORT = 200001
+FEATURE_UNSUPPORTED = 200006
 DEVICE_OOM = 207018
 GE_FAILURE = 500002
 MODEL_EXECUTE = 507011
@@ -79,8 +82,12 @@ class Machine:
         self.faults: list[str] = []
         self.calls: Counter[str] = Counter()
         self.copied: Counter[str] = Counter()  # bytes, by "to device", "to host", "on device"
+        self.waits = 0  # of threads, to their ends, for streams with work
+        self.exports: dict[str, int] = {}  # keys of memory that other processes may open: where
+        self.imports: dict[str, int] = {}  # keys of memory of others that is open here: where
         self.host_memory: dict[int, Any] = {}  # page-locked, by address
         self.delay_s = 0.0
+        self.link_error = 0  # an HcclResult that every group reports from now on
         self.is_initialized = False
         self.is_finalized = False
         self.open_devices: Counter[int] = Counter()
@@ -116,6 +123,7 @@ class Machine:
             kinds["Model"] = len(self.models)
             kinds["Memory"] = len(self.memory.live())
             kinds["HostMemory"] = len(self.host_memory)
+            kinds["Export"] = len(self.exports)
         return {kind: count for kind, count in kinds.items() if count}
 
     # ------------------------------------------------------------------- for the modules
@@ -204,7 +212,7 @@ class Machine:
 
 machine = Machine()
 
-_KINDS = {"int": int, "str": str, "list": list, "dict": dict, "bytes": bytes}
+_KINDS = {"int": int, "str": str, "list": list, "dict": dict, "bytes": bytes, "any": object}
 
 
 def api(name: str, returns: str, waits: bool = False) -> Callable[[F], F]:

@@ -25,6 +25,7 @@ class Allocation:
     data: Bytes
     device: int
     pins: int = 0
+    is_exported: bool = False
 
 
 class Memory:
@@ -50,10 +51,14 @@ class Memory:
 
     def allocate(self, device: int, nbytes: int) -> int:
         """Allocate; the contents are a pattern, as garbage is."""
+        return self.adopt(device, np.full(nbytes, _FRESH, np.uint8))
+
+    def adopt(self, device: int, data: Bytes) -> int:
+        """Give an address to memory that is there already."""
         base = self._next.get(device, _FIRST + device * _DEVICE)
         # A gap behind each piece, so that running over its end is never another piece.
-        self._next[device] = base + (nbytes + 2 * _ALIGN - 1) // _ALIGN * _ALIGN
-        self._live[base] = Allocation(base, np.full(nbytes, _FRESH, np.uint8), device)
+        self._next[device] = base + (data.nbytes + 2 * _ALIGN - 1) // _ALIGN * _ALIGN
+        self._live[base] = Allocation(base, data, device)
         bisect.insort(self._bases, base)
         return base
 
@@ -62,6 +67,8 @@ class Memory:
         allocation = self._live.get(address)
         if allocation is None:
             raise self._fault(f"free of {address:#x}, which is not allocated now")
+        if allocation.is_exported:
+            raise self._fault(f"free of {address:#x}, which other processes may still open")
         if allocation.pins:
             raise self._fault(f"free of {address:#x}, which a model or a queued run still uses")
         del self._live[address]

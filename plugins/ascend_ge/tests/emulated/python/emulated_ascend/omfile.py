@@ -46,6 +46,8 @@ class Weight:
 class Om:
     """A compiled model.
 
+    external: weights in files beside it: [name, offset, bytes], where the offset is behind those
+    that are inside, as if all were one.
     gears: for each, the sizes of the open axes, inputs in order; gear_outputs: for each gear, the
     dims of each output. is_ranged: GE would run it with its dynamic-shape runtime.
     """
@@ -58,6 +60,7 @@ class Om:
     work_size: int
     is_half: bool
     is_ranged: bool
+    external: list[list[Any]] = field(default_factory=list)
     gears: list[list[int]] = field(default_factory=list)
     gear_outputs: list[list[list[int]]] = field(default_factory=list)
     graph: bytes = b""
@@ -89,6 +92,25 @@ class Om:
         if len(om.blob) != om.weight_size:
             raise ValueError(f"{len(om.blob)} bytes of weights, expected {om.weight_size}")
         return om
+
+
+def write_bundle(models: list[bytes]) -> bytes:
+    """Return the bytes of an emulated bundle; byte 82 says what it is, as in the real header."""
+    start = MAGIC + MARK + b" of several"
+    sizes = json.dumps([len(model) for model in models]).encode()
+    return start.ljust(82) + b"\x05" + len(sizes).to_bytes(8, "little") + sizes + b"".join(models)
+
+
+def read_bundle(data: bytes) -> list[Om]:
+    """Read the bytes of an emulated bundle; ValueError for any other file."""
+    if not data.startswith(MAGIC + MARK + b" of several"):
+        raise ValueError("not an emulated bundle")
+    length = int.from_bytes(data[83:91], "little")
+    models, begin = [], 91 + length
+    for size in json.loads(data[91:begin]):
+        models.append(Om.read(data[begin : begin + size]))
+        begin += size
+    return models
 
 
 def nbytes(dtype: int, dims: list[int]) -> int:
