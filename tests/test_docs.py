@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
+import logging
+import pickle
 import re
 import shlex
 import subprocess
@@ -37,16 +41,39 @@ def blocks_in(text: str, language: str) -> list[str]:
     return [re.sub(rf"^{indent}", "", text, flags=re.M) for indent, text in found]
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/quickstart.md", "examples/digits/README.md"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "README.md",
+        "docs/quickstart.md",
+        "docs/memory.md",
+        "docs/multi_device.md",
+        "docs/resharding.md",
+        "docs/serving.md",
+        "docs/sharing.md",
+        "docs/slicing.md",
+        "docs/update_weights.md",
+        "examples/digits/README.md",
+    ],
+)
 def test_the_python_of_a_document_runs_and_prints_what_it_says(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("engine_cpu", reason="needs the cpu backend")
     monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path))
     namespace: dict[str, object] = {}
-    code = "\n".join(blocks(ROOT / name, "python"))
+    # The server's own test is in tests/system/programs, and so is that of Ray's workers.
+    needs = re.compile(r"^(import|from) (fastapi|ray)\b", re.M)
+    plain = [block for block in blocks(ROOT / name, "python") if not needs.search(block)]
+    code = "\n".join(plain)
     assert code
-    exec(compile(code, name, "exec"), namespace)
+    log = logging.getLogger("engine")
+    level = log.level
+    try:
+        exec(compile(code, name, "exec"), namespace)
+    finally:
+        log.setLevel(level)  # a document shows how to silence it
     printed = capsys.readouterr().out
     for comment in re.findall(r"print\(.*\) +# (.+)", code):
         for part in comment.split("..."):
@@ -139,13 +166,27 @@ def test_the_readmes_commands_exist() -> None:
 
 
 def test_what_is_exported_is_exactly_what_the_package_says() -> None:
+    assert all(hasattr(engine, name) for name in engine.__all__)  # some are imported when asked for
     public = {
         name
         for name, value in vars(engine).items()
         if not name.startswith("_") and not isinstance(value, type(engine))
     }
-    assert set(engine.__all__) == public | {"__version__"}
+    assert set(engine.__all__) == public | {"__version__"} | {*engine._LATE}
     assert len(engine.__all__) == len(set(engine.__all__))
+    assert set(engine.__all__) <= set(dir(engine))
+
+
+@pytest.mark.parametrize("name", engine._LATE)
+def test_what_is_imported_late_is_what_its_module_says(name: str) -> None:
+    module = importlib.import_module(engine._LATE[name])
+    assert getattr(engine, name) is (module if name == "backends" else getattr(module, name))
+    assert callable(getattr(engine, name))
+
+
+def test_a_name_that_the_package_does_not_have_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'engine' has no attribute 'Modle'"):
+        engine.Modle  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_every_error_is_in_the_tree_that_errors_py_draws() -> None:
@@ -155,3 +196,13 @@ def test_every_error_is_in_the_tree_that_errors_py_draws() -> None:
     classes = [n for n, v in vars(errors).items() if isinstance(v, type) and n != "EngineError"]
     assert sorted(drawn) == sorted(classes)
     assert set(classes) <= set(engine.__all__)
+
+
+def test_a_missing_model_is_an_error_of_ours_and_of_python_s() -> None:
+    error = engine.ModelNotFound("no such file", "m.onnx")
+    assert isinstance(error, FileNotFoundError)
+    assert isinstance(error, engine.ModelError)
+    assert (str(error), error.path, error.filename) == ("no such file", "m.onnx", "m.onnx")
+    assert error.errno == errno.ENOENT
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again), again.path) == (type(error), str(error), error.path)

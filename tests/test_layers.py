@@ -15,9 +15,32 @@ ROOT = Path(engine.__file__).parent
 # The highest first; a layer may import itself and what is below it. docs/architecture.md draws it.
 LAYERS = (
     ("__main__", "cli"),
-    ("convert", "testing", "diagnosis"),
-    ("__init__", "shortcut", "model", "context", "converter"),
+    ("convert", "testing", "diagnosis", "sharding"),
+    ("workers", "_worker"),  # each builds a Model
+    (
+        "__init__",
+        "shortcut",
+        "comparison",
+        "handle",
+        "model",
+        "model_build",
+        "model_facts",
+        "exchange",
+        "model_group",
+        "model_memory",
+        "profiling",
+        "report",  # Model.summary() makes one, and it says what a Model is
+        "parallel_runner",
+        "multi_device",
+        "multi_model",
+        "model_chain",
+        "context",
+        "converter",
+    ),
+    ("serving",),
+    ("building",),
     ("distributed",),
+    ("weights",),
     # tensor and enums are the API's values: runtime takes and gives them, and has their memory.
     ("runtime", "tensor", "enums"),
     ("plan",),
@@ -26,10 +49,15 @@ LAYERS = (
     ("backends",),
     ("config",),
     ("host",),
-    ("hookspecs", "types", "errors", "options", "cancel"),
+    ("hookspecs", "types", "errors", "options", "cancel", "value", "marks"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
-UPWARD = {("converter.py", "convert")}  # the API's class imports the work when it is asked to
+# The API's classes import the work: modules that are themselves imported when they are asked for.
+UPWARD = {
+    ("converter.py", "convert"),
+    ("multi_device.py", "workers"),
+    ("__init__.py", "diagnosis"),  # engine.doctor, for type checkers alone
+}
 FILES = sorted(ROOT.rglob("*.py"))
 
 # What a plugin may import of the core. Its conformance.py and its tests may use the kit too.

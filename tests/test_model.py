@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, Model, ModelType, Tensor
+from engine import Context, Model, ModelType, Tensor, building
 from engine.backends import open_backend
 from engine.config.reader import number_devices
+from engine.config.sections import sections_of
 from engine.testing import models
 from engine.types import CancelToken, DType
 
@@ -117,7 +118,7 @@ def test_the_tensors_a_script_holds_stay_its_inputs_after_a_resize(affine: Model
     inputs = affine.get_inputs()
     affine.resize(inputs, [[2, 3]])
     inputs[0].set_data_from_numpy(X)
-    assert affine.get_inputs()[0] is inputs[0]
+    np.testing.assert_array_equal(affine.predict(inputs)[0], 2 * X + 1)
     np.testing.assert_array_equal(affine.predict(affine.get_inputs())[0], 2 * X + 1)
 
 
@@ -126,6 +127,29 @@ def test_a_model_cannot_be_copied(affine: Model, copy_it: Callable[[Model], obje
     with pytest.raises(TypeError, match="cannot be copied or sent to another process"):
         copy_it(affine)
     assert affine.predict([X])
+
+
+def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
+    affine: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = affine
+    assert model._plan is not None
+    pools = [model._plan.pool]
+    build = building.build
+
+    def close_meanwhile(*given: Any, **named: Any) -> building.Built:
+        built = build(*given, **named)
+        pools.append(built.plan.pool)
+        closing = threading.Thread(target=model.close)
+        closing.start()
+        closing.join(20)
+        return built
+
+    monkeypatch.setattr("engine.exchange.build", close_meanwhile)
+    with pytest.raises(RuntimeError, match="resize failed! Error is the model is closed"):
+        model.resize(model.get_inputs(), [[2, 5]])
+    assert model._plan is None
+    assert all(pool.is_closed and not pool.open_count for pool in pools)
 
 
 def test_leaving_a_with_block_closes_the_model(tmp_path: Path) -> None:
@@ -176,7 +200,7 @@ def test_looking_at_a_model_opens_no_execution_context(affine: Model) -> None:
     affine.get_outputs()
     affine.resize(inputs, [[2, 3]])
     affine.get_model_info("input_shape")
-    assert affine.get_inputs()[0] is inputs[0]
+    assert affine.get_inputs()[0].shape == inputs[0].shape == [2, 3]
     assert pool.open_count == 0
     inputs[0].set_data_from_numpy(X)
     np.testing.assert_array_equal(affine.predict(inputs)[0], 2 * X + 1)
@@ -203,7 +227,7 @@ class Watched:
 
 @pytest.fixture
 def executables(null_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Watched]]:
-    """What the null backend compiled while the test runs."""
+    """Give the executables that the null backend compiles during the test."""
     backend = open_backend(null_backend)
     made: list[Watched] = []
     compile_it = backend.compile
@@ -220,7 +244,7 @@ def executables(null_backend: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def stuck(
     null_backend: str, executables: list[Watched], monkeypatch: pytest.MonkeyPatch
 ) -> list[BaseException]:
-    """What the null backend's loaded models raise where they are closed, in this order."""
+    """Give the exceptions that closing the null backend's loaded models raises, in this order."""
     errors: list[BaseException] = []
 
     class Stuck(Watched):
@@ -311,17 +335,17 @@ def test_load_takes_what_a_person_writes(tmp_path: Path, null_backend: str) -> N
 @pytest.mark.parametrize(
     ("arguments", "kind", "text"),
     [
-        ({"path": 5}, TypeError, "model_path must be str, but got <class 'int'>"),
-        ({"path": b"m.onnx"}, TypeError, "model_path must be str"),
-        ({"path": "nowhere"}, RuntimeError, "model_path does not exist! got 'nowhere'"),
+        ({"model": 5}, TypeError, "model must be a path, bytes, .* but got <class 'int'>"),
+        ({"model": b"m.onnx"}, RuntimeError, "model bytes: "),
+        ({"model": "nowhere"}, RuntimeError, "engine.load failed, there is no file 'nowhere'"),
         ({"target": 5}, TypeError, "target must be list, but got <class 'int'>"),
         ({"target": ["cpu", 5]}, TypeError, "target element must be str, but got .* at index 1"),
-        ({"threads": "4"}, TypeError, "cpu_thread_num must be int"),
-        ({"threads": -1}, ValueError, "cpu_thread_num must be a non-negative int"),
+        ({"threads": "4"}, TypeError, "threads must be int"),
+        ({"threads": -1}, ValueError, "threads must be a non-negative int"),
         ({"device_id": "1"}, TypeError, "device_id must be int"),
         ({"device_id": -1}, ValueError, "device_id must be a non-negative int"),
-        ({"config": [1]}, TypeError, "config_dict must be dict"),
-        ({"config": [1], "device_id": 1}, TypeError, "config_dict must be dict"),
+        ({"config": [1]}, TypeError, "config must be a path or a dict of sections"),
+        ({"config": [1], "device_id": 1}, TypeError, "config must be a path or a dict"),
         ({"progress": 1}, TypeError, "progress must be callable"),
         ({"cancel": True}, TypeError, "cancel must be a CancelToken"),
     ],
@@ -329,7 +353,7 @@ def test_load_takes_what_a_person_writes(tmp_path: Path, null_backend: str) -> N
 def test_load_refuses_in_the_same_words(
     tmp_path: Path, null_backend: str, arguments: dict[str, Any], kind: type[Exception], text: str
 ) -> None:
-    right = {"path": models.affine(tmp_path), "target": null_backend}
+    right = {"model": models.affine(tmp_path), "target": null_backend}
     with pytest.raises(kind, match=text):
         engine.load(**{**right, **arguments})
 
@@ -350,3 +374,73 @@ def test_load_leaves_the_configuration_it_was_given_alone(
     with pytest.raises(engine.BackendUnavailable, match="null:3"):
         engine.load(models.affine(tmp_path), null_backend, device_id=3, config=config)
     assert config == {"null_context": {}}
+
+
+@pytest.mark.parametrize("kind", ["path", "text", "values"])
+def test_load_takes_a_files_path_and_values_as_python_has_them(
+    tmp_path: Path, null_backend: str, kind: str
+) -> None:
+    file = tmp_path / "x.ini"
+    file.write_text("[null_context]\ndevice_id=3\n")
+    config: Any = {"path": file, "text": str(file), "values": {"null_context": {"device_id": 3}}}
+    with pytest.raises(engine.BackendUnavailable, match="null:3"):
+        engine.load(models.affine(tmp_path), null_backend, config=config[kind])
+
+
+def test_load_writes_values_as_a_file_would_have_them(tmp_path: Path) -> None:
+    given = {"a": {"on": True, "off": False, "n": 3, "x": 0.5, "path": tmp_path, "text": "t"}}
+    assert sections_of("config", given) == {
+        "a": {"on": "1", "off": "0", "n": "3", "x": "0.5", "path": str(tmp_path), "text": "t"}
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (3, r"^config must be a path or a dict of sections, .*'int'"),
+        (
+            {"spin_us": 0},
+            r"^config must be a dict of sections, .* got 'spin_us': 0; put it into th",
+        ),
+        ({"a": {"b": [1]}}, r"^config: key 'b' in section 'a' must be .*, but got <class 'list'>"),
+        ({"a": {1: "b"}}, r"^config: key 1 in section 'a'"),
+        ({1: {}}, r"^config must be a dict of sections"),
+    ],
+)
+def test_load_names_its_own_argument_for_a_wrong_configuration(
+    tmp_path: Path, null_backend: str, config: Any, text: str
+) -> None:
+    with pytest.raises(TypeError, match=text):
+        engine.load(models.affine(tmp_path), null_backend, config=config)
+    with pytest.raises(
+        RuntimeError, match=r"engine.load failed, config does not exist! got 'nowhere\.ini'"
+    ):
+        engine.load(models.affine(tmp_path), null_backend, config="nowhere.ini")
+
+
+@pytest.mark.parametrize("target", [None, [], ()])
+def test_load_is_told_where_to_run_or_nothing_at_all(
+    null_backend: str, tmp_path: Path, target: Any
+) -> None:
+    """A list of targets that came out empty is a mistake, not the wish for the CPU."""
+    with pytest.raises(ValueError, match=r"target must name where to run, .* leave it out"):
+        engine.load(models.affine(tmp_path), target=target)
+
+
+def test_completion_offers_what_is_public() -> None:
+    assert sorted(dir(engine)) == sorted(engine.__all__)
+
+
+def test_a_resize_to_minus_1_opens_the_axis_again(affine: Model) -> None:
+    inputs = affine.get_inputs()
+    affine.resize(inputs, [[4, 3]])
+    with pytest.raises(RuntimeError, match="expected"):
+        affine.predict([np.zeros((2, 3), np.float32)])
+    affine.resize(inputs, [[-1, 3]])
+    assert (inputs[0].shape, affine.get_inputs()[0].shape) == ([-1, 3], [-1, 3])
+    assert affine.inputs[0].shape == ("batch", 3)
+    for batch in (2, 5):
+        [y] = affine.predict([np.zeros((batch, 3), np.float32)])
+        assert y.shape == [batch, 3]
+    with pytest.raises(RuntimeError, match=r"dim 1 is fixed to 3 .*, and an axis of -1 beside it"):
+        affine.resize(inputs, [[-1, 5]])

@@ -248,3 +248,85 @@ def test_numpy_reads_a_tensor() -> None:
     assert not np.shares_memory(np.array(tensor, copy=True), array)
     with pytest.raises(ValueError, match="needs a copy"):
         np.asarray(tensor, np.int64, copy=False)
+
+
+def test_a_tensor_is_read_as_its_array_is() -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = Tensor(array)
+    assert tensor.numpy() is array
+    assert len(tensor) == 2
+    assert (tensor[1, 2], tensor[-1].tolist(), tensor[:, ::2].shape) == (5, [3, 4, 5], (2, 2))
+    assert tensor[array > 3].tolist() == [4, 5]
+    assert [row.tolist() for row in tensor] == array.tolist()
+    assert 5 in tensor
+    assert 6 not in tensor
+    tensor[0][:] = 7  # a view, as numpy's
+    assert array[0].tolist() == [7, 7, 7]
+    with pytest.raises(IndexError):
+        tensor[2]
+    with pytest.raises(TypeError, match="unsized"):
+        len(Tensor(np.array(1.0)))
+
+
+@pytest.mark.parametrize(("value", "truth"), [(0, False), (3, True), ([[0.0]], False), ([1], True)])
+def test_the_truth_of_one_element_is_its_own(value: object, truth: bool) -> None:
+    assert bool(Tensor(np.array(value))) is truth
+
+
+def test_a_look_at_a_tensor_to_be_filled_allocates_nothing() -> None:
+    tensor = Tensor()
+    assert not tensor
+    with pytest.raises(TypeError, match="unsized"):
+        len(tensor)
+    assert len(Tensor(shape=[2, 3], dtype=DataType.INT8)) == 2
+    assert len(Tensor(shape=[-1], dtype=DataType.INT8)) == 0
+    assert tensor._value is None
+
+
+@pytest.mark.parametrize("shape", [(2,), (0,), (2, 3)])
+def test_the_truth_of_several_elements_is_refused_with_what_was_meant(
+    shape: tuple[int, ...],
+) -> None:
+    with pytest.raises(ValueError, match=r"is ambiguous; compare with `is None`, or use"):
+        bool(Tensor(np.ones(shape)))
+    with pytest.raises(ValueError, match="is ambiguous"):
+        bool(Tensor(shape=[-1], dtype=DataType.INT8))
+
+
+def test_a_tensor_of_one_element_is_a_number() -> None:
+    assert float(Tensor(np.array([1.5], np.float32))) == 1.5
+    assert int(Tensor(np.array([[7]]))) == 7
+    for convert in (float, int):
+        with pytest.raises(ValueError, match="size 1"):
+            convert(Tensor(np.zeros(2, np.float32)))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("argmax", r"its array has it: tensor\.numpy\(\)$"),
+        ("tolist", r"tensor\.numpy\(\)$"),
+        ("type", r"tensor\.dtype is its type$"),
+        ("detach", r"tensor\.numpy\(\) is its array, torch\.from_dlpack\(tensor\) torch's$"),
+        ("nmae", "$"),
+    ],
+)
+def test_what_other_tensors_have_is_told_where_it_is(name: str, hint: str) -> None:
+    tensor = Tensor(np.zeros(2, np.float32))
+    with pytest.raises(AttributeError, match=f"^'Tensor' object has no attribute '{name}'.*{hint}"):
+        getattr(tensor, name)
+    assert name not in dir(tensor)
+    assert {"shape", "numpy", "dtype"} <= set(dir(tensor))
+
+
+def test_other_libraries_tensors_are_refused_with_what_makes_an_array_of_them() -> None:
+    class Other:
+        def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:  # type: ignore[type-arg]
+            return np.zeros(2, np.float32)
+
+    advice = r"numpy\.asarray\(\.\.\.\) gives an array of it$"
+    with pytest.raises(TypeError, match=f"numpy ndarray, but got .*Other.*{advice}"):
+        Tensor(Other())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=f"must be numpy.ndarray, but got .*Other.*{advice}"):
+        Tensor(np.zeros(2, np.float32)).set_data_from_numpy(Other())  # type: ignore[arg-type]
+    assert Tensor(np.asarray(Other())).shape == [2]

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from engine import Context
@@ -51,7 +52,7 @@ def not_a(kind: str, name: str, *values: Any) -> tuple[Refused, ...]:
 
 def count_of(name: str, prefix: str = "") -> tuple[Refused, ...]:
     return (
-        *not_a("int", name, "1", 1.0, None, [1]),
+        *not_a("int", name, "1", 1.0, None, [1], True, False),
         (-1, ValueError, f"{prefix}{name} must be a non-negative int."),
         (-(2**70), ValueError, f"{prefix}{name} must be a non-negative int."),
     )
@@ -72,11 +73,12 @@ def list_of_int(name: str) -> tuple[Refused, ...]:
         *not_a("list", name, 1, (0, 1), "01", None),
         ([0, "1"], TypeError, f"{name} element must be int, but got <class 'str'> at index 1."),
         ([1.0], TypeError, f"{name} element must be int, but got <class 'float'> at index 0."),
+        ([0, True], TypeError, f"{name} element must be int, but got <class 'bool'> at index 1."),
     )
 
 
-# A bool passes each check for an int, as upstream: isinstance says so.
-COUNTS = ((3, 3), (0, 0), (2**40, 2**40), (True, 1))
+# A bool passes no check for an int, other than upstream: True is hardly meant as device 1.
+COUNTS = ((3, 3), (0, 0), (2**40, 2**40), (np.int64(4), 4))
 FP16 = ("enforce_fp32", "preferred_fp16")
 ASCEND = ("enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal")
 HERE = str(Path(__file__))
@@ -109,7 +111,7 @@ ROWS = [
     Row("cpu", "thread_num", 0, COUNTS, count_of("cpu_thread_num")),
     Row("cpu", "inter_op_parallel_num", 0, COUNTS, count_of("cpu_inter_op_parallel_num")),
     Row(
-        "cpu", "thread_affinity_mode", 0, ((0, 0), (1, 1), (2, 2), (True, 1)),
+        "cpu", "thread_affinity_mode", 0, ((0, 0), (1, 1), (2, 2)),
         not_a("int", "cpu_thread_affinity_mode", "1", 1.0, None),
     ),
     Row(

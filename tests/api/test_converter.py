@@ -122,8 +122,7 @@ ROWS = [
     Row(
         "optimize", "general",
         (
-            "none", "general", "gpu_oriented", "ascend_oriented", "ascend_oriented:910b",
-            "ascend_oriented:default",
+            "none", "general", "gpu_oriented", "ascend_oriented",
         ),
         (
             *not_a("str", "optimize", 1, None),
@@ -552,6 +551,22 @@ def test_a_configuration_that_cannot_be_read_names_the_line(
     config.write_text("[registry]\nno equals sign\n")
     with pytest.raises(RuntimeError, match=r"^load configuration failed! .*converter.ini, line 2"):
         Converter().convert(ONNX, affine_file, str(tmp_path / "out"), "", str(config))
+
+
+def test_a_key_that_encrypts_nothing_is_a_warning(
+    affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    converter = Converter()
+    converter.encrypt_key = KEY
+    converter.convert(ONNX, affine_file, str(tmp_path / "out"))
+    [record] = caplog.records
+    assert record.levelname == "WARNING"
+    assert "out.mindir: the result is not encrypted: encrypt_key is set" in record.getMessage()
+    assert KEY not in caplog.text
+    caplog.clear()
+    converter.enable_encryption = True
+    converter.convert(ONNX, affine_file, str(tmp_path / "out"))
+    assert not caplog.records
 
 
 def test_what_belongs_to_another_conversion_is_noted(affine_file: str, tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def test_a_numpy_dtype_without_a_data_type_is_unknown(numpy_dtype: str) -> None:
 
 def test_the_package_exports_the_names_that_scripts_import() -> None:
     names = {
-        "Context", "DataType", "FmkType", "Format", "Model", "ModelGroupFlag", "ModelType",
+        "Context", "DataType", "FmkType", "Format", "Model", "ModelGroup", "ModelGroupFlag",
+        "ModelType",
         "Tensor", "TensorMeta", "__version__",
     }  # fmt: skip
     assert names <= set(engine.__all__)

@@ -48,7 +48,7 @@ def test_an_empty_tensor_has_the_documented_defaults() -> None:
         ("shape", (4,), [4]),
         ("shape", [], []),
         ("shape", [-1, 3], [-1, 3]),
-        ("shape", [np.int64(2), True], [2, 1]),
+        ("shape", [np.int64(2), 1], [2, 1]),
         ("format", Format.NHWC4, Format.NHWC4),
     ],
 )

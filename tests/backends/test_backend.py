@@ -329,7 +329,7 @@ def engine_predict(context): raise AssertionError("not reached")
 """
 
 
-@pytest.mark.parametrize("already_open", [False, True])
+@pytest.mark.parametrize("already_open", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("found", "by_name"), [(("npu", "dsp"), "npu"), (("dsp",), "dsp"), (("dsp", "npu"), "npu")]
 )

@@ -13,6 +13,7 @@ import pytest
 from engine.distributed.agreement import agree
 from engine.distributed.store import StoreServer, connect
 from engine.errors import CommunicatorError
+from engine.formats.collectives import Part, part_of
 from engine.plan.collectives import Collective
 
 
@@ -25,13 +26,15 @@ REDUCE = collective("AllReduce", attributes=(("reduction", "sum"), ("dims", (1, 
 GATHER = collective("AllGather", (2, 3))
 
 
-def compared(*sequences: Sequence[Collective]) -> list[str]:
+def compared(*sequences: Sequence[Collective], parts: Sequence[Part | None] = ()) -> list[str]:
     """Let ranks with these sequences compare them; the error of each, "" for none."""
+    parts = parts or [None] * len(sequences)
     errors = [""] * len(sequences)
 
     def rank_main(rank: int) -> None:
         try:
-            agree(connect(server.address, server.key), rank, len(sequences), sequences[rank], 10.0)
+            store = connect(server.address, server.key)
+            agree(store, rank, len(sequences), sequences[rank], 10.0, parts[rank])
         except CommunicatorError as error:
             errors[rank] = str(error)
 
@@ -86,3 +89,42 @@ def test_every_rank_is_told_of_the_first_difference(other: list[Collective], say
 def test_the_two_ranks_that_differ_are_named() -> None:
     errors = compared([REDUCE], [REDUCE], [GATHER], [REDUCE])
     assert all("rank 0 and rank 2" in error for error in errors)
+
+
+PARTS = [Part(rank, 2, "one") for rank in range(2)]
+
+
+@pytest.mark.parametrize("parts", [PARTS, [PARTS[0], None], [None, None]])
+def test_each_rank_with_its_own_part_fits_and_so_does_a_file_that_does_not_say(
+    parts: Sequence[Part | None],
+) -> None:
+    assert compared([REDUCE], [REDUCE], parts=parts) == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ([PARTS[0], PARTS[0]],
+         "rank 1 of 2 was given the part that was sliced for rank 0 of 2; give every rank its own"),
+        ([PARTS[1], PARTS[0]],
+         "rank 0 of 2 was given the part that was sliced for rank 1 of 2; give every rank its own"),
+        ([None, Part(1, 4, "one")],
+         "rank 1 of 2 was given the part that was sliced for rank 1 of 4; give every rank its own"),
+        ([PARTS[0], Part(1, 2, "other")],
+         "the models of rank 0 and rank 1 are parts of different models, or were sliced"),
+    ],
+    ids=["the same", "exchanged", "of more ranks", "of another slicing"],
+)  # fmt: skip
+def test_a_part_that_was_not_sliced_for_its_rank_is_named_on_every_rank(
+    parts: Sequence[Part | None], says: str
+) -> None:
+    errors = compared([REDUCE], [REDUCE], parts=parts)
+    assert errors[0] == errors[1]
+    assert says in errors[0]
+
+
+def test_a_part_is_read_back_and_metadata_of_others_is_none() -> None:
+    part = Part(3, 4, "x")
+    assert part_of({**part.metadata(), "author": "me"}) == part
+    assert part_of({"author": "me"}) is None
+    assert part_of({**part.metadata(), "engine.rank": "-1"}) is None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
-from engine.distributed.store import GroupStore, StoreServer, connect, exchange
+from engine.distributed import store as store_module
+from engine.distributed.store import GroupStore, NotThere, StoreServer, connect, exchange
 from engine.errors import CommunicatorError
 
 
@@ -35,7 +38,7 @@ def test_a_rank_that_reads_first_waits_for_the_writer(server: StoreServer) -> No
     thread = threading.Thread(target=lambda: values.append(reader.get("id", 10.0)))
     thread.start()
     writer.set("id", b"late")
-    thread.join(10)
+    thread.join(60)
     assert values == [b"late"]
 
 
@@ -45,7 +48,7 @@ def test_a_store_serves_a_wait_and_a_write_of_one_rank_at_once(server: StoreServ
     thread = threading.Thread(target=lambda: values.append(store.get("own", 10.0)))
     thread.start()
     store.set("own", b"1")
-    thread.join(10)
+    thread.join(60)
     assert values == [b"1"]
 
 
@@ -94,16 +97,136 @@ def test_a_server_that_ends_fails_the_ranks_that_wait_for_it() -> None:
     thread.start()
     time.sleep(0.05)
     server.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert len(failures) == 1
     with pytest.raises(CommunicatorError, match="does not answer"):
         connect(server.address, server.key)
-    assert not Path(server.address).parent.exists()
+    with StoreServer(server.address):  # nothing of it is left that would be in the way
+        pass
 
 
-def test_only_this_user_reaches_the_socket(server: StoreServer) -> None:
-    assert Path(server.address).parent.stat().st_mode & 0o777 == 0o700
+def test_the_address_is_free_once_the_server_is_closed_however_slowly_its_thread_wakes() -> None:
+    server = StoreServer()
+    accept = server._listener.accept
+    is_waiting, woken = threading.Event(), []
+
+    def slow_to_wake() -> Any:
+        is_waiting.set()
+        try:
+            return accept()
+        finally:
+            if server._closed:
+                time.sleep(0.5)
+                woken.append(True)
+
+    server._listener.accept = slow_to_wake  # type: ignore[method-assign]
+    connect(server.address, server.key).close()  # it is in the other one until somebody comes
+    assert is_waiting.wait(60)
+    server.close()
+    assert woken == [True], "it still had the socket"
+    with StoreServer(server.address):
+        pass
+
+
+def test_nobody_waits_for_a_closed_server_whose_socket_a_forked_child_has() -> None:
+    server = StoreServer()
+    child = os.fork()
+    if child == 0:
+        time.sleep(300)
+        os._exit(0)
+    try:
+        server.close()
+        with pytest.raises(NotThere):
+            connect(server.address, server.key)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def in_a_child_of_another_user(do: Callable[[], None]) -> int:
+    """Return the exit status of a forked child that becomes another user and does something."""
+    child = os.fork()
+    if child == 0:
+        status = 3
+        try:
+            os.setuid(65534)
+            do()
+            status = 0
+        except CommunicatorError as error:
+            status = 1 if "does not answer" in str(error) else 2
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@needs_root
+def test_only_this_user_is_served_whoever_knows_the_key(server: StoreServer) -> None:
+    def ask() -> None:
+        connect(server.address, server.key, "its holder").set("id", b"theirs")
+
+    assert in_a_child_of_another_user(ask) == 2, "its own side of the check"
+    script = (
+        "import os, sys\n"
+        "import hmac\n"
+        "from multiprocessing.connection import Client\n"
+        "os.setuid(65534)\n"
+        "try:\n"
+        "    Client('\\0' + sys.argv[1], 'AF_UNIX', authkey=bytes.fromhex(sys.argv[2]))\n"
+        "except (EOFError, OSError):\n"
+        "    sys.exit(7)\n"
+    )
+    command = [sys.executable, "-c", script, server.address[1:], server.key.hex()]
+    assert subprocess.run(command, check=False).returncode == 7
+    connect(server.address, server.key).set("id", b"ours")
+
+
+@needs_root
+def test_a_server_of_another_user_is_told_nothing() -> None:
+    address = f"@engine-test-{os.getpid()}"
+    ready, done = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.setuid(65534)
+        server = StoreServer(address, b"guessed")
+        os.write(ready[1], b"1")
+        os.read(done[0], 1)
+        os._exit(len(server._values))
+    os.read(ready[0], 1)
+    try:
+        with pytest.raises(CommunicatorError, match="held by a process of another user, 65534"):
+            connect(address, b"guessed")
+    finally:
+        os.write(done[1], b"1")
+        assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_server_that_fails_its_job_ends_every_wait_with_the_reason(server: StoreServer) -> None:
+    store = connect(server.address, server.key)
+    failures: list[CommunicatorError] = []
+
+    def wait() -> None:
+        try:
+            store.get("id", 30.0)
+        except CommunicatorError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    server.fail("rank 1 of 2 crashed with SIGKILL", (1,))
+    server.fail("rank 0 of 2 ended with status 1", (0,))
+    thread.join(60)
+    assert [(str(error), error.ranks) for error in failures] == [
+        ("rank 1 of 2 crashed with SIGKILL", (1,))
+    ]
+    for call in (lambda: store.set("id", b"1"), lambda: connect(
+        server.address, server.key).get("id", 1.0)):  # fmt: skip
+        with pytest.raises(CommunicatorError, match="rank 1 of 2 crashed"):
+            call()
 
 
 def test_a_rank_that_is_killed_disturbs_no_other(server: StoreServer) -> None:
@@ -130,7 +253,7 @@ def test_ranks_exchange_values_in_rank_order(server: StoreServer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
     assert results == {rank: [b"of 0", b"of 1", b"of 2"] for rank in range(3)}
 
 
@@ -143,7 +266,7 @@ def test_a_rank_that_does_not_come_is_named(server: StoreServer) -> None:
 
 def test_a_client_that_says_nothing_keeps_no_other_out(server: StoreServer) -> None:
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(server.address)
+        silent.connect(f"\0{server.address[1:]}")
         connect(server.address, server.key).set("id", b"1")
 
 
@@ -172,3 +295,50 @@ def test_groups_whose_names_have_a_slash_are_told_apart(server: StoreServer) -> 
     GroupStore(store, "a").set("b/c", b"1")
     GroupStore(store, "a/b").set("c", b"2")
     assert GroupStore(store, "a").get("b/c", 1.0) == b"1"
+
+
+def test_a_holder_that_is_stopped_is_waited_for_no_longer_than_it_may_take(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "ANSWER_S", 0.3)
+    store, stopped = connect(server.address, server.key), threading.Event()
+    monkeypatch.setattr(StoreServer, "_answer", lambda *arguments: stopped.wait(60) and ())
+    with pytest.raises(CommunicatorError, match="has ended, or is stopped"):
+        store.get("id", 0.1)
+    stopped.set()
+
+
+@pytest.mark.parametrize("backlog", [0, 8])
+def test_a_name_whose_holder_does_not_accept_is_no_endless_wait(
+    backlog: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "ANSWER_S", 0.3)
+    name = f"engine-test-{os.getpid()}-{backlog}"
+    with contextlib.ExitStack() as open_ones:
+        holder = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+        holder.bind(f"\0{name}")
+        holder.listen(backlog)
+        if not backlog:
+            one = open_ones.enter_context(socket.socket(socket.AF_UNIX))
+            one.connect(f"\0{name}")
+        began = time.monotonic()
+        with pytest.raises(CommunicatorError, match="has ended, or is stopped"):
+            connect(f"@{name}", b"key")
+        assert 0.2 < time.monotonic() - began < 60
+
+
+def test_a_rank_that_has_ended_is_waited_for_no_more(server: StoreServer) -> None:
+    """What it wrote is there; what it did not write is named at once, by its number in the job."""
+    first, second = (connect(server.address, server.key) for _ in range(2))
+    second.set("value of 1", b"1")
+    group = GroupStore(first, "later")
+    threading.Timer(0.1, server.end, [7]).start()
+    begin_s = time.monotonic()
+    with pytest.raises(
+        CommunicatorError, match="rank 5: rank 7 of 2 has ended and did not join"
+    ) as caught:
+        exchange(group, 0, 2, b"0", 250, (5, 7))
+    assert caught.value.ranks == (7,)
+    assert not caught.value.timed_out
+    assert exchange(first, 0, 2, b"0", 60, (5, 7)) == [b"0", b"1"]
+    assert time.monotonic() - begin_s < 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -44,10 +45,16 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
         shape = tuple(
             (dim.dim_value if dim.dim_value != -1 else None)
             if dim.HasField("dim_value")
-            else dim.dim_param or None
+            else dim.dim_param
+            if not _UNKNOWN.fullmatch(dim.dim_param)
+            else None
             for dim in tensor.shape.dim
         )
     return TensorSpec(value.name, DType(_name_of(tensor.elem_type)), shape, kind)
+
+
+# What exporters, and onnx's own inference, write for a size that they do not know.
+_UNKNOWN = re.compile(r"|[?*]|-1|none|null|unk|unknown|unk__.*", re.IGNORECASE)
 
 
 def _parameter(tensor: TensorProto, dims: list[int]) -> ParameterInfo:

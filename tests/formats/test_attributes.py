@@ -146,3 +146,9 @@ def test_an_attribute_with_two_tensors_in_one_place_names_its_node(size: int) ->
     )
     with pytest.raises(ModelError, match=r"an attribute of node 0 \(Constant\) has two values"):
         source_from_bytes(encode.chain(node))
+
+
+def test_a_functions_attribute_has_no_value_of_its_own() -> None:
+    node = odd(value=7)
+    node.attribute[0].ref_attr_name = "of_the_caller"
+    assert nodes_of(node)[0].attributes == {"value": None}

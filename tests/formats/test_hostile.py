@@ -6,7 +6,7 @@ import os
 import re
 import tracemalloc
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -81,7 +81,7 @@ MESSAGES = {
     "empty_graph": "the graph has no outputs",
     "node_without_operator": "node 0 has no operator",
     "long_name": "a name of 100,000 bytes; at most 65,536",
-    "too_many_nodes": "more than 1,000,000 nodes",
+    "too_many_nodes": "more nodes, attributes, tensors and other parts than any model of 5,000,045",
     "unknown_input_in_subgraph": r"node 0 \(Neg\) of the subgraph 'body' of node 'if' \(If\) reads",
     "subgraph_reads_a_later_node": "reads 'later', which no input, initializer or node before it",
     "input_without_type": "input 'x' has no type; .*infer_shapes",
@@ -144,6 +144,9 @@ MESSAGES = {
     "external_in_function": r"tensor 'w' .*'\.\.' is not allowed",
     "external_in_sparse_values": r"tensor 'w' .*'\.\.' is not allowed",
     "external_location_twice": "gives its external 'location' twice",
+    "external_prepacked": "external data with the entry 'prepacked_0'; expected no other than",
+    "external_basepath": "external data with the entry 'basepath'",
+    "external_entries": "more than 4 entries of external data",
     "deep_subgraphs": "subgraphs are nested more than 32 deep",
     "very_deep_subgraphs": "subgraphs are nested more than 32 deep",
     "deep_type": "input 'x' has a type nested more than 32 deep",
@@ -223,18 +226,38 @@ def test_a_file_that_may_not_be_read_is_a_model_error(
     path = tmp_path / "model.onnx"
     path.write_bytes(hostile.valid())
 
-    def refuse(*_: object) -> int:
+    def refuse(*_: object, **__: object) -> NoReturn:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("os.open", refuse)  # root may read everything
+    monkeypatch.setattr("builtins.open", refuse)  # root may read everything
     with pytest.raises(ModelError, match="cannot be opened: Permission denied"):
         formats.open_source(path)
 
 
+def test_a_missing_file_whose_ranks_parts_lie_there_is_started_by_the_launcher(
+    tmp_path: Path,
+) -> None:
+    for rank in range(4):
+        (tmp_path / f"text{rank}.onnx").write_bytes(hostile.valid())
+    wanted = (
+        "no such file; 'text0.onnx' to 'text3.onnx' are its ranks' parts; start them with "
+        "engine launch -n 4"
+    )
+    with pytest.raises(ModelError, match=f"{wanted}$"):
+        formats.open_source(tmp_path / "text.onnx")
+    for rank in range(1, 4):
+        (tmp_path / f"text{rank}.onnx").unlink()  # one alone is no slicing
+    with pytest.raises(ModelError, match=r"did you mean '.*/text0\.onnx'\?"):
+        formats.open_source(tmp_path / "text.onnx")
+
+
 def test_a_missing_file_hints_at_models_beside_it(tmp_path: Path) -> None:
     (tmp_path / "net.onnx").write_bytes(hostile.valid())
-    with pytest.raises(ModelError, match=re.escape("no such file; in that folder: 'net.onnx'")):
+    wanted = f"no such file; did you mean '{tmp_path}/net.onnx'?"
+    with pytest.raises(ModelError, match=re.escape(wanted)):
         formats.open_source(tmp_path / "nett.onnx")
+    with pytest.raises(ModelError, match=re.escape("no such file; in that folder: 'net.onnx'")):
+        formats.open_source(tmp_path / "whisper")
     with pytest.raises(ModelError, match="nor a folder"):
         formats.open_source(tmp_path / "gone" / "net.onnx")
 

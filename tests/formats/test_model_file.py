@@ -37,6 +37,8 @@ opens = []
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, os.PathLike)):
         if os.path.abspath(os.fspath(args[0])) == counted:
+            if opens and opens[-1][1] is not None and args[1] is None:
+                opens.pop()  # open() with an opener, which calls os.open()
             opens.append(args)
 sys.addaudithook(hook)
 from engine.formats import encryption, kinds
@@ -166,6 +168,45 @@ def test_a_mapped_file_that_changed_is_refused(large: Path, change: object) -> N
     change(large)
     with pytest.raises(ModelError, match=r"model\.onnx|affine.*changed while it was loaded"):
         source.check_unchanged()
+
+
+TRUNCATED = """
+import subprocess, sys, time
+from engine.formats import model_file
+from engine.formats.opened import check_unchanged
+from engine.host.lease import leased
+with leased(sys.argv[1]) as is_leased:
+    if not is_leased:
+        sys.exit("no leases")
+check, CUT = model_file.read_model, "import os, sys; os.truncate(sys.argv[1], 0)"
+def meanwhile(*arguments):
+    global child
+    child = subprocess.Popen([sys.executable, "-c", CUT, sys.argv[1]])
+    time.sleep(1)
+    return check(*arguments)
+model_file.read_model = meanwhile
+source = model_file.ModelFile(sys.argv[1])()
+child.wait(60)
+try:
+    check_unchanged(source)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_file_that_is_truncated_while_it_is_checked_ends_no_process(tmp_path: Path) -> None:
+    """Without the lease, this is a SIGBUS."""
+    path = models.affine(tmp_path)
+    model = onnx.load(path)
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(2 << 20, np.float32), "unused"))
+    onnx.save(model, path)
+    done = subprocess.run(
+        [sys.executable, "-c", TRUNCATED, path], capture_output=True, text=True, timeout=60
+    )
+    if "no leases" in done.stderr:
+        pytest.skip("the file system of the temporary folder has no leases")
+    assert done.returncode == 0, done.stderr
+    assert "changed while it was loaded" in done.stdout
 
 
 def test_a_mapped_file_that_is_gone_is_said_to_be(large: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -149,7 +151,16 @@ def test_sequences_optionals_and_maps_keep_their_kind_and_inner_tensor() -> None
 
 @pytest.mark.parametrize(
     ("dims", "shape"),
-    [([], ()), ([2, 3], (2, 3)), (["n", None], ("n", None)), ([-1, 4], (None, 4)), (None, None)],
+    [
+        ([], ()),
+        ([2, 3], (2, 3)),
+        (["n", None], ("n", None)),
+        ([-1, 4], (None, 4)),
+        (None, None),
+        (["batch", "?", "?"], ("batch", None, None)),
+        (["unk__12", "None"], (None, None)),
+        (["unknown", "Unknown_size", "*", "-1"], (None, "Unknown_size", None, None)),
+    ],
 )
 def test_dims_are_sizes_names_or_unknown(dims: object, shape: object) -> None:
     model = build([helper.make_node("Neg", ["x"], ["y"])], [value("x", shape=dims)], [value("y")])
@@ -424,3 +435,16 @@ def test_data_of_a_tensor_is_not_copied() -> None:
     body = encode.tensor("w", [2_500_000], bytes(10_000_000))
     data = encode.chain(encode.node("Add", ["x", "w"], ["y"]), initializers=[body])
     assert peak_of(lambda: formats.source_from_bytes(data)) < 200_000
+
+
+def test_the_garbage_collector_is_as_it_was_after_reading() -> None:
+    model = build([helper.make_node("Neg", ["x"], ["y"])], [value("x")], [value("y")])
+    for read in (lambda: graph_of(model), lambda: formats.source_from_bytes(b"\x08\x08\x3a\x00")):
+        for enabled in (True, False):
+            (gc.enable if enabled else gc.disable)()
+            try:
+                with suppress(ModelError):
+                    read()
+                assert gc.isenabled() is enabled
+            finally:
+                gc.enable()

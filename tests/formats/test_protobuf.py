@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -43,7 +45,7 @@ def read(data: bytes, budget: int = 1_000_000) -> list[tuple[int, int | bytes]]:
     ]
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=200)
 @given(st.lists(NUMBERED, max_size=40))
 def test_every_message_is_read_as_it_was_written(
     message: list[tuple[int, tuple[int, int | bytes]]],
@@ -52,7 +54,7 @@ def test_every_message_is_read_as_it_was_written(
     assert read(data) == [(key(number, wire), value) for number, (wire, value) in message]
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
+@settings(derandomize=True, max_examples=200)
 @given(st.lists(st.tuples(st.integers(1, 20), ONE_FIELD), max_size=60))
 def test_wanted_fields_are_the_same_as_picked_from_all(
     message: list[tuple[int, tuple[int, int | bytes]]],
@@ -64,7 +66,7 @@ def test_wanted_fields_are_the_same_as_picked_from_all(
     assert list(fields(view, Budget(1000), wanted)) == everything
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300)
 @given(st.binary(max_size=600))
 def test_random_bytes_give_fields_or_a_wire_error(data: bytes) -> None:
     offset = 0
@@ -77,7 +79,7 @@ def test_random_bytes_give_fields_or_a_wire_error(data: bytes) -> None:
     assert sum(len(v) for _, v in found if isinstance(v, bytes)) <= len(data)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
+@settings(derandomize=True, max_examples=300)
 @given(st.binary(max_size=100), st.binary(max_size=300), st.binary(max_size=30))
 def test_a_part_is_read_as_if_it_were_all(before: bytes, part: bytes, after: bytes) -> None:
     def read_part() -> list[tuple[int, int | bytes]]:
@@ -165,7 +167,59 @@ def test_runs_of_unwanted_numbers_cost_no_budget() -> None:
     ]
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
+def long_run(generator: random.Random) -> bytes:
+    """Write thousands of fields of one sort, some of them followed by those of another."""
+    kind = generator.randrange(3)
+    fields_of_run = generator.choice((100, 1000, 8000))
+    if kind == 0:
+        largest = generator.choice((100, 100_000, 2**64 - 1))
+        return b"".join(field(8, generator.randrange(largest)) for _ in range(fields_of_run))
+    if kind == 1:
+        return b"".join(encode(7, FIXED32, generator.randbytes(4)) for _ in range(fields_of_run))
+    longest = generator.choice((2, 32, 40))
+    texts = (generator.randbytes(generator.randrange(longest)) for _ in range(fields_of_run))
+    return b"".join(field(9, text) for text in texts)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_stands_between_long_runs_is_found_and_errors_in_them_too(seed: int) -> None:
+    generator = random.Random(seed)
+    data = b""
+    for index in range(4):
+        data += long_run(generator) + field(5, f"wanted {index}")
+    wanted = [f"wanted {index}".encode() for index in range(4)]
+    found = fields(memoryview(data), Budget(1_000_000), {key(5, BYTES)})
+    assert [bytes(value) for _, value in found] == wanted
+    for _ in range(5):
+        damaged = bytearray(data)
+        damaged[generator.randrange(len(data))] = generator.randrange(256)
+        assert outcome(bytes(damaged), {key(5, BYTES)}) == outcome(bytes(damaged), None)
+
+
+def outcome(data: bytes, wanted: set[int] | None) -> tuple[list[bytes], bool]:
+    """Return the payloads of field 5, read with or without passing runs, and whether all is read.
+
+    Numbers that are passed are not judged: one of more than 64 bits is no error then.
+    """
+    found = []
+    try:
+        for tag, value in fields(memoryview(data), Budget(1_000_000), wanted):
+            if tag == key(5, BYTES):
+                found.append(bytes(value))
+    except WireError as error:
+        return found, "more than 64 bits" in str(error)
+    return found, True
+
+
+def test_fields_that_alternate_are_passed_as_fast_as_those_that_do_not() -> None:
+    alternating = (field(8, 300) + encode(7, FIXED32, b"abcd")) * 200_000
+    one_kind = field(8, 300) * 200_000
+    data = one_kind + alternating + field(5, b"end")
+    found = fields(memoryview(data), Budget(len(data) // 2000), {key(5, BYTES)})
+    assert [bytes(value) for _, value in found] == [b"end"]
+
+
+@settings(derandomize=True, max_examples=100)
 @given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=200))
 def test_packed_numbers_are_counted_and_read_as_written(numbers: list[int]) -> None:
     packed = memoryview(b"".join(map(varint, numbers)))

@@ -257,3 +257,67 @@ def test_cutting_a_model_copies_no_weights(tmp_path: Path, monkeypatch: pytest.M
         proto = onnx.load_model_from_string(inlined(part).data or b"")
         [large, *_] = sorted(proto.graph.initializer, key=lambda tensor: -tensor.ByteSize())
         np.testing.assert_array_equal(numpy_helper.to_array(large), weight)
+
+
+def test_weights_remember_the_names_by_which_they_were_declared(net: Path) -> None:
+    source = opened(net, "net/first", "w2", "w1")
+    assert [(slot.name, slot.declared_as) for slot in source.variables] == [
+        ("w1", ("net/first", "w1")),
+        ("w2", ("w2",)),
+    ]
+
+
+@pytest.mark.parametrize("ir_version", [3, 8])
+def test_variable_weights_become_constants_again_with_other_values(
+    tmp_path: Path, ir_version: int
+) -> None:
+    path = tmp_path / "net.onnx"
+    names = ("x", "w1", "w2", "b") if ir_version < 4 else ("x",)
+    tensors = stored(w1=W1, w2=W2, b=B)
+    path.write_bytes(build(tensors, names, ir_version).SerializeToString())
+    variable = opened(path, "w1", "b")
+    source = weights.with_constants(variable, {"w1": W1 - 7})
+    assert source.graph is not None
+    assert source.variables == ()
+    assert [spec.name for spec in source.graph.inputs] == ["x"]
+    assert {info.name for info in source.graph.parameters} == {"w1", "w2", "b"}
+    np.testing.assert_array_equal(run(source, x=X), X @ (W1 - 7) @ W2 + B)
+    np.testing.assert_array_equal(run(weights.with_constants(variable, {}), x=X), X @ W1 @ W2 + B)
+
+
+def test_a_large_weight_becomes_a_constant_without_a_copy(tmp_path: Path) -> None:
+    big = np.zeros((200, 100), np.float32)  # 80 kB
+    path = tmp_path / "big.onnx"
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Add", ["h", "o"], ["y"]),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(*spec) for spec in (("x", 1, [1, 200]), ("y", 1, [1, 100]))
+    )
+    other = np.ones((1, 100), np.float32)
+    graph = helper.make_graph(nodes, "g", [x], [y], stored(w=big, o=other))
+    path.write_bytes(helper.make_model(graph, ir_version=8).SerializeToString())
+    new = np.arange(20_000, dtype=np.float32).reshape(200, 100)
+    source = weights.with_constants(opened(path, "w"), {"w": new})
+    [content] = [view for view in source.files.values() if len(view) == new.nbytes]
+    assert np.shares_memory(np.frombuffer(content, np.float32), new)
+    given = np.ones((1, 200), np.float32)
+    np.testing.assert_allclose(run(source, x=given), given @ new + other)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "int4", "uint4", "bool", "float64"])
+def test_weights_of_any_type_become_constants_again(tmp_path: Path, name: str) -> None:
+    dtype = DType(name).numpy
+    first, new = np.array([1, 0, 1]).astype(dtype), np.array([0, 1, 1]).astype(dtype)
+    nodes = [helper.make_node("Cast", ["w"], ["y"], to=TensorProto.FLOAT)]
+    y = helper.make_tensor_value_info("y", 1, [3])
+    path = tmp_path / "cast.onnx"
+    graph = helper.make_graph(nodes, "g", [], [y], stored(w=first))
+    opsets = [helper.make_opsetid("", 21)]
+    path.write_bytes(
+        helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+    )
+    variable = opened(path, "w")
+    assert run(weights.with_constants(variable, {"w": new})).tolist() == [0, 1, 1]
+    assert run(weights.with_constants(variable, {})).tolist() == [1, 0, 1]

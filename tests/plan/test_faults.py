@@ -1,4 +1,4 @@
-"""What a plan does with backends that fail, lack or refuse something, and with what is left."""
+"""Plans on backends that fail, lack or refuse something, and what they leave behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ from onnx import TensorProto
 from plan_models import node, save, value
 
 import engine
-from engine.errors import BackendUnavailable, DeadlineExceeded, InputError, ModelError
+from engine.errors import (
+    BackendUnavailable,
+    CommunicatorError,
+    DeadlineExceeded,
+    InputError,
+    ModelError,
+)
 from engine.formats import open_source
 from engine.plan import build_plan
 from engine.plan.compile import Plan
@@ -184,6 +190,21 @@ def test_a_device_that_fails_is_not_asked_again(
     second.failing.append(BackendUnavailable("device busy", "second"))
     with pytest.raises(BackendUnavailable, match="device busy"):
         plan.predict(context, [x], None, None)
+
+
+def test_a_segment_that_hears_of_another_ranks_failure_is_not_run_again(
+    null_backend: str, install: Install, tmp_path: Path
+) -> None:
+    install("first")
+    second = install("second", extra=FAILS)
+    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
+    lease = plan.pool.borrow()
+    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    for _ in range(3):
+        plan.predict(lease.context, [x], None, None)
+    second.failing.append(CommunicatorError("rank 1 has aborted", (1,)))
+    with pytest.raises(CommunicatorError, match="rank 1 has aborted"):
+        plan.predict(lease.context, [x], None, None)
 
 
 def test_a_buffer_that_does_not_fit_does_not_run_the_model_again(
@@ -359,10 +380,10 @@ def test_a_plan_lacks_only_what_a_backend_that_runs_nodes_lacks(
         "second_context": {"unsupported_ops": "Tanh"},
     }
     with_target = plan_of(path, ["device", "second"], NO_TANH_ON_DEVICE)
-    assert with_target.lacks("deadlines") == "device"
+    assert with_target.lacks("deadlines") == ("device", "")
     without = plan_of(path, ["device", "second", "third"], config)
     assert {backend.name for backend, _ in without.parts} == {"second", "third"}
-    assert without.lacks("deadlines") == ""
+    assert without.lacks("deadlines") == ("", "")
 
 
 def test_a_part_whose_ranges_nobody_knows_has_no_profiles() -> None:

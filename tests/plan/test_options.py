@@ -136,6 +136,19 @@ def parted(folder: Path) -> Path:
     )  # fmt: skip
 
 
+def test_the_section_of_a_device_type_that_another_backend_serves_is_said_to_be_unread(
+    noting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("engine.plan.options.warn_once", said.append)
+    config = {"gpu_context": {"precision_mode": "enforce_fp32"}}
+    plan_of(models.affine(tmp_path), ["noting"], config)
+    assert said == [
+        "configuration section [gpu_context] is not read: backend 'noting' serves the target "
+        "'gpu', and reads [noting_context]"
+    ]
+
+
 def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(
     noting: ModuleType, tmp_path: Path
 ) -> None:

@@ -143,7 +143,7 @@ def test_no_order_of_two_levels_has_fewer_segments(
 
 
 def fewest(whole: Graph, levels: list[int], nodes: set[int]) -> int:
-    """How often the level changes at least, over all orders in which the nodes can run."""
+    """Return the least number of level changes over all orders in which the nodes can run."""
     needs = {
         index: {other for other in nodes if {*whole.nodes[other].writes} & whole.nodes[index].reads}
         for index in nodes

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from plan_models import node, save, value
 
 import engine
 from engine.errors import DeadlineExceeded, InputError, ModelError, ModelStateError
+from engine.reference.evaluator import EvaluatorContext
 
 Install = Callable[..., ModuleType]
 X = np.linspace(-1, 1, 7, dtype=np.float32)
@@ -43,6 +45,13 @@ def sandwich(folder: Path) -> Path:
         [node("Neg", "x", "a"), node("Tanh", "a", "inner"), node("Sub", "inner x", "y")],
         outputs=[value("y"), value("inner")],
     )
+
+
+def test_the_repr_of_a_model_names_every_backend_that_runs_it(
+    first: ModuleType, second: ModuleType, tmp_path: Path
+) -> None:
+    with build(sandwich(tmp_path)) as model:
+        assert repr(model).endswith(" on first, second>")
 
 
 # -------------------------------------------------------------------------------- values that cross
@@ -261,20 +270,28 @@ def test_threads_have_contexts_of_their_own_in_every_segment(
 
 
 def test_a_deadline_holds_for_all_segments_together(
-    first: ModuleType, second: ModuleType, tmp_path: Path
+    first: ModuleType, second: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each segment takes 0.1 s: one of them would be in time."""
+    deadlines: list[float | None] = []
+    run = EvaluatorContext.run
+
+    def noting(context: Any, inputs: Any, outputs: Any, deadline_s: float | None) -> Any:
+        deadlines.append(deadline_s)
+        return run(context, inputs, outputs, deadline_s)
+
+    monkeypatch.setattr(EvaluatorContext, "run", noting)
     model = build(
         sandwich(tmp_path),
         first_context={"unsupported_ops": "Tanh", "delay_s": "0.1"},
         second_context={"delay_s": "0.1"},
     )
-    start = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         model.predict([X], timeout_s=0.15)
-    assert 0.15 <= time.monotonic() - start < 0.3
-    assert len(first.calls) == 1
+    deadlines.clear()
     [y, _] = model.predict([X], timeout_s=60)
+    assert len(deadlines) > 1
+    assert len({*deadlines} - {None}) == 1
     np.testing.assert_allclose(y.get_data_to_numpy(), np.tanh(-X) - X, rtol=1e-6)
 
 
@@ -404,13 +421,16 @@ def test_memory_is_the_sum_of_the_segments(
     plan = build(path)._plan
     assert plan is not None
     assert plan.executable.memory() == engine.types.MemoryReport(weights_bytes=2 * 7 * 4)
+    parts = {name: report.weights_bytes for name, _, report in plan.memory()}
+    assert sum(parts.values()) == 2 * 7 * 4
+    assert set(parts) == {"first", "second"}
 
 
 def test_shapes_are_checked_and_resized_as_for_one_backend(
     first: ModuleType, second: ModuleType, tmp_path: Path
 ) -> None:
     model = build(sandwich(tmp_path))
-    assert [spec.shape for spec in model.input_specs] == [("n",)]
+    assert [spec.shape for spec in model.inputs] == [("n",)]
     with pytest.raises(InputError, match=r"input 'x': expected float32\[n\], got float32\[1, 7\]"):
         model.predict([X.reshape(1, 7)])
     model.resize(model.get_inputs(), [[3]])
@@ -434,7 +454,7 @@ def engine_compile(loaded, options):
     install("second", extra=bounded.format(bounds=(1, 7)))
     path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "x", "b"), node("Add", "a b", "y")])
     model = build(path)
-    assert [spec.bounds for spec in model.input_specs] == [((2, 7),)]
+    assert [spec.bounds for spec in model.inputs] == [((2, 7),)]
     with pytest.raises(InputError, match=r"dim 0 is 8, outside 2\.\.7"):
         model.predict([np.zeros(8, np.float32)])
 

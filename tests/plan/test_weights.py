@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, helper
 from plan_models import node, save, value
 
 import engine
-from engine.errors import InputError, ModelError
+from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats import open_source
 from engine.formats.opened import OpenedSource, Slot
 from engine.plan import build_plan
@@ -146,6 +146,8 @@ def test_one_segment_gives_what_it_gave_with_its_first_weights(
     [y] = plan.predict(context, [np.array([1])], None, None)
     assert y.tolist() == [6 * 1000003 + 1]
     assert plan.executable.memory().weights_bytes >= 16
+    held = [report.weights_bytes for backend, _, report in plan.memory() if not backend]
+    assert sum(held) == sum(array.nbytes for array in of(2).values()), "the core's"
 
 
 @pytest.mark.parametrize(
@@ -251,3 +253,24 @@ def test_a_weight_that_the_host_reads_too_stays_on_the_host(
     for _ in range(3):
         [y] = plan.predict(context, [np.array([1])], None, None)
         assert y.tolist() == [-12]
+
+
+def test_weights_of_a_closed_model_are_not_exchanged(null_backend: str, tmp_path: Path) -> None:
+    plan = build(two_segments(tmp_path), ["null"], **of(1))
+    assert plan.weights is not None
+    plan.weights.update(of(2))
+    plan.pool.close()
+    with pytest.raises(ModelStateError, match="the model is closed; build a new one"):
+        plan.weights.update(of(3))
+
+
+def test_a_masked_array_is_no_weight(null_backend: str, tmp_path: Path) -> None:
+    plan = build(two_segments(tmp_path), ["null"], **of(1))
+    assert plan.weights is not None
+    masked = np.ma.masked_array(np.array([5]), mask=[True])
+    with pytest.raises(InputError, match=r"weight 'v': expected .*, got a masked array; fill"):
+        plan.weights.update({"v": masked})
+    lease = plan.pool.borrow()
+    [y] = plan.predict(lease.context, [np.array([0])], None, None)
+    assert y.tolist() == [1000003 + 7]
+    plan.pool.discard(lease)

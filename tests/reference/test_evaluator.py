@@ -1,4 +1,4 @@
-"""Where the evaluator behind the null and reference backends is not onnx's own."""
+"""Differences of the null and reference backends' evaluator from onnx's own."""
 
 from __future__ import annotations
 
@@ -102,3 +102,43 @@ def test_each_call_of_a_function_has_its_own_attributes(null_backend: str, tmp_p
     )
     model = engine.load(path, target=null_backend)
     np.testing.assert_array_equal(model(-X)["y"], -X * 0.125)
+
+
+def save(folder: Path, nodes: list[onnx.NodeProto], constants: dict, opset: int) -> Path:
+    value = helper.make_tensor_value_info
+    graph = helper.make_graph(
+        nodes,
+        "made",
+        [value("x", TensorProto.FLOAT, [2, 3])],
+        [value("y", TensorProto.FLOAT, [2, 3])],
+        [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+    )
+    path = folder / "made.onnx"
+    onnx.save(
+        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", opset)]), path
+    )
+    return path
+
+
+@pytest.mark.parametrize("opset", [10, 13, 17, 18, 19, 21])
+def test_quantized_values_are_dequantized_in_every_operator_set(
+    opset: int, null_backend: str, tmp_path: Path
+) -> None:
+    nodes = [
+        helper.make_node("QuantizeLinear", ["x", "scale", "zero"], ["q"]),
+        helper.make_node("DequantizeLinear", ["q", "scale", "zero"], ["y"]),
+    ]
+    constants = {"scale": np.float32(0.5), "zero": np.uint8(3)}
+    model = engine.load(save(tmp_path, nodes, constants, opset), target=null_backend)
+    np.testing.assert_array_equal(model(x=X * 0.5 + 0.1)["y"], X * 0.5)
+
+
+def test_an_operator_set_that_onnx_does_not_know_is_refused(
+    null_backend: str, tmp_path: Path
+) -> None:
+    path = save(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], {}, 17)
+    model = onnx.load(path)
+    model.opset_import[0].version = 99
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(engine.ModelError, match="operator set 99 is newer than what onnx"):
+        engine.load(path, target=null_backend)

@@ -1,14 +1,15 @@
 """A backend with a device whose memory the host cannot read: a pointer is a number, no address.
 
 It computes with onnx's reference evaluator. What it did is noted in `copies`, `orders` and `given`;
-memory is freed with its owner. `announced`, `slots` and `delay_s` change it before a model is
-built.
+memory is freed with its owner. `announced` and `slots` change it before a model is built, `delay_s`
+at any time, also for the runs there are.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
+import time
 from operator import is_
 
 import numpy as np
@@ -125,8 +126,10 @@ class FakeContext:
         at_once.append(len(running))
         try:
             given.append((list(inputs), None if outputs is None else list(outputs)))
-            if delay_s and self.stopped.wait(delay_s):
-                raise Cancelled("stopped")
+            begin = time.monotonic()
+            while time.monotonic() < begin + delay_s:
+                if self.stopped.wait(0.005):
+                    raise Cancelled("stopped")
             results = self.inner.run([contents(value) for value in inputs], None, deadline_s)
             filled = [
                 self.put(result, place)

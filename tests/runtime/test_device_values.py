@@ -12,6 +12,7 @@ import pytest
 
 import engine
 from engine import DataType, Tensor
+from engine.backends import installed
 from engine.testing import models
 from engine.types import Device, DeviceBuffer, DType
 
@@ -35,6 +36,14 @@ def test_an_array_goes_to_the_device_and_comes_back_as_a_copy(fake: ModuleType) 
     np.testing.assert_array_equal(np.asarray(tensor), X)
     assert "device: fake:0." in str(tensor)
     assert fake.copies == [("host", "device"), ("device", "host"), ("device", "host")]
+
+
+def test_a_tensor_there_is_read_as_an_array_by_a_copy(fake: ModuleType) -> None:
+    tensor = Tensor(X, device="fake:0")
+    assert (len(tensor), tensor[1, 2], [row.sum() for row in tensor]) == (2, 5, [3, 12])
+    tensor.numpy()[:] = 0
+    assert tensor[1, 2] == 5
+    assert bool(Tensor(X[1, 2:], device="fake:0")) is True
 
 
 def test_shape_and_dtype_allocate_there_and_data_is_copied_into_that_memory(
@@ -104,14 +113,15 @@ def test_results_come_out_on_the_device_where_the_outputs_are_there(
 def test_the_same_tensors_again_are_the_same_lists(fake: ModuleType, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     model = engine.load(models.affine(tmp_path), target="fake")
-    real = model._predict
-    assert real is not None
+    built = model._built
+    assert built is not None
+    real = built.predict
 
     def noting(context, inputs, outputs, deadline_s):  # type: ignore[no-untyped-def]
         seen.append((id(inputs), id(outputs)))
         return real(context, inputs, outputs, deadline_s)
 
-    model._predict = noting
+    model._built = built._replace(predict=noting)
     x, y = Tensor(X, device="fake"), [Tensor(shape=[2, 3], dtype=F32, device="fake")]
     for factor in (1, 5, 9):
         x.set_data_from_numpy(X * factor)
@@ -186,6 +196,21 @@ def test_engine_target_keeps_tensors_on_the_host(
     assert not fake.memory
     monkeypatch.setenv("ENGINE_TARGET", f"{null_backend},fake")
     assert Tensor(X, device="fake:0").device == "fake:0"
+
+
+@pytest.mark.parametrize(
+    ("device", "hint"),
+    [("openvino", ""), ("cuda:0", "; did you mean 'gpu'?"), ("npu", "; did you mean 'ascend'?")],
+)
+def test_a_device_that_is_none_is_told_what_there_is(
+    null_backend: str, device: str, hint: str
+) -> None:
+    with pytest.raises(TypeError) as caught:
+        Tensor(X, device=device)
+    text = str(caught.value)
+    assert text.startswith("now only support ascend device. Or gpu, or cpu for the host, or the ")
+    assert f"(installed: {', '.join(installed())}), but got {device!r}{hint}" in text
+    assert text.endswith(hint or repr(device))
 
 
 def test_bfloat16_goes_to_the_device_and_back(fake: ModuleType) -> None:

@@ -200,7 +200,7 @@ def model(null_backend: str, tmp_path: Path) -> engine.Model:
 
 
 class Array:
-    """What has `__array__` alone."""
+    """An object with `__array__` alone."""
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return X
@@ -335,7 +335,7 @@ def test_what_cannot_be_taken_is_an_input_error_with_the_reason(model: engine.Mo
         def __dlpack__(self, **asked: Any) -> Any:
             raise BufferError("requires grad")
 
-    message = r"input 'x': expected float32\[batch, 3\], and .*Gradient.* requires grad; convert"
+    message = r"input 'x': expected float32\[batch, 3\], and .*Gradient.* requires grad; pass a"
     with pytest.raises(engine.InputError, match=message):
         model.predict([Gradient(X)])  # type: ignore[list-item]
     with pytest.raises(engine.InputError, match="device of DLPack's type 10"):
@@ -380,3 +380,18 @@ def test_an_array_of_another_kind_with_masked_elements_is_refused(model: engine.
 
     with pytest.raises(engine.InputError, match="masked elements"):
         model.predict([Masked()])  # type: ignore[list-item]
+
+
+def test_a_result_goes_to_another_library_without_a_copy_and_comes_in_so(
+    null_backend: str, tmp_path: Path
+) -> None:
+    model = engine.load(models.affine(tmp_path), target=null_backend)
+    [y] = model.predict([Producer(X)])
+    taken = np.from_dlpack(y)
+    assert taken.ctypes.data == y.numpy().ctypes.data
+    np.testing.assert_array_equal(taken, 2 * X + 1)
+    assert model._built is not None
+    [given] = model._built.signature.values([Producer(taken)], ())  # what the backend gets
+    assert given.ctypes.data == taken.ctypes.data
+    [given] = model._built.signature.values([Producer(taken.astype(np.float16))], ())
+    assert given.dtype == np.float32  # only where it must be: cast

@@ -14,6 +14,7 @@ import engine
 from engine import Tensor
 from engine.runtime.extensions import GROUP
 from engine.testing import models, plugins
+from engine.testing.interrupts import Interrupter
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -56,8 +57,9 @@ def test_off_means_the_backends_own_function(
         if text is not None:
             monkeypatch.setenv("ENGINE_EXTENSIONS", text)
         model = load(tmp_path)
-        assert model._plan is not None
-        assert model._predict is model._plan.predict is model._plan.backend.predict
+        assert model._built is not None
+        plan, predict = model._built.plan, model._built.predict
+        assert predict is plan.predict is plan.backend.predict
         assert model.predict([X])
     assert notes.models == notes.events == []
 
@@ -145,10 +147,69 @@ def test_one_that_fails_is_at_fault_and_leaves_no_model(
 
 
 def test_an_error_inside_an_extension_names_it(
-    plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    notes: Any, plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "def wrap(model, predict): return lambda *arguments: 1 / 0"
     plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
-    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
-    with pytest.raises(engine.ModelError, match="'null', extended by bad, raised ZeroDivisionE"):
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,bad,inner")
+    with pytest.raises(
+        engine.ExtensionError,
+        match=r"^predict failed! extension 'bad' is at fault: its predict raised ZeroDivisionError",
+    ) as caught:
         load(tmp_path).predict([X])
+    assert caught.value.name == "bad"
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ("predict(*arguments)[:1]", None),  # the same values in a list of its own
+        ("tuple(predict(*arguments))", None),
+        ("None", "it gave results, but the model gave none"),
+        ("[arguments[1][0]]", "it gave results, but the model gave none"),
+        ("predict(*arguments) and None", "it gave back other results than the model gave it"),
+        ("predict(*arguments) * 2", "it gave back other results than the model gave it"),
+        ("[y.copy() for y in predict(*arguments)]", "it gave back other results"),
+        ("[str(y) for y in predict(*arguments)]", "it gave back other results"),
+    ],
+)
+def test_an_extension_gives_back_what_the_model_gave_it(
+    returned: str,
+    message: str | None,
+    plugin_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = f"def wrap(model, predict): return lambda *arguments: {returned}"
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
+    model = load(tmp_path)
+    outputs = [Tensor(np.zeros((2, 3), np.float32))]
+    for given in (None, outputs):
+        if message is None:
+            np.testing.assert_array_equal(model.predict([X], given)[0], 2 * X + 1)
+            continue
+        with pytest.raises(engine.ExtensionError, match=f"extension 'bad' is at fault: {message}"):
+            model.predict([X], given)
+
+
+def test_an_error_of_the_backend_inside_an_extension_is_the_backends(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,inner")
+    model = engine.load(models.pairs(tmp_path), target="null")
+    with pytest.raises(engine.ModelError, match="the model failed on this data"):
+        model.predict([np.zeros(3, np.float32)])
+    assert model.predict([np.zeros(4, np.float32)])
+
+
+def test_a_signal_handlers_exception_inside_an_extension_is_the_handlers(
+    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,inner")
+    model = load(tmp_path)
+    interrupter = Interrupter(seed=4)
+    with interrupter.installed():
+        for _ in interrupter.calls(lambda: model.predict([X]), 60):
+            np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
+    assert (interrupter.lost, interrupter.unraisable) == ([], [])

@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -45,16 +46,16 @@ def in_threads(count: int, work: Callable[[int], None]) -> None:
 
 def test_threads_share_a_model_and_get_their_own_tensors_and_results(affine: Model) -> None:
     seen: list[int] = []
+    all_seen = threading.Barrier(4)  # so that no two tensors follow each other in the same memory
 
     def work(index: int) -> None:
         [tensor] = affine.get_inputs()
         seen.append(id(tensor))
-        assert affine.get_inputs()[0] is tensor
         for step in range(20):
             x = np.full((1 + index, 3), index * 100 + step, np.float32)
             tensor.set_data_from_numpy(x)
             np.testing.assert_array_equal(affine.predict([tensor])[0], 2 * x + 1)
-        time.sleep(0.1)  # so that no two tensors follow each other in the same memory
+        all_seen.wait(60)
 
     in_threads(4, work)
     assert len(set(seen)) == 4
@@ -68,22 +69,30 @@ def test_contexts_are_reused_by_the_next_threads(affine: Model) -> None:
     assert pool.open_count <= 1
 
 
-def test_closing_waits_for_nobody_and_frees_after_the_last_predict(tmp_path: Path) -> None:
-    config = {"null_context": {"delay_s": "0.4"}}
-    model = engine.load(models.affine(tmp_path), target="null", config=config)
+def test_closing_waits_for_nobody_and_frees_after_the_last_predict(
+    fake: ModuleType, tmp_path: Path
+) -> None:
+    fake.delay_s = 300.0
+    model = engine.load(models.affine(tmp_path), target="fake")
     executable = weakref.ref(model._plan.executable)  # type: ignore[union-attr]
     results: list[Tensor] = []
     thread = threading.Thread(target=lambda: results.extend(model.predict([X])))
     thread.start()
-    time.sleep(0.1)
-    begin = time.monotonic()
+    end = time.monotonic() + 60
+    while not fake.running:
+        assert time.monotonic() < end
+        time.sleep(0.001)
     model.close()
-    assert time.monotonic() - begin < 0.3
+    assert fake.running
     with pytest.raises(engine.ModelStateError, match="closed"):
         model.predict([X])
+    fake.delay_s = 0.0
     thread.join()
     np.testing.assert_array_equal(results[0], 2 * X + 1)
     gc.collect()
+    assert [context.closed for context in fake.contexts] == [1]
+    fake.contexts.clear()
+    fake.given.clear()
     assert executable() is None
 
 
@@ -93,7 +102,7 @@ def test_a_resize_reaches_every_thread_at_its_next_call(affine: Model) -> None:
     def work() -> None:
         affine.predict([X])
         checked.set()
-        resized.wait(10)
+        resized.wait(60)
         with pytest.raises(engine.InputError, match=r"expected float32\[5, 3\]"):
             affine.predict([X])
         done.append(True)
@@ -101,7 +110,7 @@ def test_a_resize_reaches_every_thread_at_its_next_call(affine: Model) -> None:
     done: list[bool] = []
     thread = threading.Thread(target=work)
     thread.start()
-    checked.wait(10)
+    checked.wait(60)
     affine.resize(affine.get_inputs(), [[5, 3]])
     resized.set()
     thread.join()
@@ -116,7 +125,7 @@ def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
 
     def slowly(executable: EvaluatorExecutable) -> EvaluatorContext:
         opening.set()
-        assert closed.wait(10)
+        assert closed.wait(60)
         return open_context(executable)
 
     monkeypatch.setattr(EvaluatorExecutable, "open_context", slowly)
@@ -124,7 +133,7 @@ def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
     results: list[Tensor] = []
     thread = threading.Thread(target=lambda: results.extend(affine.predict([X])))
     thread.start()
-    assert opening.wait(10)
+    assert opening.wait(60)
     affine.close()
     closed.set()
     thread.join()
@@ -189,7 +198,7 @@ def test_a_child_forked_while_the_model_was_being_built_can_build_it(
             return
         child = os.fork()
         if child == 0:
-            signal.alarm(10)
+            signal.alarm(60)
             built = threading.Thread(
                 target=lambda: model.build_from_file(path, ModelType.MINDIR, null_context)
             )

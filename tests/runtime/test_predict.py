@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import engine
 from engine import DataType, Model, Tensor
 from engine.testing import models
+from engine.types import DeviceInfo
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -185,22 +187,110 @@ def test_a_read_only_output_is_refused(affine: Model) -> None:
         affine.predict([X], [Tensor(buffer)])
 
 
-def test_equal_symbols_must_be_equal_sizes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("predicts", [1, 2, 5])
+def test_an_output_that_becomes_read_only_is_not_written_any_more(
+    affine: Model, predicts: int
+) -> None:
+    x, y = np.zeros((2, 3), np.float32), Tensor(np.zeros((2, 3), np.float32))
+    inputs, outputs = [x], [y]
+    for _ in range(predicts):
+        affine.predict(inputs, outputs)
+    memory = y._value
+    assert isinstance(memory, np.ndarray)
+    memory.flags.writeable = False
+    x += 1
+    with pytest.raises(
+        engine.InputError, match="'y': the buffer must be writeable and C-contiguous"
+    ):
+        affine.predict(inputs, outputs)
+    assert memory.tolist() == [[1] * 3] * 2
+    memory.flags.writeable = True
+    affine.predict(inputs, outputs)
+    assert memory.tolist() == [[3] * 3] * 2
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_whatever_changes_in_lists_that_were_bound_is_seen(several: Model, place: int) -> None:
+    inputs = [np.ones(spec.shape or (), np.float32) for spec in several.inputs]  # type: ignore[arg-type]
+    outputs = [Tensor(np.zeros((2, 3), np.float32)) for _ in several.outputs]
+    for _ in range(3):
+        assert several.predict(inputs, outputs) is outputs
+
+    inputs[place] = 5 * inputs[place]
+    z, a, m = inputs
+    several.predict(inputs, outputs)
+    for output, expected in zip(outputs, (z - a, a * m, z + m), strict=True):
+        np.testing.assert_array_equal(output, expected)
+
+    outputs[place].get_data_to_numpy().flags.writeable = False
+    with pytest.raises(engine.InputError, match="must be writeable"):
+        several.predict(inputs, outputs)
+    outputs[place].get_data_to_numpy().flags.writeable = True
+    several.predict(inputs, outputs)
+
+    with pytest.raises(TypeError, match=f"must be Tensor, but got .*ndarray.* at index {place}"):
+        several.predict(inputs, [*outputs[:place], z.copy(), *outputs[place + 1 :]])  # type: ignore[list-item]
+    extra = inputs.pop(place)
+    with pytest.raises(engine.InputError, match="input len:3 not equal input len:2"):
+        several.predict(inputs, outputs)
+    inputs.insert(place, extra)
+    last = outputs.pop()
+    with pytest.raises(engine.InputError, match="3"):
+        several.predict(inputs, outputs)
+    np.testing.assert_array_equal(several.predict(inputs, [*outputs, last])[2], z + m)
+
+
+def test_sizes_that_contradict_a_symbol_are_the_models_to_judge(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with engine.load(models.shared_dims(tmp_path), target="null") as model:
         left, right = np.ones((2, 3), "f"), np.ones((3, 4), "f")
         assert model(left=left, right=right)["y"].tolist() == [[3] * 4] * 2
-        with pytest.raises(engine.InputError, match=r"'right': axis 0 .'common'. is 4.*'left'.*3"):
+        assert not caplog.records
+        with pytest.raises(engine.ModelError, match=r"^predict failed! .*MatMul"):
             model(left=left, right=np.ones((4, 4), "f"))
+        [record] = caplog.records
+        assert "'right': axis 0 is called 'common', as an axis of input 'left'" in record.message
+
+
+def test_sizes_that_contradict_a_symbol_run_where_the_model_can(tmp_path: Path) -> None:
+    a, b, y = (
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", "n"])
+        for name in "aby"
+    )
+    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["y"])]
+    path = tmp_path / "sum.onnx"
+    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "sum", [a, b], [y])), path)
+    with engine.load(path, target="null") as model:
+        a, b = np.ones((2, 1), "f"), np.ones((1, 3), "f")
+        for outputs in (None, [Tensor()], [Tensor(np.empty((2, 3), "f"))]):
+            [y] = model.predict([a, b], outputs)
+            assert y.get_data_to_numpy().tolist() == [[2] * 3] * 2
+        model.resize(model.get_inputs(), [[2, 1], [1, 3]])
+        assert model.predict([a, b])[0].shape == [2, 3]
 
 
 @pytest.mark.parametrize("answer", [None, [], [X, X]])
 def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
     affine: Model, answer: object
 ) -> None:
-    affine._predict = lambda *arguments: answer  # type: ignore[assignment]
+    assert affine._built is not None
+    affine._built = affine._built._replace(predict=lambda *_: answer)  # type: ignore[arg-type]
     for outputs in (None, [Tensor()]):
         with pytest.raises(
             engine.ModelError, match="predict failed! backend 'null' raised TypeEr"
         ) as caught:
             affine.predict([X], outputs)
         assert caught.value.at_fault == "null"
+
+
+def test_what_a_device_lacks_is_told_with_its_reason(affine: Model) -> None:
+    [(backend, device)] = affine._plan.parts  # type: ignore[union-attr]
+    lacks = {"deadlines": "its driver is too old"}
+    backend._present = {device: DeviceInfo(device, "old", lacks=lacks)}
+    try:
+        with pytest.raises(RuntimeError, match=r"^timeout_s: backend 'null' cannot stop a running "
+                           r"model \(its driver is too old\); leave timeout_s out$"):  # fmt: skip
+            affine.predict([X], timeout_s=1)
+    finally:
+        backend.devices()

@@ -107,10 +107,15 @@ def test_levels_and_an_expression_choose_tests(null_backend: str) -> None:
     ("predict", "said"),
     [
         ("ctypes.string_at(0)", "crashed with SIGSEGV"),
-        ("os.abort()", "crashed with SIGABRT in engine_predict"),
-        ("os._exit(0)", "ended with status 0"),
-        ("raise KeyboardInterrupt", "ended with status 2"),
         ("sys.exit(3)", "SystemExit: 3"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # the same way, each with two processes
+            for case in (
+                ("os.abort()", "crashed with SIGABRT in engine_predict"),
+                ("os._exit(0)", "ended with status 0"),
+                ("raise KeyboardInterrupt", "ended with status 2"),
+            )
+        ),
     ],
 )
 def test_a_test_that_ends_the_process_fails_and_the_others_still_run(
@@ -127,6 +132,7 @@ def test_a_test_that_ends_the_process_fails_and_the_others_still_run(
         assert "plugin_faulty.py:" in result(report, SCALAR).place
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_fails_at_its_limit_and_says_where_it_was(plugin_folder: Path) -> None:
     name = backend(plugin_folder, "hanging", predict="time.sleep(600)")
     report = check.check(name, expression=f"{SCALAR} or closed_form", limit_s=5)
@@ -245,7 +251,11 @@ def test_a_backend_that_is_not_there_is_an_error(null_backend: str, monkeypatch)
 
 @pytest.mark.parametrize(
     ("expression", "said"),
-    [("no_such_test", "no test"), ("(", "wrong expression"), ("a b", "wrong expression")],
+    [
+        ("no_such_test", "no test"),
+        ("(", "wrong expression"),
+        pytest.param("a b", "wrong expression", marks=pytest.mark.slow),
+    ],
 )
 def test_an_expression_that_chooses_nothing_is_an_error(
     null_backend: str, expression: str, said: str
@@ -278,6 +288,7 @@ def test_nothing_is_left_behind(
     assert all(re.fullmatch(r"__pycache__|\w+\.cpython-\d+\.pyc", name) for name in new), new
 
 
+@pytest.mark.slow
 def test_the_callers_own_pytest_and_targets_change_nothing(
     null_backend: str, tmp_path: Path, monkeypatch
 ) -> None:

@@ -63,6 +63,17 @@ class TestWithoutDevice(BackendConformance):
 
 class TestAbsent(BackendConformance):
     backend = "absent"
+
+class TestFirstType(BackendConformance):
+    backend = "two_types"
+
+class TestSecondType(BackendConformance):
+    backend = "two_types"
+    device_type = "npu"
+
+class TestTypeThatIsNotThere(BackendConformance):
+    backend = "two_types"
+    device_type = "dsp"
 """
 
 MODEST = """
@@ -110,6 +121,30 @@ def engine_devices():
     return Devices(reason="the probe is not plugged in", fix="plug it in")
 """
 
+TWO_TYPES = """
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+from engine.types import Device, Devices
+
+@hookimpl
+def engine_backend():
+    info = null.engine_backend()
+    return replace(info, name="two_types", device_types=(*info.device_types, "npu", "dsp"))
+
+@hookimpl
+def engine_devices():
+    [cpu] = null.engine_devices().found
+    return Devices((cpu, replace(cpu, device=Device("npu"))))
+
+@hookimpl
+def engine_compile(loaded, options):
+    if options.device.type == "npu":
+        raise RuntimeError("the npu has no kernels")
+    return null.engine_compile(loaded, options)
+"""
+
 CHOSEN = [
     ("KnownGap", "test_placement_names_backend_device_provider_and_reason"),
     ("KnownGapOfOneParameter", "test_whole_numbers_arrive_to_the_last_bit"),
@@ -133,6 +168,9 @@ CHOSEN = [
     ("WithoutDevice", "test_devices_are_found_or_a_reason_is_given"),
     ("Absent", "test_a_scalar_stays_a_scalar"),
     ("Absent", "test_the_manifest_says_who_the_backend_is"),
+    ("FirstType", "test_a_scalar_stays_a_scalar"),
+    ("SecondType", "test_a_scalar_stays_a_scalar"),
+    ("TypeThatIsNotThere", "test_a_scalar_stays_a_scalar"),
 ]
 
 
@@ -141,7 +179,7 @@ FAULTY = ("computes_in_half", "faultless", "names_another_device", "takes_intege
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
-    """How each test ended ("passed", "failed", "skipped", "xfailed") and what it said."""
+    """Return the outcome of each test ("passed", "failed", "skipped", "xfailed") and its text."""
     folder = tmp_path_factory.mktemp("kit")
     module = folder / "kit.py"
     module.write_text(CLASSES)
@@ -150,6 +188,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
     plugins.install(folder, "modest", "modest_plugin", source=MODEST)
     plugins.install(folder, "crashing", "crashing_plugin", source=CRASHING)
     plugins.install(folder, "without_device", "without_device_plugin", source=WITHOUT_DEVICE)
+    plugins.install(folder, "two_types", "two_types_plugin", source=TWO_TYPES)
     report = folder / "report.xml"
     search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
     child = subprocess.run(
@@ -277,8 +316,8 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
     assert [module for module, _ in itertools.groupby(modules)] == [
         "manifest", "semantics", "ownership", "errors", "lifecycle", "settings", "process",
-        "threads", "contexts", "compiled", "device_values", "weights", "ranks",
-        "lifecycle", "conformance",
+        "threads", "contexts", "compiled", "device_values", "profile", "weights", "sharing",
+        "ranks", "lifecycle", "conformance",
     ]  # fmt: skip
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]
@@ -303,6 +342,16 @@ def test_without_a_device_only_the_manifest_is_tested(outcomes) -> None:
     assert "the probe is not plugged in; plug it in" in said
     assert outcomes["WithoutDevice.test_the_manifest_says_who_the_backend_is"][0] == "passed"
     assert outcomes["WithoutDevice.test_devices_are_found_or_a_reason_is_given"][0] == "passed"
+
+
+def test_each_device_type_of_a_backend_can_be_tested(outcomes) -> None:
+    assert outcomes["FirstType.test_a_scalar_stays_a_scalar"][0] == "passed"
+    ending, said = outcomes["SecondType.test_a_scalar_stays_a_scalar"]
+    assert ending == "failed"
+    assert "the npu has no kernels" in said
+    ending, said = outcomes["TypeThatIsNotThere.test_a_scalar_stays_a_scalar"]
+    assert ending == "skipped"
+    assert "finds no device of type 'dsp' here" in said
 
 
 def test_a_backend_that_is_not_installed_fails(outcomes) -> None:

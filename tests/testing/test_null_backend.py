@@ -44,10 +44,12 @@ def test_a_predict_can_be_made_to_take_long(null_backend: str, tmp_path: Path) -
         start = time.monotonic()
         assert model(x=x)["y"].tolist() == [[3, 3, 3]]
         assert time.monotonic() - start >= 0.2
+    config["null_context"]["delay_s"] = "300"
+    with engine.load(models.affine(tmp_path), target=null_backend, config=config) as model:
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             model.predict([x], timeout_s=0.02)
-        assert time.monotonic() - start < 0.2
+        assert time.monotonic() - start < 200
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
@@ -94,7 +96,7 @@ def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> 
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             loop.predict([np.array(10**9), np.array(True), np.array(0, np.float32)], timeout_s=0.05)
-        assert time.monotonic() - start < 10  # all its rounds would take hours
+        assert time.monotonic() - start < 200  # all its rounds would take hours
 
 
 def test_a_buffer_over_an_input_that_is_an_output_too_is_filled_last(

@@ -137,6 +137,22 @@ def model(main: bytes, functions: Any = (), primitives: Any = ()) -> bytes:
     )  # fmt: skip
 
 
+def run(data: bytes, *inputs: Any) -> list[Any]:
+    """Return a model's outputs by onnx's reference evaluator."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    from engine.formats import source_from_bytes
+    from engine.formats.onnx.inline import inlined
+    from engine.reference.loop import Loop
+
+    source = source_from_bytes(data)
+    assert source.graph is not None
+    session = ReferenceEvaluator(onnx.load_from_string(inlined(source).data or b""), new_ops=[Loop])
+    names = [spec.name for spec in source.graph.inputs]
+    return list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+
 @pytest.fixture
 def mindir() -> SimpleNamespace:
     """The functions above."""

@@ -19,11 +19,11 @@ DATA = Path(__file__).parents[2] / "data" / "mindir"
 PLAIN = sorted(path for path in DATA.rglob("*.mindir") if not path.name.startswith("enc_"))
 ENCRYPTED = sorted(DATA.rglob("enc_*.mindir"))
 SMALL = [path for path in PLAIN if path.stat().st_size < 20_000]
-BUDGET_S = 10.0  # of one file; they take milliseconds
+BUDGET_S = 40.0  # of one file; they take milliseconds
 
 
 def _read(data: bytes) -> bool:
-    """Whether the bytes are a model; anything but a ModelError fails the test."""
+    """Return True where the bytes are a model; anything but a ModelError fails the test."""
     start = time.monotonic()
     try:
         source_from_bytes(data)

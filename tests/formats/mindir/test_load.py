@@ -1,4 +1,4 @@
-"""What makes loading fast changes nothing of what is loaded."""
+"""Shortcuts in loading change nothing of the loaded model."""
 
 from __future__ import annotations
 
@@ -143,6 +143,6 @@ def test_numbers_that_stand_one_by_one_take_no_minutes(mindir: SimpleNamespace) 
     data = mindir.model(main)
     start = time.monotonic()
     source = source_from_bytes(data)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60
     assert source.graph is not None
     assert source.graph.parameters[0].shape == (count,)

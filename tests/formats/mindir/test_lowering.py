@@ -1,4 +1,4 @@
-"""What a lowered file looks like; the numbers are tests/system/mindir's to compare."""
+"""The form of a lowered file; the numbers are tests/system/mindir's to compare."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx.reference import ReferenceEvaluator
 
 from engine.errors import ModelError
 from engine.formats import ModelFile, open_source, source_from_bytes
@@ -45,14 +44,6 @@ def test_a_lowered_file_is_valid_onnx_with_the_files_names(entry: dict[str, Any]
         assert len(source.graph.outputs) > 1 or source.graph.outputs[0].name == first
 
 
-def _run(data: bytes, *inputs: Any) -> list[Any]:
-    source = source_from_bytes(data)
-    assert source.graph is not None
-    session = ReferenceEvaluator(onnx.load_from_string(inlined(source).data or b""))
-    names = [spec.name for spec in source.graph.inputs]
-    return list(session.run(None, dict(zip(names, inputs, strict=True))))
-
-
 def _ops(data: bytes | Path) -> list[str]:
     source = source_from_bytes(data) if isinstance(data, bytes) else open_source(data)
     assert source.graph is not None
@@ -79,7 +70,7 @@ def test_attributes_on_bare_nodes_are_read_in_both_forms(
         [mindir.tensor("G:w", weight)],
     )
     x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-    [result] = _run(mindir.model(main), x)
+    [result] = mindir.run(mindir.model(main), x)
     np.testing.assert_allclose(result, (x @ weight.T).T.mean(1, keepdims=True))
 
 
@@ -100,7 +91,7 @@ def test_the_oldest_names_of_operators_mean_the_same(mindir: SimpleNamespace) ->
         [mindir.value("G:r:5", 2, 4)],
     )
     x = np.arange(6, dtype=np.float32).reshape(3, 2)
-    [result] = _run(mindir.model(main), x)
+    [result] = mindir.run(mindir.model(main), x)
     np.testing.assert_array_equal(result, np.concatenate([2 * x[[2, 0]], x[[2, 0]]], 1))
 
 
@@ -111,7 +102,7 @@ def test_nested_tuples_of_the_old_form_keep_their_structure(mindir: SimpleNamesp
         [mindir.value("G:x", 1, 1)],
         [mindir.value("G:p:1", 4, 4)],
     )
-    [result] = _run(mindir.model(main), np.ones((1, 1), np.float32))
+    [result] = mindir.run(mindir.model(main), np.ones((1, 1), np.float32))
     np.testing.assert_array_equal(result, np.pad(np.ones((1, 1)), ((1, 2), (0, 3))))
 
 
@@ -220,173 +211,6 @@ def test_a_description_lists_primitives_and_what_is_unsupported(
     assert described.unsupported == ("Odd",)
 
 
-_X = np.array([[-1.5, 0.0, 2.0, 0.5], [3.0, -0.25, 1.0, -2.0]], np.float32)
-_Y = np.array([[0.5, 1.0, -2.0, 0.25], [0.125, 2.0, 1.5, 1.0]], np.float32)
-_SQUARE = np.array([[2, 1, 0], [0, 3, 1], [1, 0, 1]], np.float32)
-_IDS = np.array([2, 0], np.int64)
-
-
-def _cosine_loss(x: Any, y: Any) -> Any:
-    cosine = (x * y).sum(1) / np.sqrt((x * x).sum(1) * (y * y).sum(1))
-    return np.array([1 - cosine[0], max(cosine[1] - 0.25, 0)]).mean()
-
-
-@pytest.mark.parametrize(
-    ("kind", "args", "wanted"),
-    [
-        ("Sinc", (_X,), np.sinc(_X)),
-        ("Heaviside", (_X, _Y), np.heaviside(_X, _Y)),
-        ("Fmax", (np.where(_X < 0, np.nan, _X), _Y), np.fmax(np.where(_X < 0, np.nan, _X), _Y)),
-        ("Fmin", (_X, np.where(_Y > 1, np.nan, _Y)), np.fmin(_X, np.where(_Y > 1, np.nan, _Y))),
-        ("LogAddExp", (_X * 50, _Y * 50), np.logaddexp(_X * 50, _Y * 50)),
-        ("LogAddExp2", (_X, _Y), np.logaddexp2(_X, _Y)),
-        ("IsNegInf", (np.where(_X == 0, -np.inf, _X).astype(np.float32),), _X == 0),
-        ("ApproximateEqual", (_X, _X + 1e-6), np.ones((2, 4), bool)),
-        ("AddScalar", (_X, 2.0, 3), _X + 6),
-        ("SubScalar", (_X, 2.0, 3), _X - 6),
-        ("Nansum", (np.where(_X < 0, np.nan, _X), (1,)), np.where(_X < 0, 0, _X).sum(1)),
-        ("Vdot", (_X[0], _Y[0]), _X[0] @ _Y[0]),
-        ("MatrixDeterminant", (_SQUARE,), 7.0),
-        ("Trace", (_SQUARE,), 6.0),
-        ("TraceV2", (_SQUARE, 0, 0, 1, None), 6.0),
-        ("TExt", (_X,), _X.T),
-        ("DiagExt", (_X[0], 1), np.diag(_X[0], 1)),
-        ("DiagExt", (_X[0], -2), np.diag(_X[0], -2)),
-        ("Take", (_X, _IDS), _X.reshape(-1)[_IDS]),
-        ("SelectV2", (_X > 0, _X, _Y), np.where(_X > 0, _X, _Y)),
-        ("NewFull", (_X, (3, 2), 1.5), np.full((3, 2), 1.5)),
-        ("ViewAs", (_X, _Y.T.copy()), _X.reshape(4, 2)),
-        ("L1LossExt", (_X, _Y, "mean"), np.abs(_X - _Y).mean()),
-        ("MSELossExt", (_X, _Y, "sum"), ((_X - _Y) ** 2).sum()),
-        ("SoftMarginLoss", (_X, np.sign(_Y)), np.log1p(np.exp(-_X * np.sign(_Y))).mean()),
-        ("CosineEmbeddingLoss", (_X, _Y, np.array([1, -1], "f4"), 0.25), _cosine_loss(_X, _Y)),
-        (
-            "MatrixSetDiagV3", (_SQUARE, np.array([7, 8], np.float32), 1),
-            np.array([[2, 7, 0], [0, 3, 8], [1, 0, 1]]),
-        ),
-        (
-            "TensorCopySlices", (_X, _Y[:, :2].copy(), (0, -3), (2, 4), (1, 2)),
-            np.stack([_X[:, 0], _Y[:, 0], _X[:, 2], _Y[:, 1]], 1),
-        ),
-        (
-            "KVCacheScatterUpdate",
-            (_X.reshape(1, 1, 4, 2), np.array([2]), _Y.reshape(1, 2, 2, 2)[:, :1], 2),
-            np.concatenate([_X.reshape(4, 2)[:2], _Y.reshape(4, 2)[:2]]).reshape(1, 1, 4, 2),
-        ),
-    ],
-)  # fmt: skip
-def test_a_primitive_computes_its_formula(
-    mindir: SimpleNamespace, kind: str, args: tuple[Any, ...], wanted: Any
-) -> None:
-    constants, names, inputs, fed = [], [], [], []
-    for place, arg in enumerate(args):
-        name = f"G:in{place}"
-        if isinstance(arg, np.ndarray):
-            onnx_type = {"float32": 1, "int64": 7, "bool": 9}[arg.dtype.name]
-            inputs.append(mindir.value(name, *arg.shape, data_type=onnx_type))
-            fed.append(arg)
-        else:
-            constants.append(mindir.constant(name, arg))
-        names.append(name)
-    result = np.asarray(wanted)
-    data_type = 9 if result.dtype == bool else 1
-    main = mindir.graph(
-        "G",
-        [
-            *constants,
-            mindir.node(kind, names, "G:y:1", mindir.typed(*result.shape, data_type=data_type)),
-        ],
-        inputs,
-        [mindir.value("G:y:1", *result.shape, data_type=data_type)],
-    )
-    [found] = _run(mindir.model(main), *fed)
-    np.testing.assert_allclose(found, result, rtol=1e-5, atol=1e-6)
-
-
-_PATH = np.eye(3, dtype=np.float32)[[[0, 1], [0, 2], [2, 0], [0, 0], [1, 1]]]  # blank: 2
-
-
-@pytest.mark.parametrize(
-    ("kind", "args", "at", "wanted"),
-    [
-        ("LogMatrixDeterminant", (-_SQUARE,), 0, np.float32(-1)),
-        ("LogMatrixDeterminant", (-_SQUARE,), 1, np.log(np.float32(7))),
-        ("CTCGreedyDecoder", (_PATH, [5, 3]), 0, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1]]),
-        ("CTCGreedyDecoder", (_PATH, [5, 3]), 1, [0, 0, 1, 1, 0]),
-        ("CTCGreedyDecoder", (_PATH, [5, 3]), 2, [2, 3]),
-        ("CTCGreedyDecoder", (_PATH, [5, 3]), 3, np.array([[-5], [-3]], np.float32)),
-    ],
-)
-def test_a_primitive_computes_each_of_its_results(
-    mindir: SimpleNamespace, kind: str, args: tuple[Any, ...], at: int, wanted: Any
-) -> None:
-    wanted = np.asarray(wanted)
-    data_type = 1 if wanted.dtype == np.float32 else 7
-    rest = [mindir.constant(f"in{n}", np.array(arg)) for n, arg in enumerate(args[1:], 1)]
-    names = ["x", *(f"in{n}" for n in range(1, len(args)))]
-    main = mindir.graph(
-        "G",
-        [
-            *rest, mindir.constant("at", at), mindir.node(kind, names, "all"),
-            mindir.node(
-                "TupleGetItem", ["all", "at"], "z", mindir.typed(*wanted.shape, data_type=data_type)
-            ),
-        ],
-        [mindir.value("x", *args[0].shape)],
-        [mindir.value("z", *wanted.shape, data_type=data_type)],
-    )  # fmt: skip
-    [found] = _run(mindir.model(main), args[0])
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-def test_a_range_of_numbers_is_a_tuple_of_them(mindir: SimpleNamespace) -> None:
-    ends = [mindir.constant(f"end{at}", end) for at, end in enumerate((1, -1, -1))]
-    nodes = [
-        *ends, mindir.node("make_range", ["end0", "end1", "end2"], "axes"),
-        mindir.node("Transpose", ["x", "axes"], "z", mindir.typed(4, 2)),
-    ]  # fmt: skip
-    main = mindir.graph("G", nodes, [mindir.value("x", 2, 4)], [mindir.value("z", 4, 2)])
-    [found] = _run(mindir.model(main), _X)
-    np.testing.assert_array_equal(found, _X.T)
-
-
-def test_a_fused_gru_runs_the_equations_of_its_gates(mindir: SimpleNamespace) -> None:
-    random = np.random.default_rng(0)
-    steps, batch, width, size = 3, 2, 4, 5
-    x, h = random.normal(size=(steps, batch, width)), random.normal(size=(batch, size))
-    w, r = random.normal(size=(width, 3 * size)), random.normal(size=(size, 3 * size))
-    b, c = random.normal(size=3 * size), random.normal(size=3 * size)
-    wanted, state = [], h
-    for step in x:
-        of_input, of_state = step @ w + b, state @ r + c
-        reset, update = (
-            1 / (1 + np.exp(-(of_input + of_state)[:, at * size : (at + 1) * size]))
-            for at in (0, 1)
-        )
-        new = np.tanh(of_input[:, 2 * size :] + reset * of_state[:, 2 * size :])
-        state = (1 - update) * new + update * state
-        wanted.append(state)
-    arrays = [each.astype(np.float32) for each in (x, w, r, b, c, h)]
-    names = [f"G:in{place}" for place in range(6)]
-    main = mindir.graph(
-        "G",
-        [
-            mindir.constant("none", None), mindir.constant("first", 0),
-            mindir.node(
-                "DynamicGRUV2", [*names[:5], "none", names[5]], "G:gru:1",
-                mindir.scalar("gate_order", "rzh"), mindir.scalar("reset_after", True),
-            ),
-            mindir.node(
-                "TupleGetItem", ["G:gru:1", "first"], "G:y:2", mindir.typed(steps, batch, size)
-            ),
-        ],
-        [mindir.value(name, *each.shape) for name, each in zip(names, arrays, strict=True)],
-        [mindir.value("G:y:2", steps, batch, size)],
-    )  # fmt: skip
-    [found] = _run(mindir.model(main), *arrays)
-    np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-5)
-
-
 def test_a_check_that_raises_leaves_only_what_happens_otherwise() -> None:
     assert "If" not in _ops(DATA / "more" / "size_check.mindir")
 
@@ -409,7 +233,7 @@ def test_a_tensor_changed_in_place_has_changed_for_all_its_names(mindir: SimpleN
         [mindir.value("G:x", 2)],
         [mindir.value("G:w:3", 2)],
     )  # fmt: skip
-    [found] = _run(mindir.model(main), np.array([1, -2], np.float32))
+    [found] = mindir.run(mindir.model(main), np.array([1, -2], np.float32))
     np.testing.assert_array_equal(found, [7, -14])
 
 
@@ -464,7 +288,7 @@ def test_one_of_two_equal_constants_is_changed_in_place_without_the_other(
         node("REF::Add", ["b", "y"], "sum", mindir.typed(*two)),
         node("REF::Depend", ["sum", "c"], "z"),
     ]  # fmt: skip
-    [z] = _run(_net(mindir, nodes), _A, _B)
+    [z] = mindir.run(_net(mindir, nodes), _A, _B)
     np.testing.assert_array_equal(z, _B)
 
 
@@ -515,7 +339,7 @@ def test_a_product_of_one_column_and_a_longer_vector_are_added_as_they_are(
         primitives=[mindir.primitive(each, each) for each in ("MatMul", "Add")],
     )
     x = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-    [z] = _run(data, x)
+    [z] = mindir.run(data, x)
     np.testing.assert_array_equal(z, x.sum(1, keepdims=True) + b)
 
 
@@ -528,7 +352,7 @@ def test_names_like_those_that_are_made_here_are_the_files(
         mindir.node("REF::Mul", ["a", name], "b", mindir.typed(2)),
         mindir.node("REF::Add", ["b", "a"], "z", mindir.typed(2)),
     ]
-    [z] = _run(_net(mindir, nodes, [mindir.tensor(name, _B)]), _A, _B)
+    [z] = mindir.run(_net(mindir, nodes, [mindir.tensor(name, _B)]), _A, _B)
     np.testing.assert_array_equal(z, _A * _B * _B + _A * _B)
 
 
@@ -557,116 +381,3 @@ def test_the_first_loads_of_a_process_may_come_at_once() -> None:
             capture_output=True, text=True, timeout=60, check=True,
         )  # fmt: skip
         assert done.stdout.split("\n")[0] == str(expected), done.stderr
-
-
-_OPEN = np.arange(24, dtype=np.float32).reshape(4, 3, 2)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "parts", "wanted"),
-    [
-        ((15, 17), ((1, None), [0, 2]), _OPEN[1:, [0, 2]]),
-        ((15, 17), ((None, -1), [-1, 0]), _OPEN[:-1, [-1, 0]]),
-        ((17, 15, 17), ([3, 0], (None, None), [1, 1]), _OPEN[[3, 0], :, [1, 1]]),
-        ((17, 17), ([3, 0], [[2], [1]]), _OPEN[[3, 0], [[2], [1]]]),
-        ((9, 17), (..., [1]), _OPEN[..., [1]]),
-        ((17, 9, 17), ([2, 1], ..., [0, 1]), _OPEN[[2, 1], ..., [0, 1]]),
-    ],
-    ids=["after", "before", "apart", "together", "dots", "dots between"],
-)
-def test_an_index_of_slices_and_tensors_is_worked_out_where_sizes_are_open(
-    mindir: SimpleNamespace, kinds: tuple[int, ...], parts: tuple[Any, ...], wanted: Any
-) -> None:
-    """x[parts] as MindSpore says it: places of each part, broadcast together, for one GatherNd."""
-    node, constant, scalar = mindir.node, mindir.constant, mindir.scalar
-    types = scalar("tuple_index_types", (*kinds, *(0,) * (8 - len(kinds))))
-    rank, nodes, primitives = _OPEN.ndim, [], []
-    last = constant("last", -1)
-    own: dict[int, str] = {}
-    dots: list[str] = []
-
-    def add(kind: str, inputs: list[str], *attributes: bytes) -> str:
-        name = f"n{len(primitives)}"
-        primitives.append(mindir.primitive(f"{kind}:{name}", kind, *attributes))
-        nodes.append(node(f"REF::{kind}:{name}", inputs, name))
-        return name
-
-    def number(item: Any) -> str:
-        name = f"c{len(nodes)}"
-        nodes.append(constant(name, item))
-        return name
-
-    def item(of: str, at: int) -> str:
-        return add("TupleGetItem", [of, number(at)])
-
-    for at, part in enumerate(parts):
-        where = scalar("tuple_index_axis", at)
-        if part is ...:
-            index = scalar("origin_index_type", "ellipsis_index")
-            dots = [
-                add("NormalizeTupleIndex", ["x", number(0)], types, index,
-                    scalar("tuple_index_axis", each))
-                for each in range(rank - len(parts) + 1)
-            ]  # fmt: skip
-        elif isinstance(part, tuple):
-            ends = [number(end or 0) for end in (*part, 1)]
-            by_none = scalar("init_by_none", (*(int(end is None) for end in part), 0))
-            own[at] = item(add("SliceToIndices", ["x", *ends], types, where, by_none), 0)
-        else:
-            ids = number(np.array(part, np.int64))
-            index = scalar("origin_index_type", "tensor_index")
-            own[at] = add("NormalizeTupleIndex", ["x", ids], types, where, index)
-    info = add("GetTupleIndexInfo", ["x", number(0), *own.values(), *dots], types)
-    slices = 4
-    columns: dict[Any, str] = {}
-    for key, name in [*own.items(), *enumerate(dots, 100)]:
-        if key in own and kinds[key] == 17:
-            shape = item(info, 2)
-            name = add("BroadcastTo", [name, item(info, 1)])
-        else:
-            shape = item(info, slices)
-            slices += 1
-        wide = add("BroadcastTo", [add("Reshape", [name, shape]), item(info, 3)])
-        columns[key] = add("ExpandDims", [wide, "last"])
-    order = [
-        name
-        for at, part in enumerate(parts)
-        for name in (
-            [columns[key] for key in columns if key >= 100] if part is ... else [columns[at]]
-        )
-    ]
-    together = add("Concat", [add("MakeTuple", order), "last"])
-    nodes.append(node("GatherNd", ["x", together], "z", mindir.typed(*wanted.shape)))
-    main = mindir.graph(
-        "G", [last, *nodes], [mindir.value("x", -1, -1, -1)], [mindir.value("z", *wanted.shape)]
-    )
-    [found] = _run(mindir.model(main, primitives=primitives), _OPEN)
-    np.testing.assert_array_equal(found, wanted)
-
-
-@pytest.mark.parametrize(("start", "stop", "empty"), [(0, -1, 0), (-2, 9, 0), (4, 2, 1)])
-def test_an_assignment_to_a_slice_knows_its_places_and_whether_there_are_any(
-    mindir: SimpleNamespace, start: int, stop: int, empty: int
-) -> None:
-    node, constant = mindir.node, mindir.constant
-    attributes = (mindir.scalar("tuple_index_types", ()), mindir.scalar("init_by_none", (0, 0, 0)))
-    nodes = [
-        constant("start", start), constant("stop", stop), constant("step", 1),
-        node("REF::S", ["x", "start", "stop", "step"], "s"),
-        *(constant(f"at{at}", at) for at in (0, 5)),
-        *(node("REF::TupleGetItem", ["s", f"at{at}"], f"part{at}") for at in (0, 5)),
-        node("REF::ScalarToTensor", ["part5"], "none", mindir.typed(data_type=7)),
-    ]  # fmt: skip
-    outputs = [mindir.value("part0", -1, 1, data_type=7), mindir.value("none", data_type=7)]
-    data = mindir.model(
-        mindir.graph("G", nodes, [mindir.value("x", -1, 2)], outputs),
-        (),
-        [
-            mindir.primitive("S", "SliceToIndices", *attributes),
-            mindir.primitive("TupleGetItem", "TupleGetItem"),
-            mindir.primitive("ScalarToTensor", "ScalarToTensor"),
-        ],
-    )
-    places, none = _run(data, np.zeros((5, 2), np.float32))
-    np.testing.assert_array_equal(places[:, 0], np.arange(5)[start:stop])
-    assert none == empty

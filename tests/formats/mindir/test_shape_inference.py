@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -9,8 +12,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from engine.formats import ModelFile, open_source
 from engine.formats.mindir.shape_inference import shape_of
 from engine.formats.mindir.values import Shape, Value
+from engine.formats.onnx.inline import inlined
 from engine.types import DType
 
 N = None
@@ -98,3 +103,53 @@ def test_inputs_that_do_not_fit_have_no_shape() -> None:
 def test_a_convolution_has_the_rank_of_its_weight() -> None:
     x, weight = Value("x", DType.FLOAT32, None), Value("w", DType.FLOAT32, (6, 3, 3, 3))
     assert shape_of("Conv", [x, weight], {}) == (None, 6, None, None)
+
+
+# ------------------------------------------------------------------------- whole files, at a shape
+
+DATA = Path(__file__).parents[2] / "data" / "mindir"
+# What these give depends on the numbers in their inputs.
+BY_DATA = {"op_nonzero": 0, "unique": 0, "masked_select": 0}
+OPEN_FILES = (
+    "dyn_conv", "dyn_mlp", "dyn_shape", "gpt_dyn", "op_arange_dyn", "adaptive", *BY_DATA,
+)  # fmt: skip
+
+
+def _calls(arrays: Mapping[str, Any]) -> Iterator[tuple[list[Any], list[Any]]]:
+    for prefix in ("", *(f"case{number}_" for number in range(1, 9))):
+        ins = [arrays[key] for key in map(f"{prefix}in_{{}}".format, range(9)) if key in arrays]
+        outs = [arrays[key] for key in map(f"{prefix}out_{{}}".format, range(9)) if key in arrays]
+        if outs:
+            yield ins, outs
+
+
+@pytest.mark.parametrize("name", OPEN_FILES)
+def test_a_file_lowered_for_shapes_tells_those_of_its_outputs(name: str) -> None:
+    [path] = DATA.rglob(f"{name}.mindir")
+    titles = [spec.name for spec in open_source(path).graph.inputs]  # type: ignore[union-attr]
+    with np.load(path.with_suffix(".npz")) as arrays:
+        calls = list(_calls(dict(arrays)))
+    assert calls
+    for inputs, expected in calls:
+        shapes = {title: array.shape for title, array in zip(titles, inputs, strict=True)}
+        source = ModelFile(path, input_shapes=shapes)()
+        model = onnx.load_from_string(inlined(source).data or b"")
+        inferred = onnx.shape_inference.infer_shapes(model, data_prop=True).graph.output
+        for position, (output, array) in enumerate(zip(inferred, expected, strict=True)):
+            dims = output.type.tensor_type.shape.dim
+            found = [dim.dim_value if dim.HasField("dim_value") else None for dim in dims]
+            if BY_DATA.get(name) == position:
+                assert found == [None, *array.shape[1:]]
+            else:
+                assert found == list(array.shape)
+
+
+def test_sizes_of_the_file_do_not_hold_for_inputs_of_other_sizes(mindir: SimpleNamespace) -> None:
+    nodes = [
+        mindir.node("ReLU", ["G:x"], "G:a", mindir.typed(2, 3)),
+        mindir.node("Add", ["G:a", "G:a"], "G:y", mindir.typed(2, 3)),
+    ]
+    main = mindir.graph("G", nodes, [mindir.value("G:x", 2, 3)], [mindir.value("G:y", 2, 3)])
+    file = ModelFile.of_bytes(mindir.model(main), input_shapes={"x": (5, 3)})
+    [output] = file().graph.outputs  # type: ignore[union-attr]
+    assert output.shape == (5, 3)

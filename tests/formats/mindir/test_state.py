@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 import engine
 from engine.errors import DeadlineExceeded, ModelStateError
+from engine.testing.interrupts import Interrupter
 
 
 @pytest.fixture
@@ -200,3 +203,69 @@ def _on(target: str) -> engine.Context:
     context = engine.Context()
     context.target = [target]
     return context
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("threads", [0, 2])
+def test_signal_handlers_that_raise_lose_no_turn_and_no_step_twice(
+    threads: int, count: int, counter: engine.Model
+) -> None:
+    plan = counter._plan
+    assert plan is not None
+    is_over, wrong = threading.Event(), []
+
+    def work() -> float:
+        return float(counter.predict([ONES], timeout_s=100)[0].get_data_to_numpy()[0])
+
+    def beside() -> None:
+        last = 0.0
+        while not is_over.is_set():
+            before, last = last, work()
+            if last <= before:
+                wrong.append((before, last))
+            time.sleep(0.0001)
+
+    helpers = [threading.Thread(target=beside) for _ in range(threads)]
+    for helper in helpers:
+        helper.start()
+    interrupter, last = Interrupter(seed=count), work()
+    with interrupter.installed():
+        for _ in interrupter.calls(work, count):
+            before, last = last, work()
+            assert before < last
+    is_over.set()
+    for helper in helpers:
+        helper.join(30)
+    assert (wrong, interrupter.lost, interrupter.unraisable) == ([], [], [])
+    assert interrupter.raised > count / 50  # most, but on a busy machine the moments fall late
+    gate = plan.pool.gate
+    assert gate is not None
+    assert (gate._inside, gate._waiting, gate._threads) == ({}, {}, {})
+    assert plan.pool.open_count == 1
+
+
+def test_weights_are_updated_beside_state_but_not_by_a_rebuild(
+    mindir: SimpleNamespace, null_backend: str, tmp_path: Path
+) -> None:
+    nodes = [
+        mindir.node("AssignAdd", ["total", "x"], "y"),
+        mindir.node("Mul", ["y", "w"], "z"),
+    ]
+    tensors = [
+        mindir.tensor("total", np.zeros(2, np.float32)),
+        mindir.tensor("w", np.full(2, 3, np.float32)),
+    ]
+    graph = mindir.graph("G", nodes, [mindir.value("x", 2)], [mindir.value("z", 2)], tensors)
+    path = tmp_path / "counter.mindir"
+    path.write_bytes(mindir.model(graph))
+    x = np.ones(2, np.float32)
+    with engine.load(path, null_backend, variable_weights=["w"]) as model:
+        assert model.predict([x])[0].get_data_to_numpy().tolist() == [3, 3]
+        model.update_weights({"w": np.full(2, 10, np.float32)})
+        assert model.predict([x])[0].get_data_to_numpy().tolist() == [
+            20,
+            20,
+        ]  # the second one, times 10
+    config = {"common_context": {"variable_weights_mode": "rebuild"}}
+    with pytest.raises(engine.ModelError, match=r"is rebuild, but it has state \('total'\)"):
+        engine.load(path, null_backend, variable_weights=["w"], config=config)

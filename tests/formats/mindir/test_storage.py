@@ -1,4 +1,4 @@
-"""Where a model's weights are: in its file, in data files beside it, in bytes, behind links."""
+"""Places of a model's weights: in its file, in data files beside it, in bytes, behind links."""
 
 from __future__ import annotations
 
@@ -113,12 +113,15 @@ def test_what_is_no_data_file_is_refused(
             open_source(path, dec_key=KEY)
 
 
-def test_weights_for_a_model_that_has_its_own_are_refused(mindir: SimpleNamespace) -> None:
+def test_weights_for_a_model_that_has_its_own_are_left_out_and_that_is_said(
+    mindir: SimpleNamespace, caplog: pytest.LogCaptureFixture
+) -> None:
     graph = mindir.graph(
         "G", [mindir.node("Add", ["x", "x"], "y")], [mindir.value("x", 2)], [mindir.value("y", 2)]
     )
-    with pytest.raises(ModelError, match="leave weight_bytes out"):
-        source_from_bytes(mindir.model(graph), DATA)
+    source = source_from_bytes(mindir.model(graph), DATA)
+    assert [node.op_type for node in source.graph.nodes] == ["Add"]
+    assert "weight_bytes are not used" in caplog.text
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
@@ -203,6 +206,8 @@ def test_state_may_begin_in_a_data_file(
     model = engine.load(tmp_path / "net.mindir", target=null_backend)
     for count in (1, 2):
         np.testing.assert_array_equal(model(x=X)["y"], W + count * X + W + 1)
+    *_, held = model.memory().parts
+    assert (held.backend, held.private_bytes) == ("", W.nbytes), "the core's"
 
 
 def test_a_model_with_state_does_not_keep_the_file_it_came_from(mindir: SimpleNamespace) -> None:

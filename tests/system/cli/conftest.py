@@ -25,7 +25,7 @@ from engine.testing.fixtures import plugin_folder  # noqa: F401
 
 @dataclass(frozen=True)
 class Result:
-    """What a run of the command line left."""
+    """Status and output of a run of the command line."""
 
     status: int
     out: str
@@ -37,7 +37,7 @@ class Result:
 
     @property
     def text(self) -> str:
-        """What was printed, its words with one blank between."""
+        """Return the printed text, its words with one blank between."""
         return " ".join(self.out.split())
 
 
@@ -130,7 +130,7 @@ def terminal() -> Run:
         )
         os.close(theirs)
         shown, waiting = b"", [(when, press), *then]
-        until = time.monotonic() + 20
+        until = time.monotonic() + 60
         try:
             while time.monotonic() < until:
                 if waiting and waiting[0][0].encode() in shown:

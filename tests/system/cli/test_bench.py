@@ -13,8 +13,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
-from engine.cli.clients import Clients
-from engine.cli.latency import draw, histogram, summary
+from engine.cli.latency import draw, histogram
+from engine.report.clients import Clients
+from engine.report.measurement import latency_summary as summary
 from engine.testing import models
 from engine.testing.plugins import install
 
@@ -22,21 +23,28 @@ from engine.testing.plugins import install
 
 
 class Work:
-    """Takes at least `seconds`; counts its calls and how many there are at once."""
+    """Takes at least `seconds`; counts its calls and how many there are at once.
 
-    def __init__(self, seconds: float = 0.0, fail_at: int = 0) -> None:
+    at_once: the first calls, which wait until there are so many.
+    """
+
+    def __init__(self, seconds: float = 0.0, fail_at: int = 0, at_once: int = 1) -> None:
         self.seconds = seconds
         self.fail_at = fail_at
+        self.at_once, self.together = at_once, threading.Barrier(at_once)
         self.calls = self.now = self.most = 0
         self.lock = threading.Lock()
 
     def __call__(self) -> None:
         with self.lock:
             self.calls += 1
+            number = self.calls
             self.now += 1
             self.most = max(self.most, self.now)
             if self.calls == self.fail_at:
                 raise ValueError("the model failed")
+        if number <= self.at_once:
+            self.together.wait(60)
         time.sleep(self.seconds)
         with self.lock:
             self.now -= 1
@@ -44,7 +52,7 @@ class Work:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_calls_asked_for_are_made_and_timed(count):
-    work = Work(0.002)
+    work = Work(0.002, at_once=count)
     clients = Clients(work, count, calls=20)
     clients.start()
     assert clients.wait(60)
@@ -187,7 +195,7 @@ def test_prints_percentiles_throughput_and_where_it_ran(cli, tmp_path):
 def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
     install(plugin_folder, "null", "engine.testing.null")
     done = cli(
-        "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.02",
+        "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.1",
         "--runs", 10, "--clients", 2, "--warmup", 0.001, "--threads", 3, "--json", "--plot",
     )  # fmt: skip
     values = done.json
@@ -195,10 +203,10 @@ def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
     assert (values["warmup_s"], values["interrupted"]) == (0.001, False)
     assert values["throughput_per_s"] == pytest.approx(10 / values["seconds"])
     latency = values["latency_s"]
-    assert latency["min"] >= 0.02
+    assert latency["min"] >= 0.1
     assert latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
     # Two at once: the runs take longer together than the time that passed.
-    assert latency["mean"] * 10 > 1.2 * values["seconds"]
+    assert latency["mean"] * 10 > values["seconds"]
     assert sum(values["histogram"]["counts"]) == 10
     assert values["backend"] == "null"
     assert values["devices"][0]["nodes"] == 2
@@ -209,7 +217,7 @@ def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
 
 def test_a_duration_is_how_long_it_measures(cli, tmp_path):
     arguments = ("bench", models.affine(tmp_path), "--warmup", 0, "--json")
-    assert 0.2 <= cli(*arguments, "--duration", 0.2).json["seconds"] < 5
+    assert 0.2 <= cli(*arguments, "--duration", 0.2).json["seconds"] < 60
 
 
 def test_few_runs_are_said_to_say_little(cli, tmp_path):

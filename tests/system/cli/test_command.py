@@ -1,4 +1,4 @@
-"""What every command has in common: usage, errors, exit statuses, pipes, colours."""
+"""Properties of every command: usage, errors, exit statuses, pipes, colours."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_help_explains_the_exit_statuses(cli):
         (["run", "m.onnx", "--seed", "x"], "'--seed'"),
         (["run", "m.onnx", "--values", "-1"], "'--values'"),
         (["inspect", "m.onnx", "n.onnx"], "n.onnx"),
-        (["inspect", "m.onnx", "--set", "cpu_context.spin_us=0"], "give --target as well"),
+        (["inspect", "m.onnx", "--set", "cpu_context.spin_us=0"], "give --target or --memory"),
         (["bench", "m.onnx", "--clients", "0"], "'--clients'"),
         (["bench", "m.onnx", "--runs", "9", "--duration", "9"], "expected one of the two"),
         (["bench", "m.onnx", "--duration", "0"], "expected a number of seconds, 0.001 or more"),
@@ -108,6 +108,33 @@ def test_without_a_command_the_help_is_shown_with_status_2(cli):
     assert "Usage: engine" in done.out
 
 
+@pytest.mark.parametrize("command", ["run", "inspect", "bench", "convert"])
+def test_an_address_is_told_from_a_file(cli, command):
+    more = ["out"] if command == "convert" else []
+    done = cli(command, "https://models.example/net.onnx", *more)
+    assert (done.status, done.out) == (1, "")
+    assert "is an address; download the model and give the path" in done.err
+
+
+def test_a_rank_takes_the_file_of_its_part(cli, tmp_path, monkeypatch):
+    models.affine(tmp_path).rename(tmp_path / "net1.onnx")
+    assert "no such file" in cli("inspect", tmp_path / "net.onnx").err
+    monkeypatch.setenv("ENGINE_RANK", "1")
+    monkeypatch.setenv("ENGINE_WORLD_SIZE", "2")
+    assert f"{tmp_path}/net1.onnx" in cli("inspect", tmp_path / "net.onnx").out.replace("\n", "")
+
+
+@pytest.mark.parametrize("command", ["run", "inspect", "bench"])
+def test_a_folder_stands_for_the_one_model_in_it(cli, tmp_path, command):
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    done = cli(command, folder)
+    assert done.status == 1
+    assert "hub: is a folder without a model" in done.err
+    models.affine(folder)
+    assert cli(command, folder, *(["--duration", "0.01"] if command == "bench" else [])).status == 0
+
+
 @pytest.mark.parametrize("command", ["run", "inspect", "bench"])
 def test_a_missing_model_is_one_line_of_error(cli, command):
     done = cli(command, "absent.onnx")
@@ -146,6 +173,7 @@ def test_errors_have_no_traceback_unless_asked_for(shell, tmp_path):
     assert loud.err.splitlines()[-1] == quiet.err.strip()
 
 
+@pytest.mark.slow
 def test_what_goes_into_a_pipe_has_no_escape_codes(shell, digits):
     for arguments in (
         ["--help"],

@@ -11,6 +11,9 @@ import sys
 
 import pytest
 
+from engine.cli.app import app
+from engine.cli.completion import answer
+
 SHELLS = ["bash", "zsh", "fish"]
 
 
@@ -42,37 +45,48 @@ def test_the_script_is_one_that_the_shell_accepts(cli, shell):
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
-def offered(line: str, plugins: str = "") -> list[tuple[str, str]]:
-    """Return what the command offers for the last word of `line`: (kind, text) pairs.
-
-    It is asked as bash's script asks.
-    """
-    words = line.split(" ")
-    done = subprocess.run(
-        [sys.executable, "-m", "engine.cli"],
-        env={
-            **os.environ,
-            "_ENGINE_COMPLETE": "bash_complete",
-            "COMP_WORDS": line,
-            "COMP_CWORD": str(len(words) - 1),
-            "PYTHONPATH": plugins,
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    assert done.stderr == ""
-    pairs = [text.partition(",") for text in done.stdout.splitlines() if text]
-    return [(kind, text) for kind, _, text in pairs]
+def asked(line: str) -> dict[str, str]:
+    """Return what bash's script puts into the environment to ask for the last word of `line`."""
+    return {
+        "_ENGINE_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(len(line.split(" ")) - 1),
+    }
 
 
-def candidates(line: str, plugins: str = "") -> list[str]:
-    """Return the words that the command offers for the last word of `line`."""
-    return [text for kind, text in offered(line, plugins) if kind == "plain"]
+def pairs(text: str) -> list[tuple[str, str]]:
+    """Return what was answered: (kind, text) pairs."""
+    parts = [line.partition(",") for line in text.splitlines() if line]
+    return [(kind, text) for kind, _, text in parts]
 
 
-def test_commands_and_options_are_offered():
+def words(answers: list[tuple[str, str]]) -> list[str]:
+    return [text for kind, text in answers if kind == "plain"]
+
+
+@pytest.fixture
+def offered(capsys, monkeypatch):
+    """Returns what the command offers for the last word of a line."""
+
+    def ask(line: str) -> list[tuple[str, str]]:
+        for name, value in asked(line).items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        assert answer(app)
+        printed = capsys.readouterr()
+        assert printed.err == ""
+        return pairs(printed.out)
+
+    return ask
+
+
+@pytest.fixture
+def candidates(offered):
+    """Returns the words among them."""
+    return lambda line: words(offered(line))
+
+
+def test_commands_and_options_are_offered(candidates):
     assert {"run", "inspect", "bench", "completion", "plugins"} <= set(candidates("engine "))
     assert candidates("engine ins") == ["inspect"]
     assert candidates("engine bench m.onnx --dur") == ["--duration"]
@@ -83,16 +97,37 @@ def test_commands_and_options_are_offered():
 
 
 @pytest.mark.parametrize("command", ["run", "bench", "inspect"])
-def test_targets_are_offered_also_after_a_comma(tmp_path, command):
+def test_targets_are_offered_also_after_a_comma(candidates, plugin_folder, command):
     from engine.testing.plugins import install
 
-    install(tmp_path, "null", "engine.testing.null")
-    words = candidates(f"engine {command} m.onnx --target ", str(tmp_path))
-    assert words[:3] == ["cpu", "gpu", "ascend"]
-    assert "null" in words
-    assert len(words) == len(set(words))
-    after = candidates(f"engine {command} m.onnx --target cpu,n", str(tmp_path))
-    assert after == ["cpu,null"]
+    install(plugin_folder, "null", "engine.testing.null")
+    targets = candidates(f"engine {command} m.onnx --target ")
+    assert targets[:3] == ["cpu", "gpu", "ascend"]
+    assert "null" in targets
+    assert len(targets) == len(set(targets))
+    assert candidates(f"engine {command} m.onnx --target cpu,n") == ["cpu,null"]
+
+
+def test_settings_are_offered_for_the_target_in_the_line(candidates, plugin_folder):
+    from engine.testing.plugins import install
+
+    install(plugin_folder, "null", "engine.testing.null")
+    assert candidates("engine run m.onnx --set cpu_context.sp") == ["cpu_context.spin_us="]
+    assert "common_context.isolate=" in candidates("engine bench m.onnx --set common")
+    of_null = candidates("engine run m.onnx --target null --set null_context.del")
+    assert of_null == ["null_context.delay_s="]
+    assert candidates("engine run m.onnx --set null_context.del") == []
+    assert candidates("engine compare m.onnx --b null --set-b null_context.del") == of_null
+    assert candidates("engine run m.onnx --set cpu_context.workarounds=t") == [
+        "cpu_context.workarounds=true"
+    ]
+    assert candidates("engine run m.onnx --target nonsense --set cpu") == []
+
+
+def test_settings_of_a_conversion_are_those_of_quantization(candidates):
+    assert candidates("engine convert m.onnx n --set common_quant_param.quant") == [
+        "common_quant_param.quant_type="
+    ]
 
 
 def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(tmp_path):
@@ -100,7 +135,20 @@ def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(t
 
     info = install(tmp_path, "torn", "torn")
     (info / "entry_points.txt").write_text("[engine.backends.v1\nnothing here")
-    assert "cpu" in candidates("engine run m.onnx --target ", str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "-m", "engine.cli"],
+        env={
+            **os.environ,
+            **asked("engine run m.onnx --target "),
+            "PYTHONPATH": str(tmp_path),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert "cpu" in words(pairs(done.stdout))
 
 
 @pytest.mark.parametrize(
@@ -113,17 +161,20 @@ def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(t
         "engine convert m.onnx ex",
     ],
 )
-def test_files_are_left_to_the_shell(line):
+def test_files_are_left_to_the_shell(offered, line):
     assert offered(line) == [("file", line.rpartition(" ")[2])]
 
 
 # What is typed at the prompt with Tab pressed, and what is to stand there.
+# Each starts the command several times; the tests above ask it the same without a shell.
+slow = pytest.mark.slow
 TYPED = [
-    ("engine ins\t", "engine inspect"),
-    ("engine run dig\t", "engine run digits.onnx"),
+    pytest.param("engine ins\t", "engine inspect", marks=slow),
+    pytest.param("engine run dig\t", "engine run digits.onnx", marks=slow),
     ("engine bench a\\ fol\tdig\t", "engine bench a\\ folder/digits.onnx"),
-    ("engine run digits.onnx --target cp\t", "--target cpu"),
-    ("engine run digits.onnx -i image=test_\t", "-i image=test_images.npz"),
+    pytest.param("engine run digits.onnx --target cp\t", "--target cpu", marks=slow),
+    ("engine run digits.onnx --set cpu_context.spin\t0", "--set cpu_context.spin_us=0"),
+    pytest.param("engine run digits.onnx -i image=test_\t", "-i image=test_images.npz", marks=slow),
 ]
 
 

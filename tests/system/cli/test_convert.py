@@ -26,7 +26,7 @@ def affine(tmp_path):
 
 def specs(path):
     with engine.load(path) as model:
-        return [str(each) for each in (*model.input_specs, *model.output_specs)]
+        return [str(each) for each in (*model.inputs, *model.outputs)]
 
 
 def test_it_converts_and_says_what_was_done(cli, affine, tmp_path):
@@ -153,6 +153,78 @@ def test_keys_come_from_files_and_the_environment_and_the_mode_from_the_file(
     assert wrong.status == 1
     plain = cli("convert", affine, tmp_path / "open")
     assert "decrypt_key" not in plain.out
+
+
+def test_a_flag_without_a_value_is_not_given(cli, affine, tmp_path):
+    flags = [
+        "configFile", "decryptKey", "encryptKey", "inputShape", "weightFile", "decryptMode",
+        "inputDataFormat", "outputDataFormat", "inputDataType", "outputDataType", "saveType",
+        "device", "optimize", "fp16", "infer",
+    ]  # fmt: skip
+    done = cli(
+        "convert", "--fmk=ONNX", f"--modelFile={affine}", f"--outputFile={tmp_path / 'out'}",
+        *(f"--{flag}=" for flag in flags), "--configFile", "", "--decryptKey", "",
+    )  # fmt: skip
+    assert (done.status, done.err) == (0, "")
+    assert specs(tmp_path / "out.mindir") == ["float32[batch, 3]"] * 2
+
+
+@pytest.mark.parametrize(
+    "shapes", [["left:2,5;right:5,1"], ["left=2,5", "right=5,1"], ["left=2,5;right:5, 1"]]
+)
+def test_shapes_have_two_spellings_in_each_command(cli, tmp_path, shapes):
+    path = models.shared_dims(tmp_path)
+    given = [part for shape in shapes for part in ("--input-shape", shape)]
+    assert cli("convert", path, tmp_path / "out", *given).status == 0
+    assert specs(tmp_path / "out.mindir")[:2] == ["float32[2, 5]", "float32[5, 1]"]
+    given = [part for shape in shapes for part in ("--shape", shape)]
+    done = cli("run", path, *given, "--json").json
+    assert [each["shape"] for each in done["inputs"]] == [[2, 5], [5, 1]]
+
+
+def test_a_name_with_a_colon_in_it_takes_a_shape(cli, tmp_path):
+    proto = onnx.load(models.affine(tmp_path))
+    proto.graph.input[0].name = proto.graph.node[0].input[0] = "x:0"
+    onnx.save(proto, tmp_path / "m.onnx")
+    for number, shape in enumerate(("x:0:4,3", "x:0=4,3")):
+        assert cli("convert", tmp_path / "m.onnx", tmp_path / f"{number}", "--input-shape", shape)
+        assert specs(tmp_path / f"{number}.mindir")[0] == "float32[4, 3]"
+        done = cli("run", tmp_path / "m.onnx", "--shape", shape, "--json").json
+        assert [each["shape"] for each in done["inputs"]] == [[4, 3]]
+
+
+@pytest.mark.parametrize(
+    ("output", "result"),
+    [
+        ("net.onnx", "net.onnx"), ("net.ms", "net.ms"), ("net.v2", "net.v2.mindir"),
+        ("folder", "folder/affine.mindir"), ("folder/", "folder/affine.mindir"),
+        ("folder/net", "folder/net.mindir"),
+    ],
+)  # fmt: skip
+def test_the_output_is_what_the_user_wrote(cli, affine, tmp_path, monkeypatch, output, result):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    before = {*tmp_path.rglob("*")}
+    assert cli("convert", affine, output).status == 0
+    assert {*tmp_path.rglob("*")} - before == {tmp_path / result}
+    assert specs(tmp_path / result) == ["float32[batch, 3]"] * 2
+
+
+def test_converter_lites_flag_names_the_output_without_its_ending(
+    cli, affine, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    for output in ("net.onnx", "folder"):
+        assert cli("convert", affine, f"--outputFile={output}").status == 0
+        assert specs(tmp_path / f"{output}.mindir") == ["float32[batch, 3]"] * 2
+
+
+def test_a_converted_model_does_not_replace_itself_in_its_folder(cli, tmp_path):
+    (tmp_path / "net.mindir").write_bytes(models.affine(tmp_path).read_bytes())
+    done = cli("convert", tmp_path / "net.mindir", tmp_path)
+    assert done.status == 1
+    assert "where 'net.mindir' is the model itself; name a file in it" in done.err
 
 
 def test_converter_lites_files_may_follow_a_blank(cli, affine, tmp_path):
@@ -286,7 +358,7 @@ def test_wrong_usage_is_status_2_and_names_the_help(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["absent.onnx", "out"], "absent.onnx: no such file; give the path of a model"),
+        (["absent.onnx", "out"], "absent.onnx: no such file; in that folder: 'm.mindir'"),
         (["m.onnx", "nowhere/out"], "no folder 'nowhere'; make it first"),
         (["m.mindir", "m"], "is model_file itself, which it would replace"),
         ([".", "out"], "is a folder without a saved_model.pb"),
@@ -331,18 +403,22 @@ def test_a_conversion_that_fails_is_one_line_of_error(
 
 def test_a_section_that_is_like_no_other_is_told_all_there_are(cli, affine, tmp_path):
     done = cli("convert", affine, tmp_path / "out", "--set", "42.bit_num=8")
-    assert done.status == 0
+    assert done.status == 2
     for name in ("common_quant", "full_quant", "weight_quant", "dynamic_quant", "data_preprocess"):
         assert f"[{name}_param]" in done.err
 
 
-def test_a_misspelt_section_is_a_warning(cli, affine, tmp_path):
+def test_a_misspelt_section_is_an_error_on_the_command_line_and_a_warning_in_a_file(
+    cli, affine, tmp_path
+):
+    said = "configuration section [comon_quant_param] is unknown and not read; did you mean "
     done = cli("convert", affine, tmp_path / "out", "--set", "comon_quant_param.bit_num=8")
-    assert done.status == 0
-    assert done.err == (
-        "warning: configuration section [comon_quant_param] is unknown and not read; "
-        "did you mean [common_quant_param]?\n"
-    )
+    assert done.status == 2
+    assert f"error: invalid value for --set: {said}[common_quant_param]?\n" in done.err
+    config = tmp_path / "config.ini"
+    config.write_text("[comon_quant_param]\nbit_num = 8\n")
+    done = cli("convert", affine, tmp_path / "out", "--config", config)
+    assert (done.status, done.err) == (0, f"warning: {said}[common_quant_param]?\n")
 
 
 # ----------------------------------------------------------------------------------- on a terminal

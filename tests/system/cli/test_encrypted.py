@@ -150,6 +150,14 @@ def test_a_key_file_that_is_none_is_named(cli, tmp_path: Path, monkeypatch) -> N
     assert "ENGINE_DEC_KEY: expected a key in hexadecimal" in cli("run", GCM).err
 
 
+def test_a_key_file_without_an_end_is_refused_at_once(cli) -> None:
+    for option in ("--dec-key", "--decrypt-key"):
+        command = ("run", GCM) if option == "--dec-key" else ("convert", GCM, "out")
+        done = cli(*command, option, "@/dev/zero")
+        assert done.status == 2
+        assert "@/dev/zero: expected a key in hexadecimal" in done.err
+
+
 def test_a_key_of_another_length_says_which_there_are(cli) -> None:
     done = cli("run", GCM, "--dec-key", "0011")
     assert done.status == 1

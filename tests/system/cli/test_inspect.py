@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 
 import onnx
 import pytest
@@ -101,7 +104,7 @@ def test_how_to_build_for_the_target_can_be_said(cli, tmp_path):
 
 def test_a_target_that_is_not_there_is_refused(cli, tmp_path):
     done = cli("inspect", models.affine(tmp_path), "--target", "tpu")
-    assert (done.status, done.out) == (1, "")
+    assert (done.status, done.out) == (2, "")
     assert "got tpu" in done.err
 
 
@@ -125,7 +128,8 @@ def test_in_a_pipe_long_names_are_neither_broken_nor_cut(cli, tmp_path):
 
 
 def test_a_file_that_is_no_model_is_one_line_of_error(cli, tmp_path):
-    for path in (models.truncated(tmp_path), tmp_path / "absent.onnx", tmp_path):
+    (tmp_path / "empty").mkdir()
+    for path in (models.truncated(tmp_path), tmp_path / "absent.onnx", tmp_path / "empty"):
         done = cli("inspect", path)
         assert (done.status, done.out) == (1, "")
         assert done.err.startswith("error: ")
@@ -154,3 +158,112 @@ def test_symbolic_names_stay_and_unknown_shapes_are_shown(cli, tmp_path):
     onnx.save(model, path)
     assert cli("inspect", path, "--json").json["outputs"][0]["shape"] is None
     assert re.search(r"y\s+float32\s+\[\.\.\.\]", cli("inspect", path).out)
+
+
+def test_memory_builds_the_model_and_shows_what_it_takes(cli, null_backend, tmp_path):
+    path = models.heavy(tmp_path)  # 4 MiB of weights
+    shown = cli("inspect", path, "--memory", "--target", "null", "--json").json
+    assert shown["memory"]["private_bytes"] == 4 << 20
+    [part] = shown["memory"]["parts"]
+    assert (part["backend"], part["device"], part["shared_bytes"]) == ("null", "null:0", 0)
+    assert "placement" in shown
+    out = cli("inspect", path, "--memory", "--target", "null").out
+    assert re.search(r"null:0 +null +4\.19 MB +0 bytes +0 bytes +none known", out)
+    assert "memory" not in cli("inspect", path, "--target", "null", "--json").json
+
+
+def test_memory_is_the_cpus_where_no_target_is_named(cli, digits):
+    pytest.importorskip("engine_cpu", reason="needs the cpu backend")
+    shown = cli("inspect", digits / "digits.onnx", "--memory", "--json").json
+    assert shown["memory"]["private_bytes"] == shown["parameters"]["size_bytes"]
+    assert "placement" not in shown
+
+
+# ----------------------------------------------------------------------- folders and standard input
+
+
+def test_each_model_of_a_folder_is_a_line(cli, tmp_path):
+    for number in (10, 9):
+        models.affine(tmp_path).rename(tmp_path / f"m{number}.onnx")
+    (tmp_path / "broken.onnx").write_text("no model")
+    (tmp_path / "notes.txt").write_text("no model either")
+    done = cli("inspect", tmp_path)
+    assert done.status == 0
+    rows = [row.split("  ")[0] for row in done.out.splitlines() if row.strip()]
+    assert rows == ["model", "broken.onnx", "m9.onnx", "m10.onnx"]
+    assert "x: float32 [batch, 3]" in done.out
+    assert "unreadable" in done.out
+    facts = cli("inspect", tmp_path, "--json").json
+    assert facts["folder"] == str(tmp_path)
+    broken, first, second = facts["models"]
+    assert "broken.onnx" in broken["error"]
+    assert first["inputs"][0]["shape"] == ["batch", 3]
+    assert second["model"] == str(tmp_path / "m10.onnx")
+    assert "give the path of one" in cli("inspect", tmp_path, "--nodes").err
+    assert cli("inspect", tmp_path, "--target", "cpu").status == 2
+
+
+def test_a_folder_with_one_model_is_that_model_and_one_with_none_an_error(cli, tmp_path):
+    (tmp_path / "none").mkdir()
+    done = cli("inspect", tmp_path / "none")
+    assert (done.status, "is a folder without a model" in done.err) == (1, True)
+    path = models.affine(tmp_path)
+    assert cli("inspect", tmp_path).out == cli("inspect", path).out
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "bench", "compare"])
+def test_a_model_comes_by_standard_input(tmp_path, command):
+    path = models.affine(tmp_path)
+    more = {"inspect": ["--target", "cpu"], "bench": ["--runs", "3"]}.get(command, [])
+    words = [sys.executable, "-m", "engine", command, "-", *more, "--json"]
+    done = subprocess.run(words, input=path.read_bytes(), capture_output=True, timeout=120)
+    assert (done.returncode, done.stderr if command != "bench" else b"") == (0, b"")
+    facts = json.loads(done.stdout)
+    if command == "inspect":
+        assert facts["model"] == "standard input"
+        assert facts["size_bytes"] == path.stat().st_size
+        assert facts["inputs"][0]["shape"] == ["batch", 3]
+    if command == "compare":
+        assert facts["is_within"]
+
+
+@pytest.mark.parametrize("command", ["run", "bench", "compare"])
+@pytest.mark.parametrize("text", ["-", "x=-", "x=a.npy,-"])
+def test_standard_input_is_the_model_or_an_input_and_not_both(cli, command, text):
+    done = cli(command, "-", "--input", text)
+    assert done.status == 2
+    assert "standard input is the model already; give the input a file" in done.err
+
+
+def test_standard_input_that_is_no_model_is_said(tmp_path):
+    words = [sys.executable, "-m", "engine", "inspect", "-"]
+    for data, said in (
+        (b"", b"standard input: empty; expected"),
+        (b"no model", b"error: standard input: is a text file; expected a binary ONNX"),
+    ):
+        done = subprocess.run(words, input=data, capture_output=True, timeout=120)
+        assert done.returncode == 1
+        assert done.stderr.startswith(b"error: ")
+        assert said in done.stderr
+
+
+@pytest.mark.parametrize("command", ["inspect", "run", "bench", "compare"])
+def test_a_damaged_model_on_standard_input_is_called_so(tmp_path, command):
+    damaged = models.affine(tmp_path).read_bytes()[:60]
+    words = [sys.executable, "-m", "engine", command, "-"]
+    done = subprocess.run([*words, "--json"], input=damaged, capture_output=True, timeout=120)
+    side = "a: " if command == "compare" else ""
+    said = f"{side}standard input: damaged ONNX file: "
+    assert done.returncode == 1
+    assert done.stderr.decode().startswith(f"error: {said}")
+    assert json.loads(done.stdout)["error"]["message"].startswith(said)
+
+
+def test_standard_input_is_one_model_and_read_where_that_is_said(cli):
+    done = cli("compare", "-", "-")
+    assert done.status == 2
+    assert "error: invalid value: standard input holds one model; give OTHER a file" in done.err
+    for words in (("slice", "-", "--tp", "2", "--out", "s"), ("convert", "-", "net")):
+        done = cli(*words)
+        assert done.status == 1
+        assert done.err.startswith("error: standard input is not read by this command; give a file")

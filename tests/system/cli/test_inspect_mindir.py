@@ -29,11 +29,11 @@ def test_its_json_counts_parameters_and_shows_the_placement_of_the_lowered_nodes
     assert {each["device"] for each in values["placement"]} == {"cpu:0"}
 
 
-def test_what_waits_for_other_ranks_is_listed_as_not_supported(cli) -> None:
+def test_what_waits_for_other_ranks_is_listed_as_supported_beside_them(cli) -> None:
     rows = [line.split() for line in cli("inspect", SLICED).out.splitlines()]
-    assert ["AllReduce", "1", "no:", "waits", "for", "other", "ranks"] in rows
+    assert ["AllReduce", "1", "yes,", "beside", "the", "other", "ranks"] in rows
     values = json.loads(cli("inspect", SLICED, "--json").out)
-    assert {"primitive": "AllReduce", "count": 1, "supported": False} in values["primitives"]
+    assert {"primitive": "AllReduce", "count": 1, "supported": True} in values["primitives"]
 
 
 def test_a_part_of_a_sliced_model_is_refused_as_that(cli) -> None:
@@ -59,3 +59,21 @@ def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:
     assert shown.err.endswith(" of 5,000; copy or download it again\n")
     assert shown.err.count("\n") == 1
     assert shown.err == cli("run", tmp_path / "cut.mindir").err
+
+
+def test_it_shows_the_models_and_executors_of_a_bundle_for_ascend(cli, tmp_path: Path) -> None:
+    from engine.testing.compiled_mindir import bundle_attributes, compiled_mindir
+
+    path = tmp_path / "split.mindir"
+    graphs = [(["x"], ["h"]), (["h"], ["y"])]
+    attributes = bundle_attributes(graphs, [(0, 1, ["x"], ["y"])], ["x"])
+    path.write_bytes(compiled_mindir([b"IMOD 1", b"IMOD 2"], ["x"], attributes))
+    shown = cli("inspect", path)
+    assert shown.status == 0
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert ["CustomAscend", "2", "yes,", "on", "Ascend"] in rows
+    assert ["model", "1", "h", "y", "6", "bytes"] in rows
+    assert ["executor", "0", "x", "y", "model", "0,", "model", "1"] in rows
+    assert json.loads(cli("inspect", path, "--json").out)["compiled"][-1] == {
+        "part": "executor 0", "inputs": ["x"], "outputs": ["y"], "size_bytes": None, "runs": [0, 1],
+    }  # fmt: skip

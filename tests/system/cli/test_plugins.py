@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from engine.testing.plugins import install
@@ -77,14 +79,17 @@ def test_the_cpu_backend_is_ready_here(cli):
 def test_backends_of_this_project_are_shown_where_they_are_not_installed(cli, monkeypatch):
     from engine.backends import discovery
 
-    monkeypatch.setattr(discovery, "distributions", list)
+    monkeypatch.setattr(discovery, "entry_points", lambda prefix, warn: iter(()))
     done = cli("plugins")
     assert done.status == 0
     for name, extra in (("cpu", "cpu"), ("gpu_trt", "gpu-trt"), ("ascend_ge", "ascend-ge")):
         assert f"{name} (not installed):\n" in done.out
-        assert f'pip install "inference-engine[{extra}]"' in done.out
+        # In a checkout an extra cannot find a sibling folder.
+        fix = rf'pip install (-e "[^"]*plugins/{name}|"inference-engine\[{extra}\]")'
+        assert re.search(fix, done.out)
 
 
+@pytest.mark.slow
 def test_plugins_alone_lists_as_plugins_list_does(cli, zoo):
     assert cli("plugins").out == cli("plugins", "list").out
     assert cli("plugins", "--json", "list").json == cli("plugins", "list", "--json").json

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import os
 import re
+import zipfile
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
-from engine.cli.values import arrays_of, described, value_of
+import engine
+from engine.report.measurement import DeviceShare, devices_text
+from engine.runtime.parts import arrays_of, described, value_of
 from engine.testing import models
 from engine.types import DType
+
+MINDIR = Path(__file__).parents[2] / "data" / "mindir"
 
 
 def test_prints_each_output_in_the_manner_of_the_tutorial(cli, tmp_path):
@@ -146,6 +154,33 @@ def test_an_array_that_does_not_fit_is_named_with_its_file(cli, tmp_path, array,
     assert done.err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ((8, 8, 3), "array[None].transpose(0, 3, 1, 2) has the axes in that order: save that"),
+        ((1, 8, 8, 3), "array.transpose(0, 3, 1, 2) has the axes in that order: save that"),
+        ((3, 8, 8), "array[None] adds the first: save that"),
+        ((3, 64), "save an array of that shape"),
+    ],
+)
+def test_a_picture_with_its_axes_in_another_order_is_not_to_be_reshaped(
+    cli, tmp_path, shape, advice
+):
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, 8, 8])
+        for name in ("image", "same")
+    ]
+    node = onnx.helper.make_node("Identity", ["image"], ["same"])
+    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
+    onnx.save(model, tmp_path / "net.onnx")
+    np.save(tmp_path / "image.npy", np.zeros(shape, np.float32))
+    done = cli("run", tmp_path / "net.onnx", "--input", tmp_path / "image.npy")
+    got = ", ".join(map(str, shape))
+    assert done.err.endswith(f"expected float32[1, 3, 8, 8], got float32[{got}]; {advice}\n")
+
+
 def _input_file(folder: Path, kind: str) -> str:
     """An `--input` that cannot be used."""
     x = folder / "x"
@@ -191,18 +226,21 @@ def _input_file(folder: Path, kind: str) -> str:
     ("kind", "expected"),
     [
         ("absent", r"x\.npy: no such file"),
-        ("missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
+        ("missing key", r"no array 'x' for .*; it holds: 'other'; name it .*\{'x': array\}\)"),
         ("named, missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
-        ("not an npy", r"x\.npy: not a readable \.npy file: "),
+        ("not an npy", r"x\.npy: not a readable \.npy file: .*starts with 70 6c 61 69 6e 20, "),
         ("cut npy", r"x\.npy: not a readable \.npy file: "),
         ("pickle", r"x\.npy: not a readable \.npy file: "),
         ("npz called npy", r"expected one array \(\.npy\), got an archive"),
         ("not an npz", r"x\.npz: not a readable \.npz file: "),
         ("odd bin", r"expected a multiple of 12 bytes, got 13 bytes"),
-        ("image", r"x\.png: expected a \.npy, \.npz or \.bin file, got '\.png'"),
+        ("image", r"x\.png: is an image, but input 'x' is float32\[.*, and not one image: .*\.npy"),
         ("unknown name", r"the model has no input 'nope'; it has: 'x'"),
-        ("folder", r"x\.npy: is a folder; expected a \.npy, \.npz or \.bin file"),
-        ("no ending", r"x: expected a \.npy, \.npz or \.bin file, got a name without an ending"),
+        (
+            "folder",
+            r"x\.npy: is a folder without images; expected some, or a \.npy, \.npz, \.bin, \.csv",
+        ),
+        ("no ending", r"x: expected a \.npy, \.npz, .* file, got a name without an ending"),
         ("no file", r"--input x=: expected a file behind the equals sign"),
     ],
 )
@@ -236,6 +274,56 @@ def test_a_shape_that_cannot_be_had_is_refused(cli, tmp_path, shape, status, exp
     done = cli("run", models.affine(tmp_path), "--shape", shape)
     assert done.status == status
     assert expected in done.err
+
+
+def test_a_pipe_as_input_is_refused_and_not_waited_for(cli, tmp_path):
+    os.mkfifo(tmp_path / "x.npy")
+    done = cli("run", models.affine(tmp_path), "--input", tmp_path / "x.npy")
+    assert (done.status, done.err.count("\n")) == (1, 1)
+    assert "x.npy: is a pipe or a device; expected a .npy, .npz, .bin" in done.err
+
+
+@pytest.mark.parametrize("damage", ["member", "header", "shape", "empty", "cut"])
+@pytest.mark.parametrize("suffix", [".npy", ".npz"])
+def test_a_damaged_file_of_arrays_is_one_line_of_error(cli, tmp_path, damage, suffix):
+    path = tmp_path / f"x{suffix}"
+    x = io.BytesIO()
+    np.save(x, np.ones((2, 3), np.float32))
+    whole = x.getvalue()
+    content = {
+        "member": b"no array",
+        "header": whole.replace(b"(2, 3)", b"(2,,3)"),
+        "shape": whole.replace(b"(2, 3), ", b"(9**99),"),
+        "empty": b"",
+        "cut": whole[:-5],
+    }[damage]
+    if suffix == ".npz":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("x" if damage == "member" else "x.npy", content)
+    else:
+        path.write_bytes(content)
+    done = cli("run", models.affine(tmp_path), "--input", path)
+    assert (done.status, done.err.count("\n")) == (1, 1)
+    assert f"x{suffix}: not a readable {suffix} file: " in done.err
+
+
+def test_records_of_as_many_bytes_are_not_taken_for_numbers(cli, tmp_path):
+    records = np.zeros((2, 3), [("a", np.int16), ("b", np.int16)])
+    for name, array in {"fields": records, "opaque": records.view("V4")}.items():
+        np.save(tmp_path / f"{name}.npy", array)
+        done = cli("run", models.affine(tmp_path), "--input", tmp_path / f"{name}.npy")
+        assert done.status == 1
+        assert "expected float32[batch, 3], got void32[2, 3]" in done.err
+
+
+def test_the_backend_is_told_where_two_serve_one_device(cli, tmp_path):
+    path = models.affine(tmp_path)
+    assert "ran on cpu:0 (onnxruntime:CPUExecutionProvider): " in cli("run", path).out
+    places = [
+        DeviceShare("cpu", "cpu:0", "CPUExecutionProvider", 5),
+        DeviceShare("reference", "cpu:0", "reference", 1),
+    ]
+    assert devices_text(places) == "cpu:0 (cpu, CPUExecutionProvider), cpu:0 (reference)"
 
 
 def test_two_shapes_for_one_input_are_refused(cli, tmp_path):
@@ -408,7 +496,7 @@ def test_what_was_written_can_be_read_as_input(cli, tmp_path):
     ("name", "status", "expected"),
     [
         ("out.npy", 2, "the model has 3 outputs, and .npy holds one"),
-        ("out.txt", 2, "expected a file name ending in .npz or .npy, got"),
+        ("out.txt", 2, "expected a file name ending in .npz, .npy or .json, or -, got"),
         ("absent/out.npz", 1, "absent/out.npz: no such file or directory"),
         ("folder.npz", 1, "folder.npz: is a directory"),
     ],
@@ -489,15 +577,16 @@ def test_a_run_that_takes_too_long_is_stopped(cli, tmp_path):
     path = models.slow(tmp_path)
     done = cli("run", path, "--shape", "x=20000,256", "--timeout", 0.05)
     assert done.status == 1
-    assert re.match(r"error: .*(deadline|time)", done.err)
-    assert done.out == ""
+    assert done.err.startswith("error: it took longer than --timeout, 0.05 s: ")
+    assert done.err.endswith("leave --timeout out\n")
+    assert done.out == "input x: float32[20000, 256], generated: all ones\n"
     usage = cli("run", path, "--timeout", 0)
     assert (usage.status, "above 0, got 0" in usage.err) == (2, True)
 
 
 def test_a_target_that_is_not_there_is_refused_with_the_reason(cli, tmp_path):
     done = cli("run", models.affine(tmp_path), "--target", "tpu")
-    assert done.status == 1
+    assert done.status == 2
     assert "got tpu" in done.err
     assert "installed: " in done.err
     empty = cli("run", models.affine(tmp_path), "--target", "cpu,")
@@ -528,7 +617,17 @@ def test_settings_reach_the_backend_and_win_over_the_file(cli, tmp_path):
     assert (bad.status, "spin_us must be" in bad.err) == (1, True)
     good = cli("run", path, "--config", config, "--set", "cpu_context.spin_us=0")
     assert (good.status, good.err) == (0, "")
-    told = cli("run", path, "--set", "cpu_context.spin_uss=1")
+    for misspelt, near in (
+        ("cpu_context.spin_uss", "'spin_us'"),
+        ("cpu_contex.spin_us", "[cpu_context]"),
+    ):
+        refused = cli("run", path, "--set", f"{misspelt}=1")
+        assert (refused.status, refused.out) == (2, "")
+        assert f"unknown and not read; did you mean {near}?" in refused.err
+    of_another = cli("run", path, "--set", "gpu_trt_context.optimization_level=1")
+    assert of_another.status == 0
+    config.write_text("[cpu_context]\nspin_uss = 1\n")
+    told = cli("run", path, "--config", config)
     assert (told.status, "did you mean 'spin_us'?" in told.err) == (0, True)
     absent = cli("run", path, "--config", tmp_path / "absent.ini")
     assert (absent.status, "absent.ini: no such file" in absent.err) == (1, True)
@@ -545,3 +644,27 @@ def test_the_digits_model_runs_on_its_test_images(cli, digits):
         labels = held_back["label"]
     assert outputs["probabilities"]["size_bytes"] == len(labels) * 10 * 4
     assert np.mean(np.array(outputs["label"]["first_values"]) == labels) > 0.97
+
+
+def test_a_mindir_is_resized_for_the_input_that_is_given(cli, tmp_path):
+    """Its file fixes the batch, as MindSpore exports models; Model.resize changes that."""
+    path = MINDIR / "mlp.mindir"
+    with engine.load(path) as model:
+        [spec] = model.inputs
+        fixed, rest = spec.shape[0], spec.shape[1:]
+        assert isinstance(fixed, int)
+        rows = np.random.default_rng(0).random((fixed + 3, *rest), np.float32)
+        [expected] = model({spec.name: rows[:fixed]}).values()
+    np.save(tmp_path / "rows.npy", rows)
+    given = cli("run", path, "--input", tmp_path / "rows.npy", "-o", tmp_path / "y.npy")
+    assert given.status == 0, given.err
+    assert f"note: resized from {spec}" in given.err
+    y = np.load(tmp_path / "y.npy")
+    assert y.shape[0] == fixed + 3
+    np.testing.assert_allclose(y[:fixed], expected, rtol=1e-5, atol=1e-6)
+    sizes = ",".join(map(str, rows.shape))
+    made = cli("bench", path, "--shape", f"{spec.name}={sizes}", "--runs", 2, "--warmup", 0)
+    assert made.status == 0, made.err
+    wrong = cli("run", path, "--shape", f"{spec.name}={fixed},{rest[0] + 1}")
+    assert wrong.status == 1
+    assert f"expected {spec}, got" in wrong.err

@@ -45,7 +45,7 @@ def test_the_list_of_backends_breaks_no_name(terminal, columns):
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_a_measurement_shows_a_bar_that_goes_away(terminal, digits, columns):
     done = terminal(
-        "bench", digits / "digits.onnx", "--warmup", "0.7", "--duration", "0.7", "--plot",
+        "bench", digits / "digits.onnx", "--warmup", "0.3", "--duration", "2", "--plot",
         columns=columns,
     )  # fmt: skip
     assert done.status == 0

@@ -44,7 +44,7 @@ def dims(values: Iterable[ValueInfoProto]) -> dict[str, list[int | str]]:
 def changed(
     change: Callable[..., tuple[ModelProto, list[str]]], model: ModelProto, *wishes: Any
 ) -> tuple[ModelProto, list[str]]:
-    """What `change` makes of a model: both are valid, and the model is as it was."""
+    """Return the model that `change` makes of a model: both are valid, the first unchanged."""
     onnx.checker.check_model(model)
     before = model.SerializeToString(deterministic=True)
     result, notes = change(model, *wishes)

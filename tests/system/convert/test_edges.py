@@ -185,7 +185,7 @@ def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path: Pat
     path = tmp_path / "model.onnx"
     onnx.save(result, path)
     with engine.load(path, target="cpu") as built:
-        assert [each.name for each in built.input_specs] == ["x"]
+        assert [each.name for each in built.inputs] == ["x"]
         found = built(x=np.ones(2, np.float16))
     assert found["w"].dtype == np.float16
     np.testing.assert_array_equal(found["w"], [1, 2])

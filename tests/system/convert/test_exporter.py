@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from engine.convert.job import Job
 from engine.convert.sources.exporter import exported
 from engine.enums import FmkType
 from engine.errors import Cancelled, ModelError
+from engine.host.child import command, environment
 
 
 @pytest.fixture
@@ -123,3 +126,69 @@ def test_what_is_to_be_encrypted_is_not_written_to_the_disk(
     for path in seen.read_text().split():
         assert path.startswith(f"{scratch.MEMORY}/")
         assert not Path(path).exists()
+
+
+def test_an_exporter_gets_what_frameworks_read_of_the_environment_and_nothing_else(
+    exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {
+        "ENGINE_DEC_KEY": "0011223344556677", "CLOUD_PASSWORD": "p", "HF_TOKEN": "t",
+        "TF_API_KEY": "k", "WHATEVER": "w", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    seen = tmp_path / "seen"
+    exporter(f"open({str(seen)!r}, 'w').write('\\n'.join(os.environ)); {WRITE}")
+    names = set(seen.read_text().splitlines())
+    assert names & {*given} == {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    assert {"PATH", "PYTHONPATH", "TMPDIR"} <= names
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from engine.convert.job import Job
+from engine.convert.sources.exporter import exported
+from engine.enums import FmkType
+
+job = Job(
+    framework=FmkType.TF, model_file=Path("m"), output_file=Path("o"), encrypt_key=bytes(16)
+)
+exported(job, "an_exporter", "Nothing", "nothing", ())
+"""
+
+
+@pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_killed_conversion_leaves_neither_exporter_nor_files(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    body = (
+        "open(request['result'], 'w').write('in clear'); "
+        f"open({str(seen)!r}, 'w').write(request['result'] + ' ' + str(os.getpid())); "
+        "time.sleep(100)"
+    )
+    source = ["import os, time", "def export(request, step):", f"    {body}"]
+    (tmp_path / "an_exporter.py").write_text("\n".join(source))
+    monkeypatch.syspath_prepend(tmp_path)
+    with subprocess.Popen(command("-c", KILLED), env=environment()) as child:
+        until = time.monotonic() + 60
+        while len(seen.read_text().split() if seen.exists() else ()) < 2:
+            assert child.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        result, pid = seen.read_text().split()
+        assert Path(result).exists()
+        child.send_signal(number)
+    until = time.monotonic() + 60
+    while Path(result).parent.exists() or is_alive(pid):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

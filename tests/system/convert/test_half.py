@@ -257,7 +257,7 @@ def test_weights_may_be_listed_as_inputs(ir_version: int, tmp_path: Path) -> Non
     path = tmp_path / "model.onnx"
     onnx.save(result, path)
     with engine.load(path, target="cpu") as built:
-        assert [each.name for each in built.input_specs] == ["x"]
+        assert [each.name for each in built.inputs] == ["x"]
         expected = run(product_of([product()], {"w": rounded(WEIGHT)}), tmp_path)
         np.testing.assert_array_equal(built(x=X)["y"], expected)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,7 @@ def test_one_ranks_part_of_a_model_is_noted(tmp_path: Path) -> None:
     assert converter.report is not None
     [note] = converter.report.notes
     assert note.startswith("the model is one rank's part of a distributed one (AllReduce): ")
+    assert "not yet" not in note  # the result runs: tests/distributed/test_ranks.py
 
 
 @pytest.mark.parametrize(
@@ -354,7 +357,8 @@ def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path: Path) -> No
         capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )  # fmt: skip
-    folder, file = done.stdout.splitlines()
+    folder, file, said = done.stdout.splitlines()
+    assert said == "CONVERT RESULT SUCCESS:0"
     assert folder.endswith(" (folder)")
     assert Path(file) == Path(folder.removesuffix(" (folder)")) / "out.mindir"
     written = (tmp_path / "out.mindir").read_bytes()
@@ -548,3 +552,44 @@ def test_without_onnx_the_command_that_helps_is_named(tmp_path: Path) -> None:
         "Converter model failed! error is converting models needs onnx; "
         'run: pip install "inference-engine[convert]"\n'
     )
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from engine.convert import {module} as module
+{patch}
+from engine.converter import Converter
+from engine.enums import FmkType
+converter = Converter()
+converter.input_shape = {shape!r}
+converter.convert(FmkType.ONNX, sys.argv[1], sys.argv[2])
+"""
+KILL = """
+def kill(*arguments):
+    assert any(Path(sys.argv[2]).parent.glob(".converting-*"))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("step", ["write", pytest.param("batch", marks=pytest.mark.slow)])
+def test_a_conversion_that_is_killed_leaves_no_folder_beside_its_output(
+    tmp_path: Path, step: str
+) -> None:
+    source, folder = tmp_path / "product.onnx", tmp_path / "out"
+    product(source, 8)
+    folder.mkdir()
+    if step == "write":
+        patch = f"{KILL}\nPath.replace = kill"
+    else:
+        patch = f"{KILL}\nmodule.MAPPED_BYTES = -1\nmodule.write_weights = kill"
+    shape = {"x": [2, 8]} if step == "batch" else {}
+    script = KILLED.format(module=step, patch=patch, shape=shape)
+    done = subprocess.run(
+        [sys.executable, "-c", script, source, folder / "net"], capture_output=True, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    until = time.monotonic() + 60
+    while any(folder.iterdir()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert [*folder.iterdir()] == []

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -236,6 +237,29 @@ def test_a_traced_module_with_fixed_and_open_dims(tmp_path: Path, cnn: Any) -> N
     assert_same(path, cnn, images(1), images(6))
 
 
+class Argument:
+    """An argument of a scripted `forward`."""
+
+    type = "Tensor"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def has_default_value(self) -> bool:
+        return False
+
+
+def test_a_shape_for_what_is_no_input_of_torchscript_is_named_beside_the_inputs() -> None:
+    schema = SimpleNamespace(arguments=[Argument(name) for name in ("self", "input", "mask")])
+    module = SimpleNamespace(forward=SimpleNamespace(schema=schema))
+    said = r"^'x' \(of input_shape\) is no input of it; its inputs: 'input', 'mask'$"
+    with pytest.raises(ModelError, match=said):
+        pytorch._arguments(module, {"x": (2, 8)})
+    with pytest.raises(ModelError, match="give those of 'input', 'mask', -1 for an open dim"):
+        pytorch._arguments(module, {})
+    assert pytorch._arguments(module, {"mask": (1,), "input": (2, 8)}) == ["input", "mask"]
+
+
 @needs_torch
 def test_torchscript_control_flow_and_default_arguments_are_kept(tmp_path: Path) -> None:
     import torch
@@ -284,10 +308,10 @@ def test_wrong_shapes_of_torchscript_say_what_is_missing(tmp_path: Path, tagger:
 
     path = tmp_path / "tagger.pt"
     torch.jit.save(torch.jit.script(tagger), path)
-    with pytest.raises(ModelError, match=r'tokens, mask, scale, -1 .*--inputShape="tokens:1'):
+    with pytest.raises(ModelError, match=r"'tokens', 'mask', 'scale', -1 .*--inputShape=\"tokens:1"):
         convert(path)
     shapes = {"tokens": (1, 4), "mask": (1, 4), "scale": ()}
-    with pytest.raises(ModelError, match=r"no input 'y' .*its inputs: tokens, mask, scale"):
+    with pytest.raises(ModelError, match=r"no input 'y' .*its inputs: 'tokens', 'mask', 'scale'"):
         convert(path, {**shapes, "y": (1,)})
     with pytest.raises(ModelError, match=r"\[1, 4\], \[1, 5\].*check input_shape"):
         convert(path, {**shapes, "mask": (1, 5)})
@@ -400,3 +424,52 @@ def test_a_missing_torch_names_the_command(tmp_path: Path, monkeypatch: pytest.M
     command = r'needs torch and onnxscript; run: pip install "inference-engine\[pytorch\]"'
     with pytest.raises(ModelError, match=command):
         convert(path)
+
+
+@needs_torch
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mine.Outputs", "objects of class mine.Outputs, which torch does not know here; let the "),
+        ("transformers.modeling_outputs.Mine", r"transformers\.modeling_outputs\.Mine"),
+    ],
+)
+def test_a_class_that_torch_does_not_know_is_named(tmp_path: Path, name: str, told: str) -> None:
+    import torch
+
+    class Outputs:
+        def __init__(self, y: Any) -> None:
+            self.y = y
+
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return Outputs(x + 1)
+
+    torch.utils._pytree.register_pytree_node(
+        Outputs, lambda made: ([made.y], None), lambda ys, _: Outputs(*ys),
+        serialized_type_name=name,
+    )  # fmt: skip
+    program = torch.export.export(Net(), (torch.zeros(2),))
+    torch.export.save(program, tmp_path / "net.pt2")
+    assert name in pytorch.classes_of(tmp_path / "net.pt2")
+    with pytest.raises(ModelError, match=told) as caught:
+        convert(tmp_path / "net.pt2")
+    assert "\n" not in str(caught.value)
+
+
+@needs_torch
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+def test_a_model_of_transformers_is_converted_as_its_author_exported_it(tmp_path: Path) -> None:
+    import torch
+    from transformers import BertConfig, BertModel
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+        vocab_size=50, max_position_embeddings=32,
+    )  # fmt: skip
+    module = BertModel(config).eval()
+    ids = torch.arange(8)[None]
+    torch.export.save(torch.export.export(module, (ids,)), tmp_path / "bert.pt2")
+    convert(tmp_path / "bert.pt2")
+    assert_same(tmp_path / "bert.pt2", lambda x: tuple(module(x).values()), (ids,))

@@ -38,7 +38,7 @@ def names(values: Sequence[onnx.ValueInfoProto]) -> list[str]:
 
 
 def run(path: Path, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the converted file gives, and what TensorFlow Lite gives, by the signature's names."""
+    """Return the outputs of the converted file and of TensorFlow Lite by the signature's names."""
     import tensorflow as tf
 
     with engine.load(path.with_suffix(".mindir"), target="cpu") as model:

@@ -58,7 +58,7 @@ def test_a_file_of_mindspore_gives_mindspores_results(folder: Path, entry: dict[
         dec_mode=entry.get("dec_mode", "AES-GCM"),
     )
     with model, np.load(path.with_suffix(".npz")) as arrays:
-        for declared, spec in zip(entry.get("inputs", ()), model.input_specs, strict=False):
+        for declared, spec in zip(entry.get("inputs", ()), model.inputs, strict=False):
             assert spec.name == declared["name"].partition(":")[2]
             assert str(spec.dtype) == declared["dtype"]
         calls = _calls(arrays)

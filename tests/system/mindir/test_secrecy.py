@@ -13,9 +13,9 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.formats import encryption
+from engine.testing.shared_memory import left_since, names
 
 KEY = bytes(range(16))
-SHM = Path("/dev/shm")
 LENET = Path(__file__).parents[2] / "data" / "mindir" / "lenet_bn.mindir"
 # Opens and makes nothing of its own once it watches; prints what Python code opens for writing,
 # and how many bytes went through write() and its kin, native code's included.
@@ -43,7 +43,7 @@ before = written()
 model = engine.Model()
 model.build_from_file(sys.argv[1], engine.ModelType.MINDIR, dec_key=bytes.fromhex(sys.argv[2]))
 with model:
-    shapes = [[dim or 1 for dim in spec.shape] for spec in model.input_specs]
+    shapes = [[dim or 1 for dim in spec.shape] for spec in model.inputs]
     model.predict([np.ones(shape, np.float32) for shape in shapes])
 print("written:", written() - before)
 """
@@ -92,7 +92,7 @@ def test_nothing_decrypted_is_written_anywhere(make, tmp_path: Path) -> None:
     places = {name: tmp_path / name for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME", "CWD")}
     for place in places.values():
         place.mkdir()
-    shared = set(SHM.iterdir()) if SHM.is_dir() else set()
+    shared = names()
     # Importing the backend here has set it; what counts is that it is set there too.
     inherited = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
     done = subprocess.run(
@@ -109,5 +109,4 @@ def test_nothing_decrypted_is_written_anywhere(make, tmp_path: Path) -> None:
     assert opened == []
     assert int(last.removeprefix("written: ")) < 5_000 < len(plain)
     assert [each for place in places.values() for each in place.rglob("*")] == []
-    new = set(SHM.iterdir()) - shared if SHM.is_dir() else set()
-    assert [each for each in new if each.is_file() and marker in each.read_bytes()] == []
+    assert not left_since(shared)

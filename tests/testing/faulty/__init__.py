@@ -16,14 +16,17 @@ from engine.hookspecs import hookimpl
 from engine.testing import null
 from engine.types import (
     BackendInfo,
+    Capability,
     Check,
     CompileOptions,
     Devices,
+    KernelTime,
     MemoryReport,
     ModelSource,
     Placement,
     Values,
 )
+from faulty import lending
 
 CONTROL = "test_predict_matches_the_closed_form"
 QUIET = "test_the_manifest_does_not_change"
@@ -31,7 +34,7 @@ QUIET = "test_the_manifest_does_not_change"
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What a faulty backend is called, and how the kit is to catch it.
+    """A faulty backend's name, and the way in which the kit is to catch it.
 
     tests: every one of these must fail (for a parametrised one: with any parameter).
     says: a piece of each failure's text. control: a test that must pass all the same.
@@ -95,6 +98,7 @@ class Executable:
     backend: Faulty
     inner: Any
     notes: dict[str, Any] = field(default_factory=dict)
+    options: CompileOptions | None = None
 
     @property
     def inputs(self) -> Any:
@@ -117,7 +121,13 @@ class Executable:
         return self.backend.place(self.inner.placement())
 
     def memory(self) -> MemoryReport:
-        return self.backend.report(self.inner.memory())
+        memory = self.inner.memory()
+        if self.options is not None:
+            memory = lending.report(memory, self.options)
+        return self.backend.report(memory)
+
+    def profile(self) -> Sequence[KernelTime]:
+        return self.backend.profile(self)
 
     def close(self) -> None:
         self.backend.close_executable(self)
@@ -160,6 +170,10 @@ class Faulty:
     @hookimpl
     def engine_compiled_key(self, options: CompileOptions) -> Any:
         return self.compiled_key(options)
+
+    @hookimpl
+    def engine_share_weights(self, executable: Executable, pids: Any) -> Any:
+        return self.share(executable, pids)
 
     @hookimpl
     def engine_update_weights(self, executable: Executable, weights: Any, additive: bool) -> bool:
@@ -206,7 +220,9 @@ class Faulty:
     # What a fault changes.
 
     def manifest(self) -> BackendInfo:
-        return replace(null.engine_backend(), name=self.name)
+        info = null.engine_backend()
+        capabilities = info.capabilities | {Capability.SHARE_WEIGHTS}
+        return replace(info, name=self.name, capabilities=capabilities)
 
     def devices(self) -> Devices:
         return null.engine_devices()
@@ -218,7 +234,14 @@ class Faulty:
         return null.engine_load(source, options)
 
     def compile(self, loaded: Any, options: CompileOptions) -> Executable:
-        return Executable(self, null.engine_compile(loaded, options))
+        plain = replace(options, lend="", shared_weights=None)
+        inner: Any = null.engine_compile(loaded, plain)
+        try:
+            lending.prepare(inner, options)
+        except BaseException:
+            inner.close()
+            raise
+        return Executable(self, inner, options=options)
 
     def describe(self, specs: Any) -> Any:
         return specs
@@ -238,8 +261,16 @@ class Faulty:
     def reset(self, context: Context) -> None:
         """Nothing is kept between calls."""
 
+    def profile(self, executable: Executable) -> Sequence[KernelTime]:
+        times: Sequence[KernelTime] = executable.inner.profile()
+        return times
+
     def compiled_key(self, options: CompileOptions) -> Any:
         return null.engine_compiled_key(options)
+
+    def share(self, executable: Executable, pids: Any) -> Any:
+        weights = executable.inner.inner.evaluator.rt_inits_
+        return replace(lending.lend(weights, null.DEVICE), backend=self.name)
 
     def update_weights(self, executable: Executable, weights: Any, additive: bool) -> bool:
         return null.engine_update_weights(executable.inner, weights, additive)
@@ -301,9 +332,11 @@ from faulty import (  # noqa: E402
     life,
     ownership,
     process,
+    profile,
     ranks,
     refusals,
     settings,
+    sharing,
     workers,
 )
 
@@ -318,8 +351,10 @@ __all__ = [
     "life",
     "ownership",
     "process",
+    "profile",
     "ranks",
     "refusals",
     "settings",
+    "sharing",
     "workers",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.errors import CompiledFormError
+from engine.errors import CompiledFormError, InputError
 from faulty import Faulty, caught_by
 
 
@@ -151,3 +151,34 @@ class ForgetsThePrecisionInItsKey(Remembers):
         if context.executable.notes["is_rounded"] and outputs is None:
             results = [y.astype(np.float16).astype(y.dtype) for y in results]
         return results
+
+
+@caught_by("test_equal_keys_mean_exchangeable_forms", says="highest shape is not in the key")
+class ForgetsTheHighestShapeInItsKey(Remembers):
+    """Compiles for the highest shape, as an engine with profiles does, and keys by the lowest."""
+
+    def load(self, source, options):
+        loaded = super().load(source, options)
+        shapes = options.shapes.get("x")
+        loaded.highest = shapes.highest[0] if shapes is not None else None
+        if options.save_to is not None:
+            Path(options.save_to, "highest").write_text(str(loaded.highest))
+        if source.compiled is not None:
+            loaded.highest = int(Path(source.compiled, "highest").read_text())
+        return loaded
+
+    def compile(self, loaded, options):
+        executable = super().compile(loaded, options)
+        executable.notes["highest"] = loaded.highest
+        return executable
+
+    def compiled_key(self, options):
+        shapes = options.shapes.get("x")
+        lowest = str(shapes.lowest) if shapes is not None else ""
+        return {**super().compiled_key(options), "lowest": lowest}
+
+    def predict(self, context, inputs, outputs, deadline_s):
+        highest = context.executable.notes["highest"]
+        if highest is not None and len(inputs[0]) > highest:
+            raise InputError(f"input 'x': expected at most {highest} rows, got {len(inputs[0])}")
+        return super().predict(context, inputs, outputs, deadline_s)

@@ -114,7 +114,7 @@ class DoesNotWaitForItsInputs(Faulty):
 
 @caught_by("test_a_queued_copy_comes_after_what_it_copies", says="Not equal to tolerance")
 class CopiesAtOnce(Faulty):
-    """Where a stream is given: past it, and past those of the buffers."""
+    """Copies past the given stream, and past those of the buffers."""
 
     def copy(self, source, target, stream):
         if stream is None:

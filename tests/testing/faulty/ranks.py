@@ -54,6 +54,48 @@ class ReducesAtOnce(Faulty):
         return super().allreduce(comm, send, receive, op, None, deadline_s)
 
 
+CHAIN = "test_segments_and_queued_collectives_need_one_wait"
+LETS_GO = "test_a_queued_collective_that_cannot_end_lets_go_of_its_stream"
+
+
+@caught_by(CHAIN, says="Not equal to tolerance")
+class IgnoresTheStream(Faulty):
+    """Takes the buffers as they are when it is called, and is done on return."""
+
+    def allreduce(self, comm, send, receive, op, stream, deadline_s):
+        send, receive = replace(send, stream=None), replace(receive, stream=None)
+        return super().allreduce(comm, send, receive, op, None, deadline_s)
+
+
+@caught_by(CHAIN, says="Not equal to tolerance")
+class QueuesOnAStreamOfItsOwn(Faulty):
+    """Begins in the stream's order, but nothing on that comes after its result."""
+
+    def allreduce(self, comm, send, receive, op, stream, deadline_s):
+        if stream is not None:
+            device = fake_device()
+            own = device.open_stream()
+            device.order(stream, own)
+            stream, receive = own, replace(receive, stream=None)
+        return super().allreduce(comm, send, receive, op, stream, deadline_s)
+
+
+@caught_by(LETS_GO, says="check() says nothing of a queued collective")
+class ForgetsHowAQueuedCollectiveEnded(Faulty):
+    def communicator(self, options):
+        comm = super().communicator(options)
+        comm.check = lambda: None
+        return comm
+
+
+@caught_by(LETS_GO, says="the stream was let go of only after")
+class HoldsTheStreamOfWhatCannotEnd(Faulty):
+    def allreduce(self, comm, send, receive, op, stream, deadline_s):
+        if stream is not None and deadline_s is not None:
+            deadline_s += 10
+        return super().allreduce(comm, send, receive, op, stream, deadline_s)
+
+
 @caught_by("test_an_abort_ends_a_collective_that_waits", says="the collective ended only after")
 class CannotBeAborted(Faulty):
     def communicator(self, options):

@@ -105,9 +105,7 @@ class LacksWithoutAReason(Lacks):
 
 @caught_by("test_announced_capabilities_have_their_hooks", says="not implemented")
 class AnnouncesWhatItCannotDo(Faulty):
-    def manifest(self):
-        info = super().manifest()
-        return replace(info, capabilities=info.capabilities | {Capability.SHARE_WEIGHTS})
+    engine_share_weights = None  # announced, and not there
 
 
 @caught_by("test_no_hook_is_unknown_to_the_core", says="engine_predikt")

@@ -1,0 +1,594 @@
+"""`[common_context] isolate`: models in processes of their own give the same, and take no harm."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import engine
+from engine import CancelToken, Model, Tensor
+from engine.errors import (
+    BackendUnavailable,
+    Cancelled,
+    DeadlineExceeded,
+    EngineError,
+    InputError,
+    ModelError,
+)
+from engine.testing import models
+from engine.testing.plugins import install
+
+ISOLATE = {"common_context": {"isolate": "true"}}
+
+PLUGIN = """
+import ctypes, os, signal, sys, time
+from engine.hookspecs import hookimpl
+from dataclasses import replace
+from engine.testing import null
+from engine.testing.null import *
+
+{before}
+
+@hookimpl
+def engine_backend():
+    info = null.engine_backend()
+    return replace(info, name="odd", capabilities=info.capabilities - frozenset([{without}]))
+
+@hookimpl
+def engine_load(source, options):
+    {load}
+    return null.engine_load(source, options)
+
+@hookimpl
+def engine_compile(loaded, options):
+    {compile}
+    return null.engine_compile(loaded, options)
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    x = float(inputs[0].flat[0])
+    if x < 0:
+        {predict}
+    return null.engine_predict(context, inputs, outputs, deadline_s)
+"""
+
+SEGFAULT = "ctypes.string_at(0)"
+FPE = "signal.raise_signal(signal.SIGFPE)"
+
+
+@pytest.fixture
+def odd(plugin_folder: Path) -> Callable[..., str]:
+    """Install a null backend with other code in some places; predict's runs where x[0] < 0."""
+
+    def install_odd(
+        *, load: str = "pass", compile: str = "pass", predict: str = "pass", before: str = "",
+        without: str = "",
+    ) -> str:  # fmt: skip
+        source = PLUGIN.format(
+            load=load, compile=compile, predict=predict, before=before, without=without
+        )
+        install(plugin_folder, "odd", "plugin_odd", source=source)
+        return "odd"
+
+    return install_odd
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    gc.collect()
+    before, threads = descriptors(), threading.active_count()
+    yield
+    gc.collect()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+    until = time.monotonic() + 60  # a thread that has nothing more to do ends soon
+    while threading.active_count() > threads and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= threads
+    assert descriptors() <= before
+
+
+def isolated(path: Path, target: str, **more: Any) -> Model:
+    return engine.load(path, target=target, config={**ISOLATE, **more})
+
+
+def worker_of(model: Model) -> int:
+    plan: Any = model._plan
+    pid: int = plan.executable.process().worker.pid
+    return pid
+
+
+def kill_worker_of(model: Model) -> None:
+    """Kill a model's worker, and wait until it has ended: the engine may see it from then on."""
+    plan: Any = model._plan
+    worker = plan.executable.process().worker
+    os.kill(worker.pid, signal.SIGKILL)
+    assert worker.wait(60)
+
+
+X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+
+
+# -------------------------------------------------------------------------------- the same results
+
+
+def test_it_runs_in_another_process_with_the_same_specs_and_placement(
+    null_backend: str, tmp_path: Path
+) -> None:
+    path = models.affine(tmp_path)
+    with engine.load(path, target=null_backend) as here, isolated(path, null_backend) as there:
+        assert there.inputs == here.inputs
+        assert there.outputs == here.outputs
+        assert there.placement == here.placement
+        assert Path(f"/proc/{worker_of(there)}").exists()
+        for rows in (2, 1, 5000, 2):  # the last as the first: memory has grown in between
+            x = np.arange(rows * 3, dtype=np.float32).reshape(rows, 3)
+            np.testing.assert_array_equal(there(x)["y"], 2 * x + 1)
+        first, second = there(X)["y"], there(2 * X)["y"]
+        np.testing.assert_array_equal(first, 2 * X + 1)  # memory of its own
+        np.testing.assert_array_equal(second, 4 * X + 1)
+        assert first.flags.writeable
+
+
+def values(model: Any, *given: Any) -> list[Any]:
+    return list(model(*given).values())
+
+
+EVERY_KIND = {
+    "scalar": (models.scalar, [np.array(3, np.float32)]),
+    "empty": (models.empty, [np.empty((0, 3), np.float32)]),
+    "several": (models.several, [X, X + 1, np.ones(3, np.float32)]),
+    "bool": (models.negated, [np.array([True, False])]),
+    "int64": (models.mixed_dtypes, [np.array([2**62 + 1, -5])]),
+    "an output that is an input": (models.identity, [np.arange(4, dtype=np.float32)]),
+    "one value twice": (models.twins, [np.arange(4, dtype=np.float32)]),
+    "no input": (models.constant, []),
+    "a shape that follows the data": (models.nonzero, [np.array([0, 1, 2], np.float32)]),
+    "external data": (models.external, [np.ones((2, 256), np.float32)]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_every_kind_of_value_arrives_bit_by_bit(
+    kind: str, null_backend: str, tmp_path: Path
+) -> None:
+    make, given = EVERY_KIND[kind]
+    path = make(tmp_path)
+    with engine.load(path, target=null_backend) as here, isolated(path, null_backend) as there:
+        for one, other in zip(values(here, *given), values(there, *given), strict=True):
+            assert one.dtype == other.dtype
+            assert one.shape == other.shape
+            assert one.tobytes() == other.tobytes()
+
+
+@pytest.mark.slow
+def test_sequences_optionals_strings_and_narrow_types_arrive(
+    null_backend: str, tmp_path: Path
+) -> None:
+    numbers = [np.arange(n, dtype=np.float32) for n in (3, 0, 2)]
+    with isolated(models.sequences(tmp_path), null_backend) as model:
+        one, longer = values(model, numbers, np.array(2))
+        assert one.tolist() == [0, 1]
+        assert [each.tolist() for each in longer] == [[0, 1, 2], [], [0, 1], [0, 1]]
+    with isolated(models.optionals(tmp_path), null_backend) as model:
+        assert values(model, None)[0].tolist() == [-1]
+    words = np.array([["a", "ß", ""], ["x" * 1000, "\0", "z"]], object)
+    with isolated(models.moved(tmp_path, engine.types.DType.STRING), null_backend) as model:
+        assert values(model, words)[0].tolist() == words.T.tolist()
+    for dtype in (engine.types.DType.BFLOAT16, engine.types.DType.COMPLEX64):
+        given = np.arange(6).reshape(2, 3).astype(dtype.numpy)
+        with isolated(models.moved(tmp_path, dtype), null_backend) as model:
+            [result] = values(model, given)
+            assert result.dtype == given.dtype
+            assert result.tobytes() == given.T.tobytes()
+
+
+def test_results_that_change_their_shape_with_the_data_stay_right(
+    null_backend: str, tmp_path: Path
+) -> None:
+    """Those that come alike are written in place from then on, until they do not."""
+    with isolated(models.nonzero(tmp_path), null_backend) as model:
+        for given in ([1, 0, 2], [3, 4, 0], [5, 0, 6], [7, 7, 7], [0, 0, 0], [0, 1, 0], [1, 1, 0]):
+            [found] = values(model, np.array(given, np.float32))
+            assert found.tolist() == np.nonzero(given)[0][None].tolist()
+
+
+def test_results_of_earlier_calls_are_never_written_again(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with isolated(models.several(tmp_path), null_backend) as model:
+        kept = [values(model, X + n, X, np.ones(3, np.float32)) for n in range(6)]
+        for n, (y, b, x) in enumerate(kept):
+            np.testing.assert_array_equal(y, X + n - X)
+            np.testing.assert_array_equal(b, X)
+            np.testing.assert_array_equal(x, X + n + 1)
+        same = values(model, X, X, np.ones(3, np.float32))  # one array twice
+        np.testing.assert_array_equal(same[0], 0 * X)
+
+
+def test_given_outputs_are_filled_in_place(null_backend: str, tmp_path: Path) -> None:
+    with isolated(models.affine(tmp_path), null_backend) as model:
+        memory = np.zeros((2, 3), np.float32)
+        output = Tensor(memory)
+        assert model.predict([X], [output]) == [output]
+        np.testing.assert_array_equal(memory, 2 * X + 1)
+    with isolated(models.nonzero(tmp_path), null_backend) as model:
+        wrong = Tensor(np.zeros((1, 9), np.int64))
+        with pytest.raises(InputError, match=r"'y': .*int64\[1, 1\].*int64\[1, 9\]"):
+            model.predict([np.ones(1, np.float32)], [wrong])
+
+
+@pytest.mark.slow
+def test_a_model_in_memory_is_run_too(null_backend: str, tmp_path: Path) -> None:
+    model = Model()
+    context = engine.Context()
+    context.target = [null_backend]
+    model.build_from_buffer(
+        models.heavy(tmp_path).read_bytes(), context=context, config_dict=ISOLATE
+    )
+    with model:
+        x = np.random.default_rng(0).random((3, 1024), np.float32)
+        for _ in range(2):
+            np.testing.assert_array_equal(model(x)["y"], x)
+            kill_worker_of(model)
+
+
+@pytest.mark.slow
+def test_threads_predict_at_once(null_backend: str, tmp_path: Path) -> None:
+    slow = {"null_context": {"delay_s": "2"}}
+    with (
+        isolated(models.affine(tmp_path), null_backend, **slow) as model,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        model(X)
+        begin = time.monotonic()
+        for number, result in enumerate(pool.map(lambda n: model(X + n)["y"], range(8))):
+            np.testing.assert_array_equal(result, 2 * (X + number) + 1)
+        assert time.monotonic() - begin < 12  # 16 one after the other
+
+
+# ------------------------------------------------------------------------------------- its crashes
+
+
+@pytest.mark.parametrize(("code", "name"), [(SEGFAULT, "SIGSEGV"), (FPE, "SIGFPE")])
+def test_a_crash_in_predict_is_an_error_and_the_next_predict_runs(
+    odd: Callable[..., str], tmp_path: Path, code: str, name: str
+) -> None:
+    path = models.affine(tmp_path)
+    says = (
+        rf"predict failed! {path}: backend 'odd', isolated in a process of its own, crashed with "
+        rf"{name} while it ran the model$"
+    )
+    with isolated(path, odd(predict=code)) as model:
+        first = worker_of(model)
+        for _ in range(2):
+            with pytest.raises(ModelError, match=says) as error:
+                model(-X)
+            assert error.value.path == str(path)
+            assert error.value.at_fault == "odd"
+            np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+        assert worker_of(model) != first
+
+
+def test_the_only_node_and_the_last_words_are_named(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    name = odd(predict="os.write(2, b'a check failed\\n'); os.abort()")
+    with isolated(models.identity(tmp_path), name) as model:
+        says = r"crashed with SIGABRT \(a check failed\) while .* in its only node.*\(Identity\)"
+        with pytest.raises(ModelError, match=says):
+            model(np.array([-1], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("place", "says"), [("load", "while it loaded"), ("compile", "while it compiled")]
+)
+def test_a_crash_while_building_is_an_error(
+    odd: Callable[..., str], tmp_path: Path, place: str, says: str
+) -> None:
+    name = odd(**{place: SEGFAULT})
+    with pytest.raises(ModelError, match=rf"crashed with SIGSEGV {says} the model"):
+        isolated(models.affine(tmp_path), name)
+
+
+@pytest.mark.slow
+def test_a_kill_from_outside_is_told_and_gets_over(null_backend: str, tmp_path: Path) -> None:
+    with isolated(models.affine(tmp_path), null_backend) as model:
+        model(X)
+        os.kill(worker_of(model), signal.SIGKILL)
+        with suppress(ModelError):  # it has not quite ended
+            model(X)
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+
+
+@pytest.mark.slow
+def test_a_file_that_has_changed_is_not_loaded_for_the_next_worker(
+    null_backend: str, tmp_path: Path
+) -> None:
+    path = models.heavy(tmp_path)
+    with path.open("ab") as file:
+        file.write(b"\x12\x00" * 300_000)  # an empty producer version, often: above 4 MiB
+    with isolated(path, null_backend) as model:
+        path.write_bytes(path.read_bytes())
+        kill_worker_of(model)
+        with pytest.raises(ModelError, match="changed"):
+            model(np.ones((1, 1024), np.float32))
+
+
+def test_what_a_hook_raises_arrives(odd: Callable[..., str], tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    code = "class Own(Exception): pass\n        raise Own('deep inside')"
+    with isolated(path, odd(predict=code)) as model:
+        with pytest.raises(ModelError, match=r"backend 'odd' raised .*Own: deep inside"):
+            model(-X)
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+
+
+@pytest.mark.slow
+def test_errors_keep_their_class_and_attributes(odd: Callable[..., str], tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    load = "from engine.errors import ModelError; raise ModelError('no such node', 'the path')"
+    with pytest.raises(ModelError, match="no such node") as error:
+        isolated(path, odd(load=load))
+    assert error.value.path == "the path"
+
+
+@pytest.mark.slow
+def test_a_foreign_exception_of_a_build_is_the_backends_fault(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    with pytest.raises(
+        BackendUnavailable, match="'odd' is at fault: its engine_compile raised Key"
+    ):
+        isolated(models.affine(tmp_path), odd(compile="raise KeyError('deep')"))
+
+
+def test_an_error_that_cannot_be_sent_arrives_as_text(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    with isolated(models.affine(tmp_path), odd(predict="raise ValueError(lambda: 0)")) as model:
+        first = worker_of(model)
+        with pytest.raises(ModelError, match=r"backend 'odd' raised .*ValueError: .*lambda"):
+            model(-X)
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+        assert worker_of(model) == first
+
+
+def test_an_end_is_told_also_when_the_next_worker_runs_already(
+    null_backend: str, tmp_path: Path
+) -> None:
+    """One thread may have started it while another still has to say how the last one ended."""
+    with isolated(models.affine(tmp_path), null_backend) as model:
+        plan: Any = model._plan
+        ended = plan.executable.process()
+        os.kill(ended.worker.pid, signal.SIGKILL)
+        assert ended.worker.wait(60)
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+        assert plan.executable.process() is not ended
+        ended.cancel(1)
+        error = ended.failed("while it ran the model")
+        assert "crashed with SIGKILL while it ran the model" in str(error)
+
+
+def test_contexts_that_are_closed_leave_nothing_in_the_worker(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with isolated(models.affine(tmp_path), null_backend) as model:
+        model(X)
+        plan: Any = model._plan
+        descriptors = Path(f"/proc/{worker_of(model)}/fd")
+        before = len(list(descriptors.iterdir()))
+        for _ in range(10):
+            context = plan.executable.open_context()
+            [y] = context.run([X], None, None)
+            np.testing.assert_array_equal(y, 2 * X + 1)
+            context.close()
+        until = time.monotonic() + 60
+        while len(list(descriptors.iterdir())) > before and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(list(descriptors.iterdir())) <= before
+
+
+def test_what_a_worker_writes_to_its_stderr_does_not_grow_for_ever(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    with isolated(models.affine(tmp_path), odd(predict="os.write(2, b'x' * (1 << 20))")) as model:
+        plan: Any = model._plan
+        for _ in range(6):
+            model(-X)
+        assert len(plan.executable.process().worker.errors()) <= 1 << 20
+        assert os.fstat(plan.executable.process().worker._errors.fileno()).st_size <= 2 << 20
+
+
+# --------------------------------------------------------------------------- deadlines and cancels
+
+
+def cancelled_soon() -> CancelToken:
+    token = CancelToken()
+    threading.Timer(0.3, token.cancel).start()
+    return token
+
+
+@pytest.mark.parametrize("without", ["", "'deadlines', 'cancel_predict'"])
+@pytest.mark.slow
+def test_deadlines_and_cancels_stop_a_run_even_where_the_backend_cannot(
+    odd: Callable[..., str], tmp_path: Path, without: str
+) -> None:
+    wait = "time.sleep(600)" if without else "pass"
+    name = odd(without=without, predict=wait)
+    slow = {"odd_context": {"delay_s": "0" if without else "600"}}
+    for stop, error in (
+        (lambda: {"timeout_s": 0.3}, DeadlineExceeded),
+        (lambda: {"cancel": cancelled_soon()}, Cancelled),
+    ):
+        with isolated(models.affine(tmp_path), name, **slow) as model:
+            begin = time.monotonic()
+            with pytest.raises(error):
+                model.predict([-X], **stop())
+            assert time.monotonic() - begin < 200
+            if without:
+                np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+            time.sleep(0.3)  # the timer's thread
+
+
+# The second worker loads only once the log may go on.
+SLOW_AGAIN = """
+    with open({log!r}, "a+") as log:
+        log.seek(0)
+        is_first = not log.read()
+        log.write("loads ")
+    while not is_first and not os.path.exists({log!r} + ".go"):
+        time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stop", "error", "says"),
+    [
+        (lambda: {"timeout_s": 1.0}, DeadlineExceeded, "another is being started"),
+        pytest.param(
+            lambda: {"cancel": cancelled_soon()}, Cancelled, "by its owner", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_predict_that_needs_a_new_worker_is_stopped_too_and_the_next_one_finds_it(
+    odd: Callable[..., str],
+    tmp_path: Path,
+    stop: Callable[[], Any],
+    error: type[Exception],
+    says: str,
+) -> None:
+    log = tmp_path / "log"
+    name = odd(load=SLOW_AGAIN.format(log=str(log)).strip())
+    with isolated(models.affine(tmp_path), name) as model:
+        model(X)
+        kill_worker_of(model)
+        with pytest.raises(error, match=says):
+            model.predict([X], **stop())
+        log.with_suffix(".go").touch()
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+        assert log.read_text().split() == ["loads"] * 2
+        time.sleep(0.1)  # the timer's thread
+
+
+@pytest.mark.slow
+def test_a_model_is_closed_while_its_next_worker_starts(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    load = SLOW_AGAIN.format(log=str(tmp_path / "log")).strip()
+    name = odd(load=load, without="'cancel_compile'")
+    with isolated(models.affine(tmp_path), name) as model:
+        kill_worker_of(model)
+        with pytest.raises(DeadlineExceeded):
+            model.predict([X], timeout_s=0.3)
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 200
+
+
+def test_a_cancel_that_fails_in_the_backend_does_not_stop_the_worker(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    broken = (  # in the worker alone: the plugin is imported here too
+        "import sys\n"
+        "from engine.reference.evaluator import EvaluatorContext\n"
+        "def broken(self): raise RuntimeError('broken')\n"
+        "if 'pytest' not in sys.modules: EvaluatorContext.cancel = broken"
+    )
+    name = odd(before=broken)
+    slow = {"odd_context": {"delay_s": "0.5"}}
+    with isolated(models.affine(tmp_path), name, **slow) as model, ThreadPoolExecutor(1) as pool:
+        first = worker_of(model)
+        with suppress(Cancelled):  # it runs to its end
+            model.predict([X], cancel=cancelled_soon())
+        assert worker_of(model) == first
+        result = pool.submit(lambda: model(X)["y"])
+        try:
+            np.testing.assert_array_equal(result.result(timeout=60), 2 * X + 1)
+        finally:
+            if not result.done():
+                os.kill(first, signal.SIGKILL)
+
+
+def test_a_build_is_cancelled_and_its_progress_arrives(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    name = odd(
+        compile="options.progress('thinking', 1, 2); time.sleep(600)", without="'cancel_compile'"
+    )
+    token = CancelToken()
+
+    def show(*step: Any) -> None:
+        seen.append(step)
+        token.cancel()
+
+    with pytest.raises(Cancelled):
+        engine.load(
+            models.affine(tmp_path), target=name, config=ISOLATE, progress=show, cancel=token
+        )
+    assert seen == [("thinking", 1, 2)]
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_model_as_it_was(null_backend: str, tmp_path: Path) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def handler(*_: Any) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        slow = {"null_context": {"delay_s": "0.05"}}
+        with isolated(models.affine(tmp_path), null_backend, **slow) as model:
+            interrupts = 0
+            for number in range(20):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.003 * number)
+                    np.testing.assert_array_equal(model(X + number)["y"], 2 * (X + number) + 1)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except (Interrupt, EngineError) as error:
+                    interrupts += "Interrupt" in repr(error)
+            assert interrupts > 3
+            np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ------------------------------------------------------------------------------------ how it is set
+
+
+def test_the_setting_is_true_or_false(null_backend: str, tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    config = {"common_context": {"isolate": "perhaps"}}
+    with pytest.raises(ValueError, match=r"\[common_context\] isolate: .*true or false.*'perhaps'"):
+        engine.load(path, target=null_backend, config=config)
+    config = {"common_context": {"isolate": "False"}}
+    with engine.load(path, target=null_backend, config=config) as model:
+        assert not hasattr(model._plan.executable, "process")  # type: ignore[union-attr]
+
+
+def test_a_worker_does_not_get_the_key(
+    odd: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_DEC_KEY", "00112233445566778899aabbccddeeff")
+    name = odd(load="assert 'ENGINE_DEC_KEY' not in os.environ")
+    with isolated(models.affine(tmp_path), name) as model:
+        model(X)

@@ -1,0 +1,32 @@
+"""The conformance kit over isolated models: what holds for a backend holds for it in a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.backends import Backend
+from engine.backends.isolated import isolated
+from engine.testing import BackendConformance
+from engine.testing.level import Trial
+from engine.testing.plugins import install
+
+pytestmark = pytest.mark.slow
+
+
+class IsolatedTrial(Trial):
+    """Opens what a test asks for in a worker."""
+
+    def __init__(self, backend: Backend, *more: object) -> None:
+        super().__init__(isolated(backend), *more)  # type: ignore[arg-type]
+
+
+class TestIsolatedNull(BackendConformance):
+    backend = "null"
+    trials = IsolatedTrial
+
+    @pytest.fixture(autouse=True)
+    def isolate(self, plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        install(plugin_folder, "null", "engine.testing.null")
+        monkeypatch.setattr("engine.plan.options._is_true", lambda *setting: True)

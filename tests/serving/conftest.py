@@ -1,0 +1,59 @@
+"""Runners of a small model, for the tests of this folder."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from engine import Context, ModelParallelRunner
+from engine.testing import models
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+Make = Callable[..., ModelParallelRunner]
+
+
+@pytest.fixture
+def make(null_backend: str, tmp_path: Path) -> Iterator[Make]:
+    """Build a runner of y = 2x + 1, x float32[batch, 3], on the null backend; closed at the end."""
+    made: list[ModelParallelRunner] = []
+    path = models.affine(tmp_path)
+
+    def build(
+        workers: int = 2,
+        config: dict[str, dict[str, str]] | None = None,
+        target: str = "",
+        **settings: Any,
+    ) -> ModelParallelRunner:
+        context = Context()
+        context.target = [target or null_backend]
+        context.parallel.workers_num = workers
+        if config:
+            context.parallel.config_info = config
+        runner = ModelParallelRunner()
+        runner.build_from_file(str(path), context, **{"max_batch_size": 1, **settings})
+        made.append(runner)
+        return runner
+
+    yield build
+    for runner in made:
+        runner.close(finish=False)
+
+
+@pytest.fixture
+def gated(make: Make, install: Callable[..., ModuleType]) -> Iterator[Any]:
+    """The module of a backend "gated", whose runs begin, but go on only once `go` is set.
+
+    begun: the first element of each run's first input.
+    """
+    from steps import GATED
+
+    del make  # named so that its runners, which close after this, find `go` set
+    module: Any = install("gated", extra=GATED)
+    yield module
+    module.go.set()

@@ -1,0 +1,178 @@
+"""Findings and cost of the trial at build: batching changes no bit, and no build fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from engine import Cancelled, CancelToken, Context, ModelError, ModelParallelRunner
+from engine.serving.batchable import tried
+from engine.types import DType, TensorSpec
+
+Array = np.ndarray[Any, Any]
+node = helper.make_node
+
+
+def write(folder: Path, nodes: Sequence[Any], shape: Sequence[Any]) -> Path:
+    graph = helper.make_graph(
+        list(nodes),
+        "net",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
+        [numpy_helper.from_array(np.float32(5), "five")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    path = folder / "net.onnx"
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def build(path: Path, backend: str, **settings: Any) -> ModelParallelRunner:
+    context = Context()
+    context.target = [backend]
+    runner = ModelParallelRunner()
+    runner.build_from_file(str(path), context, **settings)
+    return runner
+
+
+THRESHOLD = [
+    node("Greater", ["most", "five"], ["is_large"]),
+    node("Neg", ["x"], ["negative"]),
+    node("Where", ["is_large", "negative", "x"], ["y"]),
+]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("ReduceMax", ["x"], ["most"], axes=[-2], keepdims=1)],  # the batch, from behind
+        [
+            node("Transpose", ["x"], ["t"], perm=[1, 0]),
+            node("ReduceMax", ["t"], ["m"], axes=[1], keepdims=1),
+            node("Transpose", ["m"], ["most"], perm=[1, 0]),
+        ],
+    ],
+)
+@pytest.mark.parametrize("most", [2, 8])
+def test_samples_that_only_large_values_mix_are_found(
+    null_backend: str, tmp_path: Path, nodes: Sequence[Any], most: int
+) -> None:
+    path = write(tmp_path, [*nodes, *THRESHOLD], ("b", 4))
+    with pytest.raises(ModelError, match="a sample of inf changes the results of its neighbours"):
+        build(path, null_backend, max_batch_size=most)
+
+
+def rows(shape: Sequence[Any]) -> list[TensorSpec]:
+    return [TensorSpec("x", DType.FLOAT32, tuple(shape))]
+
+
+def other_bits(where: Callable[[Array], bool]) -> Callable[[Sequence[Array]], list[Array]]:
+    """Return a model, y = 2x, whose kernel rounds otherwise for some shapes."""
+    return lambda arrays: [arrays[0] * 2 + np.float32(1e-3 if where(arrays[0]) else 0)]
+
+
+@pytest.mark.parametrize(
+    ("where", "shape"),
+    [
+        (lambda x: len(x) == 7, ("b", 4)),
+        (lambda x: len(x) == 31, ("b", 4)),
+        (lambda x: len(x) == 100, ("b", 4)),
+        (lambda x: x.shape[1] == 1 and len(x) > 1, ("b", "s", 4)),  # one row for a gemv
+    ],
+)
+def test_kernels_that_round_otherwise_for_some_shapes_are_found(
+    where: Callable[[Array], bool], shape: Sequence[Any]
+) -> None:
+    for asked in (32, 100):
+        batching = tried(other_bits(where), rows(shape), asked)
+        expected = 1 if asked == 100 or not where(np.zeros((100, 4))) else asked
+        assert batching.most == expected
+
+
+def test_a_model_that_is_the_same_in_all_shapes_is_batched() -> None:
+    batching = tried(other_bits(lambda _: False), rows(("b", "s", 4)), 100)
+    assert (batching.most, batching.reason) == (100, "as asked for")
+
+
+def test_sizes_and_values_that_a_model_refuses_are_not_tried() -> None:
+    def choosy(arrays: Sequence[Array]) -> list[Array]:
+        if arrays[0].shape[1] < 8 or not np.isfinite(arrays[0]).all():
+            raise ModelError("not with this")
+        return [arrays[0] * 2]
+
+    assert tried(choosy, rows(("b", "s")), 8).most == 8
+
+
+def test_inputs_that_are_too_large_to_try_are_no_error(null_backend: str, tmp_path: Path) -> None:
+    path = write(tmp_path, [node("Neg", ["x"], ["y"])], ("b", 3, 5000, 5000))
+    with build(path, null_backend) as runner:
+        assert "too large to try" in runner.statistics().batching
+
+
+def test_a_slow_model_is_run_once_at_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.serving.batchable._BUDGET_S", 0.01)
+    calls: list[int] = []
+
+    def slow(arrays: Sequence[Array]) -> list[Array]:
+        calls.append(len(arrays[0]))
+        time.sleep(0.02)
+        return [arrays[0]]
+
+    batching = tried(slow, rows(("b", 4)), None)
+    assert (batching.most, calls) == (1, [1])
+    assert batching.reason.startswith("too slow or too large to measure: 1: ")
+
+
+def test_the_reason_for_no_batches_fits_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measured(*_: object) -> dict[int, float]:
+        return times_s
+
+    monkeypatch.setattr("engine.serving.batchable._measured", measured)
+    times_s = {1: 10e-6, 2: 11e-6, 4: 12e-6}  # a third, but less than the hand-off saved
+    assert tried(other_bits(lambda _: False), rows(("b", 4)), None).reason == (
+        "a batch saves less than the 0.06 ms that each request in it costs: "
+        "1: 0.01 ms, 2: 0.0055 ms, 4: 0.003 ms a sample"
+    )
+    times_s = {1: 10e-3, 2: 20e-3}
+    reason = tried(other_bits(lambda _: False), rows(("b", 4)), None).reason
+    assert reason == "a batch is no faster: 1: 10 ms, 2: 10 ms a sample"
+
+
+def test_a_build_is_cancelled_in_its_trial(
+    install: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    extra = """
+token = []
+plain = engine_predict
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    token[0].cancel()
+    return plain(context, inputs, outputs, deadline_s)
+"""
+    module = install("tried", extra=extra)
+    module.token.append(CancelToken())
+    path = write(tmp_path, [node("Neg", ["x"], ["y"])], ("b", 4))
+    with pytest.raises(Cancelled):
+        build(path, "tried", cancel=module.token[0])
+
+
+def test_a_model_with_state_is_neither_tried_nor_batched(
+    monkeypatch: pytest.MonkeyPatch, null_backend: str, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("engine.parallel_runner.state_of", lambda source: ("total",))
+    path = write(tmp_path, [node("Neg", ["x"], ["y"])], ("b", 4))
+    with build(path, null_backend) as runner:
+        assert runner.statistics().batching == "off: it keeps state from one predict to the next"
+    with pytest.raises(ModelError, match="it keeps state"):
+        build(path, null_backend, max_batch_size=4)

@@ -1,0 +1,208 @@
+"""Checkpoints that do not fit their strategies: each error names file, parameter, wanted, got."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sliced_jobs import Job
+
+from engine import sharding
+from engine.errors import InputError, ModelError
+from engine.sharding import Layout, NodeStrategy, Strategy
+
+FULL = {"w": np.arange(32, dtype=np.float32).reshape(8, 4)}
+FOUR = Job(4, [{"w": Layout((4,), (0, -1))}])
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    return FOUR.write(FULL, tmp_path / "in")
+
+
+@pytest.fixture
+def strategy(tmp_path: Path) -> Path:
+    return FOUR.write_strategy(tmp_path / "four.ckpt")
+
+
+def transform(trained: Path, source: Path | None, target: Path | None = None) -> None:
+    out = trained.parent / "out"
+    try:
+        sharding.transform_checkpoints(trained, out, "n", source, target)
+    finally:
+        assert not out.exists() or not list(out.iterdir())  # nothing of what failed
+
+
+def test_a_missing_rank_is_named(trained: Path, strategy: Path) -> None:
+    (trained / "rank_2" / "net.ckpt").unlink()
+    with pytest.raises(ModelError) as raised:
+        transform(trained, strategy)
+    assert str(raised.value) == (
+        f"{trained}: the checkpoint of rank 2 is missing, which rank 0 needs; expected a .ckpt or "
+        f".safetensors file in {trained / 'rank_2'}"
+    )
+
+
+def test_a_rank_that_is_not_in_the_map_is_named(trained: Path, strategy: Path) -> None:
+    files = {rank: trained / f"rank_{rank}" / "net.ckpt" for rank in (0, 1, 3)}
+    with pytest.raises(ModelError, match=r"rank 2 is missing: rank 0 needs .* parameter 'w'; got"):
+        sharding.transform_checkpoint_by_rank(0, files, trained / "w.ckpt", strategy)
+    files[2] = trained / "none.ckpt"
+    with pytest.raises(ModelError, match=r"none\.ckpt: no such file"):
+        sharding.transform_checkpoint_by_rank(0, files, trained / "w.ckpt", strategy)
+    assert not (trained / "w.ckpt").exists()
+
+
+def test_a_file_of_another_shape_is_named(trained: Path, strategy: Path) -> None:
+    odd = trained / "rank_3" / "net.ckpt"
+    sharding.save_checkpoint({"w": np.zeros((4, 4), np.float32)}, odd)
+    with pytest.raises(ModelError) as raised:
+        transform(trained, strategy)
+    assert str(raised.value) == (
+        f"{odd}: parameter 'w': expected float32[2, 4], as {trained / 'rank_0' / 'net.ckpt'} and "
+        f"{strategy} have it, got float32[4, 4]; it is another rank's or another model's file"
+    )
+
+
+def test_a_file_of_another_type_is_named(trained: Path, strategy: Path) -> None:
+    odd = trained / "rank_1" / "net.ckpt"
+    sharding.save_checkpoint({"w": np.zeros((2, 4), np.float16)}, odd)
+    with pytest.raises(ModelError, match=r"expected float32\[2, 4\], .* got float16\[2, 4\]"):
+        transform(trained, strategy)
+
+
+def test_a_file_without_the_parameter_is_named(trained: Path, strategy: Path) -> None:
+    odd = trained / "rank_1" / "net.ckpt"
+    sharding.save_checkpoint({"v": np.zeros((2, 4), np.float32)}, odd)
+    with pytest.raises(ModelError) as raised:
+        transform(trained, strategy)
+    assert str(raised.value).startswith(
+        f"{odd}: has no parameter 'w', of which rank 0 needs the part of rank 1; {strategy} says"
+    )
+
+
+def test_a_parameter_that_the_strategy_does_not_know_and_that_differs_is_refused(
+    trained: Path, strategy: Path
+) -> None:
+    for rank in range(4):
+        values = {"w": FOUR.expected(FULL, rank)["w"], "sliced": np.full(2, rank)}
+        sharding.save_checkpoint(values, trained / f"rank_{rank}" / "net.ckpt")
+    with pytest.raises(ModelError) as raised:
+        transform(trained, strategy)
+    one, zero = trained / "rank_1" / "net.ckpt", trained / "rank_0" / "net.ckpt"
+    assert str(raised.value).startswith(
+        f"{one}: parameter 'sliced': differs from that in {zero}, but the strategy {strategy} does "
+        "not know it"
+    )
+
+
+def test_a_strategy_of_fewer_devices_is_refused(trained: Path, tmp_path: Path) -> None:
+    two = Job(2, [{"w": Layout((2,), (0, -1))}]).write_strategy(tmp_path / "two.ckpt")
+    with pytest.raises(ModelError, match=r"has a checkpoint of rank 3 .* is for 2 devices \(1 st"):
+        transform(trained, two)
+    files = {rank: trained / f"rank_{rank}" / "net.ckpt" for rank in range(4)}
+    with pytest.raises(ModelError, match="has a checkpoint of rank 3"):
+        sharding.transform_checkpoint_by_rank(0, files, tmp_path / "w.ckpt", two)
+
+
+def test_a_strategy_of_more_devices_is_refused(trained: Path, tmp_path: Path) -> None:
+    eight = Job(8, [{"w": Layout((8,), (0, -1))}]).write_strategy(tmp_path / "eight.ckpt")
+    with pytest.raises(ModelError, match="the checkpoint of rank 4 is missing"):
+        transform(trained, eight)
+
+
+def test_one_strategy_has_one_number_of_devices(trained: Path, tmp_path: Path) -> None:
+    mixed = {"a": Layout((4,), (0,)), "b": Layout((2,), (0,))}
+    Strategy({}, mixed).save(tmp_path / "mixed.json")
+    with pytest.raises(ModelError, match="'b' is laid out over 2 devices and 'a' over 4; expected"):
+        transform(trained, tmp_path / "mixed.json")
+
+
+def test_all_stages_must_be_there(trained: Path, tmp_path: Path) -> None:
+    Strategy({}, {"0-a": Layout((4,), (0,)), "2-b": Layout((4,), (0,))}).save(tmp_path / "s.json")
+    with pytest.raises(ModelError, match="stages up to 2, but no parameter of stage 1; merge"):
+        transform(trained, tmp_path / "s.json")
+
+
+@pytest.mark.parametrize(
+    ("layout", "text"),
+    [
+        (Layout((3,), (0, -1)), r"'w' is float32\[8, 4\]: dimension 0 of .* be split 3 ways"),
+        (Layout((4,), (0,)), "do not fit one tensor: its tensor map .* has 1 entries"),
+        (Layout((8,), (-1, -1), (), 0, 1, 3), "the optimizer|same slice"),
+        (Layout((4,), (0, -1), (3, 3, 1, 5)), "gives 12 rows, but the tensor has 8"),
+        (Layout((4,), (0, -1), (3, 3, 2)), "does not give one number of rows for each of 4"),
+        (Layout((4,), (0, -1), field_size=2), "merge it with merge_sliced_parameter"),
+    ],
+)
+def test_a_target_that_does_not_fit_the_tensor_is_refused(
+    layout: Layout, text: str, trained: Path, strategy: Path, tmp_path: Path
+) -> None:
+    Strategy({}, {"w": layout}).save(tmp_path / "target.json")
+    with pytest.raises(ModelError, match=text):
+        transform(trained, strategy, tmp_path / "target.json")
+
+
+def test_strategies_of_different_models_are_refused(
+    trained: Path, strategy: Path, tmp_path: Path
+) -> None:
+    Strategy({}, {"other": Layout((2,), (0, -1))}).save(tmp_path / "other.json")
+    with pytest.raises(ModelError, match=r"are both strategies, .* of one model"):
+        transform(trained, strategy, tmp_path / "other.json")
+
+
+def test_a_strategy_without_layouts_is_refused(trained: Path, tmp_path: Path) -> None:
+    Strategy({"n": NodeStrategy(((1,),))}).save(tmp_path / "nodes.ckpt")
+    with pytest.raises(ModelError, match="has no layout of any parameter"):
+        transform(trained, tmp_path / "nodes.ckpt")
+
+
+def test_a_damaged_checkpoint_is_named(trained: Path, strategy: Path) -> None:
+    path = trained / "rank_1" / "net.ckpt"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(ModelError, match=r"damaged at byte 0: .*") as raised:
+        transform(trained, strategy)
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_folders_are_checked_first(trained: Path, strategy: Path, tmp_path: Path) -> None:
+    with pytest.raises(NotADirectoryError, match="no such folder; expected one with a folder rank"):
+        transform(tmp_path / "none", strategy)
+    (tmp_path / "void").mkdir()
+    with pytest.raises(ModelError, match="holds no checkpoints"):
+        transform(tmp_path / "void", strategy)
+    sharding.save_checkpoint(FULL, trained / "rank_1" / "x.safetensors")
+    with pytest.raises(ModelError, match="holds both forms"):
+        transform(trained, strategy)
+    (tmp_path / "file").write_text("")
+    FOUR.write(FULL, tmp_path / "again")
+    with pytest.raises(NotADirectoryError, match="is a file; expected a folder to write to"):
+        sharding.transform_checkpoints(tmp_path / "again", tmp_path / "file", "n", strategy)
+
+
+def test_a_warning_says_that_results_come_beside_their_sources(
+    trained: Path, strategy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sharding.transform_checkpoints(trained, trained.parent / "out", "n", strategy)
+    assert not caplog.records
+    sharding.transform_checkpoints(trained, trained / ".." / trained.name, "n", strategy)
+    [record] = caplog.records
+    assert "give another folder as dst_checkpoints_dir" in record.getMessage()
+
+
+def test_arguments_are_checked(trained: Path, strategy: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"rank_id 4: expected 0 to 3"):
+        sharding.rank_list_for_transform(4, None, strategy)
+    with pytest.raises(InputError, match="without dst_strategy_file there is one device"):
+        sharding.rank_list_for_transform(1, strategy)
+    with pytest.raises(InputError, match="output_format must be one of ckpt, safetensors"):
+        sharding.transform_checkpoints(trained, tmp_path / "o", "n", strategy, output_format="pt")
+    with pytest.raises(InputError, match=r"ckpt_prefix '\.\./x'"):
+        sharding.transform_checkpoints(trained, tmp_path / "o", "../x", strategy)
+    with pytest.raises(InputError, match=r"ends in \.ckpt or \.safetensors"):
+        sharding.transform_checkpoint_by_rank(0, {}, tmp_path / "w.bin", strategy)
+    with pytest.raises(TypeError, match="checkpoint_files_map must be dict"):
+        sharding.transform_checkpoint_by_rank(0, [], tmp_path / "w.ckpt")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="src_strategy_file must be str"):
+        sharding.rank_list_for_transform(0, 3)  # type: ignore[arg-type]

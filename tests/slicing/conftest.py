@@ -1,0 +1,6 @@
+"""Helpers are importable: slicing_models here, processes of the tests of ranks."""
+
+import sys
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "distributed")]

@@ -1,0 +1,162 @@
+"""`engine cache`: what is in the compile cache, why a build is cold, what is damaged, what goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import engine
+from engine.formats.encryption import encrypt
+from engine.testing import models
+from engine.weights.locks import locked
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache with one entry."""
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    folder = tmp_path / "cache"
+    engine.load(
+        models.affine(tmp_path), config={"common_context": {"model_cache_dir": str(folder)}}
+    ).close()
+    return folder
+
+
+def test_the_entries_are_listed_with_their_sizes(cli, folder, tmp_path) -> None:
+    done = cli("cache", "ls", "--folder", folder, "--json")
+    assert done.status == 0
+    [entry] = done.json["entries"]
+    assert entry["model"] == str(tmp_path / "affine.onnx")
+    files = (folder / "v1/entries" / entry["entry"] / "form").iterdir()
+    assert entry["bytes"] == done.json["bytes"] == sum(file.stat().st_size for file in files)
+    shown = cli("cache", "--folder", folder)
+    assert "affine.onnx" in shown.out
+    assert "1 entry" in shown.out
+
+
+def test_an_empty_cache_says_so(cli, tmp_path) -> None:
+    assert "no entries" in cli("cache", "--folder", tmp_path).out
+
+
+def test_why_says_that_the_cache_is_off(cli, folder, tmp_path, monkeypatch) -> None:
+    command = ("cache", "why", tmp_path / "affine.onnx", "--folder", folder)
+    off = "--set", "common_context.compile_cache=off"
+    assert "the next build is cold: the compile cache is off" in cli(*command, *off).text
+    monkeypatch.setenv("ENGINE_CACHE", "off")
+    assert cli(*command, "--json").json["warm"] is False
+    assert cli(*command, "--set", "common_context.compile_cache=on", "--json").json["warm"] is True
+    monkeypatch.setenv("ENGINE_CACHE", "of")
+    assert "did you mean 'off'?" in cli(*command).err
+
+
+def test_why_tells_a_warm_build_from_a_cold_one(cli, folder, tmp_path) -> None:
+    model = tmp_path / "affine.onnx"
+    assert cli("cache", "why", model, "--folder", folder, "--json").json["warm"] is True
+    cold = cli(
+        "cache", "why", model, "--folder", folder, "--set", "cpu_context.graph_optimization=none",
+        "--json",
+    ).json  # fmt: skip
+    assert cold["warm"] is False
+    [other] = cold["others"]
+    assert list(other["differs"]) == ["cpu: options"]
+    other = models.several(tmp_path)
+    said = cli("cache", "why", other, "--folder", folder)
+    assert "the next build is cold: it has no entry: its weights are" in said.text
+
+
+def test_why_speaks_of_the_build_that_would_be(cli, folder, tmp_path, monkeypatch) -> None:
+    model = tmp_path / "affine.onnx"
+
+    def reason(*more: object) -> str:
+        said = cli("cache", "why", model, "--folder", folder, "--json", *more).json
+        assert said["warm"] is False
+        return str(said["reason"])
+
+    isolated = ("--set", "common_context.isolate=true")
+    assert cli("cache", "why", model, "--folder", folder, "--json", *isolated).json["warm"]
+    assert "is off" in reason("--set", "common_context.compile_cache=off")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(folder))
+    here = cli("cache", "why", model, "--json").json
+    assert "are kept only where [common_context] model_cache_dir" in here["reason"]
+    monkeypatch.setenv("ENGINE_CACHE", "off")
+    assert "is off" in reason()
+
+
+def test_why_of_an_encrypted_model_needs_no_key(cli, folder, tmp_path, monkeypatch) -> None:
+    model = tmp_path / "affine.onnx"
+    model.write_bytes(encrypt(model.read_bytes(), b"0123456789abcdef"))
+    command = ("cache", "why", model, "--folder", folder)
+    reason = "the next build is cold: it is encrypted, and nothing of such a model is kept"
+    assert reason in " ".join(cli(*command).text.split())
+    monkeypatch.setenv("ENGINE_DEC_KEY", b"0123456789abcdef".hex())
+    assert reason in " ".join(cli(*command).text.split())
+
+
+def test_why_heeds_the_target_of_the_environment(cli, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("ENGINE_TARGET", "absent_backend")
+    done = cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder)
+    assert done.status == 1
+    assert "absent_backend" in done.err
+
+
+def test_verify_removes_an_entry_whose_record_is_damaged(cli, folder) -> None:
+    [record] = folder.glob("v1/entries/*/entry.json")
+    record.write_text("[" * 100_000)
+    done = cli("cache", "verify", "--folder", folder, "--json").json
+    assert (done["verified"], len(done["damaged"])) == (1, 1)
+    assert list((folder / "v1/entries").iterdir()) == []
+
+
+def test_verify_removes_what_is_damaged(cli, folder) -> None:
+    assert "1 verified, 0 damaged" in cli("cache", "verify", "--folder", folder).out
+    [graph] = folder.glob("v1/entries/*/form/model.onnx")
+    graph.write_bytes(graph.read_bytes()[::-1])
+    done = cli("cache", "verify", "--folder", folder, "--json").json
+    assert len(done["damaged"]) == 1
+    assert cli("cache", "--folder", folder, "--json").json["entries"] == []
+
+
+@pytest.mark.parametrize("size", ["0", "0.1kb", "0.5 MB", "20GB"])
+def test_prune_frees_what_is_more_than_a_size(cli, folder, size) -> None:
+    done = cli("cache", "prune", "--max-size", size, "--folder", folder, "--json").json
+    kept = size in ("0.5 MB", "20GB")
+    assert done["kept"] == kept
+    assert len(done["removed"]) == (not kept)
+    assert (done["freed_bytes"] > 0) is not kept
+
+
+def test_prune_says_that_more_stays_than_fits(cli, folder) -> None:
+    command = ("cache", "prune", "--max-size", "0", "--folder", folder)
+    [entry] = (folder / "v1/entries").iterdir()
+    with locked(folder / "v1/locks" / entry.name, shared=True):  # somebody opens it
+        done = cli(*command)
+    assert "0 removed (0 bytes), 1 kept" in done.out
+    assert "note: more is kept than fits: it is being opened or written" in done.err
+    assert cli(*command).err == ""
+
+
+def test_a_size_that_is_none_is_wrong_usage(cli, folder) -> None:
+    done = cli("cache", "prune", "--max-size", "20", "--folder", folder)
+    assert done.status == 2
+    assert "--max-size: expected a size with its unit, such as 20GB" in " ".join(done.err.split())
+    done = cli("cache", "prune", "--max-size", "lots", "--folder", folder)
+    assert done.status == 2
+    assert "--max-size: expected a size such as 500MB or 20GB, got 'lots'" in " ".join(
+        done.err.split()
+    )
+
+
+def test_a_run_makes_no_entry(cli, folder, tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv("ENGINE_CACHE")
+    setting = f"common_context.model_cache_dir={folder}"
+    assert cli("run", models.several(tmp_path), "--set", setting).status == 0
+    assert len(cli("cache", "--folder", folder, "--json").json["entries"]) == 1
+
+
+def test_a_folder_that_cannot_be_used_is_one_line(cli, tmp_path) -> None:
+    (tmp_path / "v1").write_text("")
+    done = cli("cache", "--folder", tmp_path)
+    assert done.status == 1
+    assert "the compile cache cannot be used" in done.err
+    assert "Traceback" not in done.err

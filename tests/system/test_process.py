@@ -1,0 +1,52 @@
+"""Modules that a process imports to load and predict once: bench/process.py has the time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.testing import models
+
+PROGRAM = """
+import sys
+import numpy as np
+import onnxruntime
+before = {*sys.modules}
+import engine
+with engine.load(sys.argv[1], target="cpu") as model:
+    [y] = model(np.zeros((2, 3), np.float32)).values()
+assert (y == 1).all()
+print(*({*sys.modules} - before))
+"""
+
+# Each took more than a hundredth of the process's time, or stands for many that did together.
+FOREIGN = {
+    "email", "hashlib", "importlib.metadata", "importlib_metadata", "json", "logging", "ml_dtypes",
+    "numpy.typing", "onnx", "pluggy", "shutil", "socket", "tempfile", "zipfile",
+}  # fmt: skip
+OWN = {
+    "engine.backends.advice", "engine.backends.device_types", "engine.backends.probe",
+    "engine.config.reader", "engine.config.schema", "engine.config.sections",
+    "engine.config.shapes", "engine.convert",
+    "engine.converter", "engine.exchange", "engine.formats.encryption", "engine.formats.mindir",
+    "engine.formats.onnx.folding", "engine.formats.onnx.order", "engine.formats.onnx.sparse",
+    "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.gate", "engine.plan.mixed",
+    "engine.plan.state", "engine.plan.transfer", "engine.reference", "engine.runtime.dlpack",
+    "engine.runtime.placing", "engine.runtime.resizing", "engine.runtime.values",
+    "engine.runtime.wrapping", "engine.testing", "engine.weights.lowered", "engine_cpu.bound",
+    "engine_cpu.compiled", "engine_cpu.compiled_session", "engine_cpu.deadline",
+    "engine_cpu.entries", "engine_cpu.errors", "engine_cpu.known_issues", "engine_cpu.mapped",
+    "engine_cpu.node_rules", "engine_cpu.node_states", "engine_cpu.nodes", "engine_cpu.prepare",
+    "engine_cpu.prescreen", "engine_cpu.trees", "engine_cpu.values",
+}  # fmt: skip
+
+
+def test_a_first_predict_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+    path = models.affine(tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=True
+    )
+    imported = set(done.stdout.split())
+    assert {"engine.model", "engine_cpu.session"} <= imported
+    assert not imported & (FOREIGN | OWN)

@@ -1,0 +1,97 @@
+"""Digests of files are remembered for as long as the files stay as they are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from engine.formats.opened import FileVersion
+from engine.weights.digests import Digests
+
+OLD_NS = time.time_ns() - 10**10
+
+
+def write(path: Path, data: bytes, mtime_ns: int = OLD_NS) -> str:
+    path.write_bytes(data)
+    os.utime(path, ns=(mtime_ns, mtime_ns))
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def digests(tmp_path: Path) -> Digests:
+    return Digests(tmp_path / "digests")
+
+
+def remembered(tmp_path: Path) -> int:
+    return len(list((tmp_path / "digests").glob("*.json")))
+
+
+def test_a_digest_is_the_files_sha_256(tmp_path, digests) -> None:
+    path = tmp_path / "file"
+    digest = write(path, b"some weights")
+    assert digests.of(path) == digest
+
+
+def test_what_is_remembered_is_not_read_again(tmp_path, digests) -> None:
+    path = tmp_path / "file"
+    digest = write(path, b"some weights")
+    assert digests.of(path, is_ours=True) == digest
+    [record] = (tmp_path / "digests").glob("*.json")
+    record.write_text(record.read_text().replace(digest, "0" * 64))
+    assert digests.of(path, is_ours=True) == "0" * 64  # the record is believed
+    assert digests.of(path, anew=True) == digest
+
+
+def test_a_file_that_was_just_written_is_hashed_each_time(tmp_path, digests) -> None:
+    path = tmp_path / "file"
+    write(path, b"one")
+    digests.of(path)
+    assert remembered(tmp_path) == 0
+
+
+@pytest.mark.parametrize("change", ["same size", "other size", "time set back"])
+def test_a_file_that_changed_is_hashed_again(tmp_path, digests, change, monkeypatch) -> None:
+    monkeypatch.setattr("engine.weights.digests._SETTLED_NS", 0)  # as if it was written long ago
+    path = tmp_path / "file"
+    write(path, b"one")
+    digests.of(path)
+    assert remembered(tmp_path) == 1
+    time.sleep(0.02)  # further than the file system's clock ticks
+    new = b"two" if change != "other size" else b"three"
+    # The same mtime to the nanosecond leaves another ctime.
+    digest = write(path, new, OLD_NS + (change != "time set back"))
+    assert digests.of(path) == digest
+
+
+@pytest.mark.parametrize("record", ["", "{}", "[]", '{"version": null}', "\0"])
+def test_a_damaged_record_is_none(tmp_path, digests, record) -> None:
+    path = tmp_path / "file"
+    digest = write(path, b"one")
+    digests.of(path, is_ours=True)
+    [file] = (tmp_path / "digests").glob("*.json")
+    file.write_text(record)
+    assert digests.of(path) == digest
+
+
+def test_links_pipes_and_missing_files_are_refused(tmp_path, digests) -> None:
+    write(tmp_path / "file", b"one")
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "missing"):
+        with pytest.raises(OSError, match=name):
+            digests.of(tmp_path / name)
+
+
+def test_a_file_that_is_not_the_one_that_was_checked_is_refused(tmp_path, digests) -> None:
+    path = tmp_path / "file"
+    digest = write(path, b"one")
+    checked = FileVersion.of(path.stat())
+    assert digests.of(path, checked=checked) == digest
+    path.rename(tmp_path / "old")
+    write(path, b"one")
+    with pytest.raises(OSError, match="is not the file that was checked"):
+        digests.of(path, checked=checked)

@@ -1,0 +1,68 @@
+"""Workers on the cpu backend: what they compute, and how often the weights are in memory."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engine
+from engine import MultiDeviceRunner
+
+pytestmark = pytest.mark.skipif(find_spec("engine_cpu") is None, reason="no cpu backend")
+
+SIZE = 2048
+
+
+def weighty(folder: Path) -> Path:
+    """y = 4 x W, 64 MB of weights, x: float32[batch, 2048]."""
+    weights = [
+        numpy_helper.from_array(
+            np.random.default_rng(number).standard_normal((SIZE, SIZE), dtype=np.float32),
+            f"w{number}",
+        )
+        for number in range(4)
+    ]
+    names = ["x", "a", "b", "c", "y"]
+    nodes = [helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]]) for n in range(4)]
+    graph = helper.make_graph(
+        nodes,
+        "weighty",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", SIZE])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", SIZE])],
+        weights,
+    )
+    path = folder / "weighty.onnx"
+    opset = helper.make_opsetid("", 17)
+    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
+    return path
+
+
+def private_bytes(process: int) -> int:
+    """Return what a process has in memory that no other process has."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
+
+
+@pytest.mark.slow
+def test_workers_have_one_copy_of_the_weights_and_give_what_one_process_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ENGINE_CACHE", "on")
+    monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
+    path = weighty(tmp_path)
+    x = np.random.default_rng(9).standard_normal((5, SIZE), dtype=np.float32)
+    with engine.load(path) as model:  # writes the entry
+        expected = model(x)["y"]
+    with MultiDeviceRunner(str(path), [0, 1, 2]) as runner:
+        for _ in range(3):
+            [y] = runner.predict([x])
+            found = y.get_data_to_numpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-2 * abs(expected).max())
+        private = [private_bytes(worker.pid) for worker in runner.statistics().workers]
+
+    assert max(private) < 4 * SIZE * SIZE * 4  # none has a copy of its own

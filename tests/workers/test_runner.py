@@ -1,0 +1,298 @@
+"""MultiDeviceRunner gives what one Model gives, from any thread, and says what is wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from odd_backend import COMPILE, HANG, LAST, LEAVE, REST
+from worker_steps import Make, check, children, rows, states, wait_until
+
+from engine import CancelToken, Context, MultiDeviceRunner, Tensor
+from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, ModelStateError
+from engine.testing import models
+from engine.workers.assignments import assignments, core_groups
+
+
+def test_requests_of_any_batch_give_what_one_process_gives(runner: MultiDeviceRunner) -> None:
+    for count in (1, 2, 3, 4, 7, 64, 3):
+        x = rows(count)
+        check(runner.predict([x]), x)
+        check(runner.predict({"x": Tensor(x)}), x)
+    early, x = rows(5), rows(5, 9)
+    first = runner.predict([early])
+    check(runner.submit([x]).result(30), x)
+    check(asyncio.run(runner.predict_async([x])), x)
+    check(first, early)  # memory of its own
+    found = runner.statistics()
+    assert (found.completed, found.failed, found.restarts, found.retries) == (17, 0, 0, 0)
+    assert [worker.device_id for worker in found.workers] == [0, 1]
+    assert {worker.pid for worker in found.workers} == children()
+    assert str(found).endswith(f"ready, process {found.workers[1].pid}, 0 restarts")
+    [given] = runner.get_inputs()
+    assert (given.name, given.shape) == ("x", [-1, 3])
+
+
+def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(
+    runner: MultiDeviceRunner,
+) -> None:
+    before = runner.statistics().restarts
+    for wrong, error in (([np.ones((2, 4), "f4")], InputError), ([], InputError), (3, TypeError)):
+        with pytest.raises(error):
+            runner.predict(wrong)
+    with pytest.raises(InputError, match="unknown input 'z'"):
+        runner.predict({"z": rows(1)})
+    with pytest.raises(TypeError, match="timeout_s must be a number"):
+        runner.predict([rows(1)], timeout_s="soon")  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="SystemExit: 3"):
+        runner.predict([rows(1, LEAVE)])
+    check(runner.predict([rows(2)]), rows(2))
+    assert runner.statistics().restarts == before
+
+
+def test_ten_threads_get_their_own_results(runner: MultiDeviceRunner) -> None:
+    before = runner.statistics().completed
+
+    def client(number: int) -> None:
+        for turn in range(20):
+            x = rows(1 + (number + turn) % 5, number)
+            check(runner.predict([x]) if turn % 2 else runner.submit([x]).result(60), x)
+
+    with ThreadPoolExecutor(10) as clients:
+        list(clients.map(client, range(10)))
+    assert runner.statistics().completed - before == 200
+
+
+def test_a_request_can_be_stopped_and_its_worker_stays(
+    runner: MultiDeviceRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("guard", "replicas"):  # a worker may get no turn for a while
+        monkeypatch.setattr(f"engine.workers.{module}.GRACE_S", 60.0)
+    before = runner.statistics()
+    token = CancelToken()
+    token.cancel()
+    with pytest.raises(Cancelled):
+        runner.predict([rows(1)], cancel=token)
+    token = CancelToken()
+    future = runner.submit([rows(1, LAST)], cancel=token)
+    threading.Timer(0.05, token.cancel).start()
+    with pytest.raises(Cancelled):
+        future.result(60)
+    with pytest.raises(DeadlineExceeded, match=r"longer than timeout_s, 0\.05 s"):
+        runner.predict([rows(1, LAST)], timeout_s=0.05)
+    check(runner.predict([rows(1)], timeout_s=60, cancel=CancelToken()), rows(1))
+    found = runner.statistics()
+    assert found.cancelled - before.cancelled == 2
+    assert found.expired - before.expired == 1
+    assert found.restarts == before.restarts
+
+
+def test_a_forked_child_is_told_and_the_parent_goes_on(runner: MultiDeviceRunner) -> None:
+    check(runner.predict([rows(2)]), rows(2))
+    child = os.fork()
+    if not child:
+        try:
+            runner.predict([rows(1)])
+        except ModelStateError as error:
+            os._exit(0 if "forked" in str(error) else 2)
+        except BaseException:
+            os._exit(3)
+        os._exit(4)
+    assert os.waitpid(child, 0)[1] == 0
+    check(runner.predict([rows(2)]), rows(2))
+    assert states(runner) == ["ready", "ready"]
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_close_finishes_what_is_under_way(make: Make) -> None:
+    runner = make(1)
+    futures = [runner.submit([rows(1, REST)]) for _ in range(3)]
+    runner.close()
+    for future in futures:
+        check(future.result(0), rows(1, REST))
+    runner.close()
+    for call in (runner.predict, runner.submit):
+        with pytest.raises(ModelStateError, match="the runner is closed"):
+            call([rows(1)])
+    assert "closed" in repr(runner)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_close_can_fail_what_is_under_way(make: Make) -> None:
+    runner = make(1)
+    futures = [runner.submit([rows(1, first)]) for first in (HANG, 0, 1)]
+    wait_until(lambda: states(runner) == ["busy"])
+    runner.close(finish=False)
+    for future in futures:
+        with pytest.raises(ModelStateError, match="the runner is closed"):
+            future.result(0)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_runner_that_nobody_has_any_more_ends_its_workers(make: Make) -> None:
+    make(1)
+
+
+def test_wrong_arguments_are_refused_before_anything_is_started(odd_model: Path) -> None:
+    path, before = str(odd_model), children()
+    with pytest.raises(ModelError, match=r"model_path does not exist! got '/no/model\.onnx'"):
+        MultiDeviceRunner("/no/model.onnx", [0])
+    for devices in ([], [-1]):
+        with pytest.raises(ValueError, match="device_ids must be one or more numbers from 0"):
+            MultiDeviceRunner(path, devices)
+    for wrong in ({"workers": "threads"}, {"queue_limit": 0}, {"hang_timeout_s": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            MultiDeviceRunner(path, [0], **wrong)  # type: ignore[arg-type]
+    for axes in (0, "x", {"x": "0"}, {0: 0}):
+        with pytest.raises(TypeError, match="batch_axes"):
+            MultiDeviceRunner(path, [0], batch_axes=axes)  # type: ignore[arg-type]
+    assert children() == before
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_model_that_cannot_be_built_is_an_error(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = "from engine.errors import ModelError; raise ModelError('cannot compile')"
+    monkeypatch.setenv(COMPILE, failure)
+    with pytest.raises(ModelError, match=r"^MultiDeviceRunner's build failed! .* cannot compile"):
+        make(2)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_batch_axes_that_do_not_fit_are_an_error(make: Make) -> None:
+    with pytest.raises(InputError, match="nothing"):
+        make(1, batch_axes={"nothing": 0})
+
+
+def test_the_build_shows_how_far_it_is(runner: MultiDeviceRunner) -> None:
+    steps: list[tuple[str, int, int | None]] = runner.steps  # type: ignore[attr-defined]
+    assert ("worker 1 (device 1): check nodes", 2, 2) in steps
+    assert [step for step in steps if step[0] == "workers"][-1] == ("workers", 2, 2)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_build_ends_when_it_is_cancelled_or_progress_raises(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(COMPILE, "options.progress('compile', 0, 1); time.sleep(600)")
+    token = CancelToken()
+
+    def cancel(phase: str, *step: object) -> None:
+        if phase.startswith("worker 0"):
+            token.cancel()
+
+    with pytest.raises(Cancelled):
+        make(1, progress=cancel, cancel=token)
+
+    def fail(phase: str, *step: object) -> None:
+        if phase.startswith("worker 0"):
+            raise KeyError("the user's own")
+
+    with pytest.raises(KeyError, match="the user's own"):
+        make(1, progress=fail)
+
+
+SCRIPT = """
+import os, signal
+import numpy as np
+import engine
+context = engine.Context()
+context.target = ["null"]
+runner = engine.MultiDeviceRunner({path!r}, [0], context)
+print(runner.predict([np.ones((2, 3), "f4")])[0].get_data_to_numpy().tolist())
+print(runner.statistics().workers[0].pid, flush=True)
+if {dies}:
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_script_needs_no_guard_and_its_workers_go_with_it(
+    dies: bool, null_backend: str, tmp_path: Path
+) -> None:
+    script = SCRIPT.format(path=str(models.affine(tmp_path)), dies=dies)
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, env=env, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (-9 if dies else 0, "")
+    results, worker = done.stdout.splitlines()
+    assert results == "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]"
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+def test_a_script_that_ends_with_requests_in_the_queue_ends(
+    null_backend: str, tmp_path: Path
+) -> None:
+    script = SCRIPT.format(path=str(models.affine(tmp_path)), dies=False)
+    script += "futures = [runner.submit([np.ones((2, 3), 'f4')]) for _ in range(100)]"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, capture_output=True, text=True, env=env, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    worker = done.stdout.splitlines()[-1]
+    wait_until(lambda: not Path(f"/proc/{worker}").exists())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_keys_are_in_no_argument_and_no_environment(odd_model: Path, tmp_path: Path) -> None:
+    pytest.importorskip("cryptography")
+    from engine.formats.encryption import encrypt
+
+    key = b"0123456789abcdef"
+    secret = tmp_path / "secret.onnx"
+    secret.write_bytes(encrypt(odd_model.read_bytes(), key))
+    context = Context()
+    context.target = ["odd"]
+    before = children()
+    with MultiDeviceRunner(str(secret), [0], context, dec_key=key) as runner:
+        check(runner.predict([rows(2)]), rows(2))
+        [process] = children() - before
+        command = Path(f"/proc/{process}/cmdline").read_bytes()
+        assert b"engine._worker" in command
+        assert key not in command + Path(f"/proc/{process}/environ").read_bytes()
+    with pytest.raises(ModelError):
+        MultiDeviceRunner(str(secret), [0], context, dec_key=b"0" * 16)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("nothing_is_left")
+def test_values_that_are_no_tensors_arrive(odd_model: Path, tmp_path: Path) -> None:
+    context = Context()
+    context.target = ["odd"]
+    numbers = [np.arange(n, dtype=np.float32) for n in (3, 0, 2)]
+    with MultiDeviceRunner(str(models.sequences(tmp_path)), [0, 1], context) as runner:
+        one, longer = runner.predict([numbers, np.array(2)])
+        assert one.get_data_to_numpy().tolist() == [0, 1]
+        found = [tensor.get_data_to_numpy().tolist() for tensor in longer]  # type: ignore[attr-defined]
+        assert found == [[0, 1, 2], [], [0, 1], [0, 1]]
+
+
+def test_the_cpus_are_divided_among_the_workers_on_cpu() -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    groups = core_groups(2)
+    assert sorted({core for group in groups for core in group}) == cores
+    assert len(groups[0]) == -(-len(cores) // 2)
+    assert core_groups(3 * len(cores))[: len(cores)] == [(core,) for core in cores]
+    context = Context()
+    found = assignments(__file__, [3, 5], context, {})
+    assert [task.context.gpu.device_id for task in found] == [3, 5]
+    assert [task.cores for task in found] == groups
+    assert all(1 <= task.context.cpu.thread_num <= len(task.cores) for task in found)
+    assert context.cpu.thread_num == 0  # the user's own is left alone
+    context.cpu.thread_num = 999
+    assert [task.cores for task in assignments(__file__, [0, 1], context, {})] == [(), ()]
+    context.cpu.thread_num = 0
+    context.target = ["gpu"]
+    assert [task.cores for task in assignments(__file__, [0, 1], context, {})] == [(), ()]

@@ -1,0 +1,67 @@
+"""Steps that tests of runners in processes have in common."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import MultiDeviceRunner
+
+Make = Callable[..., MultiDeviceRunner]
+
+
+def children() -> set[int]:
+    """Return this process's children, ended ones that nobody has waited for among them."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
+
+
+def left() -> tuple[int, int, frozenset[int]]:
+    """Return how many descriptors and threads there are, and this process's children."""
+    gc.collect()
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), frozenset(children())
+
+
+def rows(count: int, first: float = 0.0) -> np.ndarray[Any, Any]:
+    """Return an input of so many rows; its very first element is `first`."""
+    x = np.arange(count * 3, dtype=np.float32).reshape(count, 3)
+    x[0, 0] = first
+    return x
+
+
+def check(outputs: list[Any], x: np.ndarray[Any, Any]) -> None:
+    """Assert that these are the outputs for x."""
+    [y] = outputs
+    np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * x + 1)
+
+
+def pids(runner: MultiDeviceRunner) -> list[int]:
+    return [worker.pid for worker in runner.statistics().workers]
+
+
+def states(runner: MultiDeviceRunner) -> list[str]:
+    return [worker.state for worker in runner.statistics().workers]
+
+
+def kill(*processes: int) -> None:
+    for process in processes:
+        os.kill(process, signal.SIGKILL)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it did not come to that"
+        time.sleep(0.005)
