@@ -1,13 +1,16 @@
-"""What cutting a model costs: 12 transformer-like layers, cut at 24 points, all on the cpu backend.
+"""Measure the cost of cutting a model: 12 transformer-like layers, 24 cuts, all on cpu.
 
     python bench/cut.py               every table
     python bench/cut.py over-floor    our predict over the floor: raw onnxruntime sessions of the
                                       same parts, with bindings made once, handed from one to the
                                       next
     python bench/cut.py over-uncut    our predict, and the floor, over the uncut model
+    python bench/cut.py two-threads   with two threads, by the clock: one thread, the uncut model,
+                                      and threads that spin while their segment runs, over ours
 
-One thread. A round runs each contender for a while, in an order drawn anew, and takes this
-process's CPU time; ratios are medians over rounds, and the A/A column is the baseline over itself.
+One thread but in the last. A round runs each contender for a while, in an order drawn anew, and
+takes this process's CPU time; ratios are medians over rounds, and the A/A column is the baseline
+over itself.
 Asked for: at most 1.15 of the floor at hidden 128 (sequence 16 and 128), 1.02 at hidden 768.
 """
 
@@ -18,13 +21,14 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 import models
 import numpy as np
 import onnxruntime as ort
-from measure import Row, report
+from measure import Row, busy_neighbour, compare, report
 from onnx import TensorProto
 
 from engine.backends import open_backend
@@ -37,6 +41,7 @@ from engine.types import CompileOptions, Device, ModelSource, Threads
 
 LAYERS = 12
 ROUND_S = 0.2
+PAUSE_S = 0.025  # longer than ONNX Runtime's idle threads spin after a run
 CASES = ((128, 1), (128, 16), (128, 128), (768, 16), (768, 128))
 
 
@@ -82,11 +87,15 @@ def _ends_attention(levels: list[int], source: ModelSource) -> bool:
     return nodes[index].op_type == "Add" and any(node.op_type == "Relu" for node in following)
 
 
-def cut(path: Path) -> tuple[SegmentedExecutable, list[bytes]]:
+def cut(
+    path: Path, threads: int = 1, settings: Mapping[str, str] | None = None
+) -> tuple[SegmentedExecutable, list[bytes]]:
     """Compile the model in parts; returns the models of the parts too."""
     backend = open_backend("cpu")
     source = open_source(path)
-    options = CompileOptions(device=Device("cpu"), threads=Threads(intra_op=1))
+    options = CompileOptions(
+        device=Device("cpu"), threads=Threads(threads), plan="cut", options=settings or {}
+    )
     parts: list[bytes] = []
     load = backend.load
 
@@ -107,9 +116,9 @@ def cut(path: Path) -> tuple[SegmentedExecutable, list[bytes]]:
         backend.load = load  # type: ignore[method-assign]
 
 
-def session(model: str | bytes) -> ort.InferenceSession:
+def session(model: str | bytes, threads: int = 1) -> ort.InferenceSession:
     settings = ort.SessionOptions()
-    settings.intra_op_num_threads = settings.inter_op_num_threads = 1
+    settings.intra_op_num_threads, settings.inter_op_num_threads = threads, 1
     return ort.InferenceSession(model, settings, providers=["CPUExecutionProvider"])
 
 
@@ -167,7 +176,52 @@ def measure(
     ]  # fmt: skip
 
 
-def tables(names: list[str], rounds: int) -> list[Row]:
+def two_threads(hidden: int, rounds: int, neighbour: bool) -> list[Row]:
+    """Compare our predict with two threads, which sleep when idle, with what else could be done.
+
+    neighbour: one other process is busy meanwhile, and came after the model was built.
+    """
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = model(Path(folder), hidden)
+        uncut = session(str(path), threads=2)
+        spinning = {"spin_us": "15", "session.force_spinning_stop": "1"}
+        kinds = {"ours": cut(path, 2)[0], "spinning": cut(path, 2, spinning)[0]}
+        alone = cut(path, 1)[0]
+        contexts = {what: executable.open_context() for what, executable in kinds.items()}
+        contexts["1 thread"] = alone.open_context()
+        for sequence in (sequence for width, sequence in CASES if width == hidden):
+            x = np.random.default_rng(0).standard_normal((sequence, hidden)).astype(np.float32)
+
+            def run(what: str, x: np.ndarray = x) -> Callable[[], object]:
+                context = contexts[what]
+                return lambda: predict(context, [x], None, None)
+
+            begin = time.perf_counter()
+            run("1 thread")()
+            calls = max(1, int(ROUND_S / 4 / (time.perf_counter() - begin)))
+            name = f"hidden {hidden}, sequence {sequence}"
+            contenders: dict[str, tuple[Callable[[], object], float | None]] = {
+                f"{name}, spinning 15 us / ours": (run("spinning"), None),
+                f"{name}, 1 thread / ours": (run("1 thread"), None),
+                f"{name}, uncut, 2 threads / ours": (
+                    lambda x=x: uncut.run(None, {"x": x}),
+                    None,
+                ),
+            }
+            with busy_neighbour() if neighbour else nullcontext():
+                rows += compare(
+                    run("ours"), contenders, rounds=rounds, calls=calls, pause_s=PAUSE_S
+                )
+        for context in contexts.values():
+            context.close()
+        for executable in (*kinds.values(), alone):
+            executable.close()
+    return rows
+
+
+def one_thread(names: list[str], rounds: int) -> list[Row]:
+    """Compare our predict with one thread with the floor and the uncut model."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         for hidden in sorted({hidden for hidden, _ in CASES}):
@@ -227,19 +281,31 @@ def tables(names: list[str], rounds: int) -> list[Row]:
     return rows
 
 
+def tables(names: list[str], rounds: int, neighbour: bool) -> list[Row]:
+    rows = one_thread(names, rounds) if {"over-floor", "over-uncut"} & {*names} else []
+    if "two-threads" in names:
+        for hidden in sorted({hidden for hidden, _ in CASES}):
+            rows += two_threads(hidden, rounds, neighbour)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    choices = ["over-floor", "over-uncut"]
+    choices = ["over-floor", "over-uncut", "two-threads"]
     parser.add_argument("tables", nargs="*", metavar="table", help=f"of {', '.join(choices)}")
     parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument(
+        "--neighbour", action="store_true", help="two-threads: beside one busy process"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     arguments = parser.parse_args()
     for name in arguments.tables:
         if name not in choices:
             parser.error(f"unknown table {name!r}, expected one of: {', '.join(choices)}")
-    report(tables(arguments.tables or choices, arguments.rounds), arguments.json)
+    names = arguments.tables or choices
+    report(tables(names, arguments.rounds, arguments.neighbour), arguments.json)
 
 
 if __name__ == "__main__":

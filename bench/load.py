@@ -30,7 +30,7 @@ from pathlib import Path
 from select import select
 
 import models
-from memory import anonymous_bytes
+from mindir_memory import anonymous_bytes
 
 WAYS = ("engine", "ONNX RT", "control")
 

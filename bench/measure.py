@@ -48,10 +48,12 @@ def compare(
     rounds: int,
     calls: int,
     pause_s: float = 0.0,
+    clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Row]:
     """Time `calls` calls of each, in turn, `rounds` times.
 
+    clock: gives seconds; time.process_time on a machine with other work.
     pause_s: rest before each timing, after one untimed call; longer than idle threads spin.
     The order of the timings is drawn anew for each round, so that none always follows the same:
     what one leaves behind (spinning threads, caches, the clock's speed) meets all alike.
@@ -65,10 +67,10 @@ def compare(
             if pause_s:
                 time.sleep(pause_s)
                 function()
-            begin = time.perf_counter()
+            begin = clock()
             for _ in range(calls):
                 function()
-            spent = (time.perf_counter() - begin) / calls
+            spent = (clock() - begin) / calls
             if round_ >= 0:
                 times[which].append(spent)
         if progress is not None:

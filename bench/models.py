@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
+
+os.environ.setdefault("ENGINE_CACHE", "off")  # a benchmark that wants the cache says so
 
 
 class Graph:
@@ -75,6 +78,37 @@ def many(folder: Path) -> Path:
     names = [g.add("Relu", [f"x{i}"]) for i in range(8)]
     inputs = {f"x{i}": (TensorProto.FLOAT, [1, 16]) for i in range(8)}
     return g.save(folder / "many.onnx", inputs, {name: [1, 16] for name in names})
+
+
+def classifier(folder: Path, classes: int = 3, features: int = 4) -> Path:
+    """A classifier as scikit-learn exports it: a label, and a map of probabilities for each row."""
+    domain, labels = "ai.onnx.ml", list(range(classes))
+    weights = np.random.default_rng(0).standard_normal(classes * features)
+    linear = helper.make_node(
+        "LinearClassifier", ["x"], ["label", "scores"], domain=domain,
+        coefficients=weights.tolist(), intercepts=[0.0] * classes, classlabels_ints=labels,
+        multi_class=1, post_transform="SOFTMAX",
+    )  # fmt: skip
+    named = helper.make_node(
+        "ZipMap", ["scores"], ["probabilities"], domain=domain, classlabels_int64s=labels
+    )
+    of_row = helper.make_map_type_proto(
+        TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, ())
+    )
+    graph = helper.make_graph(
+        [linear, named],
+        "classifier",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, features])],
+        [
+            helper.make_tensor_value_info("label", TensorProto.INT64, [1]),
+            helper.make_value_info("probabilities", helper.make_sequence_type_proto(of_row)),
+        ],
+    )
+    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(domain, 1)]
+    path = folder / "classifier.onnx"
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    path.write_bytes(model.SerializeToString())
+    return path
 
 
 def mobilenet_v2(folder: Path) -> Path:

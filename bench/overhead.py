@@ -1,14 +1,17 @@
-"""What this package costs and gains beside plain ONNX Runtime.
+"""Measure the costs and gains of this package beside plain ONNX Runtime.
 
     python bench/overhead.py              every table
     python bench/overhead.py calls        the cost of a call: tiny models
+    python bench/overhead.py values       a classifier whose result is a map for each row
     python bench/overhead.py models       MobileNetV2 and a 6-layer BERT-like model, idle machine
     python bench/overhead.py neighbours   the same with one other busy process, there before the
                                           model was built, and come after
     python bench/overhead.py import       CPU time of `import engine` over `import numpy`
     python bench/overhead.py build        building a model beside creating a session
-    python bench/overhead.py mindir       MobileNetV2 as MindSpore wrote it beside its ONNX; what
-                                          loading takes in memory is for bench/memory.py to say
+    python bench/overhead.py mindir       MobileNetV2 as MindSpore wrote it beside its ONNX; for
+                                          memory see bench/mindir_memory.py
+    python bench/overhead.py divisions    integers divided by what only the caller knows, kept from
+                                          -1, which ends the process in ONNX Runtime
 
 The baseline is `InferenceSession(path).run(None, feeds)` with ONNX Runtime's defaults. Ratios
 below 1 are faster than that. Needs the cpu backend and onnx. `--json` for programs.
@@ -18,19 +21,21 @@ from __future__ import annotations
 
 import argparse
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 
 import models
 import numpy as np
+import onnx
 import onnxruntime as ort
+from fresh import cpu_s, in_turns
 from measure import Row, bar, busy_neighbour, compare, report
+from onnx import TensorProto, helper
 
 import engine
 
@@ -41,7 +46,7 @@ PAUSE_S = 0.05
 
 def calls(folder: Path, rounds: int) -> list[Row]:
     rows = []
-    for name, arrays_limit, tensors_limit in (("tiny", 1.0, 0.8), ("many", 1.0, 0.5)):
+    for name, arrays_limit, tensors_limit in (("tiny", 0.95, 0.76), ("many", 0.75, 0.42)):
         path = models.MODELS[name](folder)
         raw, feeds = _raw(path)
         model = engine.load(path)
@@ -78,6 +83,28 @@ def calls(folder: Path, rounds: int) -> list[Row]:
             progress=bar(f"calls, {name}"),
         )
         model.close()
+    return rows
+
+
+def values(folder: Path, rounds: int) -> list[Row]:
+    path = models.classifier(folder)
+    raw, feeds = _raw(path)
+    model = engine.load(path)
+    arrays = list(feeds.values())
+    (label, maps), (own_label, own_maps) = raw(), model.predict(arrays)
+    assert own_label.get_data_to_numpy().tolist() == label.tolist()
+    assert own_maps == maps
+    rows = compare(
+        raw,
+        {
+            "classifier with maps, predict": (lambda: model.predict(arrays), 1.3),
+            "classifier with maps, model(name=array)": (lambda: model(**feeds), None),
+        },
+        rounds=rounds,
+        calls=200,
+        progress=bar("values"),
+    )
+    model.close()
     return rows
 
 
@@ -190,13 +217,42 @@ def mindir(folder: Path, rounds: int) -> list[Row]:
     return [*rows, _processes("mindir, a process", plain, own, max(5, rounds // 8))]
 
 
+def divisions(folder: Path, rounds: int) -> list[Row]:
+    rows = []
+    for operator, size in (("Div", 1), ("Div", 4096), ("Div", 1 << 20), ("Mod", 1 << 20)):
+        values = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"]) for name in "xyz"]
+        node = helper.make_node(operator, ["x", "y"], ["z"])
+        graph = helper.make_graph([node], "division", values[:2], values[2:])
+        imports = [helper.make_opsetid("", 17)]
+        path = folder / f"{operator}.onnx"
+        onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=9), path)
+        random = np.random.default_rng(0)
+        x, y = random.integers(-(2**40), 2**40, size), random.integers(1, 1000, size)
+        session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        model = engine.load(path)
+        raw = lambda s=session, x=x, y=y: s.run(None, {"x": x, "y": y})  # noqa: E731 - as in big
+        run = lambda m=model, x=x, y=y: m.predict([x, y])  # noqa: E731
+        np.testing.assert_array_equal(run()[0].get_data_to_numpy(), raw()[0])
+        rows += compare(
+            raw,
+            {f"{operator}, int64[{size}]": (run, None)},
+            rounds=rounds,
+            calls=max(1, 20_000 // size),
+            progress=bar(f"{operator} {size}"),
+        )
+        model.close()
+    return rows
+
+
 TABLES: dict[str, tuple[Callable[[Path, int], list[Row]], int]] = {
     "calls": (calls, 400),
+    "values": (values, 400),
     "models": (lambda folder, rounds: big(folder, rounds, "idle machine", 1.02), 200),
     "neighbours": (neighbours, 200),
     "import": (importing, 15),
     "build": (building, 20),
     "mindir": (mindir, 100),
+    "divisions": (divisions, 40),
 }
 
 
@@ -218,23 +274,17 @@ def _processes(
     what: str, baseline: str, contender: str, rounds: int, at_most: float | None = None
 ) -> Row:
     """CPU time of processes that run this code, less that of one that runs none."""
-    empty = statistics.median(_cpu_s("pass") for _ in range(rounds))
-    ratios, control, base, own = [], [], [], []
-    for _ in range(rounds):
-        a, again, ours = (_cpu_s(code) - empty for code in (baseline, baseline, contender))
-        ratios.append(ours / a)
-        control.append(again / a)
-        base.append(a)
-        own.append(ours)
-    return Row(what, statistics.median(base), statistics.median(own), statistics.median(ratios),
-               statistics.median(control), rounds, at_most)  # fmt: skip
+    empty = statistics.median(cpu_s("pass") for _ in range(rounds))
+    codes = {"base": baseline, "control": baseline, "own": contender}
+    times = in_turns({way: partial(cpu_s, code) for way, code in codes.items()}, rounds)
+    net = {way: [taken - empty for taken in all_taken] for way, all_taken in times.items()}
 
+    def over_base(way: str) -> float:
+        pairs = zip(net[way], net["base"], strict=True)
+        return statistics.median(own / base for own, base in pairs)
 
-def _cpu_s(code: str) -> float:
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-c", code], check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    base, own = statistics.median(net["base"]), statistics.median(net["own"])
+    return Row(what, base, own, over_base("own"), over_base("control"), rounds, at_most)
 
 
 def main() -> None:

@@ -1,0 +1,129 @@
+"""Live updates of weights: an update by swapping over one by rebuilding, and what predicts pay.
+
+    python bench/update.py                      both tables
+    python bench/update.py predict -n 40        one, with more rounds
+
+update: one weight of 16 MB in 24 of them, 400 MB. predict: one updatable weight of 64 MB in six,
+over the model without any, batches 1, 8 and 64. One thread, CPU time, taken in turns; see
+`measure`. Random weights; 3 GB of memory while this runs. Needs the cpu backend and the onnx
+package. `--json` for programs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+from measure import Row, bar, compare, report
+from models import Graph
+from onnx import TensorProto
+
+import engine
+
+UPDATE_AT_MOST = 1 / 50
+PREDICT_AT_MOST = {1: 1.10, 8: 1.40, 64: 1.10}
+REBUILT_AT_MOST = 1.01  # it is the same plan: what the control may be off too
+MODES = ("swap", "rebuild")
+
+
+def chain(path: Path, width: int, layers: int) -> Path:
+    """Write x @ w_0 @ w_1 ..., each weight width by width."""
+    graph = Graph()
+    value = "x"
+    for _ in range(layers):
+        value = graph.add("MatMul", [value, graph.weight(width, width)])
+    return graph.save(path, {"x": (TensorProto.FLOAT, ["batch", width])}, {value: ["batch", width]})
+
+
+def load(path: Path, mode: str, weight: str) -> engine.Model:
+    common = {"variable_weights_mode": mode, "variable_weights_list": weight}
+    return engine.load(path, threads=1, config={"common_context": common})
+
+
+def update(folder: Path, rounds: int) -> list[Row]:
+    width = 2048
+    path = chain(folder / "update.onnx", width, 24)
+    models = {mode: load(path, mode, "w_12") for mode in MODES}
+    random = np.random.default_rng(0)
+    values = [random.standard_normal((width, width), np.float32) / 45 for _ in range(2)]
+    x = random.standard_normal((1, width), np.float32)
+    for value in values:
+        for model in models.values():
+            model.update_weights({"w_12": value})
+        one, other = (next(iter(model(x=x).values())) for model in models.values())
+        if np.abs(one - other).max() > 1e-3 * np.abs(one).max():
+            raise SystemExit("an update by swapping and one by rebuilding give other results")
+    count = iter(range(10**9))
+
+    def exchange(mode: str) -> None:
+        models[mode].update_weights({"w_12": values[next(count) % 2]})
+
+    return compare(
+        lambda: exchange("rebuild"),
+        {
+            "update of 16 MB in 400 MB, swap over rebuild": (
+                lambda: exchange("swap"),
+                UPDATE_AT_MOST,
+            )
+        },
+        rounds=rounds,
+        calls=1,
+        clock=time.process_time,
+        progress=bar("update"),
+    )
+
+
+def predict(folder: Path, rounds: int) -> list[Row]:
+    width = 4096
+    path = chain(folder / "predict.onnx", width, 6)
+    plain = engine.load(path, threads=1)
+    models = {mode: load(path, mode, "w_3") for mode in MODES}
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((width, width), np.float32) / 64
+    rows: list[Row] = []
+    for batch, at_most in PREDICT_AT_MOST.items():
+        x = random.standard_normal((batch, width), np.float32)
+        limits = {"swap": at_most, "rebuild": REBUILT_AT_MOST}
+        rows += compare(
+            lambda x=x: plain.predict([x]),
+            {
+                f"predict, batch {batch}, {mode}": (
+                    lambda model=model, x=x: model.predict([x]),
+                    limits[mode],
+                )
+                for mode, model in models.items()
+            },
+            rounds=rounds,
+            calls=max(1, 8 // batch),
+            clock=time.process_time,
+            progress=bar(f"predict, batch {batch}"),
+        )
+        for model in models.values():  # and go on with weights that were exchanged
+            model.update_weights({"w_3": weight})
+    return rows
+
+
+TABLES = {"update": (update, 8), "predict": (predict, 20)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", nargs="*", choices=[*TABLES, []], metavar="update|predict")
+    parser.add_argument("-n", "--rounds", type=int, metavar="N")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        for table in arguments.tables or TABLES:
+            measure, rounds = TABLES[table]
+            rows += measure(Path(name), arguments.rounds or rounds)
+    report(rows, arguments.json)
+
+
+if __name__ == "__main__":
+    main()
