@@ -24,6 +24,7 @@ from engine.distributed.job import Job, in_table, this_job
 from engine.distributed.meeting import address_of
 from engine.distributed.new_table import new_table
 from engine.distributed.rank_table import read
+from engine.distributed.store import connect
 from engine.errors import CommunicatorError
 from engine.host.child import environment
 from engine.testing.shared_memory import left_since, names
@@ -238,6 +239,17 @@ def timeout_of(says: str) -> dict[str, str]:
     if "in time" in says:
         return {"ENGINE_RANKS_TIMEOUT_S": "20"}  # in which both must have started
     return {"ENGINE_RANKS_TIMEOUT_S": "3" if "3 s" in says else "120"}
+
+
+def test_a_holder_that_ends_does_not_wait_for_its_own_models() -> None:
+    """They are open as long as the script's variables are: past the end of the job."""
+    address = address_of(uuid4().hex)
+    with meeting._MeetingServer(address, b"key", 0, 1) as server:
+        own = connect(address, b"key")
+        begin_s = time.monotonic()
+        server.drain(2 * LIMIT_S)
+        assert time.monotonic() - begin_s < LIMIT_S
+        own.close()
 
 
 @pytest.mark.slow
