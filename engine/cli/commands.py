@@ -89,7 +89,8 @@ class Group(click.Group):
         is_known = word.startswith("-") or self.get_command(ctx, word) is not None
         if not is_known and not ctx.resilient_parsing:
             near = hint(word, self.list_commands(ctx))
-            if ctx.parent is None and (meant := command_elsewhere(word)):
+            path = " ".join((*ctx.command_path.split()[1:], word))
+            if meant := command_elsewhere(path):
                 near = f"; did you mean: {ctx.command_path} {meant}?"
             if ctx.parent is None and not near and os.path.exists(word):
                 near = f"; did you mean: {ctx.command_path} run {shlex.quote(word)}?"

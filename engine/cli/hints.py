@@ -46,6 +46,9 @@ _COMMANDS_ELSEWHERE = {
     "infer": "run",
     "help": "--help",
     "version": "--version",
+    "cache list": "ls",
+    "cache size": "ls",
+    **dict.fromkeys(("cache clear", "cache clean", "cache purge"), "prune --max-size 0"),
 }
 """Commands of other tools, each with the one that does here what it does there."""
 
@@ -58,9 +61,12 @@ def hint(word: str, words: Iterable[str]) -> str:
     return f"; did you mean {near!r}?" if near else ""
 
 
-def command_elsewhere(word: str) -> str:
-    """Return the command that does here what one of another tool does there; "" for none."""
-    return _COMMANDS_ELSEWHERE.get(word, "")
+def command_elsewhere(path: str) -> str:
+    """Return the command that does here what one of another tool does there; "" for none.
+
+    path: its words behind "engine", as "cache clear"; the command is what replaces the last.
+    """
+    return _COMMANDS_ELSEWHERE.get(path, "")
 
 
 def unknown_option(error: click.NoSuchOption) -> str:
@@ -74,6 +80,8 @@ def unknown_option(error: click.NoSuchOption) -> str:
         names[name] for name, words in _OPTIONS_ELSEWHERE.items() if name in names and word in words
     ]
     near = meant[0] if meant else names.get(nearest(word, names), "")
+    if not near and word in _OPTIONS_ELSEWHERE["runs"]:  # of a command that runs once
+        return f"{text}; did you mean: engine bench --runs N?"
     return text + (f"; did you mean {near!r}?" if near else "")
 
 
