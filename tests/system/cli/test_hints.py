@@ -33,7 +33,7 @@ from engine.testing import models
         ("help run", "did you mean: engine --help?"),
         ("diff m.onnx m.onnx", "did you mean: engine compare?"),
         ("cache clear", "no such command 'clear'; did you mean: engine cache prune --max-size 0?"),
-        ("run m.onnx --repeat 9", "no such option '--repeat'; did you mean: engine bench --runs N?"),
+        ("run m.onnx --repeat 9", "'--repeat'; did you mean: engine bench --runs N?"),
         ("run m.onnx --target cppu", "invalid value for --target: target elements must be in"),
         ("run m.onnx a.png", "unexpected extra argument (a.png); inputs go behind --input, sev"),
         ("bench m.onnx -i a.png b.png c.png", "(b.png c.png); inputs go behind --input, several"),
