@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
@@ -181,7 +182,8 @@ class Recipe:
         def open_file(suffixes: Mapping[str, str]) -> ModelSource:
             opened[:] = [file(suffixes)]
             if opened[0].graph is None:
-                self.compiled = partial(_opened_again, file.path, file.version, suffixes)
+                path = None if file.path is None else Path(os.path.abspath(file.path))
+                self.compiled = partial(_opened_again, path, file.version, suffixes)
             return opened[0] if declaration is None else self._declared(opened[0])
 
         file.watch(cancel)

@@ -33,6 +33,14 @@ class FileVersion(NamedTuple):
         return cls(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
+def is_changed(path: str | os.PathLike[str], version: FileVersion) -> bool:
+    """Return whether another file is at a path now, or it was written to; False for none there."""
+    try:
+        return FileVersion.of(os.stat(path)) != version
+    except OSError:
+        return False
+
+
 class Slot(NamedTuple):
     """A tensor of the graph that whoever runs the model passes on, not its user.
 

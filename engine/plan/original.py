@@ -5,6 +5,7 @@ A plan lets go of the file's bytes. Here is remembered where they can be had aga
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
 from engine.formats import ModelFile
-from engine.formats.opened import OpenedSource
+from engine.formats.opened import FileVersion, OpenedSource, is_changed
 
 if TYPE_CHECKING:
     from engine.plan.ranges import PartRanges
@@ -29,6 +30,7 @@ class Original:
 
     file: opened by now, with what it gave. folder: where a split MindIR has its data files.
     variable_weights: that it was opened with; they are inputs of what is given here.
+    data_files: the files beside the model's that a runtime read tensors from, as they were.
     """
 
     def __init__(
@@ -38,9 +40,12 @@ class Original:
         folder: Path | None = None,
         variable_weights: tuple[str, ...] = (),
     ) -> None:
-        self._path = None if file.encryption else file.path
+        # Absolute: the working folder may be another when they are opened again.
+        is_kept = file.path is not None and not file.encryption
+        self._path = Path(os.path.abspath(file.path)) if is_kept and file.path else None
         self._version = file.version
-        self._folder = folder
+        self._folder = None if folder is None else Path(os.path.abspath(folder))
+        self.data_files = _data_files(file, source)
         self._is_mindir = file.is_mindir
         self._variable_weights = variable_weights
         kept_bytes = len(source.data or b"") + sum(map(len, source.files.values()))
@@ -114,6 +119,11 @@ class Original:
         """Open the model again; None where it cannot be had. Raises ModelError if it changed."""
         if self._path is None:
             return replace(self._kept) if self._kept is not None and shapes is None else None
+        changed = [name for name, version in self.data_files.items() if is_changed(name, version)]
+        if self._version is not None and is_changed(self._path, self._version):
+            changed.insert(0, str(self._path))
+        if changed:
+            raise _changed(changed[0])
         file = ModelFile(
             self._path,
             folder=self._folder,
@@ -122,10 +132,25 @@ class Original:
         )
         source = file()
         if file.version != self._version:
-            raise ModelError(
-                f"{file.name}: changed since the model was built; build it again", file.name
-            )
+            raise _changed(file.name)
+        others = _data_files(file, source)
+        for name in others:
+            if others[name] not in self.data_files.values():  # behind a link that was changed, say
+                raise _changed(name)
         return source
+
+
+def _data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]:
+    """Return the versions of a model's data files, by their real paths."""
+    return {
+        os.path.realpath(path): version
+        for path, version in source.versions.items()
+        if version != file.version
+    }
+
+
+def _changed(name: str) -> ModelError:
+    return ModelError(f"{name}: changed since the model was built; build it again", name)
 
 
 def _ranges(source: OpenedSource) -> PartRanges:

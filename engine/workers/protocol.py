@@ -47,6 +47,8 @@ class Assignment:
     cores: CPUs of this machine that the worker may use; () for all. None of another machine's.
     version: of the file when the runner was made, so that no later worker builds another model;
         None where the worker reads a file of its own.
+    data_files: that the model has beside its own, by their real paths; known once a worker has
+        built it.
     """
 
     place: int
@@ -59,14 +61,18 @@ class Assignment:
     dec_mode: str = "AES-GCM"
     cores: tuple[int, ...] = ()
     version: FileVersion | None = None
+    data_files: Mapping[str, FileVersion] = field(default_factory=dict)
 
     @property
     def is_current(self) -> bool:
-        """True while the file is the one of then."""
+        """True while the files are the ones of then."""
         if self.version is None:
             return True
         try:
-            return type(self.version).of(os.stat(self.model_path)) == self.version
+            return not any(
+                version.of(os.stat(path)) != version
+                for path, version in ((self.model_path, self.version), *self.data_files.items())
+            )
         except OSError:  # moved
             return False
 
@@ -75,12 +81,14 @@ class Ready(NamedTuple):
     """A worker's description of the model that it has built.
 
     keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
+    data_files: as an assignment has them; empty on another machine.
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     keeps_deadlines: bool
     can_stop: bool
+    data_files: Mapping[str, FileVersion]
 
 
 class Worker(Protocol):

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -246,7 +247,8 @@ class Seat:
         self._is_lost = False
         if self._reason:
             return
-        self.ready = worker.build(self._progress)
+        self.ready = ready = worker.build(self._progress)
+        self.assignment = replace(self.assignment, data_files=ready.data_files)
         self._progress, self.error, self._was_ready = None, None, True
         self._turn(State.READY)
         began_s = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
@@ -52,23 +53,34 @@ class ServedModel:
             dec_mode=wanted.dec_mode,
             progress=progress,
         )
-        self._refuse_another_file()
+        recipe = self._model._recipe
+        original = recipe.original if recipe is not None else None
+        data_files = original.data_files if wanted.version and original is not None else {}
+        self._refuse_other_files(data_files)
         plan = self._model._require_built().plan
         self._can_stop = not plan.lacks(Capability.CANCEL_PREDICT)[0]
         specs = self._model.inputs, self._model.outputs
-        return Ready(*specs, not plan.lacks(Capability.DEADLINES)[0], self._can_stop)
+        keeps_deadlines = not plan.lacks(Capability.DEADLINES)[0]
+        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files))
 
-    def _refuse_another_file(self) -> None:
-        """Raise ModelError where the file was changed since the first workers have read it."""
-        path, wanted = self._assignment.model_path, self._assignment.version
-        if wanted is None:
+    def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:
+        """Raise ModelError where a file was changed since the first workers have read it.
+
+        data_files: that the model was built of.
+        """
+        task = self._assignment
+        if task.version is None:
             return
-        found = FileVersion.of(os.stat(path))
-        if found != wanted:
+        found = {task.model_path: FileVersion.of(os.stat(task.model_path)), **data_files}
+        wanted = {task.model_path: task.version, **task.data_files}
+        for path, version in found.items():
+            # The first worker tells which data files there are; later ones read no others.
+            if wanted.get(path, None if task.data_files else version) == version:
+                continue
+            then = f"{wanted[path].nbytes:,} bytes" if path in wanted else "no such file"
             raise ModelError(
-                f"{path}: was changed since the runner was built: expected the {wanted.nbytes:,} "
-                f"bytes of then, got a file of {found.nbytes:,} bytes written since; build another "
-                "runner for it",
+                f"{path}: was changed since the runner was built: then there were {then}, now "
+                f"there are {version.nbytes:,} bytes written since; build another runner for it",
                 path,
             )
 

@@ -79,6 +79,14 @@ class Supervisor:
             raise
         ready = self.seats[0].ready
         assert ready is not None, "its state says so"
+        for seat in self.seats:
+            if seat.assignment.data_files != ready.data_files:
+                self.close("the runner was not built")
+                raise ModelError(
+                    f"{self._path}: its data files were changed while the workers built it; build "
+                    "the runner again when they are complete",
+                    self._path,
+                )
         return ready
 
     def _has_built_other_than(self, count: int) -> bool:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from onnx import TensorProto, helper, save
 
+from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.plan.original import Original
+from engine.testing import models
 
 
 @pytest.fixture
@@ -33,3 +35,54 @@ def original(tmp_path: Path) -> Original:
 def test_another_output_is_inferred_at_the_same_shapes_too(original: Original) -> None:
     assert original.output_shapes({"x": (5,)}, ["twice"]) == {"twice": (10,)}
     assert original.output_shapes({"x": (5,)}, ["thrice"]) == {"thrice": (15,)}
+
+
+@pytest.fixture
+def external(tmp_path: Path) -> Path:
+    """A model whose constant is in external.bin, which is a link to a folder of blobs."""
+    path = models.external(tmp_path)
+    (tmp_path / "blobs").mkdir()
+    data = (tmp_path / "external.bin").rename(tmp_path / "blobs" / "first")
+    (tmp_path / "external.bin").symlink_to(data)
+    (tmp_path / "blobs" / "second").write_bytes(bytes(data.stat().st_size))
+    return path
+
+
+def opened(path: Path) -> Original:
+    file = ModelFile(path)
+    return Original(file, file())
+
+
+def test_data_that_was_written_to_is_not_taken_for_the_model_s(external: Path) -> None:
+    original = opened(external)
+    assert original.declared().folder == external.parent
+    with (external.parent / "blobs" / "first").open("r+b") as file:
+        file.write(b"1234")
+    with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
+        original.declared()
+    with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
+        original.reshaped({"x": (2, 256)})
+
+
+def test_data_behind_another_link_is_not_taken_for_the_model_s(external: Path) -> None:
+    original = opened(external)
+    (external.parent / "external.bin").unlink()
+    (external.parent / "external.bin").symlink_to(external.parent / "blobs" / "second")
+    with pytest.raises(ModelError, match="second: changed since the model was built; build it"):
+        original.declared()
+
+
+def test_another_model_in_the_file_s_place_is_called_that_whatever_it_is(external: Path) -> None:
+    original = opened(external)
+    external.write_bytes(b"no model")
+    with pytest.raises(ModelError, match=r"external\.onnx: changed since the model was built"):
+        original.declared()
+
+
+def test_a_model_by_a_relative_path_is_found_from_another_folder(
+    external: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(external.parent)
+    original = opened(Path(external.name))
+    monkeypatch.chdir("blobs")
+    assert original.declared().path == external

@@ -7,12 +7,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from odd_backend import COMPILE, CRASH, CRASH_ONCE, HANG, HANGS, REST
 from worker_steps import Make, check, children, kill, pids, rows, states, wait_until
 
 from engine import CancelToken, Context, MultiDeviceRunner
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, RequestRefused
+from engine.testing import models
 
 
 def test_an_idle_worker_that_dies_is_followed_by_another(runner: MultiDeviceRunner) -> None:
@@ -150,6 +152,23 @@ def test_no_worker_is_started_with_another_model_and_requests_hear_of_it_at_once
         expected = "does not exist" if is_moved else "was changed since the runner was built"
         with pytest.raises(ModelError, match=f"{expected}.*{path}|{path}.*{expected}"):
             runner.predict([rows(1)], timeout_s=60)
+
+
+@pytest.mark.usefixtures("odd_model", "nothing_is_left")
+def test_no_worker_is_started_with_other_data_files(tmp_path: Path) -> None:
+    path = models.external(tmp_path)
+    context = Context()
+    context.target = ["odd"]
+    x = np.ones((2, 256), np.float32)
+    with MultiDeviceRunner(path, (0, 1), context) as runner:
+        expected = x + np.arange(256, dtype=np.float32)
+        assert np.array_equal(runner.predict([x])[0].get_data_to_numpy(), expected)
+        data = tmp_path / "external.bin"
+        (tmp_path / "new.bin").write_bytes(bytes(data.stat().st_size))
+        (tmp_path / "new.bin").replace(data)
+        kill(*pids(runner))
+        with pytest.raises(ModelError, match=r"\.bin: was changed since the runner was built"):
+            runner.predict([x], timeout_s=60)
 
 
 @pytest.mark.slow

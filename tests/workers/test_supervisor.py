@@ -59,7 +59,7 @@ class Fake:
     def build(self, progress: Any) -> Ready:
         type(self).on_build(self)
         self.check()
-        return Ready(SPECS, SPECS, keeps_deadlines=False, can_stop=True)
+        return Ready(SPECS, SPECS, keeps_deadlines=False, can_stop=True, data_files={})
 
     def check(self) -> None:
         if self.has_ended:
