@@ -255,7 +255,7 @@ class NcclCommunicator:
     def _keep_watch(self) -> None:
         while True:
             with self._changed:
-                if not self._queued or self._ended:
+                if not self._queued and not self._ended:
                     self._changed.wait(_LINGER_S)
                 if not self._queued or self._ended:
                     self._watcher = None

@@ -19,10 +19,11 @@ from engine.distributed.store import GroupStore, StoreServer, connect
 from engine.errors import BackendUnavailable, CommunicatorError
 from engine.host.child import environment
 from engine.types import CommunicatorOptions, Device, DeviceBuffer, DType, ReduceOp
-from engine_gpu_trt import nccl
+from engine_gpu_trt import communicator, nccl
 from engine_gpu_trt.communicator import NcclCommunicator
 
 DEVICES = 2
+LIMIT_S = 60
 GPU = Device("gpu", 0)
 STEPS = Path(__file__).with_name("rank_steps.py")
 
@@ -135,6 +136,18 @@ def test_after_an_abort_everything_says_so(join: Callable[..., NcclCommunicator]
     ):
         with pytest.raises(CommunicatorError, match=r"group 'world', rank 0: .* was aborted$"):
             call()
+
+
+def test_a_group_is_left_without_waiting_for_its_idle_watcher(
+    join: Callable[..., NcclCommunicator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(communicator, "_LINGER_S", 2 * LIMIT_S)
+    monkeypatch.setattr(communicator, "_LOOK_S", 0.2)  # it is between two looks when told to end
+    comm, buffer = join(), put(np.ones(4, np.float32))
+    plugin.engine_allreduce(comm, buffer, buffer, ReduceOp.SUM, comm._stream.handle, False, None)
+    begin_s = time.monotonic()
+    comm.close()
+    assert time.monotonic() - begin_s < LIMIT_S
 
 
 def test_what_nccl_cannot_reduce_is_named(join: Callable[..., NcclCommunicator]) -> None:
