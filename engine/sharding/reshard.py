@@ -275,7 +275,7 @@ def _same_in_all(
         return None
     sample = sources[ranks[0]][name]
     for other in ranks[1:] if name not in sources.same else ():
-        if not _are_equal(sample, sources[other][name]):
+        if not are_equal(sample, sources[other][name]):
             raise sources.error(
                 other,
                 name,
@@ -304,7 +304,8 @@ def _opaque(name: str, ranks: list[int], sources: Sources) -> Part:
     return Part(ToWrite(name, None, stored.shape, stored), (), {(): ranks[0]})
 
 
-def _are_equal(one: Stored, other: Stored) -> bool:
+def are_equal(one: Stored, other: Stored) -> bool:
+    """Return whether two parameters are the same, byte by byte; no more than these is read."""
     if (one.dtype, one.shape, one.nbytes) != (other.dtype, other.shape, other.nbytes):
         return False
     return one.pieces == other.pieces or b"".join(one.pieces) == b"".join(other.pieces)

@@ -19,13 +19,14 @@ from engine.sharding.checkpoint import (
     Array,
     Checkpoint,
     EncryptedCheckpoint,
+    Stored,
     ToWrite,
     format_of,
     open_checkpoint,
     write_checkpoint,
 )
 from engine.sharding.files import NotAFolder, aside, make_folder, unwritable
-from engine.sharding.reshard import Part, Sources, needed_ranks, parts_for, value_of
+from engine.sharding.reshard import Part, Sources, are_equal, needed_ranks, parts_for, value_of
 from engine.sharding.strategy import Arrangement
 from engine.types import Progress
 
@@ -112,12 +113,14 @@ def transform_checkpoints(
     """Write the checkpoints of all target ranks: <dst>/rank_0/<prefix>0.ckpt and so on.
 
     src_checkpoints_dir: has a folder rank_0, rank_1, ... for each rank; the file in it whose name
-        sorts last counts. With src_strategy_file None it is the one file of rank_0.
+        sorts last counts. With src_strategy_file None rank_0's holds the weights whole, and those
+        of other ranks (data parallel) must hold the same: they are compared with it.
     ckpt_prefix: what the names of the files begin with; the rank follows.
     src_strategy_file, dst_strategy_file: None for weights that are not split; of a pipeline, what
         merge_pipeline_strategys wrote.
     process_num: target ranks that are written at once. output_format: "ckpt" or "safetensors".
-    Files appear when all are complete. progress(phase, done, total) is called after each parameter.
+    Files appear when all are complete. progress(phase, done, total) is called after each parameter
+    that was compared or written.
     Raises TypeError; NotADirectoryError; ModelError naming file, rank and parameter.
     """
     require("ckpt_prefix", ckpt_prefix, str)
@@ -132,7 +135,7 @@ def transform_checkpoints(
     files = checkpoint_files(Path(src_checkpoints_dir))
     source, target = _arrangements(src_strategy_file, dst_strategy_file)
     if source.is_single:
-        files = {rank: file for rank, file in files.items() if rank == 0}
+        files = _one_of_copies(files, Path(src_checkpoints_dir), progress)
     _check_ranks(files, source, str(src_checkpoints_dir))
     if os.path.realpath(src_checkpoints_dir) == os.path.realpath(dst_checkpoints_dir):
         _log.warning(
@@ -311,6 +314,48 @@ def _check_ranks(files: Mapping[int, Path], source: Arrangement, where: str) -> 
             "strategy of the job that wrote them",
             where,
         )
+
+
+def _one_of_copies(
+    files: Mapping[int, Path], folder: Path, progress: Progress | None
+) -> dict[int, Path]:
+    """Return rank 0's file alone, where those of the other ranks hold the same weights.
+
+    Raises ModelError where they do not: they are slices, and nobody says how to join them.
+    """
+    if 0 not in files:
+        raise ModelError(
+            f"{folder}: has checkpoints of ranks {sorted(files)} and none of rank 0, which is to "
+            "hold the whole weights without src_strategy_file; give the strategy of the job that "
+            "wrote them, or put whole weights into rank_0",
+            str(folder),
+        )
+    held = _open_plain(files[0])
+    for rank, file in files.items():
+        if rank == 0:
+            continue
+        other = _open_plain(file)
+        for done, (name, stored) in enumerate(other.tensors.items(), 1):
+            if name not in held or not are_equal(held[name], stored):
+                got = f"differs from rank 0's in {files[0]}"
+                if name not in held:
+                    got = f"is not in rank 0's {files[0]}"
+                elif (held[name].dtype, held[name].shape) != (stored.dtype, stored.shape):
+                    got = f"is {_described(stored)}, and {_described(held[name])} in {files[0]}"
+                raise ModelError(
+                    f"{file}: parameter {name!r} of rank {rank} {got}; without src_strategy_file "
+                    "each rank must hold the same, whole weights: give src_strategy_file, the "
+                    "strategy of the job that wrote them, or, where rank 0's weights are meant, a "
+                    "folder that holds rank_0 alone",
+                    str(file),
+                )
+            if progress is not None:
+                progress(f"comparing rank {rank}", done, len(other.tensors))
+    return {0: files[0]}
+
+
+def _described(stored: Stored) -> str:
+    return stored.kind if stored.dtype is None else f"{stored.dtype}{list(stored.shape)}"
 
 
 def _check_parts(parts: list[Part], rank: int, sources: Sources, target: Arrangement) -> None:

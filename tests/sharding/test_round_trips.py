@@ -211,6 +211,18 @@ def test_the_last_file_by_name_counts(tmp_path: Path) -> None:
     assert_equal(got, {"w": np.full(2, 9, np.float32)})  # by name, 9 comes after 10
 
 
+def test_equal_copies_of_data_parallel_ranks_are_whole_weights(tmp_path: Path) -> None:
+    weights = {"w": np.arange(6, dtype=np.float32), "b": np.float32([np.nan, 1])}
+    for rank in range(3):
+        sharding.save_checkpoint(weights, tmp_path / "in" / f"rank_{rank}" / "net.ckpt")
+    phases: list[str] = []
+    sharding.transform_checkpoints(
+        tmp_path / "in", tmp_path / "out", "n", progress=lambda phase, *_: phases.append(phase)
+    )
+    assert_equal(arrays(tmp_path / "out" / "rank_0" / "n0.ckpt"), weights)
+    assert phases == ["comparing rank 1"] * 2 + ["comparing rank 2"] * 2 + ["rank 0"] * 2
+
+
 def test_what_no_strategy_knows_is_passed_on_where_all_ranks_have_the_same(tmp_path: Path) -> None:
     layout = Layout((2,), (0,))
     two = Job(2, [{"w": layout}])

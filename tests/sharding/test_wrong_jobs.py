@@ -97,6 +97,45 @@ def test_a_parameter_that_the_strategy_does_not_know_and_that_differs_is_refused
     )
 
 
+HALVES = [{"w": half} for half in np.split(FULL["w"], 2)]
+
+
+@pytest.mark.parametrize("dst_strategy", [False, True], ids=["for one", "for four"])
+@pytest.mark.parametrize(
+    ("ranks", "says"),
+    [
+        (HALVES, "parameter 'w' of rank 1 differs from rank 0's in {zero}"),
+        (
+            [HALVES[0], {"w": FULL["w"][4:7]}],
+            "parameter 'w' of rank 1 is float32[3, 4], and float32[4, 4] in {zero}",
+        ),
+        ([HALVES[0], HALVES[0] | {"v": FULL["w"]}], "parameter 'v' of rank 1 is not in rank 0's"),
+    ],
+    ids=["other values", "another shape", "another stage"],
+)
+def test_slices_of_several_ranks_are_refused_where_no_strategy_joins_them(
+    ranks: list[dict[str, np.ndarray]],
+    says: str,
+    dst_strategy: bool,
+    strategy: Path,
+    tmp_path: Path,
+) -> None:
+    files = [tmp_path / "two" / f"rank_{rank}" / "net.ckpt" for rank in range(2)]
+    for values, file in zip(ranks, files, strict=True):
+        sharding.save_checkpoint(values, file)
+    with pytest.raises(ModelError) as raised:
+        transform(tmp_path / "two", None, strategy if dst_strategy else None)
+    assert str(raised.value).startswith(f"{files[1]}: {says.format(zero=files[0])}")
+    assert "give src_strategy_file" in str(raised.value)
+
+
+def test_ranks_without_rank_0_are_refused_where_no_strategy_joins_them(tmp_path: Path) -> None:
+    for rank in (1, 2):
+        sharding.save_checkpoint(FULL, tmp_path / "two" / f"rank_{rank}" / "net.ckpt")
+    with pytest.raises(ModelError, match=r"checkpoints of ranks \[1, 2\] and none of rank 0"):
+        transform(tmp_path / "two", None)
+
+
 def test_a_strategy_of_fewer_devices_is_refused(trained: Path, tmp_path: Path) -> None:
     two = Job(2, [{"w": Layout((2,), (0, -1))}]).write_strategy(tmp_path / "two.ckpt")
     with pytest.raises(ModelError, match=r"has a checkpoint of rank 3 .* is for 2 devices \(1 st"):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import stat
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -400,6 +402,57 @@ def test_a_slice_of_another_model_is_not_overwritten(
         slice_model(other, out, tp=second[1], replicas=True, context=null_context)
     assert {file.name: file.read_bytes() for file in out.iterdir()} == before
     slice_model(other, tmp_path / "apart", tp=second[1], replicas=True, context=null_context)
+
+
+def test_a_whole_model_of_a_ranks_name_is_not_overwritten(
+    null_context: Context, tmp_path: Path
+) -> None:
+    path, out = models.mlp(tmp_path), tmp_path / "out"
+    out.mkdir()
+    other = models.column(tmp_path).rename(out / "mlp1.onnx")
+    before = other.read_bytes()
+    with pytest.raises(ModelError, match=r"mlp1\.onnx: is no slice of 'mlp' .*another folder"):
+        slice_model(path, out, tp=2, context=null_context)
+    assert [*out.iterdir()] == [other]
+    assert other.read_bytes() == before
+
+
+def test_a_file_that_is_no_strategy_is_not_overwritten_by_one(
+    null_context: Context, tmp_path: Path
+) -> None:
+    path, out = models.mlp(tmp_path), tmp_path / "out"
+    slice_model(path, out, tp=2, context=null_context)
+    slice_model(path, out, tp=2, context=null_context)  # an earlier slicing's makes way
+    notes = out / "mlp.strategy.json"
+    for text in ('{"buy": "low"}', "3", "no JSON"):
+        notes.write_text(text)
+        with pytest.raises(ModelError, match=r"mlp\.strategy\.json: is no strategy file"):
+            slice_model(path, out, tp=2, context=null_context)
+        assert notes.read_text() == text
+
+
+@pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
+@pytest.mark.parametrize("mask", [0o022, 0o027])
+def test_all_files_of_a_slicing_have_the_mode_that_the_umask_gives(
+    mask: int, null_context: Context, tmp_path: Path
+) -> None:
+    path, out = models.mlp(tmp_path, 64, 128), tmp_path / "out"
+    before = os.umask(mask)
+    try:
+        slice_model(path, out, tp=2, annotate=True, context=null_context)
+    finally:
+        os.umask(before)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~mask)
+    assert "mlp.strategy.json" in modes
+
+
+def test_a_file_is_no_folder_for_slices(tmp_path: Path) -> None:
+    path = models.mlp(tmp_path)
+    before = path.read_bytes()
+    with pytest.raises(ModelError, match=r"mlp\.onnx: is a file; expected a folder .* \(--out\)"):
+        slice_model(path, path, tp=2)
+    assert path.read_bytes() == before
 
 
 def test_what_only_an_earlier_slicing_wrote_beside_its_models_is_taken_away(

@@ -322,6 +322,15 @@ def test_a_slice_is_not_sliced_again(null: Context, tmp_path: Path) -> None:
         slice_model(tmp_path / "out" / "mlp0.onnx", tmp_path / "more", tp=2)
 
 
+def test_an_encrypted_model_is_not_sliced_and_no_key_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "secret.mindir"
+    path.write_bytes(b"\xd8\x5e\x3a\x7f" + bytes(64))  # how a file of MindSpore's GCM begins
+    with pytest.raises(ModelError, match="encrypted models are not sliced, because") as raised:
+        slice_model(path, tmp_path / "out", tp=2)
+    assert "key" not in str(raised.value)
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_differs_from_the_model_is_not_written(
     null: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -195,24 +195,24 @@ class Original:
 def open_original(
     path: str | os.PathLike[str],
     *,
-    dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
     input_shapes: dict[str, Sequence[int]] | None = None,
 ) -> Original:
     """Read a model to slice it. Raises ModelError for a file that is none, or cannot be sliced.
 
     input_shapes: sizes for the inputs' open dims.
     """
-    opened = ModelFile(path, dec_key=dec_key, dec_mode=dec_mode)()
+    file = ModelFile(path)
+    if file.encryption:
+        raise ModelError(
+            f"{file.name}: is encrypted with {file.encryption}; encrypted models are not sliced, "
+            "because their slices would lie on the disk in clear: slice the model that it was "
+            "made of, where that may be",
+            str(path),
+        )
+    opened = file()
     if opened.graph is None:
         raise ModelError(
             f"{opened.name}: is compiled for one backend; slice the ONNX model", str(path)
-        )
-    if opened.is_secret:
-        raise ModelError(
-            f"{opened.name}: is encrypted, and slices would lie on the disk in clear; decrypt it "
-            "first if that may be",
-            str(path),
         )
     if opened.state:
         raise ModelError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -17,14 +18,22 @@ from engine.sharding.slicing.annotations import ANNOTATION
 
 
 def require_free(folder: Path, stem: str, models: Iterable[str]) -> None:
-    """Raise ModelError where the name of a rank's model is that of another model's slice there.
+    """Raise ModelError where a file there that no earlier slicing wrote would be overwritten.
 
-    Rank 10 of "net" and rank 0 of "net1" are both net10.onnx, as upstream names them.
+    Rank 10 of "net" and rank 0 of "net1" are both net10.onnx, as upstream names them; and either
+    may be the name of a whole model.
     """
+    strategy = folder / f"{stem}.strategy.json"
+    if strategy.exists() and not _is_strategy(strategy):
+        raise _taken(strategy, "is no strategy file")
     for name in models:
-        part = _part(_read(folder / name)) if (folder / name).is_file() else None
+        if not (folder / name).exists():
+            continue
+        part = _part(_read(folder / name))
         own = name[len(stem) :].removesuffix(".onnx")
-        if part is None or own == str(part.rank):
+        if part is None:
+            raise _taken(folder / name, f"is no slice of {stem!r}")
+        if own == str(part.rank):
             continue
         other = name.removesuffix(".onnx").removesuffix(str(part.rank))
         raise ModelError(
@@ -80,6 +89,21 @@ def _earlier(folder: Path, stem: str) -> Iterator[tuple[Path, onnx.ModelProto]]:
             # net12.onnx is rank 12 of "net", or rank 2 of a "net1" that lies here too.
             if part is not None and match[1] == str(part.rank):
                 yield path, model
+
+
+def _taken(path: Path, what: str) -> ModelError:
+    return ModelError(
+        f"{path}: {what} and would be overwritten; choose another folder (--out), or move it away",
+        str(path.parent),
+    )
+
+
+def _is_strategy(path: Path) -> bool:
+    """Return whether a file is a strategy as the slicer writes it, be it an empty one."""
+    try:
+        return "parallel_strategy_item" in json.loads(path.read_bytes())
+    except (OSError, ValueError, TypeError, RecursionError):  # unreadable; no JSON; a number
+        return False
 
 
 def _part(model: onnx.ModelProto | None) -> Part | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from engine.cancel import CancelToken
 from engine.errors import ModelError
 from engine.formats.collectives import Part
 from engine.host.folder import temporary_folder
+from engine.sharding.files import NotAFolder
 from engine.sharding.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -72,6 +74,12 @@ def slice_model(
         raise ModelError(f"tp {tp} and pp {pp}: expected 1 or more")
     if outputs not in WHERE:
         raise ModelError(f"outputs {outputs!r}: expected {' or '.join(map(repr, WHERE))}")
+    if folder.exists() and not folder.is_dir():
+        raise NotAFolder(
+            f"{folder}: is a file; expected a folder to write the slices to; give another name "
+            "(--out)",
+            str(folder),
+        )
     require_free(folder, path.stem, [f"{path.stem}{rank}.onnx" for rank in range(tp * pp)])
     tell("read", 0, None)
     original = open_original(path, input_shapes=dict(input_shapes or {}))
@@ -145,6 +153,8 @@ def slice_model(
                 report.note = "not checked"
             cancel.check()
             written_down(original, choice, program, pp).save(aside / report.strategy)
+            # Strategy files are their owner's; this one is for whoever may read the slices.
+            shutil.copymode(paths[0], aside / report.strategy)
             if annotate:
                 write_annotated(original, choice, aside / f"{stem}.annotated.onnx")
             put_into_place(aside, folder, stem, [file.name for file in paths], kept)
