@@ -8,10 +8,13 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import numpy as np
+
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
 from engine.model import Model
 from engine.report.inspection import of_file
+from engine.runtime.casting import widened
 from engine.runtime.differences import Comparison, compare_outputs
 from engine.runtime.filled import Fill, filled
 from engine.runtime.foreign import is_array
@@ -19,7 +22,7 @@ from engine.runtime.keywords import advised
 from engine.runtime.parts import arrays_of
 from engine.shortcut import load
 from engine.tensor import Tensor
-from engine.types import TensorSpec
+from engine.types import TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -135,10 +138,24 @@ def common_inputs(
                 "no array fits both",
                 spec.name,
             )
+        if not _may_be_cast(spec, other):
+            raise _of_both(
+                f"input {spec.name!r}: a ({files[0]}) takes {spec} and b ({files[1]}) {other}: "
+                f"the inputs differ in type, and {spec.dtype} is not cast to {other.dtype}; "
+                "compare models whose inputs have the same types",
+                spec.name,
+            )
         for dim, fixed in zip(spec.shape or (), other.shape or (), strict=False):
             if isinstance(dim, str) and isinstance(fixed, int):
                 sizes.setdefault(dim, fixed)
     return [_narrowed(spec, other, sizes) for spec, other in pairs]
+
+
+def _may_be_cast(spec: TensorSpec, other: TensorSpec) -> bool:
+    """Return whether b takes an array of a's type, as Model.predict does."""
+    if spec.dtype is other.dtype or spec.kind is not ValueKind.TENSOR:
+        return True
+    return widened(np.empty(0, spec.dtype.numpy), other.dtype.numpy) is not None
 
 
 def _may_agree(spec: TensorSpec, other: TensorSpec) -> bool:

@@ -240,12 +240,14 @@ class Converter(Settings):
         model. config_file: sections of options, below those of set_config_info.
         progress, cancel: as in Model.build_from_file, called and read in this thread.
 
-        Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for what is
-        missing, cannot be read or converted, or a trial run that fails, (BackendError) where there
-        is no backend for that, (Cancelled). Then nothing was written.
+        Raises TypeError for arguments of the wrong type; ModelNotFound, a FileNotFoundError too,
+        for a file that is missing; RuntimeError (ModelError) for what cannot be read or
+        converted, or a trial run that fails, (BackendError) where there is no backend for that,
+        (Cancelled). Then nothing was written.
         """
         from engine.config.reader import configuration
         from engine.convert import convert
+        from engine.formats.given import absent
 
         require("fmk_type", fmk_type, FmkType)
         require("model_file", model_file, str)
@@ -260,9 +262,7 @@ class Converter(Settings):
             ("config_file", config_file),
         ):
             if (path or name == "model_file") and not os.path.exists(path):
-                raise ModelError(
-                    f"Perform convert method failed, {name} does not exist! got {path!r}", path
-                )
+                raise absent(path, f"Perform convert method failed, {name} does not exist! got ")
         config = configuration(config_file, self._config, "convert")
         try:
             job = job_of(self, fmk_type, model_file, output_file, weight_file, config)
@@ -373,5 +373,7 @@ def _key(name: str, text: str) -> bytes | None:
 def _output(text: str, suffix: str) -> Path:
     path = Path(text)
     if not text or text.endswith(os.sep) or path.name in ("", "..") or "\0" in text:
-        raise ModelError(f"output_file must name a file, got {text!r}")
+        is_new = text.endswith(os.sep) and "\0" not in text and not path.exists()
+        hint = f"; there is no folder {str(path)!r}: make it first" if is_new else ""
+        raise ModelError(f"output_file must name a file, got {text!r}{hint}")
     return path if path.suffix == suffix else path.with_name(path.name + suffix)

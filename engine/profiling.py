@@ -156,6 +156,14 @@ def profile(model: Model, inputs: Any, predicts: int, warmup: int) -> Profile:
         )
     )
     if len(unmeasured) == len({part.name for part, _ in plan.parts}):
+        from engine.backends.isolated import is_isolated  # rare
+
+        if any(is_isolated(part) for part, _ in plan.parts):
+            raise BackendError(
+                "profile failed! Error is the model runs in a process of its own, which does not "
+                "tell the time of its kernels; leave out common_context.isolate",
+                unmeasured[0],
+            )
         raise BackendError(
             f"profile failed! Error is backend {unmeasured[0]!r} cannot tell the time of its "
             "kernels",

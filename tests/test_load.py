@@ -180,6 +180,26 @@ def test_every_class_that_builds_from_a_file_says_which_is_missing(path: Path) -
         engine.inspect(missing)
 
 
+def test_a_converter_says_which_file_a_missing_one_may_be(path: Path) -> None:
+    said = rf"model_file does not exist! got '.*afine.onnx'; did you mean '{path}'\?"
+    with pytest.raises(engine.ModelNotFound, match=said):
+        engine.Converter().convert(
+            engine.FmkType.ONNX, str(path.with_name("afine.onnx")), str(path.with_name("q"))
+        )
+
+
+def test_a_working_folder_that_was_deleted_is_named_as_the_reason(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = "there is no file 'net.onnx': the working folder was deleted"
+    with pytest.raises(engine.ModelNotFound, match=said):
+        engine.load("net.onnx", null_backend)
+
+
 def test_an_address_is_told_from_a_path() -> None:
     with pytest.raises(ModelError, match=r"https://host/a\.onnx: is an address"):
         engine.load("https://host/a.onnx")

@@ -70,6 +70,11 @@ def isolated(backend: Backend) -> Backend:
     return result
 
 
+def is_isolated(backend: Backend) -> bool:
+    """Return whether a backend is one that `isolated` gave."""
+    return backend.predict is _predict
+
+
 class _Process:
     """A worker with one model, and what is asked of it."""
 

@@ -136,6 +136,10 @@ def inputs_of(
     Raises what `collect` raises of the model as it is where it cannot be resized.
     """
 
+    if given.scale is not None and not math.isfinite(given.scale):
+        raise click.BadParameter(
+            f"expected a finite number, got {given.scale:g}", param_hint="--scale"
+        )
     wishes = Preparation(
         given.layout,
         given.resize,

@@ -75,11 +75,12 @@ class InputFiles:
     def open_all(self, text: str) -> list[InputFile]:
         """Return the files that a text names: one, several with commas between, or a folder's.
 
-        Of a folder those are the images, by name. Raises InputError as `open`.
+        Of a folder those are the images, else the .wav, else the .npy files, by name. Raises
+        InputError as `open`.
         """
         path = Path(text)
         if path.is_dir():
-            return [self.open(str(image)) for image in _images(path)]
+            return [self.open(str(file)) for file in _batch_in(path)]
         parts = text.split(",")
         if len(parts) > 1 and not path.exists() and any(map(os.path.exists, parts)):
             return [self.open(part) for part in parts]
@@ -118,11 +119,15 @@ def _of_pattern(path: Path) -> str:
     return f"; patterns are not read: give the files with commas between, or {str(path.parent)!r}"
 
 
-def _images(folder: Path) -> list[Path]:
-    images = [path for path in folder.iterdir() if path.suffix.lower() in IMAGES]
-    if not images:
-        raise InputError(f"{folder}: is a folder without images; expected some, or {_EXPECTED}")
-    return sorted(images, key=by_number)
+def _batch_in(folder: Path) -> list[Path]:
+    """Return the files of a folder that make up a batch: of one kind, images before others."""
+    files = list(folder.iterdir())
+    for kind in (IMAGES, RECORDINGS, (".npy",)):
+        if batch := [path for path in files if path.suffix.lower() in kind]:
+            return sorted(batch, key=by_number)
+    raise InputError(
+        f"{folder}: is a folder without images, .wav or .npy files; expected some, or {_EXPECTED}"
+    )
 
 
 def by_number(path: Path) -> list[tuple[int, str]]:

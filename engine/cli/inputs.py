@@ -78,9 +78,9 @@ def collect(
     """Return the inputs that `specs` ask for, read from `files` or generated.
 
     files: "NAME=FILE" for one input, several for the elements of a sequence; "NAME=FILE,FILE" or a
-        folder of images for a batch; "FILE.npz", a JSON object or a CSV file with such columns for
-        arrays by input name; "FILE" for the next input that no other file names. FILE is "-" for
-        standard input.
+        folder of images, .wav or .npy files for a batch; "FILE.npz", a JSON object or a CSV file
+        with such columns for arrays by input name; "FILE" for the next input that no other file
+        names. FILE is "-" for standard input.
     reader: reads them; None for one without wishes.
     shapes: of inputs that are generated or come from a .bin file, by name.
     Raises InputError naming the file and input for what does not fit, OSError for files that
@@ -147,8 +147,7 @@ class Reader:
         """Return what a file holds for an input, and what was done to it in words."""
         if file.suffix == ".npz":
             arrays = read_npz(file)
-            if [*arrays] == [_UNNAMED]:
-                arrays = {spec.name: arrays[_UNNAMED]}
+            arrays = _named(spec, file, arrays)
             value = _from_archive(spec, file, arrays, shape)
             return value if spec.kind is ValueKind.SEQUENCE else [value], ""
         said = ""
@@ -281,13 +280,25 @@ def _take_archive(
             continue
         if spec.kind is ValueKind.OPTIONAL and value_of(spec.name, arrays) is None:
             continue
-        if len(specs) == 1 and [*arrays] == [_UNNAMED]:  # np.savez(file, array)
-            arrays = {spec.name: arrays[_UNNAMED]}
+        if len(specs) == 1:
+            arrays = _named(spec, file, arrays)
             unused = set(arrays)
         value = _from_archive(spec, file, arrays, shapes.get(spec.name))
         found[spec.name] = Given(spec, value, f"from {file}")
         unused -= set(arrays_of(spec.name, value, spec.dtype))
     _note_unused(file, unused, notes)
+
+
+def _named(spec: TensorSpec, file: InputFile, arrays: dict[str, Array]) -> dict[str, Array]:
+    """Return an archive's one array by the name of the one input, where no name was chosen for it.
+
+    So it is with np.savez(file, array), and with what another command has sent by a pipe.
+    """
+    if len(arrays) != 1:
+        return arrays
+    [(name, array)] = arrays.items()
+    is_piped = file.data is not None and spec.kind is ValueKind.TENSOR
+    return {spec.name: array} if name == _UNNAMED or is_piped else arrays
 
 
 def _note_unused(file: InputFile, unused: Collection[str], notes: list[str]) -> None:

@@ -81,7 +81,7 @@ input_files = click.option(
     help="A .npy, .npz, raw .bin, .csv, .json, .txt, .wav or image file, or - for standard input. "
     "An .npz, a JSON object and a CSV with a header hold arrays by input name; another file "
     "without a name goes to the next input. Files with commas between, or a folder of images, "
-    "are a batch. May be repeated.",
+    ".wav or .npy files, are a batch. May be repeated.",
     shell_complete=files,
 )
 shapes = click.option(

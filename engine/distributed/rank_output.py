@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.host.child import last_words
+from engine.host import child
 
 __all__ = ["Files", "Prefixed"]
 
 _MOST_BYTES = 65536  # a longer line is printed in parts
 _TAIL_BYTES = 8192
+_HINT = "help: "
 
 
 class Prefixed:
@@ -37,7 +38,7 @@ class Prefixed:
             lines.append(rest)
         if not lines:
             return
-        if stream == 2 and (words := last_words(b"\n".join(lines).decode(errors="replace"))):
+        if stream == 2 and (words := _last_words(b"\n".join(lines))):
             self._last[rank] = words
         printed = sys.stdout if stream == 1 else sys.stderr
         prefix = f"[{rank}] ".encode()
@@ -73,9 +74,16 @@ class Files:
         """See Output."""
         with open(self.folder / f"rank{rank}.err", "rb") as file:
             file.seek(max(0, os.path.getsize(file.fileno()) - _TAIL_BYTES))
-            return last_words(file.read().decode(errors="replace"))
+            return _last_words(file.read())
 
     def close(self) -> None:
         """Give the descriptors back; twice does nothing."""
         while self._descriptors:
             os.close(self._descriptors.pop())
+
+
+def _last_words(errors: bytes) -> str:
+    """Return the last line that is no hint, which a command prints below its error."""
+    lines = errors.decode(errors="replace").splitlines()
+    said = child.last_words("\n".join(line for line in lines if not line.startswith(_HINT)))
+    return said.removeprefix("error: ")

@@ -83,7 +83,10 @@ def absent(path: str, failure: str) -> ModelNotFound:
     except ValueError:  # a NUL in the path
         hint = ""
     if not hint and not os.path.isabs(path):
-        hint = f" in {os.getcwd()}"
+        try:
+            hint = f" in {os.getcwd()}"
+        except FileNotFoundError:
+            hint = ": the working folder was deleted; go to another one"
     return ModelNotFound(f"{failure}{path!r}{hint}", path)
 
 

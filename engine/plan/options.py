@@ -289,11 +289,16 @@ def _threads(context: Context) -> Threads:
 
 def _bounded(name: str, count: int) -> int:
     """Return a number of threads that the user asked for: as in MindSpore Lite, at most 5 a CPU."""
-    most = 5 * (os.cpu_count() or 1)
-    if count > most:
+    used = at_most(count)
+    if count > used:
         import logging  # rare
 
         logging.getLogger("engine").warning(
-            "%s %d is more than five threads a CPU; %d are used", name, count, most
+            "%s %d is more than five threads a CPU; %d are used", name, count, used
         )
-    return min(count, most)
+    return used
+
+
+def at_most(threads: int) -> int:
+    """Return how many threads are used of those that were asked for; 0 remains 0."""
+    return min(threads, 5 * (os.cpu_count() or 1))

@@ -16,6 +16,7 @@ import numpy as np
 from engine.host.cpus import usable_cpus
 from engine.host.threads import threads_per_worker
 from engine.model import Model
+from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
 from engine.report.wording import aligned, counted, duration, rate
 from engine.runtime.filled import Fill, filled
@@ -200,7 +201,7 @@ def result_of(
         model.model_path_,
         plan.backend.name,
         shares(plan.placement()),
-        threads or threads_per_worker(),
+        at_most(threads) or threads_per_worker(),
         build_s,
         warmup_s,
         clients,

@@ -150,6 +150,16 @@ def test_with_a_log_folder_each_rank_has_files_of_its_own(tmp_path: Path) -> Non
     ]
 
 
+@pytest.mark.parametrize("to_files", [False, True])
+def test_the_failure_quotes_an_error_and_not_the_hint_below_it(
+    tmp_path: Path, to_files: bool
+) -> None:
+    script = written(tmp_path, "import sys\nsys.exit('error: no such thing\\nhelp: tool --help')")
+    logs = ("--log-dir", tmp_path / "logs") if to_files else ()
+    _, _, errors = launch("-n", 1, *logs, script)
+    assert errors[-1].startswith("error: rank 0 of 1 ended with status 1: no such thing")
+
+
 # ------------------------------------------------------------------------------------- rank tables
 
 

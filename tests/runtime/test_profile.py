@@ -123,13 +123,21 @@ def test_what_cannot_be_measured_says_why(
 
 
 def test_a_backend_that_cannot_tell_is_named(
+    affine: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.backends.backend.Backend.lacks", lambda *asked: "not announced")
+    with pytest.raises(BackendError, match="backend 'null' cannot tell the time of its kernels"):
+        affine.profile([X])
+
+
+def test_a_model_in_a_process_of_its_own_cannot_be_profiled(
     null_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = {"common_context": {"isolate": "true"}}
     with (
         caplog.at_level(logging.ERROR),
         engine.load(models.affine(tmp_path), null_backend, config=config) as apart,
-        pytest.raises(BackendError, match="backend 'null' cannot tell the time of its kernels"),
+        pytest.raises(BackendError, match=r"leave out common_context\.isolate"),
     ):
         apart.profile([X])
 

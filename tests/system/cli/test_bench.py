@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import subprocess
@@ -213,6 +214,13 @@ def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
     assert values["inputs"] == [
         {"name": "x", "dtype": "float32", "shape": [1, 3], "source": "generated: all ones"}
     ]
+
+
+def test_the_threads_printed_are_those_that_are_used(cli, tmp_path):
+    arguments = ("bench", models.affine(tmp_path), "--runs", 5, "--warmup", 0)
+    most = 5 * os.cpu_count()
+    assert cli(*arguments, "--threads", 9999, "--json").json["threads"] == most
+    assert cli(*arguments, "--threads", 1, "--json").json["threads"] == 1
 
 
 def test_a_duration_is_how_long_it_measures(cli, tmp_path):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine.errors import InputError
@@ -143,6 +143,26 @@ def test_models_that_no_input_fits_are_both_named(cli, tmp_path):
     with pytest.raises(InputError) as caught:
         engine.compare(a, b)
     assert str(caught.value) == error
+
+
+def test_models_whose_inputs_differ_in_type_are_told_so(cli, tmp_path):
+    a = scaled(tmp_path / "a.onnx", 2.0)
+    b = tmp_path / "b.onnx"
+    model = onnx.load(a)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.INT64
+    for value in model.graph.initializer:
+        value.CopyFrom(numpy_helper.from_array(np.array(2), value.name))
+    onnx.save(model, b)
+    error = (
+        f"input 'x': a ({a}) takes float32[batch, 3] and b ({b}) int64[batch, 3]: the inputs "
+        "differ in type, and float32 is not cast to int64"
+    )
+    done = cli("compare", a, b)
+    assert (done.status, done.err.startswith(f"error: {error}")) == (1, True), done.err
+    with pytest.raises(InputError) as caught:
+        engine.compare(a, b)
+    assert str(caught.value).startswith(error)
 
 
 def test_an_error_says_which_side_it_is_of_and_its_file(cli, tmp_path):

@@ -38,8 +38,10 @@ def test_a_trace_that_cannot_be_written_is_said_before_any_work(cli, tmp_path):
     assert done.out == ""
 
 
-def test_a_backend_that_cannot_tell_is_one_line_of_error(cli, tmp_path):
+def test_an_isolated_model_that_cannot_be_profiled_is_one_line_of_error(cli, tmp_path):
     isolated = ("--set", "common_context.isolate=1")
     done = cli("run", models.affine(tmp_path), "--profile", *isolated)
     assert done.status == 1
-    assert "backend 'cpu' cannot tell the time of its kernels" in done.err
+    assert "runs in a process of its own" in done.err
+    assert "leave out common_context.isolate" in done.err
+    assert done.err.count("\n") == 1

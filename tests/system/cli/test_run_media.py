@@ -107,6 +107,25 @@ def test_the_models_metadata_says_channels_and_range(echoed, photo, tmp_path):
     np.testing.assert_allclose(y[0, :, 0] * 255, [76, 76, 29, 29], atol=1)  # ITU-R 601 luma
 
 
+@pytest.mark.parametrize("suffix", [".npy", ".wav"])
+def test_a_folder_without_images_gives_its_arrays_or_recordings(echoed, tmp_path, suffix):
+    folder = tmp_path / "cal"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("no input")
+    for number in (10, 9):
+        samples = np.full((1, 3), number, np.int16)
+        if suffix == ".npy":
+            np.save(folder / f"{number}.npy", samples)
+        else:
+            with wave.open(str(folder / f"{number}.wav"), "wb") as file:
+                file.setparams((1, 2, 8000, 3, "NONE", ""))
+                file.writeframes(samples.tobytes())
+    model = echo(tmp_path / "m.onnx", ["n", 3], TensorProto.INT16)
+    y, notes = echoed(model, "--input", f"x={folder}")
+    assert y[:, 0].tolist() == [9, 10]
+    assert "a batch of 2 from 2 files" in notes
+
+
 def test_scale_mean_and_std_are_options(echoed, photo, tmp_path):
     model = echo(tmp_path / "m.onnx", [1, 3, 2, 4])
     options = ("--scale", "1", "--mean", "100,20,5", "--std", "2,4,5")
@@ -122,6 +141,10 @@ def test_what_takes_no_image_says_what_would(cli, photo, tmp_path):
     assert "is an image, but input 'x' is float32[1, 10]" in done.err
     model = echo(tmp_path / "m.onnx", [1, 3, 2, 4])
     assert cli("run", model, "--input", photo, "--std", "0").status == 2
+    for scale in ("nan", "inf"):
+        done = cli("run", model, "--input", photo, "--scale", scale)
+        assert f"--scale: expected a finite number, got {scale}" in done.err
+        assert done.status == 2
     assert "expected 1 or 3 numbers" in cli("run", model, "-i", photo, "--mean", "1,2").err
     (tmp_path / "no.png").write_bytes(b"\x89PNG\r\n\x1a\nno")
     done = cli("run", model, "--input", tmp_path / "no.png")
@@ -205,7 +228,8 @@ def test_several_images_and_a_folder_of_them_are_a_batch(cli, echoed, photo, tmp
         "run", three, "--input", photo
     ).err  # fmt: skip
     (tmp_path / "none").mkdir()
-    assert "none: is a folder without images" in cli("run", model, "-i", tmp_path / "none").err
+    none = "none: is a folder without images, .wav or .npy files; expected some"
+    assert none in cli("run", model, "-i", tmp_path / "none").err
     done = cli("run", model, "--input", f"x={photo},{tmp_path / 'gone.png'}")
     assert "gone.png: no such file" in done.err
     done = cli("run", model, "--input", f"{tmp_path}/*.png")  # quoted: no shell has expanded it
@@ -487,6 +511,9 @@ def test_arrays_go_in_and_out_through_pipes(tmp_path):
     assert (status, errors) == (0, "")
     with np.load(io.BytesIO(out)) as outputs:
         assert outputs["y"].tolist() == [[1, 2]]
+    for text in ("-", "x=-"):  # one array for one input, of whatever name
+        status, again, errors = piped(out, model, "--input", text, "--output", "-")
+        assert (status, errors, again) == (0, "", out)
     status, out, _ = piped(b"[[3, 4]]", model, "--input", "-", "--output", "-", "--json")
     assert (status, json.loads(out)) == (0, {"y": [[3, 4]]})
     status, out, errors = piped(b"", model, "--input", "-")
