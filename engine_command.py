@@ -18,7 +18,7 @@ def main() -> int:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else somebody ignores it
         signal.signal(signal.SIGINT, _end)
     _find_package()
-    from engine.cli.interrupt import expect_interrupts, interrupted
+    from engine.cli.interrupt import expect_interrupts, interrupted, was_interrupted
 
     try:
         expect_interrupts(_end)
@@ -26,8 +26,12 @@ def main() -> int:
 
         return run()
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return interrupted()
+        pass
+    except Exception:  # what is being imported may have made another one of it
+        if not was_interrupted():
+            raise
+    print("interrupted", file=sys.stderr)
+    return interrupted()
 
 
 def _find_package() -> None:

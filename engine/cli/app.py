@@ -162,6 +162,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _interrupted() if was_interrupted() else _failed(error, "", _wants_json(words))
     except MemoryError as error:
         return _failed(error, "out of memory: ", _wants_json(words))
+    except Exception:  # CPython 3.11 makes a RuntimeError of what interrupts a class statement
+        if was_interrupted():
+            return _interrupted()
+        raise
     return 0
 
 

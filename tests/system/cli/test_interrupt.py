@@ -320,13 +320,13 @@ import os, signal, sys
 
 class Translator:
     def find_spec(self, name, path=None, target=None):
-        if name == "engine.cli.inspect":
+        if name == "{module}":
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
                 for _ in range(1000):
                     pass
-            except KeyboardInterrupt:
-                raise ImportError("half-way")
+            except KeyboardInterrupt as interrupt:
+                raise {error}("half-way") from interrupt
 
 sys.meta_path.insert(0, Translator())
 from engine_command import main
@@ -334,8 +334,11 @@ sys.exit(main())
 """
 
 
-def test_an_interrupt_that_is_translated_on_its_way_is_one_all_the_same(tmp_path):
-    command = [sys.executable, "-c", TRANSLATING, "inspect", models.affine(tmp_path)]
+@pytest.mark.parametrize("module", ["engine.cli.app", "engine.cli.inspect"])
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+def test_an_interrupt_that_is_translated_on_its_way_is_one_all_the_same(tmp_path, module, error):
+    script = TRANSLATING.format(module=module, error=error)
+    command = [sys.executable, "-c", script, "inspect", models.affine(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")
 
