@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from copy import copy
 from functools import partial
@@ -11,6 +10,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import ModelError
+from engine.host.paths import absolute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,7 +182,7 @@ class Recipe:
         def open_file(suffixes: Mapping[str, str]) -> ModelSource:
             opened[:] = [file(suffixes)]
             if opened[0].graph is None:
-                path = None if file.path is None else Path(os.path.abspath(file.path))
+                path = None if file.path is None else absolute(file.path)
                 self.compiled = partial(_opened_again, path, file.version, suffixes)
             return opened[0] if declaration is None else self._declared(opened[0])
 

@@ -22,7 +22,7 @@ from engine.runtime.keywords import advised
 from engine.runtime.parts import arrays_of
 from engine.shortcut import load
 from engine.tensor import Tensor
-from engine.types import TensorSpec, ValueKind
+from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -155,6 +155,8 @@ def _may_be_cast(spec: TensorSpec, other: TensorSpec) -> bool:
     """Return whether b takes an array of a's type, as Model.predict does."""
     if spec.dtype is other.dtype or spec.kind is not ValueKind.TENSOR:
         return True
+    if DType.STRING in (spec.dtype, other.dtype):  # numpy's objects take anything
+        return False
     return widened(np.empty(0, spec.dtype.numpy), other.dtype.numpy) is not None
 
 

@@ -262,7 +262,10 @@ class Converter(Settings):
             ("config_file", config_file),
         ):
             if (path or name == "model_file") and not os.path.exists(path):
-                raise absent(path, f"Perform convert method failed, {name} does not exist! got ")
+                failure = f"Perform convert method failed, {name} does not exist! got "
+                if name == "config_file":
+                    raise ModelError(f"{failure}{path!r}", path)
+                raise absent(path, failure)
         config = configuration(config_file, self._config, "convert")
         try:
             job = job_of(self, fmk_type, model_file, output_file, weight_file, config)
@@ -373,7 +376,7 @@ def _key(name: str, text: str) -> bytes | None:
 def _output(text: str, suffix: str) -> Path:
     path = Path(text)
     if not text or text.endswith(os.sep) or path.name in ("", "..") or "\0" in text:
-        is_new = text.endswith(os.sep) and "\0" not in text and not path.exists()
-        hint = f"; there is no folder {str(path)!r}: make it first" if is_new else ""
+        is_folder = text.endswith(os.sep) and path.name
+        hint = f", which is a folder; name the file, as {str(path / 'net')!r}" if is_folder else ""
         raise ModelError(f"output_file must name a file, got {text!r}{hint}")
     return path if path.suffix == suffix else path.with_name(path.name + suffix)

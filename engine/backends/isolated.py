@@ -29,6 +29,7 @@ from engine.host.arena import Arena
 from engine.host.channel import LOOK_S as _LOOK_S
 from engine.host.channel import Caller, owned
 from engine.host.interrupts import raised_by_handler
+from engine.host.paths import absolute
 from engine.host.worker import Ended, Worker
 from engine.types import (
     CancelToken,
@@ -191,6 +192,8 @@ class _RemoteModel:
         self.parcel = Arena()
         plain = {field.name: getattr(source, field.name) for field in fields(ModelSource)}
         plain.update(data=None, files={})
+        # A later worker begins in the working folder of then.
+        plain.update({name: absolute(path) for name in ("path", "folder") if (path := plain[name])})
         files = {name: pickle.PickleBuffer(data) for name, data in source.files.items()}
         data = None if source.data is None else pickle.PickleBuffer(source.data)
         sent = replace(options, progress=None, cancel=None)

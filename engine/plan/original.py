@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.opened import FileVersion, OpenedSource, is_changed
+from engine.host.paths import absolute
 
 if TYPE_CHECKING:
     from engine.plan.ranges import PartRanges
@@ -41,10 +42,9 @@ class Original:
         variable_weights: tuple[str, ...] = (),
     ) -> None:
         # Absolute: the working folder may be another when they are opened again.
-        is_kept = file.path is not None and not file.encryption
-        self._path = Path(os.path.abspath(file.path)) if is_kept and file.path else None
+        self._path = None if file.path is None or file.encryption else absolute(file.path)
         self._version = file.version
-        self._folder = None if folder is None else Path(os.path.abspath(folder))
+        self._folder = None if folder is None else absolute(folder)
         self.data_files = _data_files(file, source)
         self._is_mindir = file.is_mindir
         self._variable_weights = variable_weights

@@ -316,6 +316,10 @@ def _check_ranks(files: Mapping[int, Path], source: Arrangement, where: str) -> 
         )
 
 
+_OF_OWN_BATCHES = ("moving_mean", "moving_variance")
+"""Ends of the names of BatchNorm's statistics: data parallel training leaves others per rank."""
+
+
 def _one_of_copies(
     files: Mapping[int, Path], folder: Path, progress: Progress | None
 ) -> dict[int, Path]:
@@ -330,13 +334,17 @@ def _one_of_copies(
             "wrote them, or put whole weights into rank_0",
             str(folder),
         )
-    held = _open_plain(files[0])
+    held, differing = _open_plain(files[0]), list[str]()
     for rank, file in files.items():
         if rank == 0:
             continue
         other = _open_plain(file)
         for done, (name, stored) in enumerate(other.tensors.items(), 1):
             if name not in held or not are_equal(held[name], stored):
+                is_like = name in held and _described(held[name]) == _described(stored)
+                if is_like and name.endswith(_OF_OWN_BATCHES):
+                    differing.append(name)
+                    continue
                 got = f"differs from rank 0's in {files[0]}"
                 if name not in held:
                     got = f"is not in rank 0's {files[0]}"
@@ -351,6 +359,12 @@ def _one_of_copies(
                 )
             if progress is not None:
                 progress(f"comparing rank {rank}", done, len(other.tensors))
+    if differing:
+        _log.warning(
+            "%d statistics that each rank has of its own batches are taken from rank 0: %s",
+            len(set(differing)),
+            ", ".join(sorted(set(differing))[:3]),
+        )
     return {0: files[0]}
 
 

@@ -6,10 +6,12 @@ import os
 from collections.abc import Mapping, Sequence
 from copy import copy
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.formats.opened import FileVersion
 from engine.host.cpus import usable_cpus
+from engine.host.paths import absolute
 from engine.workers.protocol import Assignment
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def assignments(
                 place=place,
                 count=count,
                 device_id=device_id,
-                model_path=os.path.abspath(model_path),
+                model_path=str(absolute(Path(model_path))),
                 context=own,
                 config=config,
                 dec_key=dec_key,

@@ -77,12 +77,10 @@ class ServedModel:
             # The first worker tells which data files there are; later ones read no others.
             if wanted.get(path, None if task.data_files else version) == version:
                 continue
-            then = f"{wanted[path].nbytes:,} bytes" if path in wanted else "no such file"
-            raise ModelError(
-                f"{path}: was changed since the runner was built: then there were {then}, now "
-                f"there are {version.nbytes:,} bytes written since; build another runner for it",
-                path,
-            )
+            what = "was changed since the runner was built"
+            if path not in wanted:
+                what = "is read now, and was not when the runner was built"
+            raise ModelError(f"{path}: {what}; build another runner for the model", path)
 
     def run(
         self,

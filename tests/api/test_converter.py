@@ -364,7 +364,7 @@ def test_what_cannot_be_converted_says_so_and_leaves_nothing(
     [
         ("", "output_file must name a file, got ''"),
         ("folder/", "output_file must name a file"),
-        ("new/", "got '{folder}/new/'; there is no folder '{folder}/new': make it first"),
+        ("new/", "got '{folder}/new/', which is a folder; name the file, as '{folder}/new/net'"),
         ("..", "output_file must name a file"),
         ("a\0b", "output_file must name a file"),
         ("absent/out", "no folder '{folder}/absent'; make it first"),

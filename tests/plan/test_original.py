@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -56,8 +57,10 @@ def opened(path: Path) -> Original:
 def test_data_that_was_written_to_is_not_taken_for_the_model_s(external: Path) -> None:
     original = opened(external)
     assert original.declared().folder == external.parent
-    with (external.parent / "blobs" / "first").open("r+b") as file:
+    data = external.parent / "blobs" / "first"
+    with data.open("r+b") as file:
         file.write(b"1234")
+    os.utime(data, ns=(0, data.stat().st_mtime_ns + 1))  # clocks of file systems tick slowly
     with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
         original.declared()
     with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
@@ -86,3 +89,10 @@ def test_a_model_by_a_relative_path_is_found_from_another_folder(
     original = opened(Path(external.name))
     monkeypatch.chdir("blobs")
     assert original.declared().path == external
+
+
+def test_a_model_behind_a_link_and_two_dots_is_found(tmp_path: Path) -> None:
+    (tmp_path / "deep" / "folder").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "deep" / "folder")
+    name = models.affine(tmp_path / "deep").name
+    assert opened(tmp_path / "link" / ".." / name).declared().graph is not None

@@ -136,6 +136,18 @@ def test_ranks_without_rank_0_are_refused_where_no_strategy_joins_them(tmp_path:
         transform(tmp_path / "two", None)
 
 
+def test_statistics_of_each_rank_s_own_batches_are_rank_0_s_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for rank in range(2):
+        values = {"w": FULL["w"], "bn.moving_mean": np.full(3, rank, np.float32)}
+        sharding.save_checkpoint(values, tmp_path / "two" / f"rank_{rank}" / "net.ckpt")
+    with caplog.at_level("WARNING", "engine"):
+        sharding.transform_checkpoints(tmp_path / "two", tmp_path / "out", "n", None, None)
+    assert "1 statistics that each rank has of its own batches are taken from rank 0" in caplog.text
+    assert "bn.moving_mean" in caplog.text
+
+
 def test_a_strategy_of_fewer_devices_is_refused(trained: Path, tmp_path: Path) -> None:
     two = Job(2, [{"w": Layout((2,), (0, -1))}]).write_strategy(tmp_path / "two.ckpt")
     with pytest.raises(ModelError, match=r"has a checkpoint of rank 3 .* is for 2 devices \(1 st"):
