@@ -198,7 +198,10 @@ class _RemoteModel:
         data = None if source.data is None else pickle.PickleBuffer(source.data)
         sent = replace(options, progress=None, cancel=None)
         _, self.lengths = self.parcel.write((ModelSource(**plain), data, files, sent))
-        self.source = replace(source, data=None, files={})
+        kept: dict[str, Any] = {"data": None, "files": {}}
+        if versions := getattr(source, "versions", None):  # an OpenedSource's
+            kept["versions"] = {absolute(path): version for path, version in versions.items()}
+        self.source = replace(source, **kept)
         self.process: _Process | None = None
         try:
             self.process = self.load(options)
@@ -294,13 +297,15 @@ class _RemoteExecutable:
 
     def _fresh(self, cancel: CancelToken) -> _Process:
         """Start another worker with the model."""
-        check = getattr(self._loaded.source, "check_unchanged", None)
+        check = getattr(self._loaded.source, "check_unchanged", None)  # an OpenedSource's
         if check is not None:
             check()
         options = replace(self._loaded.options, progress=None, cancel=cancel)
         fresh = self._loaded.load(options, is_first=False)
         try:
             self._compile(fresh, options)
+            if check is not None:
+                check()  # what the runtime has read
         except BaseException:
             fresh.worker.close()
             raise

@@ -22,7 +22,8 @@ class Placed(NamedTuple):
     """Files that runtimes read tensors from.
 
     folder: what an ONNX model's locations are relative to. locations: of each file, by its name in
-    the .mindir, the name in the ONNX model and the size. versions: of the files.
+    the .mindir, the name in the ONNX model and the size. versions: of the files, by the paths that
+    their names in the .mindir stand for.
     """
 
     folder: Path
@@ -66,7 +67,7 @@ def placed_file(path: Path, version: FileVersion | None) -> Placed | None:
     real = Path(os.path.realpath(path))
     if set(real.name) & set("\\*") or not real.name.isprintable():
         return None
-    versions = {} if version is None else {real: version}
+    versions = {} if version is None else {path: version}
     return Placed(real.parent, {real.name: (real.name, version.nbytes if version else 0)}, versions)
 
 

@@ -122,7 +122,7 @@ def read(folder: Path, asked: Unlowered, digest: str = "") -> OpenedSource:
 
 def _left(source: OpenedSource, asked: Unlowered) -> list[str] | None:
     """Return the data files that runtimes read tensors from; None where that is the .mindir."""
-    if asked.path is not None and Path(os.path.realpath(asked.path)) in source.versions:
+    if asked.path is not None and asked.path in source.versions:
         return None
     return [os.path.relpath(path, asked.base) for path in source.versions]
 

@@ -65,7 +65,8 @@ class OpenedSource(ModelSource):
     state: parameters that the model assigns to. What the output was goes into the next predict.
     variables: weights that were declared variable: inputs of the graph instead of constants.
     folds_too_much: computing its constants while it loads would take long, or much memory.
-    versions: the files that a runtime reads by itself, as they were when they were checked.
+    versions: the files that a runtime reads by itself, as they were when they were checked, by the
+        paths that it is told: a link may lead elsewhere later.
     are_mapped: all of `files` are views of what is in `path`, whose version is among `versions`.
     digest: of all that the model consists of, where that is known without reading it once more.
     """
@@ -138,7 +139,9 @@ def open_external(source: ModelSource, location: str) -> Iterator[BinaryIO]:
     with file:
         if isinstance(source, OpenedSource):
             version = FileVersion.of(os.fstat(file.fileno()))
-            if version not in source.versions.values():
+            checked = source.versions
+            # A part whose data lies behind links has the paths that these lead to.
+            if version not in ([checked[path]] if path in checked else checked.values()):
                 raise ModelError(
                     f"{path}: is not the file that was checked; it changed, or a link to it did, "
                     "while the model was loaded: load it again when it is complete",

@@ -5,7 +5,6 @@ A plan lets go of the file's bytes. Here is remembered where they can be had aga
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,8 @@ class Original:
 
     file: opened by now, with what it gave. folder: where a split MindIR has its data files.
     variable_weights: that it was opened with; they are inputs of what is given here.
-    data_files: the files beside the model's that a runtime read tensors from, as they were.
+    data_files: the files beside the model's that a runtime read tensors from, as they were, by the
+        absolute paths that the model names them by.
     """
 
     def __init__(
@@ -133,19 +133,18 @@ class Original:
         source = file()
         if file.version != self._version:
             raise _changed(file.name)
-        others = _data_files(file, source)
-        for name in others:
-            if others[name] not in self.data_files.values():  # behind a link that was changed, say
+        for name, version in _data_files(file, source).items():
+            if self.data_files.get(name) != version:
                 raise _changed(name)
         return source
 
 
 def _data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]:
-    """Return the versions of a model's data files, by their real paths."""
+    """Return the versions of a model's data files; see `Original`."""
     return {
-        os.path.realpath(path): version
+        str(absolute(path)): version
         for path, version in source.versions.items()
-        if version != file.version
+        if path != file.path
     }
 
 

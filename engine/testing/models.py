@@ -396,6 +396,31 @@ def external(folder: Path) -> Path:
     return path
 
 
+def linked(folder: Path) -> Path:
+    """y = x + a - b, x float32[n, 3], a of 5, b of 3; a.bin and b.bin are links into blobs/."""
+    path = _write(
+        folder,
+        "linked",
+        [_value("x", ["n", 3])],
+        [_value("y", ["n", 3])],
+        [
+            helper.make_node("Sub", ["a", "b"], ["difference"]),
+            helper.make_node("Add", ["x", "difference"], ["y"]),
+        ],
+        {"a": np.full(3, 5, np.float32), "b": np.full(3, 3, np.float32)},
+    )
+    model = onnx.load(path)
+    (folder / "blobs").mkdir()
+    for tensor in model.graph.initializer:
+        (folder / "blobs" / tensor.name).write_bytes(tensor.raw_data)
+        (folder / f"{tensor.name}.bin").symlink_to(f"blobs/{tensor.name}")
+        tensor.ClearField("raw_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=f"{tensor.name}.bin")
+    onnx.save(model, path)
+    return path
+
+
 def heavy(folder: Path) -> Path:
     """y = x @ identity, x float32[n, 1024]: 4 MiB of weights."""
     return _write(

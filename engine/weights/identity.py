@@ -85,7 +85,8 @@ def model_digest(digests: Digests, source: ModelSource) -> str:
     if source.folder is not None:
         folder = os.path.realpath(source.folder)
         for path in versions.keys() - {source.path}:
-            parts[os.path.relpath(path, folder)] = digests.of(path, checked=versions[path])
+            file = path.resolve()
+            parts[os.path.relpath(file, folder)] = digests.of(file, checked=versions[path])
         # Links in the folder say which of these files is read for which tensor.
         for location in {info.location for info in source.graph.parameters} if source.graph else ():
             real = os.path.realpath(os.path.join(folder, location))

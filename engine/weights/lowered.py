@@ -123,8 +123,9 @@ def _identify(digests: Digests, asked: Unlowered) -> Identity:
 
 def _data_digests(digests: Digests, source: OpenedSource) -> dict[str, str]:
     """Return the digests of a split model's data files, which may hold the state's first values."""
-    assert source.folder is not None or not source.versions
-    return {
-        os.path.relpath(path, source.folder): digests.of(path.resolve(), checked=version)
-        for path, version in source.versions.items()
-    }
+    found = {}
+    for path, version in source.versions.items():
+        assert source.folder is not None, "data files lie in a folder"
+        file = path.resolve()
+        found[os.path.relpath(file, source.folder.resolve())] = digests.of(file, checked=version)
+    return found

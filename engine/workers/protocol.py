@@ -47,8 +47,8 @@ class Assignment:
     cores: CPUs of this machine that the worker may use; () for all. None of another machine's.
     version: of the file when the runner was made, so that no later worker builds another model;
         None where the worker reads a file of its own.
-    data_files: that the model has beside its own, by their real paths; known once a worker has
-        built it.
+    data_files: that the model has beside its own, by the paths that it names them by, where links
+        may be; known once a worker has built it.
     """
 
     place: int

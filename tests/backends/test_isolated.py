@@ -317,6 +317,25 @@ def test_a_kill_from_outside_is_told_and_gets_over(null_backend: str, tmp_path: 
         np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
 
 
+@pytest.mark.parametrize("are_exchanged", [False, True])
+def test_the_next_worker_finds_linked_data_files_and_refuses_exchanged_ones(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, are_exchanged: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(models.linked(tmp_path).name)
+    with isolated(path, null_backend) as model:
+        monkeypatch.chdir("blobs")
+        kill_worker_of(model)
+        if not are_exchanged:
+            np.testing.assert_array_equal(model(X)["y"], X + 5 - 3)
+            return
+        for name, target in (("a.bin", "blobs/b"), ("b.bin", "blobs/a")):
+            (tmp_path / name).unlink()
+            (tmp_path / name).symlink_to(target)
+        with pytest.raises(ModelError, match=r"\.bin: changed while it was loaded"):
+            model(X)
+
+
 @pytest.mark.slow
 def test_a_file_that_has_changed_is_not_loaded_for_the_next_worker(
     null_backend: str, tmp_path: Path

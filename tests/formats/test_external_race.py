@@ -15,6 +15,7 @@ import engine
 from engine import formats
 from engine.errors import ModelError
 from engine.formats.opened import open_external
+from engine.testing import models
 from engine.testing.hostile import encode
 from engine.testing.hostile.graphs import ADD
 
@@ -75,6 +76,19 @@ def test_a_link_that_was_changed_since_the_check_is_not_followed(path: Path) -> 
     with (
         pytest.raises(ModelError, match="cannot be read any more: No such file"),
         open_external(source, "to/w.bin"),
+    ):
+        pass
+
+
+def test_another_data_file_of_the_model_is_not_read_for_the_one_that_was_checked(
+    tmp_path: Path,
+) -> None:
+    source = formats.open_source(models.linked(tmp_path))
+    (tmp_path / "a.bin").unlink()
+    (tmp_path / "a.bin").symlink_to("blobs/b")
+    with (
+        pytest.raises(ModelError, match=r"a\.bin: is not the file that was checked"),
+        open_external(source, "a.bin"),
     ):
         pass
 

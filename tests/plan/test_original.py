@@ -61,9 +61,13 @@ def test_data_that_was_written_to_is_not_taken_for_the_model_s(external: Path) -
     with data.open("r+b") as file:
         file.write(b"1234")
     os.utime(data, ns=(0, data.stat().st_mtime_ns + 1))  # clocks of file systems tick slowly
-    with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
+    with pytest.raises(
+        ModelError, match=r"external\.bin: changed since the model was built; build it"
+    ):
         original.declared()
-    with pytest.raises(ModelError, match="first: changed since the model was built; build it"):
+    with pytest.raises(
+        ModelError, match=r"external\.bin: changed since the model was built; build it"
+    ):
         original.reshaped({"x": (2, 256)})
 
 
@@ -71,8 +75,27 @@ def test_data_behind_another_link_is_not_taken_for_the_model_s(external: Path) -
     original = opened(external)
     (external.parent / "external.bin").unlink()
     (external.parent / "external.bin").symlink_to(external.parent / "blobs" / "second")
-    with pytest.raises(ModelError, match="second: changed since the model was built; build it"):
+    with pytest.raises(
+        ModelError, match=r"external\.bin: changed since the model was built; build it"
+    ):
         original.declared()
+
+
+def test_links_to_two_data_files_that_were_exchanged_are_noticed(tmp_path: Path) -> None:
+    path = models.linked(tmp_path)
+    original = opened(path)
+    assert original.declared().folder == tmp_path
+    exchange(tmp_path / "a.bin", tmp_path / "b.bin")
+    with pytest.raises(ModelError, match=r"[ab]\.bin: changed since the model was built; build it"):
+        original.declared()
+
+
+def exchange(first: Path, second: Path) -> None:
+    """Exchange two links."""
+    targets = first.readlink(), second.readlink()
+    for link, target in zip((second, first), targets, strict=True):
+        link.unlink()
+        link.symlink_to(target)
 
 
 def test_another_model_in_the_file_s_place_is_called_that_whatever_it_is(external: Path) -> None:

@@ -171,6 +171,30 @@ def test_no_worker_is_started_with_other_data_files(tmp_path: Path) -> None:
             runner.predict([x], timeout_s=60)
 
 
+@pytest.mark.usefixtures("odd_model", "nothing_is_left")
+@pytest.mark.parametrize("are_exchanged", [True, False])
+def test_links_to_data_files_that_lead_elsewhere_end_the_runner_at_the_next_start(
+    tmp_path: Path, are_exchanged: bool
+) -> None:
+    path = models.linked(tmp_path)
+    context = Context()
+    context.target = ["odd"]
+    with MultiDeviceRunner(path, (0, 1), context) as runner:
+        assert np.array_equal(runner.predict([rows(2)])[0].get_data_to_numpy(), rows(2) + 2)
+        if are_exchanged:
+            targets = {"a.bin": "blobs/b", "b.bin": "blobs/a"}
+        else:
+            (tmp_path / "blobs" / "new").write_bytes(np.full(3, 9, np.float32).tobytes())
+            targets = {"b.bin": "blobs/new"}
+        for name, target in targets.items():
+            (tmp_path / name).unlink()
+            (tmp_path / name).symlink_to(target)
+        kill(*pids(runner))
+        with pytest.raises(ModelError, match=r"\.bin: was changed since the runner was built"):
+            runner.predict([rows(2)], timeout_s=60)
+        assert runner.statistics().restarts == 2  # one a worker: another would find the same
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
 def test_random_kills_lose_no_request_and_answer_none_twice(make: Make) -> None:

@@ -30,8 +30,9 @@ class ExternalFiles:
         start. Data may also lie where the model's file itself really is when `path` is a symbolic
         link: content-addressed caches link model and data into one folder of blobs.
     held: what is in memory instead, by location.
-    used: whether the model has any. versions: of the files, by their real paths. linked_out:
-        whether some is reached only through links that lead out of the folder of `path`.
+    used: whether the model has any. versions: of the files, by the paths that their locations
+        name. linked_out: whether some is reached only through links that lead out of the folder of
+        `path`.
     """
 
     def __init__(self, path: Path | None, held: Mapping[str, Sized]) -> None:
@@ -105,7 +106,7 @@ class ExternalFiles:
         version = _version_at(real)
         if version is None:
             raise Invalid(f"{what} keeps its data in {location!r}, which may not be read")
-        self.versions[Path(real)] = version
+        self.versions[folder / location] = version
         return version.nbytes
 
 
