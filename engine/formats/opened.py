@@ -67,6 +67,7 @@ class OpenedSource(ModelSource):
     folds_too_much: computing its constants while it loads would take long, or much memory.
     versions: the files that a runtime reads by itself, as they were when they were checked, by the
         paths that it is told: a link may lead elsewhere later.
+    read_files: the files beside the model's that were read into memory, as they were then.
     are_mapped: all of `files` are views of what is in `path`, whose version is among `versions`.
     digest: of all that the model consists of, where that is known without reading it once more.
     """
@@ -75,6 +76,7 @@ class OpenedSource(ModelSource):
     variables: tuple[Slot, ...] = ()
     folds_too_much: bool = False
     versions: Mapping[Path, FileVersion] = field(default_factory=dict)
+    read_files: Mapping[Path, FileVersion] = field(default_factory=dict)
     are_mapped: bool = False
     digest: str = ""
 

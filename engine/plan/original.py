@@ -30,7 +30,7 @@ class Original:
 
     file: opened by now, with what it gave. folder: where a split MindIR has its data files.
     variable_weights: that it was opened with; they are inputs of what is given here.
-    data_files: the files beside the model's that a runtime read tensors from, as they were, by the
+    data_files: the files beside the model's that tensors were read from, as they were, by the
         absolute paths that the model names them by.
     """
 
@@ -143,7 +143,7 @@ def _data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]
     """Return the versions of a model's data files; see `Original`."""
     return {
         str(absolute(path)): version
-        for path, version in source.versions.items()
+        for path, version in (*source.versions.items(), *source.read_files.items())
         if path != file.path
     }
 

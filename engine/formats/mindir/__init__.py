@@ -104,6 +104,7 @@ def open_mindir(
         state=lowered.state,
         variables=lowered.variables,
         versions=storage.versions,
+        read_files=storage.read_files,
     )
 
 

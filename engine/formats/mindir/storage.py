@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from engine.formats import encryption
-from engine.formats.data_files import check_mark, data_file, placed_data, placed_file
-from engine.formats.files import read_file
+from engine.formats.data_files import DataFileError, check_mark, data_file, placed_data, placed_file
+from engine.formats.files import open_file
 from engine.formats.mindir import constants
 from engine.formats.mindir.messages import DecodeError, TensorProto
 from engine.formats.mindir.names import local
 from engine.formats.mindir.values import Value
 from engine.formats.onnx.writer import Buffer, External, Tensor
-from engine.formats.opened import FileVersion
+from engine.formats.opened import FileVersion, is_changed
 from engine.formats.protobuf import address
 
 SMALL_BYTES = 64 << 20  # the weights of a file up to this size may be copied, and folded
@@ -28,7 +28,8 @@ class Storage:
     view: the file's content, decrypted. path: the file, None for bytes. base: where the names of
         its data files start, None where there is no folder. key, mode: what it is encrypted with;
         None for a plain one. version: of the file, where `view` is mapped from it.
-    versions: of the files that runtimes read tensors from.
+    versions: of the files that runtimes read tensors from. read_files: the data files that were
+        decrypted into memory, as they were then.
     folder: where the ONNX model's external data is. files: what of it is in memory instead, by the
         location that the ONNX model gives it.
     """
@@ -46,6 +47,7 @@ class Storage:
         self.folder = base
         self.files: dict[str, Buffer] = {}
         self.versions: dict[Path, FileVersion] = {}
+        self.read_files: dict[Path, FileVersion] = {}
         self._version = version
         self._path = path
         self._base = base
@@ -85,16 +87,7 @@ class Storage:
                 "find that in; give the model's path, or weight_bytes"
             )
         elif names and self._key is not None:
-            assert self._base is not None
-            for location in names:
-                held = memoryview(read_file(data_file(self._base, location)))
-                try:
-                    plain = encryption.decrypt(held, self._key, self._mode)
-                except encryption.DecryptionError as error:
-                    raise encryption.DecryptionError(
-                        f"its data file {location!r}: {error}"
-                    ) from None
-                self._keep(location, memoryview(plain))
+            self._decrypt(names, self._key)
         elif names:
             assert self._base is not None
             placed = placed_data(self._path, self._base, names)
@@ -103,6 +96,23 @@ class Storage:
             self._on_disk.update(placed.locations)
         else:
             self._leave()
+
+    def _decrypt(self, names: Iterable[str], key: bytes) -> None:
+        assert self._base is not None
+        for location in names:
+            path = data_file(self._base, location)
+            held, self.read_files[path] = open_file(path)
+            try:
+                plain = encryption.decrypt(memoryview(held), key, self._mode)
+            except encryption.DecryptionError as error:
+                raise encryption.DecryptionError(f"its data file {location!r}: {error}") from None
+            self._keep(location, memoryview(plain))
+        for path, version in self.read_files.items():
+            if is_changed(path, version):  # then others may be new ones
+                raise DataFileError(
+                    f"its data file {path.name!r} was changed while the model was read; load it "
+                    "again when all are complete"
+                )
 
     def _keep(self, location: str, content: memoryview) -> None:
         check_mark(bytes(content[:1]), location)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,46 @@ def test_what_is_no_data_file_is_refused(
         (tmp_path / "data_0").write_bytes(encryption.encrypt(data, KEY, "AES-GCM"))
         with pytest.raises(ModelError, match=says):
             open_source(path, dec_key=KEY)
+
+
+def test_an_encrypted_data_file_that_changes_while_the_model_is_read_is_noticed(
+    split: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _encrypted(split, tmp_path)
+    np.testing.assert_array_equal(_y(open_source(path, dec_key=KEY)), X * W + W + 1)
+    decrypt = encryption.decrypt
+
+    def replacing(data: memoryview, *how: Any) -> bytes:
+        (tmp_path / "new").write_bytes(encryption.encrypt(DATA, KEY))
+        (tmp_path / "new").replace(tmp_path / "data_0")
+        return decrypt(data, *how)
+
+    monkeypatch.setattr(storage.encryption, "decrypt", replacing)
+    with pytest.raises(ModelError, match="'data_0' was changed while the model was read"):
+        open_source(path, dec_key=KEY)
+
+
+def test_no_worker_is_started_with_another_encrypted_data_file(
+    split: bytes, tmp_path: Path, null_backend: str
+) -> None:
+    path = _encrypted(split, tmp_path)
+    context = engine.Context()
+    context.target = [null_backend]
+    with engine.MultiDeviceRunner(path, (0,), context, dec_key=KEY) as runner:
+        np.testing.assert_array_equal(runner.predict([X])[0].get_data_to_numpy(), X * W + W + 1)
+        other = DATA[:64] + (W + 5).tobytes()
+        (tmp_path / "new").write_bytes(encryption.encrypt(other, KEY))
+        (tmp_path / "new").replace(tmp_path / "data_0")
+        os.kill(runner.statistics().workers[0].pid, signal.SIGKILL)
+        with pytest.raises(ModelError, match="data_0: was changed since the runner was built"):
+            runner.predict([X], timeout_s=60)
+
+
+def _encrypted(split: bytes, folder: Path) -> Path:
+    """Write the model and its data file, encrypted."""
+    (folder / "net.mindir").write_bytes(encryption.encrypt(split, KEY))
+    (folder / "data_0").write_bytes(encryption.encrypt(DATA, KEY))
+    return folder / "net.mindir"
 
 
 def test_weights_for_a_model_that_has_its_own_are_left_out_and_that_is_said(
