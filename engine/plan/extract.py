@@ -34,7 +34,7 @@ class Whole:
         self.proto = read(source)
         self.graph = _graph(self.proto.graph)
         self._source = source
-        self._folder = _relocate(self.proto, source)
+        self._folder = relocate(self.proto, source)
 
     def part(self, segment: Segment, types: Mapping[str, TypeProto]) -> ModelSource:
         """Return the model of a segment.
@@ -112,11 +112,11 @@ def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> l
     return [function for function in functions if (function.domain, function.name) in called]
 
 
-def _relocate(proto: ModelProto, source: ModelSource) -> Path | None:
+def relocate(proto: ModelProto, source: ModelSource) -> Path | None:
     """Return the folder of the external data; locations that a link leads out of it are rewritten.
 
-    Such data is found from the path of the whole model only (see `ModelSource.folder`), and a
-    part has none: it is given the folder that the links lead to.
+    Such data is found from the path of the whole model only (see `ModelSource.folder`), and what is
+    made of it has none: it is given the folder that the links lead to.
     """
     if source.folder is None or source.path is None or source.data is not None:
         return source.folder

@@ -10,7 +10,7 @@ from onnx import GraphProto, ModelProto, ValueInfoProto
 from engine.formats import source_of_part
 from engine.formats.onnx.graphs import bodies, inputs
 from engine.formats.opened import OpenedSource
-from engine.plan.extract import read
+from engine.plan.extract import read, relocate
 from engine.plan.ranges import PartRanges, without_weights
 
 
@@ -31,7 +31,8 @@ def reshape(source: OpenedSource, shapes: Mapping[str, Sequence[int]]) -> Opened
             for dim, size in zip(tensor.shape.dim, sizes):
                 if size >= 0:
                     dim.dim_value = size
-    made = source_of_part(model.SerializeToString(), source, source.folder)
+    folder = relocate(model, source)
+    made = source_of_part(model.SerializeToString(), source, folder)
     return replace(made, state=source.state, variables=source.variables)
 
 

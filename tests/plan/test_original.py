@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
-from onnx import TensorProto, helper, save
+from onnx import TensorProto, helper, load, save
 
+import engine
 from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.plan.original import Original
+from engine.plan.reshape import reshape
 from engine.testing import models
 
 
@@ -96,6 +99,39 @@ def exchange(first: Path, second: Path) -> None:
     for link, target in zip((second, first), targets, strict=True):
         link.unlink()
         link.symlink_to(target)
+
+
+@pytest.fixture
+def cached(tmp_path: Path) -> Path:
+    """A model for two rows as a hub's cache keeps it: links into the folder of blobs."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    model = load(models.external(tmp_path), load_external_data=False)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 2
+    save(model, blobs / "0a1b")
+    (tmp_path / "external.bin").rename(blobs / "2c3d")
+    (snapshot / "model.onnx").symlink_to("../../blobs/0a1b")
+    (snapshot / "external.bin").symlink_to("../../blobs/2c3d")
+    return snapshot / "model.onnx"
+
+
+def test_a_model_in_a_hub_s_cache_takes_other_sizes(cached: Path, null_backend: str) -> None:
+    with engine.load(cached, target=null_backend) as model:
+        model.resize(model.get_inputs(), [[3, 256]])
+        x = np.ones((3, 256), np.float32)
+        np.testing.assert_array_equal(model(x=x)["y"], x + np.arange(256, dtype=np.float32))
+
+
+def test_data_outside_of_a_hub_s_cache_is_not_read_for_a_reshaped_model(cached: Path) -> None:
+    source = ModelFile(cached)()
+    data = cached.parent / "external.bin"
+    (cached.parents[2] / "secret").write_bytes(bytes(data.stat().st_size))
+    data.unlink()
+    data.symlink_to("../../secret")
+    with pytest.raises(ModelError, match="data must lie inside the model's folder"):
+        reshape(source, {"x": (3, 256)})
 
 
 def test_another_model_in_the_file_s_place_is_called_that_whatever_it_is(external: Path) -> None:

@@ -249,6 +249,24 @@ def test_weights_in_data_files_are_not_copied_into_the_cache(
     assert weights.stat().st_size == W.nbytes  # c alone
 
 
+def test_a_model_in_a_hub_s_cache_is_kept_until_its_links_lead_elsewhere(
+    split: Path, opened: Open, count: list[object], tmp_path: Path
+) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "1"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for file, blob in ((split, blobs / "0a1b"), (tmp_path / "data_0", blobs / "2c3d")):
+        file.rename(blob)
+        (snapshot / file.name).symlink_to(f"../../blobs/{blob.name}")
+    assert_same(opened(snapshot / split.name), opened(snapshot / split.name))
+    assert len(count) == 1
+    (blobs / "4e5f").write_bytes(DATA[:64] + (W * 2).tobytes())
+    (snapshot / "data_0").unlink()
+    (snapshot / "data_0").symlink_to("../../blobs/4e5f")
+    opened(snapshot / split.name)
+    assert len(count) == 2
+
+
 def test_data_files_that_change_are_another_model(
     split: Path, opened: Open, count: list[object], tmp_path: Path, caplog: Any
 ) -> None:
