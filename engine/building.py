@@ -140,7 +140,8 @@ class Recipe:
     file: told its variable weights by the configuration, or by the caller: `names`. path: how
     extensions know it. weights: None where none are variable. sharing: what the model has in common
     with others. compiled: opens the file again, of a form that a backend compiled; None for a
-    model. Not locked: the model builds one after the other.
+    model. data_files: the files beside the model's that it was built of, as they were then. Not
+    locked: the model builds one after the other.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class Recipe:
         self.path = path
         self.original: Original | None = None
         self.compiled: Callable[[], OpenedSource] | None = None
+        self.data_files: Mapping[str, FileVersion] = {}
         self.weights: VariableWeights | None = None
         self.sharing: Sharing | None = None
         self.context = context
@@ -175,15 +177,20 @@ class Recipe:
 
     def build(self, progress: Progress | None, cancel: CancelToken | None) -> Built:
         """Build the model for the first time."""
+        from engine.plan.original import data_files
+
         file, declaration = self._file, self._declaration
         assert file is not None, "it is built for the first time once"
         opened: list[OpenedSource] = []
 
         def open_file(suffixes: Mapping[str, str]) -> ModelSource:
             opened[:] = [file(suffixes)]
+            self.data_files = data_files(file, opened[0])
             if opened[0].graph is None:
                 path = None if file.path is None else absolute(file.path)
-                self.compiled = partial(_opened_again, path, file.version, suffixes)
+                self.compiled = partial(
+                    _opened_again, path, file.version, self.data_files, suffixes
+                )
             return opened[0] if declaration is None else self._declared(opened[0])
 
         file.watch(cancel)
@@ -242,16 +249,20 @@ class Recipe:
 
 
 def _opened_again(
-    path: Path | None, version: FileVersion | None, suffixes: Mapping[str, str]
+    path: Path | None,
+    version: FileVersion | None,
+    files: Mapping[str, FileVersion],
+    suffixes: Mapping[str, str],
 ) -> OpenedSource:
     """Open a compiled form's file again. Raises ModelError where there is none, or it changed."""
     from engine.formats import ModelFile
+    from engine.plan.original import data_files
 
     if path is None:
         raise ModelError("it was compiled and is in memory; build it from its file")
     file = ModelFile(path)
     source = file(suffixes)
-    if file.version != version:
+    if file.version != version or data_files(file, source) != files:
         raise ModelError(f"{path}: changed since the model was built; build it again", str(path))
     return source
 

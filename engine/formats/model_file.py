@@ -298,7 +298,7 @@ class ModelFile:
         try:
             return self._graph(content)
         except FoundCompiled as found:
-            models, om = found.models, found.om
+            models, om, files = found.models, found.om, found.files
         step = ""
         if "om" not in suffixes.values():
             step = (
@@ -317,6 +317,7 @@ class ModelFile:
             path=self.path,
             data=om(int(self.entry or 0)),
             is_secret=bool(content.encryption),
+            read_files=files,
         )
 
     def _graph(self, content: Content) -> OpenedSource:

@@ -30,8 +30,6 @@ class Original:
 
     file: opened by now, with what it gave. folder: where a split MindIR has its data files.
     variable_weights: that it was opened with; they are inputs of what is given here.
-    data_files: the files beside the model's that tensors were read from, as they were, by the
-        absolute paths that the model names them by.
     """
 
     def __init__(
@@ -45,7 +43,7 @@ class Original:
         self._path = None if file.path is None or file.encryption else absolute(file.path)
         self._version = file.version
         self._folder = None if folder is None else absolute(folder)
-        self.data_files = _data_files(file, source)
+        self._data_files = data_files(file, source)
         self._is_mindir = file.is_mindir
         self._variable_weights = variable_weights
         kept_bytes = len(source.data or b"") + sum(map(len, source.files.values()))
@@ -119,7 +117,7 @@ class Original:
         """Open the model again; None where it cannot be had. Raises ModelError if it changed."""
         if self._path is None:
             return replace(self._kept) if self._kept is not None and shapes is None else None
-        changed = [name for name, version in self.data_files.items() if is_changed(name, version)]
+        changed = [name for name, version in self._data_files.items() if is_changed(name, version)]
         if self._version is not None and is_changed(self._path, self._version):
             changed.insert(0, str(self._path))
         if changed:
@@ -133,14 +131,17 @@ class Original:
         source = file()
         if file.version != self._version:
             raise _changed(file.name)
-        for name, version in _data_files(file, source).items():
-            if self.data_files.get(name) != version:
+        for name, version in data_files(file, source).items():
+            if self._data_files.get(name) != version:
                 raise _changed(name)
         return source
 
 
-def _data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]:
-    """Return the versions of a model's data files; see `Original`."""
+def data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]:
+    """Return the versions of the files beside a model's that it was read from.
+
+    By absolute paths that the model names them by, on which there may be links.
+    """
     return {
         str(absolute(path)): version
         for path, version in (*source.versions.items(), *source.read_files.items())

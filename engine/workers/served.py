@@ -54,8 +54,7 @@ class ServedModel:
             progress=progress,
         )
         recipe = self._model._recipe
-        original = recipe.original if recipe is not None else None
-        data_files = original.data_files if wanted.version and original is not None else {}
+        data_files = recipe.data_files if wanted.version and recipe is not None else {}
         self._refuse_other_files(data_files)
         plan = self._model._require_built().plan
         self._can_stop = not plan.lacks(Capability.CANCEL_PREDICT)[0]

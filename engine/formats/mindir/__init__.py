@@ -85,7 +85,8 @@ def open_mindir(
         locations = [tensor.location for tensor in proto.graph.parameters if tensor.location]
         storage.open(locations, weights)
         if models is not None:
-            raise FoundCompiled(models, partial(_om, proto, storage, path, view))
+            om = partial(_om, proto, storage, path, view)
+            raise FoundCompiled(models, om, {**storage.versions, **storage.read_files})
         lowered = lower(proto, storage, variables, name, input_shapes, cancel)
     graph = lowered.info
     if graph is None:

@@ -27,6 +27,7 @@ those of primitives are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from engine.formats.mindir import constants, decode
@@ -39,6 +40,7 @@ from engine.formats.mindir.messages import (
 )
 from engine.formats.mindir.names import local, primitive_named
 from engine.formats.mindir.storage import Storage
+from engine.formats.opened import FileVersion
 from engine.types import DType
 
 COMPILED = "CustomAscend"
@@ -86,13 +88,19 @@ class CompiledModels(NamedTuple):
 class FoundCompiled(Exception):
     """The file holds compiled models instead of a graph: no error, but another way to go.
 
-    om: reads one, by its number.
+    om: reads one, by its number. files: the data files that they may be in, as they were.
     """
 
-    def __init__(self, models: CompiledModels, om: Callable[[int], bytes]) -> None:
+    def __init__(
+        self,
+        models: CompiledModels,
+        om: Callable[[int], bytes],
+        files: Mapping[Path, FileVersion],
+    ) -> None:
         super().__init__(models)
         self.models = models
         self.om = om
+        self.files = files
 
 
 def compiled_models(model: ModelProto) -> CompiledModels | None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import engine
 from engine.formats import ModelFile
 from engine.formats.mindir.compiled import Executor, SubGraph
+from engine.testing import models
 from engine.testing.compiled_mindir import bundle_attributes, compiled_mindir
+from engine.testing.plugins import install
 
 OM = b"IMOD of CANN, %d"
 GRAPHS = [(["x"], ["h"]), (["h", "m"], ["y", "h2"]), (["h2"], ["z"])]
@@ -61,6 +66,65 @@ def test_each_compiled_model_is_given_to_who_runs_om_files(bundle: Any) -> None:
         source = file({".om": "om"})
         assert (source.format, source.data, source.graph) == ("om", OM % number, None)
         assert source.name == str(path)
+
+
+OM_BACKEND = """
+from dataclasses import replace
+
+from engine.formats import source_from_bytes
+from engine.hookspecs import hookimpl
+from engine.testing import null
+from engine.testing.null import *
+
+
+@hookimpl
+def engine_backend():
+    info = null.engine_backend()
+    return replace(info, name="om", formats=("onnx", "om"), suffixes={".om": "om"})
+
+
+@hookimpl
+def engine_load(source, options):
+    return null.engine_load(source_from_bytes(source.data.removeprefix(b"IMOD")), options)
+"""
+"""A null backend whose .om files are ONNX models behind the mark of an .om file."""
+
+
+def test_no_worker_is_started_with_another_compiled_model_in_a_data_file(
+    mindir: Any, plugin_folder: Path, tmp_path: Path
+) -> None:
+    install(plugin_folder, "om", "plugin_om", source=OM_BACKEND)
+    om = b"IMOD" + models.affine(tmp_path).read_bytes()
+    path = tmp_path / "net.mindir"
+    path.write_bytes(_split(mindir, len(om)))
+    (tmp_path / "data_0").write_bytes(b"\x01" + bytes(63) + om)
+    context = engine.Context()
+    context.target = ["om"]
+    x = np.ones((1, 3), np.float32)
+    with engine.MultiDeviceRunner(path, (0,), context) as runner:
+        assert runner.predict([x])[0].get_data_to_numpy().tolist() == [[3, 3, 3]]
+        (tmp_path / "new").write_bytes((tmp_path / "data_0").read_bytes())
+        (tmp_path / "new").replace(tmp_path / "data_0")
+        os.kill(runner.statistics().workers[0].pid, signal.SIGKILL)
+        with pytest.raises(
+            engine.ModelError, match="data_0: was changed since the runner was built"
+        ):
+            runner.predict([x], timeout_s=60)
+
+
+def _split(mindir: Any, nbytes: int) -> bytes:
+    """Return a .mindir of one compiled model of so many bytes, which is in data_0."""
+    place = mindir.text(1, "data_0") + mindir.number(2, 64) + mindir.number(3, nbytes)
+    node = mindir.node("REF::Custom:0", ["net:x", "net:om"], "net:y", mindir.typed(1, 3))
+    main = mindir.graph(
+        "net",
+        [node],
+        [mindir.value("net:x", 1, 3)],
+        [mindir.value("net:y", 1, 3)],
+        [mindir.tensor("net:om", dims=[nbytes], data_type=2) + mindir.text(12, place)],
+    )
+    custom = mindir.primitive("Custom:0", "Custom", mindir.scalar("uniq_name", "CustomAscend"))
+    return bytes(mindir.model(main, primitives=[custom]))
 
 
 def test_a_file_of_a_graph_has_no_compiled_models(mindir: Any, tmp_path: Path) -> None:
