@@ -158,17 +158,17 @@ MICRO_BATCHES = """
 import json, sys
 import numpy as np
 import engine
-from engine.distributed import ranks
+from engine.distributed import rank_segments
 from engine.distributed.job import this_job
 
 exchanged = []
-run = ranks.ExchangeContext.run
+run = rank_segments.ExchangeContext.run
 
 def noted(self, *arguments):
     exchanged.extend(node.info.op_type for node in self._exchange.nodes)
     return run(self, *arguments)
 
-ranks.ExchangeContext.run = noted
+rank_segments.ExchangeContext.run = noted
 rank = this_job().rank
 model = engine.load(f"{sys.argv[1]}{rank}.onnx")
 ids = np.load(f"{sys.argv[1]}.npy")

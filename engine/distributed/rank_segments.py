@@ -1,0 +1,336 @@
+"""Segments of collectives: the core's own backend runs them, for the ranks of one plan.
+
+To the executor such a segment is like any other: it reads and writes host arrays, or values in the
+memory of a device whose backend has collectives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from engine.backends import Backend
+from engine.distributed.device import (
+    DeviceGroups,
+    DeviceRun,
+    arrays_of,
+    buffers_of,
+    met_for,
+    runs_there,
+)
+from engine.distributed.nodes import CollectiveNode, read_node
+from engine.errors import Cancelled, CommunicatorError
+from engine.formats.collectives import is_collective
+from engine.hookspecs import hookimpl
+from engine.types import (
+    BackendInfo,
+    Capability,
+    CompileOptions,
+    Device,
+    DeviceInfo,
+    Devices,
+    DType,
+    MemoryReport,
+    ModelSource,
+    Placement,
+    TensorSpec,
+    Value,
+    Values,
+)
+
+if TYPE_CHECKING:
+    from engine.distributed.ranks import Ranks
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+HOST = Device("cpu")
+NAME, PROVIDER = "ranks", "local"
+
+
+def backend_of(ranks: Ranks, groups: DeviceGroups | None) -> Backend:
+    """Return the backend of a plan's collectives. groups: None where they run on the host."""
+    hooks = _Hooks(ranks) if groups is None else _DeviceHooks(ranks, groups)
+    return Backend(NAME, hooks, [])
+
+
+class _Hooks:
+    """The hooks by which a plan loads, compiles and runs segments of collectives."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        """See engine.hookspecs, as for all that follow."""
+        return BackendInfo(
+            name=NAME,
+            version="1",
+            device_types=(HOST.type,),
+            providers=(PROVIDER,),
+            capabilities=frozenset(
+                {Capability.DYNAMIC_SHAPES, Capability.DEADLINES, Capability.CANCEL_PREDICT}
+            ),
+        )
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        """See engine.hookspecs."""
+        return Devices(found=(DeviceInfo(HOST, "memory that ranks of one machine share"),))
+
+    @hookimpl
+    def engine_load(self, source: ModelSource, options: CompileOptions) -> LoadedExchange:
+        """See engine.hookspecs."""
+        return LoadedExchange(source, self._ranks, options.resident)
+
+    @hookimpl
+    def engine_compile(self, loaded: LoadedExchange, options: CompileOptions) -> Exchange:
+        """See engine.hookspecs."""
+        return Exchange(loaded)
+
+    @hookimpl
+    def engine_predict(
+        self,
+        context: ExchangeContext,
+        inputs: Values,
+        outputs: Values | None,
+        deadline_s: float | None,
+    ) -> Values:
+        """See engine.hookspecs."""
+        return context.run(inputs, outputs, deadline_s)
+
+
+class _DeviceHooks(_Hooks):
+    """The same for segments whose values stay in the memory of a device, by its backend."""
+
+    def __init__(self, ranks: Ranks, groups: DeviceGroups) -> None:
+        super().__init__(ranks)
+        self._device = groups.device
+        self._allocate = groups.backend.bind("engine_buffer")
+        self._copy = groups.backend.bind("engine_copy")
+        self._order = groups.backend.bind("engine_order")
+
+    @hookimpl
+    def engine_backend(self) -> BackendInfo:
+        """See engine.hookspecs, as for all that follow."""
+        info = super().engine_backend()
+        return replace(
+            info,
+            device_types=(self._device.type,),
+            capabilities=info.capabilities | {Capability.DEVICE_BUFFERS},
+        )
+
+    @hookimpl
+    def engine_devices(self) -> Devices:
+        """See engine.hookspecs."""
+        return Devices(found=(DeviceInfo(self._device, "memory of a device"),))
+
+    @hookimpl
+    def engine_buffer(
+        self, device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool
+    ) -> Value:
+        """See engine.hookspecs."""
+        value: Value = self._allocate(device, dtype, shape, on_host)
+        return value
+
+    @hookimpl
+    def engine_copy(self, source: Value, target: Value, stream: int | None) -> bool:
+        """See engine.hookspecs."""
+        return bool(self._copy(source, target, stream))
+
+    @hookimpl
+    def engine_order(self, device: Device, earlier: int, later: int | None) -> bool:
+        """See engine.hookspecs."""
+        return bool(self._order(device, earlier, later))
+
+
+class LoadedExchange:
+    """A segment of collectives, as the part of the model that it is cut out of says."""
+
+    unsupported: Mapping[int, str] = {}
+
+    def __init__(
+        self, source: ModelSource, ranks: Ranks, resident: frozenset[str] = frozenset()
+    ) -> None:
+        graph = source.graph
+        assert graph is not None, "a segment is cut out of a graph"
+        self.ranks = ranks
+        self.resident = resident
+        self.constants = _constants(source)
+        known = {spec.name: spec for spec in graph.inputs}
+        for name, array in self.constants.items():
+            known[name] = TensorSpec(name, DType.from_numpy(array.dtype), array.shape)
+        nodes: list[CollectiveNode] = []
+        for info in graph.nodes:
+            if is_collective(info.op_type, info.domain):  # else a constant
+                node = read_node(info, known, ranks.rank, ranks.world_size, source.name)
+                ranks.add_group(node.group, node.members, info.op_type)
+                known[node.output.name] = node.output
+                nodes.append(node)
+        self.nodes = tuple(nodes)
+        self.all_nodes = graph.nodes
+        self.inputs = graph.inputs
+        self.outputs = tuple(known[spec.name] for spec in graph.outputs)
+
+    def close(self) -> None:
+        """See LoadedModel."""
+
+
+class Exchange:
+    """A segment of collectives, ready to run when the ranks have joined."""
+
+    concurrency = 1  # predicts take turns: ranks meet by the order of their calls alone
+
+    def __init__(self, loaded: LoadedExchange) -> None:
+        self.ranks = loaded.ranks
+        self.nodes = loaded.nodes
+        self.constants = loaded.constants
+        self.resident = loaded.resident
+        self.inputs = loaded.inputs
+        self.outputs = loaded.outputs
+        self._all_nodes = loaded.all_nodes
+
+    def open_context(self) -> ExchangeContext:
+        """See Executable."""
+        groups = self.ranks.on_device
+        return ExchangeContext(self) if groups is None else DeviceExchangeContext(self, groups)
+
+    def placement(self) -> Sequence[Placement]:
+        """See Executable."""
+        return [
+            Placement(
+                index=node.index,
+                node=node.name,
+                op_type=node.op_type,
+                backend=NAME,
+                device=str(self.ranks.device),
+                provider=PROVIDER,
+                reason=f"{self.ranks.world_size} ranks exchange it in {self._memory}",
+            )
+            for node in self._all_nodes
+        ]
+
+    @property
+    def _memory(self) -> str:
+        groups = self.ranks.on_device
+        if groups is None:
+            return "host memory"
+        return f"the memory of {groups.device}, by backend {groups.backend.name!r}"
+
+    def memory(self) -> MemoryReport:
+        """See Executable."""
+        return MemoryReport()
+
+    def close(self) -> None:
+        """See Executable. The first segment that is closed ends the groups of the whole plan."""
+        self.ranks.close()
+
+
+class ExchangeContext:
+    """One predict at a time through a segment of collectives."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._is_cancelled = False
+        self._names = [spec.name for spec in exchange.inputs]
+        self._results = [spec.name for spec in exchange.outputs]
+        self._places = {name: place for place, name in enumerate(self._results)}
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Run the nodes in the file's order."""
+        ranks = self._exchange.ranks
+        end_s = time.monotonic() + ranks.timeout_s
+        if deadline_s is not None:
+            end_s = min(end_s, deadline_s)
+        values: dict[str, Any] = dict(self._exchange.constants)
+        values.update(zip(self._names, inputs))
+        try:
+            for node in self._exchange.nodes:
+                place = self._places.get(node.output.name)
+                given: Any = outputs[place] if outputs is not None and place is not None else None
+                taken = [values[name] for name in node.info.inputs if name]
+                values[node.output.name] = node.run(ranks.call(node.group, end_s), taken, given)
+        except CommunicatorError:
+            if self._is_cancelled:
+                raise Cancelled("predict was cancelled by its owner") from None
+            raise
+        results = [values[name] for name in self._results]
+        if outputs is not None and all(a is b for a, b in zip(results, outputs)):
+            return outputs
+        return results
+
+    def cancel(self) -> None:
+        """See ExecutionContext. The other ranks fail, too: they would wait for this one."""
+        self._is_cancelled = True
+        self._exchange.ranks.abort("predict was cancelled by its owner")
+
+    def close(self) -> None:
+        """See ExecutionContext."""
+
+
+class DeviceExchangeContext(ExchangeContext):
+    """The same in the memory of a device. Nodes whose parts do not lie one after another there,
+    and those of types that no device has, are run on the host.
+    """
+
+    def __init__(self, exchange: Exchange, groups: DeviceGroups) -> None:
+        super().__init__(exchange)
+        self._device_groups = groups
+        self._results_there = DeviceRun(groups, exchange.resident)
+
+    def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
+        """Run the nodes in the file's order."""
+        ranks, groups, there = self._exchange.ranks, self._device_groups, self._results_there
+        end_s = time.monotonic() + ranks.timeout_s
+        if deadline_s is not None:
+            end_s = min(end_s, deadline_s)
+        entries = dict(zip(self._results, outputs or [None] * len(self._results), strict=True))
+        values: dict[str, Any] = dict(self._exchange.constants)
+        values.update(zip(self._names, inputs))
+        try:
+            for node in self._exchange.nodes:
+                taken = [values[name] for name in node.info.inputs if name]
+                name = node.output.name
+                if runs_there(node) and len(node.members) > 1:
+                    if what := met_for(node, taken):
+                        ranks.meet(node.group, what, end_s)
+                    values[name] = self._run_there(node, taken, entries.get(name), end_s)
+                else:
+                    call = ranks.call(node.group, end_s)
+                    values[name] = node.run(call, arrays_of(groups, taken), None)
+        except CommunicatorError:
+            if self._is_cancelled:
+                raise Cancelled("predict was cancelled by its owner") from None
+            raise
+        return [there.delivered(name, values[name], entries[name]) for name in self._results]
+
+    def _run_there(
+        self, node: CollectiveNode, taken: Sequence[Any], entry: Value, end_s: float
+    ) -> Any:
+        """Run a node on the device; of a failure the other ranks may know more than it does."""
+        groups = self._device_groups
+        groups.choose_stream(taken)
+        call: Any = groups.call(node.group, end_s)
+        given: Any = self._results_there.given(node.output.name, entry)
+        buffers = buffers_of(groups, taken)
+        try:
+            result = node.run(call, buffers, given)
+            groups.keep(*buffers, result)
+            return result
+        except CommunicatorError as error:
+            self._exchange.ranks.raise_known(error)
+            raise
+
+
+def _constants(source: ModelSource) -> Mapping[str, Array]:
+    """Return the constants that a segment holds; nearly always none."""
+    graph = source.graph
+    assert graph is not None
+    if not graph.parameters and all(is_collective(n.op_type, n.domain) for n in graph.nodes):
+        return {}
+    from engine.formats.onnx.constants import constant_values  # rare
+
+    return constant_values(source)
