@@ -276,13 +276,11 @@ def test_an_extension_that_is_not_installed_is_a_problem() -> None:
     assert "there is no 'no_such_extension', so no model can be built" in finding.detail
 
 
-@pytest.mark.parametrize(("value", "is_ignored"), [("2", False), ("0", True), ("two", True)])
-def test_a_number_of_processes_that_is_none_is_said_to_be_ignored(
-    value: str, is_ignored: bool
-) -> None:
+@pytest.mark.parametrize(("value", "status"), [("2", NOTE), ("0", PROBLEM), ("two", PROBLEM)])
+def test_a_number_of_processes_that_is_none_is_a_problem(value: str, status: Status) -> None:
     [finding] = look_at_variables({"ENGINE_LOCAL_SIZE": value})
-    assert finding.status is NOTE
-    assert ("is ignored" in finding.detail) is is_ignored
+    assert finding.status is status
+    assert ("no model can be built" in finding.detail) == (status is PROBLEM)
 
 
 def test_an_empty_variable_is_none() -> None:
@@ -379,6 +377,13 @@ def test_element_types_that_need_ml_dtypes_are_named_where_it_is_missing() -> No
 def test_the_processors_of_a_job_say_how_many_share_them(look, monkeypatch) -> None:
     monkeypatch.setenv("ENGINE_LOCAL_SIZE", "3")
     assert "shared by 3 processes of this job" in found(look(), "processors").detail
+
+
+def test_the_processors_are_told_also_where_the_number_of_processes_is_none(
+    look, monkeypatch
+) -> None:
+    monkeypatch.setenv("ENGINE_LOCAL_SIZE", "x")
+    assert "usable by this process" in found(look(), "processors").detail
 
 
 # ------------------------------------------------------------------------------------- backends

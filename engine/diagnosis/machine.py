@@ -16,6 +16,7 @@ from engine.backends import installed
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.packages import CORE, Packages
 from engine.diagnosis.variables import look_at_variables
+from engine.errors import CommunicatorError
 from engine.host.cpus import cgroup_quota, usable_cpus
 from engine.host.install import pip_install
 from engine.host.threads import local_processes
@@ -105,7 +106,10 @@ def _backends() -> Finding:
 
 
 def _processors() -> Finding:
-    processes = local_processes()
+    try:
+        processes = local_processes()
+    except CommunicatorError:  # a finding of its own, on the variable
+        processes = 1
     facts = [f"{usable_cpus(processes=processes)} of {os.cpu_count()} usable by this process"]
     if hasattr(os, "sched_getaffinity"):
         facts.append(f"{len(os.sched_getaffinity(0))} in its affinity mask")

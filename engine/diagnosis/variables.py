@@ -8,6 +8,8 @@ from importlib_metadata import entry_points
 
 from engine.backends import installed, is_target
 from engine.diagnosis.finding import Finding, Status
+from engine.errors import CommunicatorError
+from engine.host.threads import local_processes
 from engine.options import nearest
 from engine.runtime.extensions import GROUP as EXTENSIONS
 from engine.weights.compile_cache import Mode
@@ -72,9 +74,12 @@ def _known(name: str, value: str) -> Finding:
     elif name == "ENGINE_CACHE" and value.lower() not in {*Mode}:
         status = Status.PROBLEM
         text = f"{value!r}: expected {', '.join(Mode)}, so no model can be built"
-    elif name == "ENGINE_LOCAL_SIZE" and not (value.isdecimal() and int(value) > 0):
-        is_wrong = True
-        text = f"{value!r} is ignored: expected a whole number above 0"
+    elif name == "ENGINE_LOCAL_SIZE":
+        try:
+            local_processes({name: value})
+        except CommunicatorError as error:
+            status = Status.PROBLEM
+            text = f"{str(error).removeprefix(f'{name}=')}, so no model can be built"
     is_wrong = is_wrong or status is Status.PROBLEM
     return Finding(status, name, text, f"run: unset {name}" if is_wrong else "")
 

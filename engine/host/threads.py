@@ -7,26 +7,40 @@ machine and among the workers of one process, instead of being taken whole by ea
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 
+from engine.errors import CommunicatorError
 from engine.host.cpus import usable_cpus
 
-# What launchers say of the number of ranks on this host: this project's own, Open MPI, MPICH's
-# hydra, Slurm.
-_LOCAL_SIZE = (
-    "ENGINE_LOCAL_SIZE",
+_OWN = "ENGINE_LOCAL_SIZE"
+
+# What launchers say of the number of ranks on this host: Open MPI, MPICH's hydra, Slurm.
+_LAUNCHERS = (
     "OMPI_COMM_WORLD_LOCAL_SIZE",
     "MPI_LOCALNRANKS",
     "SLURM_NTASKS_PER_NODE",
 )
 
 
-def local_processes() -> int:
-    """The processes of this job on this machine, as the launcher says; 1 without a launcher."""
-    for variable in _LOCAL_SIZE:
-        value = os.environ.get(variable, "")
-        if value.isdecimal() and len(value) < 7 and int(value) > 0:
-            return int(value)
+def local_processes(environ: Mapping[str, str] | None = None) -> int:
+    """Return the processes of this job on this machine, as the launcher says; 1 without one.
+
+    Raises CommunicatorError where ENGINE_LOCAL_SIZE is no such number.
+    """
+    environ = os.environ if environ is None else environ
+    if text := environ.get(_OWN):
+        if not _is_count(text):
+            raise CommunicatorError(f"{_OWN}={text!r}: expected a whole number above 0")
+        return int(text)
+    for variable in _LAUNCHERS:
+        text = environ.get(variable, "")
+        if _is_count(text):  # another program's variable may mean something else: not refused
+            return int(text)
     return 1
+
+
+def _is_count(text: str) -> bool:
+    return text.isdecimal() and len(text) < 7 and int(text) > 0
 
 
 def threads_per_worker(workers: int = 1) -> int:

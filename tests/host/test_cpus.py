@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.errors import CommunicatorError
 from engine.host import cpus, threads
 
 CPUS = len(os.sched_getaffinity(0))
@@ -90,6 +91,17 @@ def test_a_rank_that_its_launcher_has_bound_keeps_its_whole_part(
     assert threads.threads_per_worker() == 4
     monkeypatch.setattr(cpus, "cgroup_quota", lambda root, proc: 8.0)
     assert threads.threads_per_worker() == 2
+
+
+@pytest.mark.parametrize("text", ["x", "0", "-1", "1.5", " 2", "9" * 5000])
+def test_a_number_of_processes_that_is_none_is_refused_by_the_variables_name(text: str) -> None:
+    with pytest.raises(CommunicatorError, match=r"^ENGINE_LOCAL_SIZE='.*': expected a whole"):
+        threads.local_processes({"ENGINE_LOCAL_SIZE": text, "MPI_LOCALNRANKS": "2"})
+
+
+def test_an_empty_number_of_processes_and_what_other_launchers_mean_are_left_alone() -> None:
+    assert threads.local_processes({"ENGINE_LOCAL_SIZE": "", "MPI_LOCALNRANKS": "2"}) == 2
+    assert threads.local_processes({"SLURM_NTASKS_PER_NODE": "2(x3)"}) == 1
 
 
 def test_big_cores_come_first_in_mode_1_and_middle_ones_in_mode_2(
