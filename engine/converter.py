@@ -12,6 +12,7 @@ from engine.config.settings import Settings, setting
 from engine.enums import DataType, FmkType, Format
 from engine.errors import BackendError, InputError, ModelError
 from engine.model import ModelType
+from engine.runtime.keywords import advised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -219,6 +220,7 @@ class Converter(Settings):
         """
         return self._report
 
+    @advised("Converter.convert")
     def convert(
         self,
         fmk_type: FmkType,

@@ -21,6 +21,7 @@ from engine.host import fork
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import undisturbed
 from engine.model import Model, ModelType
+from engine.runtime.keywords import advised
 from engine.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class ModelParallelRunner(Handle):
 
     # --------------------------------------------------------------------------------- building
 
+    @advised("ModelParallelRunner.build_from_file")
     def build_from_file(
         self,
         model_path: str,

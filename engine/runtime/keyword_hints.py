@@ -14,6 +14,10 @@ _DEVICES = (
     "providers provider execution_provider execution_providers ep backend backends device "
     "device_name device_type map_location"
 )
+_THREADS = (
+    "intra_op_num_threads inter_op_num_threads num_threads n_threads thread_num nthreads "
+    "cpu_threads cpu_thread_num"
+)
 _SIZES = "batch_size max_batch_size input_shape input_shapes shape shapes dynamic_shapes"
 _TYPES = "dtype torch_dtype compute_type precision half fp16 bf16 int8"
 _FEEDS = "feed_dict input_feed feeds feed data x input images args kwargs input_ids"
@@ -27,8 +31,7 @@ _LOAD = {
     "compile_options properties": "pass settings as config={'cpu_context': {key: value}}, threads "
     "and device_id as arguments",
     "device_index gpu_id device_ids npu_id": "did you mean 'device_id'?",
-    "intra_op_num_threads inter_op_num_threads num_threads n_threads thread_num nthreads "
-    "cpu_threads": "did you mean 'threads'?",
+    _THREADS: "did you mean 'threads'?",
     "path path_or_bytes model_path model_file filename file file_path xml f onnx_file "
     "pretrained_model_name_or_path": "the model goes first: engine.load(path)",
     "key password decryption_key": "did you mean 'dec_key'?",
@@ -69,14 +72,61 @@ _COMPARE = {
     "config threads device_id": "load each with that: engine.compare(engine.load(...), "
     "engine.load(...))",
 }
+_CONTEXT = {
+    f"{_DEVICES} target targets": "say where to run in the context: context.target = ['gpu']",
+    f"threads {_THREADS}": "did you mean 'context'? it has the threads: context.cpu.thread_num = 4",
+    "device_id device_index gpu_id device_ids npu_id": "did you mean 'context'? it has the device: "
+    "context.gpu.device_id = 1, context.ascend.device_id = 1",
+    "key password decryption_key": "did you mean 'dec_key'?",
+    _TYPES: "a model runs in the types of its file; `engine convert --fp16` stores float16",
+}
+_BUILD = {
+    **_CONTEXT,
+    "config config_file config_info options": "did you mean 'config_path', or 'config_dict' for a "
+    "dict?",
+    _SIZES: "open axes take any size in a predict; model.resize(model.get_inputs(), [[1, 3]]) "
+    "fixes sizes",
+}
+_BUILD_RUNNER = {
+    **_CONTEXT,
+    "model_type": "the file's content says its type; leave it out",
+    "config config_file config_path config_dict config_info options": "settings are the context's: "
+    "context.parallel.config_path, context.parallel.config_info",
+    "workers workers_num num_workers": "did you mean 'context'? it has their number: "
+    "context.parallel.workers_num = 2",
+    "batch_size": "did you mean 'max_batch_size'?",
+}
+_CONVERT = {
+    "decrypt_key decrypt_mode device device_id enable_encryption encrypt_key infer "
+    "input_data_type input_format input_shape optimize output_data_type rank_id save_type "
+    "weight_fp16": "it is an attribute of the converter, to be set before",
+    "input input_file input_path model model_path path": "did you mean 'model_file'?",
+    "out output output_path save_path": "did you mean 'output_file'?",
+    "config config_path config_dict config_info": "did you mean 'config_file'? "
+    "converter.set_config_info(section, dict) takes a dict",
+    "fmk framework": "did you mean 'fmk_type'?",
+}
+_SLICE = {
+    "path model_path model_file": "did you mean 'model'?",
+    "output output_dir output_folder folder out_dir": "did you mean 'out'?",
+    "tensor_parallel tensor_parallel_size tp_size mp model_parallel": "did you mean 'tp'?",
+    "pipeline_parallel pipeline_parallel_size pp_size pipeline_stages stages": "did you mean 'pp'?",
+    "world_size ranks": "did you mean 'tp'? there are tp x pp ranks",
+    f"{_DEVICES} target": "did you mean 'context'? it says where the slices are checked",
+}
 _MODEL = "engine.load(path, target='cpu') builds one; Model() takes nothing"
 
 _TABLES = {
     "engine.load": _LOAD,
     "engine.bench": _BENCH,
     "engine.compare": _COMPARE,
+    "Converter.convert": _CONVERT,
+    "Model.build_from_buffer": _BUILD,
+    "Model.build_from_file": _BUILD,
     "Model.predict_async": _PREDICT,
     "Model.profile": _PROFILE,
+    "ModelParallelRunner.build_from_file": _BUILD_RUNNER,
+    "slice_model": _SLICE,
 }
 
 

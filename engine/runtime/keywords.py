@@ -31,6 +31,7 @@ def advised(name: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
                 raise unexpected(name, names, count, arguments, keywords)
             return function(*arguments, **keywords)
 
+        function.__qualname__ = name  # which CPython says where an argument is missing
         return checked
 
     return decorator

@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Model
+from engine import Converter, FmkType, Model, ModelType
+from engine import ModelParallelRunner as Runner
+from engine.sharding import slice_model
 from engine.testing import models
 
+MINDIR, ONNX = ModelType.MINDIR, FmkType.ONNX
 X = np.zeros((2, 3), np.float32)
 
 
@@ -94,8 +97,39 @@ def test_bench_and_compare_are_told_their_own_keywords(
     assert advice in said(call)
 
 
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [
+        (lambda: Model().build_from_file("m", MINDIR, contxt=None), "did you mean 'context'?"),  # type: ignore[call-arg]
+        (lambda: Model().build_from_file("m", MINDIR, device="cpu"), "context.target = ["),  # type: ignore[call-arg]
+        (lambda: Model().build_from_file("m", MINDIR, config={}), "'config_dict' for a dict?"),  # type: ignore[call-arg]
+        (lambda: Model().build_from_buffer(b"", threads=2), "context.cpu.thread_num"),  # type: ignore[call-arg]
+        (lambda: Model().build_from_file("m"), "missing 1 required positional"),  # type: ignore[call-arg]
+        (lambda: Converter().convert(ONNX, "m", "n", weight_fiel=""), "mean 'weight_file'?"),  # type: ignore[call-arg]
+        (lambda: Converter().convert(ONNX, "m", "n", weight_fp16=True), "it is an attribute of"),  # type: ignore[call-arg]
+        (lambda: Runner().build_from_file("m", max_batch=2), "did you mean 'max_batch_size'?"),  # type: ignore[call-arg]
+        (lambda: Runner().build_from_file("m", model_type=MINDIR), "leave it out"),  # type: ignore[call-arg]
+        (lambda: Runner().build_from_file("m", workers_num=2), "context.parallel.workers_num"),  # type: ignore[call-arg]
+        (lambda: slice_model("m", "d", input_shape={}), "did you mean 'input_shapes'?"),  # type: ignore[call-arg]
+        (lambda: slice_model("m", output="d"), "did you mean 'out'?"),  # type: ignore[call-arg]
+        (lambda: slice_model("m", "d", 2), "takes at most 2 arguments by place, got 3"),  # type: ignore[misc]
+    ],
+)  # fmt: skip
+def test_what_builds_converts_and_slices_is_told_its_own_keywords(
+    call: Callable[[], object], advice: str
+) -> None:
+    text = said(call)
+    assert advice in text
+    names = ("Model.build_from_", "Converter.convert()", "ModelParallelRunner.build", "slice_model")
+    assert text.startswith(names)
+
+
 def test_the_functions_look_as_they_are_written() -> None:
     assert [*inspect.signature(engine.load).parameters][:3] == ["model", "target", "threads"]
     assert [*inspect.signature(Model).parameters] == []
     assert engine.load.__name__ == "load"
-    assert pickle.loads(pickle.dumps(engine.load)) is engine.load
+    assert [*inspect.signature(Model.build_from_file).parameters][1:3] == [
+        "model_path", "model_type",
+    ]  # fmt: skip
+    for function in (engine.load, Model.build_from_file, slice_model):
+        assert pickle.loads(pickle.dumps(function)) is function
