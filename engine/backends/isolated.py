@@ -28,6 +28,7 @@ from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
 from engine.host.arena import Arena
 from engine.host.channel import LOOK_S as _LOOK_S
 from engine.host.channel import Caller, owned
+from engine.host.child import FROM_OUTSIDE
 from engine.host.interrupts import raised_by_handler
 from engine.host.paths import absolute
 from engine.host.worker import Ended, Worker
@@ -55,6 +56,11 @@ _KEPT = frozenset(
 """Capabilities that do not need the caller's memory."""
 _GIVEN = frozenset({Capability.DEADLINES, Capability.CANCEL_PREDICT})
 """Those that every isolated backend has: what does not stop by itself is ended."""
+
+_LOADING, _COMPILING = "while it loaded the model", "while it compiled the model"
+_RUNNING = "while it ran the model"
+_AT_WORK = (_LOADING, _COMPILING, _RUNNING)
+"""What a worker does with the model's nodes: a crash at other times is none of theirs."""
 
 _GRACE_S = 1.0  # for what is asked to stop and can
 _CLOSE_S = 2.0
@@ -160,10 +166,15 @@ class _Process:
 
     def failed(self, doing: str, ended: Ended | None = None) -> ModelError:
         """Return the error of a process that has ended."""
-        how = f"was ended: {self.ended}" if self.ended else str(ended or self.worker.end())
+        is_crash = False
+        if self.ended:
+            how = f"was ended: {self.ended}"
+        else:
+            ended = ended or self.worker.end()
+            how, is_crash = str(ended), -ended.status not in FROM_OUTSIDE
         nodes = self.source.graph.nodes if self.source.graph else ()
         where = ""
-        if len(nodes) == 1:
+        if is_crash and doing in _AT_WORK and len(nodes) == 1:
             named = f" {nodes[0].name!r}" if nodes[0].name else ""
             where = f", in its only node{named} ({nodes[0].op_type})"
         path = "" if self.source.path is None else self.source.name
@@ -225,7 +236,7 @@ class _RemoteModel:
                 "load",
                 self.lengths,
                 is_first,
-                doing="while it loaded the model",
+                doing=_LOADING,
                 fds=[self.parcel.descriptor],
                 options=options,
             )
@@ -261,7 +272,7 @@ class _RemoteExecutable:
 
     def _compile(self, process: _Process, options: CompileOptions) -> None:
         self.inputs, self.outputs, self.concurrency = process.call(
-            "compile", doing="while it compiled the model", options=options
+            "compile", doing=_COMPILING, options=options
         )
 
     def alive(self) -> _Process | None:
@@ -432,15 +443,15 @@ class _RemoteContext:
         except ConnectionError as error:
             if raised_by_handler(error):
                 raise
-            raise process.failed("while it ran the model") from None
+            raise process.failed("before it ran the model") from None
         while True:
             reply = self._caller.reply()
             if reply:
                 return reply
             if reply is not None:
-                raise process.failed("while it ran the model")
+                raise process.failed(_RUNNING)
             if process.worker.has_ended:
-                raise process.failed("while it ran the model")
+                raise process.failed(_RUNNING)
             now = time.monotonic()
             if last_s is not None and now >= last_s:
                 process.end("a predict of it did not stop at its deadline")

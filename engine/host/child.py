@@ -80,12 +80,17 @@ def kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+"""Signals that somebody has sent, or the kernel where memory ran out: no crash of the process."""
+
+
 def ending(status: int) -> str:
     """Describe the end of a process by its exit status, where that was not success."""
     if status >= 0:
         return f"ended with status {status}" if status else ""
     try:
-        return f"crashed with {signal.Signals(-status).name}"
+        how = "was killed" if -status in FROM_OUTSIDE else "crashed"
+        return f"{how} with {signal.Signals(-status).name}"
     except ValueError:
         return f"crashed with signal {-status}"
 

@@ -296,6 +296,38 @@ def test_the_only_node_and_the_last_words_are_named(
             model(np.array([-1], np.float32))
 
 
+@pytest.mark.parametrize("is_seen", [False, True])
+def test_a_worker_that_was_killed_before_a_predict_blames_no_node(
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    """Also where its end is seen in time by nobody: a predict begins as if it were alive."""
+    with isolated(models.identity(tmp_path), null_backend) as model:
+        x = np.array([1], np.float32)
+        model(x)
+        plan: Any = model._plan
+        ended = plan.executable.process()
+        kill_worker_of(model)
+        if is_seen:
+            np.testing.assert_array_equal(model(x)["y"], x)
+            return
+        with monkeypatch.context() as patch:
+            patch.setattr(plan.executable, "alive", lambda: ended)
+            with pytest.raises(ModelError) as error:
+                model(x)
+        assert str(error.value).endswith("was killed with SIGKILL before it ran the model")
+        assert "node" not in str(ended.failed("while it ran the model"))
+
+
+def test_a_crash_between_predicts_blames_no_node(null_backend: str, tmp_path: Path) -> None:
+    with isolated(models.identity(tmp_path), null_backend) as model:
+        plan: Any = model._plan
+        ended = plan.executable.process()
+        os.kill(ended.worker.pid, signal.SIGSEGV)
+        assert ended.worker.wait(60)
+        assert "node" not in str(ended.failed("while a context was opened"))
+        assert "in its only node" in str(ended.failed("while it ran the model"))
+
+
 @pytest.mark.parametrize(
     ("place", "says"), [("load", "while it loaded"), ("compile", "while it compiled")]
 )
@@ -402,7 +434,7 @@ def test_an_end_is_told_also_when_the_next_worker_runs_already(
         assert plan.executable.process() is not ended
         ended.cancel(1)
         error = ended.failed("while it ran the model")
-        assert "crashed with SIGKILL while it ran the model" in str(error)
+        assert "was killed with SIGKILL while it ran the model" in str(error)
 
 
 def test_contexts_that_are_closed_leave_nothing_in_the_worker(

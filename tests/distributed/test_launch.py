@@ -220,7 +220,7 @@ print("all well")
 """
 
 FAULTS = [
-    ("killed", 137, "rank 1 of 2 crashed with SIGKILL", "rank 1 of 2 has ended"),
+    ("killed", 137, "rank 1 of 2 was killed with SIGKILL", "rank 1 of 2 has ended"),
     ("raises", 1, "rank 1 of 2 ended with status 1: ValueError: boom", "rank 1 of 2 has "),
     ("raises before", 1, "rank 1 of 2 ended with status 1: ValueError: boom",
      "rank 1 of 2 ended with status 1: ValueError: boom"),

@@ -128,6 +128,7 @@ def test_what_takes_longer_than_its_limit_is_told_and_goes_on() -> None:
     [
         ("import ctypes; ctypes.string_at(0)", "crashed with SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "crashed with SIGFPE"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed with SIGKILL"),
         (
             "import os; os.write(2, b'first\\nlast\\n'); os.abort()",
             r"crashed with SIGABRT \(last\)",
