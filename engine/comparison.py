@@ -118,8 +118,9 @@ def common_inputs(
 ) -> list[TensorSpec]:
     """Return the inputs of a with the sizes that b fixes where a leaves them open.
 
-    specs, others: the inputs of a and of b, which are the same by name or else by place. files: of
-    a and of b, for messages. Raises InputError for inputs that no array fits both.
+    Where their types differ they have the narrower one, which both sides take: float16 beside
+    float32. specs, others: the inputs of a and of b, which are the same by name or else by place.
+    files: of a and of b, for messages. Raises InputError for inputs that no array fits both.
     """
     names = {spec.name for spec in others}
     by_name = {spec.name: spec for spec in others}
@@ -138,11 +139,11 @@ def common_inputs(
                 "no array fits both",
                 spec.name,
             )
-        if not _may_be_cast(spec, other):
+        if not (_may_be_cast(spec, other) or _may_be_cast(other, spec)):
             raise _of_both(
                 f"input {spec.name!r}: a ({files[0]}) takes {spec} and b ({files[1]}) {other}: "
-                f"the inputs differ in type, and {spec.dtype} is not cast to {other.dtype}; "
-                "compare models whose inputs have the same types",
+                f"the inputs differ in type, and neither of {spec.dtype} and {other.dtype} is cast "
+                "to the other; compare models whose inputs have the same types",
                 spec.name,
             )
         for dim, fixed in zip(spec.shape or (), other.shape or (), strict=False):
@@ -152,7 +153,7 @@ def common_inputs(
 
 
 def _may_be_cast(spec: TensorSpec, other: TensorSpec) -> bool:
-    """Return whether b takes an array of a's type, as Model.predict does."""
+    """Return whether `other` takes an array of the type of `spec`, as Model.predict does."""
     if spec.dtype is other.dtype or spec.kind is not ValueKind.TENSOR:
         return True
     if DType.STRING in (spec.dtype, other.dtype):  # numpy's objects take anything
@@ -170,6 +171,8 @@ def _may_agree(spec: TensorSpec, other: TensorSpec) -> bool:
 
 
 def _narrowed(spec: TensorSpec, other: TensorSpec, sizes: Mapping[str, int]) -> TensorSpec:
+    if not _may_be_cast(spec, other):
+        spec = replace(spec, dtype=other.dtype)
     if spec.shape is None:
         return spec if other.shape is None else replace(spec, shape=other.shape)
     fixed = other.shape or (None,) * len(spec.shape)

@@ -156,13 +156,32 @@ def test_models_whose_inputs_differ_in_type_are_told_so(cli, tmp_path):
     onnx.save(model, b)
     error = (
         f"input 'x': a ({a}) takes float32[batch, 3] and b ({b}) int64[batch, 3]: the inputs "
-        "differ in type, and float32 is not cast to int64"
+        "differ in type, and neither of float32 and int64 is cast to the other"
     )
     done = cli("compare", a, b)
     assert (done.status, done.err.startswith(f"error: {error}")) == (1, True), done.err
     with pytest.raises(InputError) as caught:
         engine.compare(a, b)
     assert str(caught.value).startswith(error)
+
+
+def test_a_float16_model_is_compared_in_either_order(cli, tmp_path):
+    a = scaled(tmp_path / "a.onnx", 2.0)
+    b = tmp_path / "b.onnx"
+    model = onnx.load(a)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.elem_type = TensorProto.FLOAT16
+    for value in model.graph.initializer:
+        value.CopyFrom(numpy_helper.from_array(np.array(2, np.float16), value.name))
+    onnx.save(model, b)
+    for one, two in ((a, b), (b, a)):
+        done = cli("compare", one, two, "--json")
+        assert done.status == 0, done.err
+        assert [given["dtype"] for given in done.json["inputs"]] == ["float16"]
+        assert done.json["outputs"][0]["rtol"] == 1e-2  # of the less precise type
+        assert engine.compare(one, two).is_within
+    with engine.load(b) as built:
+        assert engine.compare(a, built).is_within
 
 
 def test_an_error_says_which_side_it_is_of_and_its_file(cli, tmp_path):
