@@ -161,8 +161,9 @@ class Reader:
             array, said = read_recording(file, spec, shape, self._metadata)
         elif file.suffix == ".json":
             found = read_json(file)
-            if isinstance(found, dict) and spec.name in found:
-                found = found[spec.name]
+            if isinstance(found, dict):
+                found = _named(spec, file, found)
+                found = found.get(spec.name, found)
             array = json_value(file, found, spec, shape)
         elif file.suffix == ".txt" and spec.dtype is DType.STRING:
             array, said = read_text(file, spec, shape)
@@ -237,7 +238,7 @@ def _take_by_name(
         values = read_json(file)
         if not isinstance(values, dict):
             return False
-        names = values
+        names = values = _named(specs[0], file, values) if len(specs) == 1 else values
         array_of = partial(_member, file, values)
     elif file.suffix in TABLES and (table := Table(file, [spec.name for spec in specs])).has_names:
         names = table.header
@@ -289,10 +290,11 @@ def _take_archive(
     _note_unused(file, unused, notes)
 
 
-def _named(spec: TensorSpec, file: InputFile, arrays: dict[str, Array]) -> dict[str, Array]:
-    """Return an archive's one array by the name of the one input, where no name was chosen for it.
+def _named(spec: TensorSpec, file: InputFile, arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return a file's one array by the name of the one input, where no name was chosen for it.
 
-    So it is with np.savez(file, array), and with what another command has sent by a pipe.
+    So it is with np.savez(file, array), and with what another command has sent by a pipe. arrays:
+    of an archive, or the members of a JSON object.
     """
     if len(arrays) != 1:
         return arrays

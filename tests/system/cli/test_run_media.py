@@ -516,6 +516,11 @@ def test_arrays_go_in_and_out_through_pipes(tmp_path):
         assert (status, errors, again) == (0, "", out)
     status, out, _ = piped(b"[[3, 4]]", model, "--input", "-", "--output", "-", "--json")
     assert (status, json.loads(out)) == (0, {"y": [[3, 4]]})
+    for text in ("-", "x=-"):  # so does one value of JSON, as `--output - --json` prints it
+        status, again, errors = piped(out, model, "--input", text, "--output", "-", "--json")
+        assert (status, errors, json.loads(again)) == (0, "", {"y": [[3, 4]]})
+    status, _, errors = piped(b'{"a": [[1, 2]], "b": [[1, 2]]}', model, "--input", "-")
+    assert (status, "expected values by input name, 'x'" in errors) == (1, True)
     status, out, errors = piped(b"", model, "--input", "-")
     assert (status, "standard input: empty" in errors) == (1, True)
 
