@@ -18,6 +18,7 @@ from engine.sharding.checkpoint import (
     Checkpoint,
     open_checkpoint,
 )
+from engine.sharding.copies import require_copies
 from engine.sharding.layout import Layout
 from engine.sharding.network import Network, network_of
 from engine.sharding.parameter import Parameter
@@ -60,10 +61,10 @@ def load_distributed_checkpoint(
     network: the path of an ONNX model, with `output_file` for the result; an onnx.ModelProto; an
         engine.Model, whose weights were declared variable. None writes the weights of each rank,
         or of rank_id, to <dst_safetensors_dir>/rank_0/net.safetensors and so on.
-    checkpoint_filenames: of all ranks, in their order; with train_strategy_filename None each of
-        them holds the weights whole (data parallel, integrated), and one is enough. Only those
-        with something for this rank are opened. Or unified_safetensors_dir, a folder of
-        .safetensors that hold the whole weights together.
+    checkpoint_filenames: of all ranks, in their order; only those with something for this rank
+        are opened. With train_strategy_filename None each of them holds the weights whole (data
+        parallel, integrated), and one is enough; several are compared, and rank 0's are taken.
+        Or unified_safetensors_dir, a folder of .safetensors that hold the whole weights together.
     predict_strategy: layouts by parameter, from infer_predict_layout or build_searched_strategy,
         or a strategy file; None for one device, which holds everything.
     strict_load: names and types must be equal. Else a prefix that only the checkpoint's names have
@@ -96,12 +97,13 @@ def load_distributed_checkpoint(
     if open_file is None:
         open_file = partial(open_checkpoint, dec_key=dec_key or None, dec_mode=dec_mode)
     rank = _rank(rank_id, target)
-    if source.is_single:
-        files = {0: files[rank % len(files)]}
+    copies, files = files, {0: files[0]} if source.is_single else files
     sources = Sources(files, source, open_file)
+    require_same = partial(_require_same, sources, copies, open_file, progress)
     if network is None:
         if dst_safetensors_dir is None:
             raise InputError("network is None; say where to write: dst_safetensors_dir=...")
+        require_same(None)
         save_ranks(
             range(target.rank_count) if rank_id is None else [rank],
             sources,
@@ -118,6 +120,7 @@ def load_distributed_checkpoint(
     parts = _matched(into, rank, sources, target, name_map or {}, strict_load)
     for name, part in parts.items():
         _check_fit(into, into.parameters[name], part, sources, strict_load)
+    require_same([part.spec.name for part in parts.values()])
     done = 0
 
     def read(name: str) -> Array:
@@ -229,6 +232,27 @@ def _trained(
             "give the checkpoint of each rank, in order"
         )
     return source, files, None
+
+
+def _require_same(
+    sources: Sources,
+    copies: Mapping[int, Path],
+    open_file: Callable[[Path], Checkpoint],
+    progress: Progress | None,
+    names: Sequence[str] | None,
+) -> None:
+    """Compare the files of ranks without a strategy, where there are several, with rank 0's."""
+    if sources.arrangement.is_single and len(copies) > 1:
+        require_copies(
+            sources[0],
+            copies,
+            open_file,
+            "without train_strategy_filename each rank must hold the same, whole weights: give "
+            "train_strategy_filename, the strategy of the job that wrote them, or, where rank 0's "
+            "weights are meant, its file alone",
+            progress,
+            names,
+        )
 
 
 def _open_folder(folder: Path) -> Checkpoint:

@@ -19,14 +19,14 @@ from engine.sharding.checkpoint import (
     Array,
     Checkpoint,
     EncryptedCheckpoint,
-    Stored,
     ToWrite,
     format_of,
     open_checkpoint,
     write_checkpoint,
 )
+from engine.sharding.copies import require_copies
 from engine.sharding.files import NotAFolder, aside, make_folder, unwritable
-from engine.sharding.reshard import Part, Sources, are_equal, needed_ranks, parts_for, value_of
+from engine.sharding.reshard import Part, Sources, needed_ranks, parts_for, value_of
 from engine.sharding.strategy import Arrangement
 from engine.types import Progress
 
@@ -316,10 +316,6 @@ def _check_ranks(files: Mapping[int, Path], source: Arrangement, where: str) -> 
         )
 
 
-_OF_OWN_BATCHES = ("moving_mean", "moving_variance")
-"""Ends of the names of BatchNorm's statistics: data parallel training leaves others per rank."""
-
-
 def _one_of_copies(
     files: Mapping[int, Path], folder: Path, progress: Progress | None
 ) -> dict[int, Path]:
@@ -334,42 +330,16 @@ def _one_of_copies(
             "wrote them, or put whole weights into rank_0",
             str(folder),
         )
-    held, differing = _open_plain(files[0]), list[str]()
-    for rank, file in files.items():
-        if rank == 0:
-            continue
-        other = _open_plain(file)
-        for done, (name, stored) in enumerate(other.tensors.items(), 1):
-            if name not in held or not are_equal(held[name], stored):
-                is_like = name in held and _described(held[name]) == _described(stored)
-                if is_like and name.endswith(_OF_OWN_BATCHES):
-                    differing.append(name)
-                    continue
-                got = f"differs from rank 0's in {files[0]}"
-                if name not in held:
-                    got = f"is not in rank 0's {files[0]}"
-                elif (held[name].dtype, held[name].shape) != (stored.dtype, stored.shape):
-                    got = f"is {_described(stored)}, and {_described(held[name])} in {files[0]}"
-                raise ModelError(
-                    f"{file}: parameter {name!r} of rank {rank} {got}; without src_strategy_file "
-                    "each rank must hold the same, whole weights: give src_strategy_file, the "
-                    "strategy of the job that wrote them, or, where rank 0's weights are meant, a "
-                    "folder that holds rank_0 alone",
-                    str(file),
-                )
-            if progress is not None:
-                progress(f"comparing rank {rank}", done, len(other.tensors))
-    if differing:
-        _log.warning(
-            "%d statistics that each rank has of its own batches are taken from rank 0: %s",
-            len(set(differing)),
-            ", ".join(sorted(set(differing))[:3]),
-        )
+    require_copies(
+        _open_plain(files[0]),
+        files,
+        _open_plain,
+        "without src_strategy_file each rank must hold the same, whole weights: give "
+        "src_strategy_file, the strategy of the job that wrote them, or, where rank 0's weights "
+        "are meant, a folder that holds rank_0 alone",
+        progress,
+    )
     return {0: files[0]}
-
-
-def _described(stored: Stored) -> str:
-    return stored.kind if stored.dtype is None else f"{stored.dtype}{list(stored.shape)}"
 
 
 def _check_parts(parts: list[Part], rank: int, sources: Sources, target: Arrangement) -> None:

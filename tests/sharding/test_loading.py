@@ -186,6 +186,42 @@ def test_data_parallel_and_integrated_checkpoints_are_whole(tmp_path: Path) -> N
             assert_equal(weights_of(model), expected)
 
 
+def test_files_that_differ_are_not_taken_for_whole_ones(files: list[Path], tmp_path: Path) -> None:
+    says = "give train_strategy_filename.*or, where rank 0's weights are meant, its file alone"
+    model = mlp({name: array.shape for name, array in TRAINED.expected(FULL, 0).items()})
+    before = weights_of(model)
+    for rank in range(2):
+        with pytest.raises(ModelError, match=rf"'fc.*' of rank . differs from rank 0's.*{says}"):
+            sharding.load_distributed_checkpoint(model, files, rank_id=rank)
+    with pytest.raises(ModelError, match=says):
+        sharding.load_distributed_checkpoint(None, files, dst_safetensors_dir=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert_equal(weights_of(model), before)
+
+
+def test_only_the_weights_that_the_model_takes_are_compared_and_statistics_are_rank_0s(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    paths = [tmp_path / f"rank{rank}.safetensors" for rank in range(2)]
+    mean = "fc1.moving_mean"  # in the place of fc1.bias
+    for rank, path in enumerate(paths):
+        moments = np.full(3, rank, np.float32)
+        sharding.save_checkpoint(FULL | {"moments": moments, mean: FULL["fc1.bias"] + rank}, path)
+    model = mlp(WHOLE)
+    with caplog.at_level(logging.WARNING):
+        sharding.load_distributed_checkpoint(model, paths, rank_id=1)
+    assert_equal(weights_of(model), FULL)
+    assert "statistics" not in caplog.text
+    mapped = {mean: "fc1.bias"}
+    with caplog.at_level(logging.WARNING):
+        sharding.load_distributed_checkpoint(model, paths, rank_id=1, name_map=mapped)
+    assert "1 statistics that each rank has of its own batches are taken from rank 0" in caplog.text
+    assert_equal(weights_of(model), FULL)
+    sharding.save_checkpoint({"fc1.weight": FULL["fc1.weight"]}, paths[1])
+    with pytest.raises(ModelError, match=r"'fc1.bias' of rank 1 is missing, and is in rank 0's"):
+        sharding.load_distributed_checkpoint(model, paths)
+
+
 def test_a_stage_opens_only_the_files_of_its_stage(tmp_path: Path) -> None:
     whole = {name: Layout((2,), (-1,) * array.ndim) for name, array in FULL.items()}
     first = {name: whole[name] for name in ("fc1.weight", "fc1.bias")}
