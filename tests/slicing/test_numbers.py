@@ -431,6 +431,42 @@ def test_a_file_that_is_no_strategy_is_not_overwritten_by_one(
         assert notes.read_text() == text
 
 
+def test_a_data_file_that_slicing_did_not_write_is_not_overwritten(
+    null_context: Context, tmp_path: Path
+) -> None:
+    path, out = models.mlp(tmp_path, 64, 128), tmp_path / "out"
+    out.mkdir()
+    notes = out / "mlp1.onnx.data"
+    notes.write_text("mine")
+    says = (
+        r"mlp1\.onnx\.data: is no file of slices of 'mlp' there and would be .* \(--out\), or move"
+    )
+    with pytest.raises(ModelError, match=says):
+        slice_model(path, out, tp=2, context=null_context)
+    assert ([*out.iterdir()], notes.read_text()) == ([notes], "mine")
+    notes.unlink()
+    for tp in (2, 4, 2):  # an earlier slicing's make way
+        slice_model(path, out, tp=tp, context=null_context)
+    for rank in range(2):  # as somebody who was killed leaves them
+        (out / f"mlp{rank}.onnx").unlink()
+    slice_model(path, out, tp=2, context=null_context)
+
+
+def test_a_model_that_slicing_did_not_annotate_is_not_overwritten(
+    null_context: Context, tmp_path: Path
+) -> None:
+    path, out = models.mlp(tmp_path), tmp_path / "out"
+    for _ in range(2):
+        slice_model(path, out, tp=2, annotate=True, context=null_context)
+    other = out / "mlp.annotated.onnx"
+    other.write_bytes(path.read_bytes())
+    says = r"mlp\.annotated\.onnx: is no model that slicing has annotated and would be overwritten"
+    with pytest.raises(ModelError, match=says):
+        slice_model(path, out, tp=2, annotate=True, context=null_context)
+    slice_model(path, out, tp=2, context=null_context)
+    assert other.read_bytes() == path.read_bytes()
+
+
 @pytest.mark.skipif(os.name != "posix", reason="modes are those of POSIX")
 @pytest.mark.parametrize("mask", [0o022, 0o027])
 def test_all_files_of_a_slicing_have_the_mode_that_the_umask_gives(

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from filecmp import cmp
 from pathlib import Path
 
 import onnx
@@ -17,15 +18,18 @@ from engine.formats.onnx.graphs import tensors
 from engine.sharding.slicing.annotations import ANNOTATION
 
 
-def require_free(folder: Path, stem: str, models: Iterable[str]) -> None:
+def require_free(folder: Path, stem: str, models: Iterable[str], *, annotate: bool = False) -> None:
     """Raise ModelError where a file there that no earlier slicing wrote would be overwritten.
 
     Rank 10 of "net" and rank 0 of "net1" are both net10.onnx, as upstream names them; and either
-    may be the name of a whole model.
+    may be the name of a whole model. annotate: an annotated model is to be written too.
     """
     strategy = folder / f"{stem}.strategy.json"
     if strategy.exists() and not _is_strategy(strategy):
         raise _taken(strategy, "is no strategy file")
+    annotated = folder / f"{stem}.annotated.onnx"
+    if annotate and annotated.exists() and not _is_annotated(annotated):
+        raise _taken(annotated, "is no model that slicing has annotated")
     for name in models:
         if not (folder / name).exists():
             continue
@@ -54,9 +58,10 @@ def put_into_place(
     Raises ModelError where these are in the way.
     """
     with _locked(folder):
-        require_free(folder, stem, models)
-        earlier = dict(_earlier(folder, stem))
         written = {file.name for file in aside.iterdir()}
+        annotated = f"{stem}.annotated.onnx"
+        require_free(folder, stem, models, annotate=annotated in written)
+        earlier = dict(_earlier(folder, stem))
         old_data = set().union(*map(_data_files, earlier.values()))
         gone = {path.name for path in earlier} | {*models}
         foreign = _foreign(folder, (written | old_data) - gone, gone)
@@ -66,10 +71,13 @@ def put_into_place(
                 "overwritten; choose another folder (--out)",
                 str(folder),
             )
+        for name in sorted(written - old_data):
+            if name.endswith(".data") and not _is_free(folder / name, aside / name):
+                raise _taken(folder / name, f"is no file of slices of {stem!r} there")
         for name in gone:
             (folder / name).unlink(missing_ok=True)  # first: none is there with another's weights
-        if earlier and _is_annotated(folder / f"{stem}.annotated.onnx"):
-            old_data.add(f"{stem}.annotated.onnx")
+        if earlier and _is_annotated(folder / annotated):
+            old_data.add(annotated)
         for name in old_data - written - foreign.keys():
             if (folder / name).resolve() not in kept:
                 (folder / name).unlink(missing_ok=True)
@@ -96,6 +104,11 @@ def _taken(path: Path, what: str) -> ModelError:
         f"{path}: {what} and would be overwritten; choose another folder (--out), or move it away",
         str(path.parent),
     )
+
+
+def _is_free(path: Path, new: Path) -> bool:
+    """Return whether nothing is lost at a path: a killed slicing may have left the same there."""
+    return not path.exists() or cmp(path, new, shallow=False)
 
 
 def _is_strategy(path: Path) -> bool:

@@ -82,7 +82,8 @@ def slice_model(
             "(--out)",
             str(folder),
         )
-    require_free(folder, path.stem, [f"{path.stem}{rank}.onnx" for rank in range(tp * pp)])
+    names = [f"{path.stem}{rank}.onnx" for rank in range(tp * pp)]
+    require_free(folder, path.stem, names, annotate=annotate)
     tell("read", 0, None)
     original = open_original(path, input_shapes=dict(input_shapes or {}))
     cancel.check()
