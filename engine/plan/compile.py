@@ -296,6 +296,10 @@ def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | Non
             options,
             lambda loaded: entries.extend(getattr(loaded, "entries", ())),
         )
+        if options.shapes and compiled[0] is not None:
+            from engine.plan.compiled_sizes import warn_of_other_sizes  # rare
+
+            warn_of_other_sizes(source.name, compiled[0].inputs, options.shapes)
     elif candidate.forms is not None:
         compiled = candidate.forms.use(backend, source, options, partial(compile_all, backend))
     else:

@@ -106,3 +106,39 @@ def test_keys_that_nothing_serves_yet_are_told_once(
     assert caplog.messages == [
         f"configuration key [ascend_context] {key} has no effect yet" for key in keys
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("x:[4,3]", "'x', and it has float32[2, 3]"),
+        ("x:[1~8,3]", "'x', and it has float32[2, 3]"),
+        ("x:[2,3,1]", "'x', and it has float32[2, 3]"),
+        ("image:[2,3]", "'image', and it has no such input"),
+        ("x:[2,3]", ""),
+    ],
+)
+def test_sizes_for_a_compiled_model_that_it_does_not_have_are_told(
+    make_om: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, text: str, says: str
+) -> None:
+    path = make_om(models.affine(tmp_path), input_shape="x:2,3")
+    with caplog.at_level(logging.WARNING, "engine"), load(path, input_shape=text) as model:
+        assert [takes(model, count) for count in (2, 4)] == [True, False]
+    if says:
+        [message] = caplog.messages
+        assert message.startswith(f"{path}: was compiled before it was loaded")
+        assert says in message
+    else:
+        assert not caplog.messages
+
+
+def test_gears_for_a_model_that_was_compiled_for_them_are_no_warning(
+    make_om: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = make_om(models.affine(tmp_path), input_shape="x:-1,3", dynamic_dims="1;4")
+    with (
+        caplog.at_level(logging.WARNING, "engine"),
+        load(path, input_shape="x:[-1,3]", dynamic_dims="[1],[4]") as model,
+    ):
+        assert takes(model, 4)
+    assert not caplog.messages
