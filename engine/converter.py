@@ -24,6 +24,10 @@ __all__ = ["Converter", "FmkType"]
 
 SUFFIXES = {ModelType.MINDIR: ".mindir", ModelType.MINDIR_LITE: ".ms"}
 CHIPS = ("default", "910b")
+_COMPILED = (".trt", ".engine", ".plan", ".om")
+_OTHER_FORMS = (
+    ".tflite", ".pb", ".keras", ".h5", ".hdf5", ".pt", ".pt2", ".pth", ".xml", ".ort", ".mlmodel",
+)  # fmt: skip
 _NOT_ENCRYPTED = "the result is not encrypted: encrypt_key is set, but not enable_encryption"
 
 
@@ -271,10 +275,12 @@ class Converter(Settings):
         config = configuration(config_file, self._config, "convert")
         try:
             job = job_of(self, fmk_type, model_file, output_file, weight_file, config)
-            if _NOT_ENCRYPTED in job.notes:  # who set a key may never look at the report
-                import logging  # rare
+            # Who set a key, or wants another form, may never look at the report.
+            for text in (_NOT_ENCRYPTED, _of_other_form(output_file)):
+                if text in job.notes:
+                    import logging  # rare
 
-                logging.getLogger("engine").warning("%s: %s", job.output_file, _NOT_ENCRYPTED)
+                    logging.getLogger("engine").warning("%s: %s", job.output_file, text)
             self._report = convert(job.watched(progress, cancel))
         except (ModelError, InputError, BackendError) as error:
             error.args = (f"Converter model failed! error is {error}",)
@@ -327,6 +333,8 @@ def job_of(
         )
     elif converter.device:
         notes.append(f"device={converter.device!r} has no effect: the file is for every device")
+    if other_form := _of_other_form(output_file):
+        notes.append(other_form)
     return Job(
         framework=framework,
         model_file=Path(model_file),
@@ -373,6 +381,19 @@ def _key(name: str, text: str) -> bytes | None:
             f"{len(text)} characters"
         )
     return key
+
+
+def _of_other_form(output_file: str) -> str:
+    """Return a note on a name that is of another form of model than the result; "" for others."""
+    ending = Path(output_file).suffix.lower()
+    if ending in _COMPILED:
+        return (
+            f"the result is ONNX, not {ending}: a backend compiles it for its device when a Model "
+            "is built of it"
+        )
+    if ending in _OTHER_FORMS:
+        return f"the result is ONNX, not {ending}; no other form is written"
+    return ""
 
 
 def _output(text: str, suffix: str) -> Path:

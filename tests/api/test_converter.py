@@ -554,6 +554,32 @@ def test_a_configuration_that_cannot_be_read_names_the_line(
         Converter().convert(ONNX, affine_file, str(tmp_path / "out"), "", str(config))
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("net.trt", "not .trt: a backend compiles it for its device when a Model is built of it"),
+        ("net.OM", "not .om: a backend compiles it"),
+        ("net.tflite", "not .tflite; no other form is written"),
+        ("net.v1.2", ""),
+        ("net", ""),
+    ],
+)
+def test_a_name_of_another_form_is_a_note_and_a_warning(
+    name: str, says: str, affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    converter = Converter()
+    converter.convert(ONNX, affine_file, str(tmp_path / name))
+    assert converter.report is not None
+    assert (tmp_path / f"{name}.mindir").exists()
+    if not says:
+        assert not caplog.records
+        assert not converter.report.notes
+        return
+    [note] = converter.report.notes
+    assert note.startswith(f"the result is ONNX, {says}")
+    assert caplog.messages == [f"{tmp_path / name}.mindir: {note}"]
+
+
 def test_a_key_that_encrypts_nothing_is_a_warning(
     affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -233,6 +233,13 @@ def test_converter_lites_files_may_follow_a_blank(cli, affine, tmp_path):
     assert (tmp_path / "out.mindir").exists()
 
 
+def test_an_output_of_another_forms_name_is_converted_with_a_note(cli, affine, tmp_path):
+    done = cli("convert", affine, tmp_path / "net.trt")
+    assert (done.status, done.err) == (0, "")
+    assert f"result {tmp_path / 'net.trt.mindir'}" in done.text
+    assert "note: the result is ONNX, not .trt: a backend compiles it for its device" in done.text
+
+
 def test_encryption_switched_off_leaves_a_key_unused_with_a_note(cli, affine, tmp_path):
     done = cli("convert", affine, tmp_path / "out", "--encryption=false", f"--encryptKey={KEY}")
     assert done.status == 0
