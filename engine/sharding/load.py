@@ -63,7 +63,8 @@ def load_distributed_checkpoint(
         or of rank_id, to <dst_safetensors_dir>/rank_0/net.safetensors and so on.
     checkpoint_filenames: of all ranks, in their order; only those with something for this rank
         are opened. With train_strategy_filename None each of them holds the weights whole (data
-        parallel, integrated), and one is enough; several are compared, and rank 0's are taken.
+        parallel, integrated), and one is enough; of several each rank compares its own with rank
+        0's, which are taken, and rank 0 all of them.
         Or unified_safetensors_dir, a folder of .safetensors that hold the whole weights together.
     predict_strategy: layouts by parameter, from infer_predict_layout or build_searched_strategy,
         or a strategy file; None for one device, which holds everything.
@@ -96,8 +97,13 @@ def load_distributed_checkpoint(
     )
     if open_file is None:
         open_file = partial(open_checkpoint, dec_key=dec_key or None, dec_mode=dec_mode)
-    rank = _rank(rank_id, target)
-    copies, files = files, {0: files[0]} if source.is_single else files
+    this_rank = _this_rank(rank_id)
+    rank = _rank_of(this_rank, target)
+    copies = files
+    if source.is_single:
+        if this_rank:  # rank 0 looks at all of them
+            copies = {each: files[each] for each in (0, this_rank) if each in files}
+        files = {0: files[0]}
     sources = Sources(files, source, open_file)
     require_same = partial(_require_same, sources, copies, open_file, progress)
     if network is None:
@@ -141,13 +147,15 @@ def load_distributed_checkpoint(
 # ------------------------------------------------------------------------------------- arguments
 
 
-def _rank(rank_id: int | None, target: Arrangement) -> int:
+def _this_rank(rank_id: int | None) -> int:
     if rank_id is None:
         from engine.distributed.job import this_job
 
-        rank = this_job().rank
-    else:
-        rank = require("rank_id", rank_id, int)
+        return this_job().rank
+    return require("rank_id", rank_id, int)
+
+
+def _rank_of(rank: int, target: Arrangement) -> int:
     if target.rank_count == 1:
         return 0 if rank >= 0 else rank
     if not 0 <= rank < target.rank_count:

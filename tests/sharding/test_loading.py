@@ -222,6 +222,19 @@ def test_only_the_weights_that_the_model_takes_are_compared_and_statistics_are_r
         sharding.load_distributed_checkpoint(model, paths)
 
 
+def test_each_rank_compares_its_own_file_and_rank_0_all_of_them(tmp_path: Path) -> None:
+    paths = [tmp_path / f"rank{rank}.safetensors" for rank in range(3)]
+    for path in paths:
+        sharding.save_checkpoint(FULL, path)
+    sharding.save_checkpoint(FULL | {"fc1.bias": FULL["fc1.bias"] + 1}, paths[1])
+    model = mlp(WHOLE)
+    sharding.load_distributed_checkpoint(model, paths, rank_id=2)
+    assert_equal(weights_of(model), FULL)
+    for rank in range(2):
+        with pytest.raises(ModelError, match=r"'fc1\.bias' of rank 1 differs from rank 0's"):
+            sharding.load_distributed_checkpoint(model, paths, rank_id=rank)
+
+
 def test_a_stage_opens_only_the_files_of_its_stage(tmp_path: Path) -> None:
     whole = {name: Layout((2,), (-1,) * array.ndim) for name, array in FULL.items()}
     first = {name: whole[name] for name in ("fc1.weight", "fc1.bias")}
