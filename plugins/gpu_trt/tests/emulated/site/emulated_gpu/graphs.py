@@ -24,8 +24,6 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import TensorProto
-from onnx.checker import ValidationError
-from onnx.external_data_helper import load_external_data_for_model
 from onnx.reference import ReferenceEvaluator
 from onnx.shape_inference import InferenceError
 
@@ -91,6 +89,24 @@ class Refusal:
     operator: str = ""
 
 
+def _read_external(tensor: TensorProto, folder: Path) -> None:
+    """Read a tensor's data file. TensorRT's parser follows links, which onnx's own loader refuses.
+
+    Raises OSError, ValueError or KeyError where there is none, or not as much.
+    """
+    if tensor.data_location != TensorProto.EXTERNAL:
+        return
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    length = int(entries.get("length", -1))
+    with (folder / entries["location"]).open("rb") as file:
+        file.seek(int(entries.get("offset", 0)))
+        tensor.raw_data = file.read(length)
+    if len(tensor.raw_data) < length:
+        raise ValueError("the file ends before the tensor does")
+    tensor.ClearField("external_data")
+    tensor.data_location = TensorProto.DEFAULT
+
+
 class Graph:
     """A model as the parser has read it: whole, with its weights."""
 
@@ -110,11 +126,12 @@ class Graph:
                 "Assertion failed: model->ParseFromCodedStream(&codedInput): "
                 "Failed to parse the ONNX model."
             ) from None
-        try:
-            load_external_data_for_model(self.model, str(Path(path).parent) if path else "")
-        except (OSError, ValueError, ValidationError):
-            missing = next(t for t in self.model.graph.initializer if t.data_location)
-            raise ValueError(f"Failed to import initializer: {missing.name}") from None
+        folder = Path(path).parent if path else Path()
+        for tensor in self.model.graph.initializer:
+            try:
+                _read_external(tensor, folder)
+            except (OSError, ValueError, KeyError):
+                raise ValueError(f"Failed to import initializer: {tensor.name}") from None
         graph = self.model.graph
         constants = {tensor.name for tensor in graph.initializer}
         self.inputs = [value for value in graph.input if value.name not in constants]
