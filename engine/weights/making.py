@@ -53,8 +53,8 @@ def found_or_made(store: Store, may_write: bool, work: Work[T]) -> T:
     What is wrong with the entry, or with the disk, is a warning. Raises CacheUnusable.
     """
     identity = work.identity
-    damaged = None
     while True:
+        damaged = None
         with store.locked(identity.name, shared=True, check=work.check):
             try:
                 if entry := store.find(identity):

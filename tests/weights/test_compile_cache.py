@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +21,10 @@ import pytest
 from onnx import helper
 
 import engine
+from engine.errors import CompiledFormError
 from engine.testing import models, null, null_run
-from engine.weights.store import Damaged, Store
+from engine.weights.making import Work, found_or_made
+from engine.weights.store import Damaged, Entry, Identity, Store
 
 X = np.array([[1, 2, 3]], np.float32)
 Y = np.array([[3, 5, 7]], np.float32)  # 2x + 1
@@ -454,6 +456,39 @@ def test_threads_that_build_the_same_model_wait_for_one_of_them(
         thread.join(60)
     assert errors == []
     assert len(compiles) == 1
+
+
+def test_a_damaged_entry_that_another_has_removed_meanwhile_is_made_anew(tmp_path) -> None:
+    class Watched(Store):
+        finds = 0
+
+        def find(self, identity: Identity) -> Entry | None:
+            self.finds += 1
+            assert self.finds < 10, "it looks again and again for what is gone"
+            return super().find(identity)
+
+    def refuse(_: Path) -> str:
+        raise CompiledFormError("of another version")
+
+    def make(folder: Path | None) -> str:
+        assert folder is not None
+        (folder / "form").touch()
+        return "made"
+
+    def remove() -> None:
+        store.remove(identity.name)
+        other.close()
+
+    store, identity = Watched(tmp_path), Identity("0" * 64, {"backend": "null"})
+    make(store.begin(identity))
+    store.commit(identity, "net.onnx")
+    with ExitStack() as other:  # another process, which is waited for to replace the entry
+        other.enter_context(store.locked(identity.name, shared=True))
+        work = Work(
+            identity=identity, title="net.onnx", nbytes=1, read=refuse, make=make, check=remove
+        )
+        assert found_or_made(store, True, work) == "made"
+    assert store.names() == [identity.name]
 
 
 def test_a_damaged_entry_that_many_find_is_made_once(tmp_path, load, cache, compiles) -> None:
