@@ -136,6 +136,26 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+def test_a_thread_that_cannot_start_holds_up_no_later_request(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def fail(thread: threading.Thread) -> None:
+        if thread.name == "engine-part":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with make() as runner:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", fail)
+            for _ in range(3):  # more than there are workers
+                with pytest.raises(RuntimeError, match="can't start"):
+                    runner.predict([rows(4)], timeout_s=30)
+        check(runner.predict([rows(4)], timeout_s=30), rows(4))
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_runner_that_nobody_has_any_more_ends_its_workers(make: Make) -> None:
     make(1)
 
