@@ -20,7 +20,7 @@ from typing import Any, Literal, Protocol
 from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFull
 from engine.host import deadlines
-from engine.host.interrupts import undisturbed
+from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.gate import Gate
 from engine.serving.batching import Alone, Request
 from engine.serving.threads import Admission, Tell, Turn, Workers, open_lock, thread
@@ -421,13 +421,22 @@ class _Callbacks:
 
     def put(self, call: Callable[[Future[list[Tensor]]], object], job: Job) -> None:
         with self._lock:
-            if not self._has_ended:
+            if not self._has_ended and self._has_thread():
                 self._calls.put(partial(call, job))
-                if self._thread is None:
-                    self._thread = thread(_call, self._calls)
-                    undisturbed(self._thread.start)
                 return
         _logged(partial(call, job))  # given for a job that ended, with the last, just then
+
+    def _has_thread(self) -> bool:
+        """Start the thread unless there is one; return False where it cannot be started."""
+        if self._thread is None:
+            self._thread = thread(_call, self._calls)  # also where an interrupt ends the wait
+            try:
+                undisturbed(self._thread.start)
+            except RuntimeError as error:
+                if raised_by_handler(error):
+                    raise
+                self._thread = None
+        return self._thread is not None
 
     def end(self) -> None:
         """Have the thread end after what there is."""

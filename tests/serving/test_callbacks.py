@@ -65,6 +65,26 @@ def test_close_waits_for_callbacks(make: Make) -> None:
     assert seen == [1]
 
 
+def test_a_callback_is_called_also_where_its_thread_cannot_start(
+    make: Make, gated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = make(1, target="gated")
+    futures = [runner.submit([X]) for _ in range(2)]
+    wait_until(lambda: gated.begun)
+    seen: list[Future[Any]] = []
+    for future in futures:
+        future.add_done_callback(seen.append)
+
+    def fail(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail)
+        gated.go.set()
+        wait_until(lambda: seen == futures)
+    runner.close()
+
+
 @pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt])
 def test_a_callback_that_raises_stops_nobody(
     make: Make, gated: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
