@@ -107,14 +107,14 @@ class Job(Future[list[Tensor]]):
         watch = self._watch
         if watch is not None:
             watch.__enter__()
-            if self.done():  # and may have left it before
+            if self._ending.locked():  # and who ends it may have left it before
                 watch.__exit__(None, None, None)
         if self.timeout_s is not None:
-            self._deadline = _Deadline(self)
-            if self.done():  # and has not seen it
-                self._deadline.job = None
+            self._deadline = deadline = _Deadline(self)
+            if self._ending.locked():  # and who ends it has not seen it
+                deadline.job = None
             else:
-                deadlines.watch(self._deadline)
+                deadlines.watch(deadline)
 
     def add_done_callback(self, fn: Callable[[Future[list[Tensor]]], object]) -> None:
         """Call `fn` with the future when it is done: in a thread that does only this."""

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from engine import (
     ModelStateError,
     QueueFull,
 )
+from engine.serving.statistics import Recorder
 from engine.testing import models
 from engine.testing.interrupts import Interrupter
 
@@ -220,6 +222,48 @@ def test_nothing_of_a_request_outlives_its_future(make: Make, kind: str) -> None
         wait_until(lambda: known() is None)
     finally:
         gc.enable()
+
+
+class Patient:
+    """The block of a token's watch, which begins only once an event is there."""
+
+    def __init__(self, watch: AbstractContextManager[None], event: threading.Event) -> None:
+        self.watch, self.event = watch, event
+
+    def __enter__(self) -> None:
+        assert self.event.wait(60)
+        self.watch.__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        self.watch.__exit__(*raised)
+
+
+@pytest.mark.parametrize("timeout_s", [None, 3600])
+def test_a_token_keeps_nothing_of_a_request_that_ends_while_it_is_queued(
+    make: Make, monkeypatch: pytest.MonkeyPatch, timeout_s: float | None
+) -> None:
+    runner = make(1)
+    is_ending, is_queued = threading.Event(), threading.Event()
+    ended = Recorder.ended
+
+    def note(*moments: Any) -> None:
+        is_ending.set()
+        assert is_queued.wait(60)
+        ended(*moments)
+
+    class Late(CancelToken):
+        def watch(self, callback: Callable[[], None]) -> Any:
+            return Patient(super().watch(callback), is_ending)
+
+    monkeypatch.setattr(Recorder, "ended", note)
+    token = Late()
+    future = runner.submit([X], timeout_s=timeout_s, cancel=token)
+    is_queued.set()
+    assert future.result(60)
+    known = weakref.ref(future)
+    del future
+    wait_until(lambda: known() is None)
+    assert not token.cancelled
 
 
 @pytest.mark.parametrize("most", [1, 8])
