@@ -18,7 +18,7 @@ from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
 from engine.runtime.values import as_tensors
 from engine.tensor import Tensor
-from engine.workers.guard import GRACE_S
+from engine.workers.guard import GRACE_S, check
 from engine.workers.hands import Hands
 from engine.workers.slicing import Slicing
 
@@ -163,10 +163,10 @@ def _wait(task: Task, deadline_s: float | None, cancel: CancelToken | None) -> N
     """Wait for a part, which sees to its own deadline and cancel once it has begun."""
     until = None if deadline_s is None else deadline_s + 2 * GRACE_S
     while not task.wait(_LOOK_S if cancel is not None or until is not None else -1):
-        if until is not None and time.monotonic() >= until:
+        if not task.has_begun:
+            check(deadline_s, cancel)
+        elif until is not None and time.monotonic() >= until:
             raise DeadlineExceeded("it took longer than it was given, waiting included")
-        if cancel is not None and not task.has_begun:
-            cancel.check()
 
 
 def _of_any_size(spec: TensorSpec, axis: int | None) -> TensorSpec:

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from odd_backend import COMPILE, HANG, LAST, LEAVE, REST
 from worker_steps import Make, check, children, rows, states, wait_until
@@ -133,6 +134,28 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
     for future in futures:
         with pytest.raises(ModelStateError, match="the runner is closed"):
             future.result(0)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_late_request_does_not_wait_for_its_parts_that_have_not_begun(
+    odd_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.workers.replicas.GRACE_S", 60.0)
+    model = onnx.load(odd_model)
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(model, tmp_path / "fixed.onnx")
+    context = Context()
+    context.target = ["odd"]
+    with MultiDeviceRunner(tmp_path / "fixed.onnx", [0], context) as runner:
+        x = rows(40)
+        x[:, 0] = REST
+        first = runner.submit([x])  # 40 parts of 0.3 s
+        wait_until(lambda: states(runner) == ["busy"])
+        with pytest.raises(DeadlineExceeded, match=r"longer than timeout_s, 1\.5 s"):
+            runner.predict([rows(2)], timeout_s=1.5)
+        assert not first.done()
+        first.cancel()
 
 
 @pytest.mark.usefixtures("nothing_is_left")
