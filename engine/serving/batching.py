@@ -46,10 +46,6 @@ class Request:
         self.results: list[Tensor] | None = None
 
 
-class Alone(Exception):
-    """A run of several requests failed: each is to be run alone, and this thread has no slot."""
-
-
 class Batcher:
     """Runs requests for one model together."""
 
@@ -74,8 +70,8 @@ class Batcher:
 
         predict: the model on arrays in its order; it enters the gate, leaves it, and stops where
             this request is late or cancelled. The others wait again then.
-        The thread is outside then. Returns None where there is nobody: it is inside still. Raises
-        Alone.
+        Returns None where it is to be run alone: there is nobody, or the run failed. The thread is
+        outside once there are results, else inside still.
         """
         places = self._collected(request, deadline_s, cancel)
         if not places:
@@ -92,19 +88,15 @@ class Batcher:
                 for place in places:
                     place.wake()
                 self.served(len(batch))
-        except (Cancelled, DeadlineExceeded):  # this request's own
-            self._gate.leave()
-            self._gate.restore(places)
-            raise
-        except Exception as error:
-            for each in batch:
-                each.is_alone = True
-            self._gate.leave()
-            self._gate.restore(places)
-            raise Alone from error
-        except BaseException:
-            self._gate.leave()
-            self._gate.restore(places)
+        except BaseException as error:
+            is_own = isinstance(error, Cancelled | DeadlineExceeded)
+            fails_all = isinstance(error, Exception) and not is_own
+            if fails_all:
+                for each in batch:
+                    each.is_alone = True
+            self._gate.restore(places)  # from inside: who closes sees all the time that they wait
+            if fails_all:
+                return None
             raise
         self._gate.leave()
         self._recorder.ran(sum(each.size for each in batch))

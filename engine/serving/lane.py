@@ -18,7 +18,7 @@ from engine.host.cpus import usable_cpus
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.gate import Gate
 from engine.serving.batchable import Batching
-from engine.serving.batching import Alone, Batcher, Request
+from engine.serving.batching import Batcher, Request
 from engine.serving.statistics import Recorder
 from engine.serving.submission import Job, Submitter, WhenFull, awaited, outcome_of
 from engine.serving.threads import Turn
@@ -112,10 +112,7 @@ class Lane:
                         raise ModelStateError(self._refusal)
                     admitted_s = time.perf_counter()
                     gate.keep()
-                    try:
-                        results = self._run(request, inputs, outputs, deadline_s, cancel)
-                    except Alone:
-                        results = self._run(request, inputs, outputs, deadline_s, cancel)
+                    results = self._run(request, inputs, outputs, deadline_s, cancel)
             finally:
                 try:
                     gate.leave()
@@ -272,7 +269,7 @@ class Lane:
         deadline_s: float | None,
         cancel: CancelToken | None,
     ) -> list[Tensor]:
-        """Run a request whose thread is inside the gate, and has still to leave. Raises Alone."""
+        """Run a request whose thread is inside the gate, and has still to leave."""
         # What a signal handler raises in the main thread must not meet others' requests.
         if self._batcher is None or request is None or _is_main_thread():
             results = self._predict(inputs, outputs, deadline_s, cancel)

@@ -22,7 +22,7 @@ from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFul
 from engine.host import deadlines
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.gate import Gate
-from engine.serving.batching import Alone, Request
+from engine.serving.batching import Request
 from engine.serving.threads import Admission, Tell, Turn, Workers, open_lock, thread
 from engine.tensor import Tensor
 
@@ -50,7 +50,7 @@ class Server(Protocol):
         deadline_s: float,
         token: CancelToken,
     ) -> list[Tensor]:
-        """Run a request whose thread is inside the gate. Raises Alone."""
+        """Run a request whose thread is inside the gate."""
 
     def ended(self, outcome: str, came_s: float, admitted_s: float) -> None:
         """Note the end of a request; see Recorder.ended."""
@@ -168,14 +168,6 @@ class Job(Future[list[Tensor]]):
                 results = server.serve(
                     self.request, self.inputs, self.timeout_s, self.deadline_s, self.token
                 )
-            except Alone:
-                # Not by this thread, which would wait for a slot: it may be needed to free one.
-                self._post = again = post.again()
-                gate.restore([again])
-                if self.token.cancelled:  # or late: while it had no place to be withdrawn from
-                    self._stop()
-                elif time.monotonic() >= self.deadline_s:
-                    self.expire()
             except BaseException as error:
                 self.fail(error)
             else:

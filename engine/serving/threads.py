@@ -19,7 +19,7 @@ from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.gate import Gate, Post
-from engine.serving.batching import Alone, Request
+from engine.serving.batching import Request
 from engine.tensor import Tensor
 
 Tell: TypeAlias = Callable[[], None]
@@ -63,12 +63,6 @@ class Admission(Post):
         assert isinstance(self.request, Request)
         assert self.request.results is not None
         self.work.finish(self.request.results)
-
-    def again(self) -> Admission:
-        """Return a place for the same work, which came when this did."""
-        place = Admission(self.work, self.queue)
-        place.came_s = self.came_s
-        return place
 
 
 class Workers:
@@ -185,7 +179,7 @@ class Turn:
         if self._place is not None and gate.withdraw(self._place) and not self._is_done:
             raise error
 
-    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell | None:
+    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell:
         """See Work."""
         gate.adopt(place)
         self.run_s = time.perf_counter()
@@ -193,17 +187,10 @@ class Turn:
             tell()
         try:
             self._results = self._call()
-        except Alone:
-            # Not by this thread, which would wait for a slot: it may be needed to free one.
-            self._place = again = place.again()
-            gate.restore([again])
-            self._look()  # it may be late, or cancelled, while it had no place
         except BaseException as error:
             self._error = error
         finally:
             gate.leave()
-        if self._place is not place:
-            return None
         self._is_done = True
         look = self._look
         del self, place  # the traceback of an error has this frame: no cycle

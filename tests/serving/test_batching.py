@@ -250,6 +250,48 @@ def test_a_bad_request_of_a_thread_fails_alone(
         assert gated.module.begun[:2] == [1, 5]
 
 
+def test_close_finishes_requests_whose_shared_run_has_just_failed(
+    install: Callable[..., ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gated = Gated(install, write(tmp_path, SCALE))
+    results: dict[int, Any] = {}
+
+    def client(number: int) -> None:
+        try:
+            [y] = gated.runner.predict([np.full((1, 4), number, np.float32)])
+            results[number] = y.get_data_to_numpy().tolist()
+        except (ModelError, ModelStateError) as error:
+            results[number] = str(error)
+
+    with gated as runner:
+        closing = threading.Thread(target=runner.close)
+        gate, looks, has_failed = runner._lanes[0].gate, [], threading.Event()
+        restore, is_used = gate.restore, gate.is_used_by_others
+
+        def restore_later(places: Any) -> None:
+            has_failed.set()
+            wait_until(lambda: len(looks) > 2 or (closing.ident and not closing.is_alive()))
+            restore(places)
+
+        def look() -> bool:
+            looks.append(is_used())
+            return looks[-1]
+
+        monkeypatch.setattr(gate, "restore", restore_later)
+        monkeypatch.setattr(gate, "is_used_by_others", look)
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(11, 16)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: runner.statistics().waiting == 5)
+        gated.module.go.set()
+        assert has_failed.wait(60)
+        closing.start()
+        for thread in (*threads, closing):
+            thread.join(60)
+    assert "unlucky" in results.pop(13)
+    assert results == {i: (i * ROW[None]).tolist() for i in (11, 12, 14, 15)}
+
+
 def test_requests_of_other_shapes_or_with_wrong_ones_do_not_share(
     install: Callable[..., ModuleType], tmp_path: Path
 ) -> None:
