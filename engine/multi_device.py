@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from engine.model import Model
     from engine.types import CancelToken, Progress
+    from engine.workers.protocol import Ready
 
 __all__ = ["MultiDeviceRunner"]
 
@@ -148,22 +149,26 @@ class MultiDeviceRunner(Handle):
         )
         self._recorder = Recorder()
         try:
-            ready = self._supervisor.build(progress, cancel)
+            ready = self._built(failure, progress, cancel)
+            self._replicas = Replicas(self._supervisor, ready.inputs, ready.outputs, batch_axes)
+            # Replicas behaves as a Model does, as far as a lane looks. One request more than there
+            # are workers is under way, so that none is idle while another request is wrapped up.
+            model, gate = cast("Model", self._replicas), Gate(len(devices) + 1)
+            self._lane = Lane(model, self._recorder, queue_limit, when_full == "wait", gate)
+            self._why_not = ""
+            fork.watch(self)
+        except BaseException:
+            self._supervisor.close(_CLOSED)
+            raise
+
+    def _built(self, failure: str, progress: Progress | None, cancel: CancelToken | None) -> Ready:
+        """Have the workers build the model. failure: what the message of an error begins with."""
+        try:
+            return self._supervisor.build(progress, cancel)
         except (ModelError, InputError) as error:
             text = str(error).removeprefix("build_from_file failed! Error is ")
             error.args = (text, *error.args[1:])
             raise prefixed(error, failure) from None
-        try:
-            self._replicas = Replicas(self._supervisor, ready.inputs, ready.outputs, batch_axes)
-        except BaseException:
-            self._supervisor.close(_CLOSED)
-            raise
-        # Replicas behaves as a Model does, as far as a lane looks. One request more than there are
-        # workers is under way, so that none is idle while another request is wrapped up.
-        model, gate = cast("Model", self._replicas), Gate(len(devices) + 1)
-        self._lane = Lane(model, self._recorder, queue_limit, when_full == "wait", gate)
-        self._why_not = ""
-        fork.watch(self)
 
     # ---------------------------------------------------------------------------------- running
 

@@ -137,6 +137,20 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize("step", ["Replicas", "Lane", "fork.watch"])
+def test_an_interrupt_after_the_build_leaves_no_worker(
+    make: Make, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"engine.multi_device.{step}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            make(1)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_late_request_does_not_wait_for_its_parts_that_have_not_begun(
     odd_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
