@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import math
 import os
 import sys
@@ -235,10 +236,7 @@ class MultiDeviceRunner(Handle):
             return
         self._why_not = _CLOSED
         try:
-            lane.close(f"predict failed! {_CLOSED}", finish)
-            if not finish:
-                self._supervisor.abort(_CLOSED)
-            lane.join()
+            _end(lane, self._supervisor, finish)
         except BaseException:
             self._lane = lane  # a signal handler's: the next call goes on
             raise
@@ -247,9 +245,13 @@ class MultiDeviceRunner(Handle):
         self.close(finish=finish)
 
     def __del__(self) -> None:
+        lane = getattr(self, "_lane", None)
         # As the process ends no other thread runs, and the workers end with it.
-        if getattr(self, "_lane", None) is not None and not sys.is_finalizing():
-            self.close(finish=False)
+        if lane is not None and not sys.is_finalizing():
+            # Not by this one: Python collects garbage in any thread, also in one that has a request
+            # or a worker, which would wait for itself, and in the middle of threading's own steps.
+            end = threading.Thread(target=_end, args=(lane, self._supervisor, False), daemon=True)
+            _thread.start_new_thread(end.start, ())
 
     def __repr__(self) -> str:
         if self._why_not:
@@ -269,6 +271,13 @@ class MultiDeviceRunner(Handle):
         if self._lane is not None:
             self._why_not = FORKED
         self._lane, self._lock = None, threading.RLock()
+
+
+def _end(lane: Lane, supervisor: Supervisor, finish: bool) -> None:
+    lane.close(f"predict failed! {_CLOSED}", finish)
+    if not finish:
+        supervisor.abort(_CLOSED)
+    lane.join()
 
 
 def _seconds(name: str, value: object) -> float:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -195,6 +198,27 @@ def test_a_thread_that_cannot_start_holds_up_no_later_request(
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_runner_that_nobody_has_any_more_ends_its_workers(make: Make) -> None:
     make(1)
+
+
+@pytest.mark.usefixtures("nothing_is_left")
+def test_a_runner_that_is_collected_in_the_thread_of_its_request_ends(make: Make) -> None:
+    has_gone = threading.Event()
+
+    class Collecting:
+        def __array__(self, *_: object, **__: object) -> np.ndarray[Any, Any]:
+            assert has_gone.wait(60)
+            gc.collect()
+            return rows(1)
+
+    class Service:
+        def __init__(self) -> None:
+            self.runner = make(1)
+            self.cycle = self
+
+    future = Service().runner.submit([Collecting()])
+    has_gone.set()
+    with suppress(ModelStateError):  # as it is closed; or it was first
+        check(future.result(60), rows(1))
 
 
 def test_wrong_arguments_are_refused_before_anything_is_started(odd_model: Path) -> None:
