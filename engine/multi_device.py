@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import math
 import os
 import sys
 import threading
@@ -283,6 +282,6 @@ def _end(lane: Lane, supervisor: Supervisor, finish: bool) -> None:
 def _seconds(name: str, value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number of seconds, but got {type(value)}")
-    if not value > 0 or math.isnan(value):
+    if not value > 0:
         raise ValueError(f"{name} must be above 0 s, but got {value}")
-    return min(float(value), threading.TIMEOUT_MAX)
+    return float(min(value, threading.TIMEOUT_MAX))

@@ -323,7 +323,7 @@ def _seconds(timeout_s: object) -> float:
     assert isinstance(timeout_s, int | float | np.integer | np.floating)
     if not timeout_s > 0:
         raise ValueError(f"timeout_s must be above 0 s, but got {timeout_s}")
-    return min(float(timeout_s), threading.TIMEOUT_MAX)
+    return float(min(timeout_s, threading.TIMEOUT_MAX))
 
 
 def _late(timeout_s: float | None) -> DeadlineExceeded:

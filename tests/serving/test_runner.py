@@ -220,6 +220,13 @@ def test_a_cancelled_task_cancels_its_request(make: Make) -> None:
     assert runner.statistics().cancelled == 1
 
 
+def test_a_timeout_may_be_of_any_size(make: Make) -> None:
+    runner = make()
+    for timeout_s in (10**400, float("inf"), np.float32(1e30)):
+        assert result(runner.predict([X], timeout_s=timeout_s)) == (2 * X + 1).tolist()
+        assert result(runner.submit([X], timeout_s=timeout_s).result(60)) == (2 * X + 1).tolist()
+
+
 @pytest.mark.parametrize("timeout_s", [0, -1, "1", True])
 def test_a_wrong_timeout_is_an_error(make: Make, timeout_s: Any) -> None:
     runner = make()

@@ -201,6 +201,12 @@ def test_a_runner_that_nobody_has_any_more_ends_its_workers(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+def test_a_run_may_be_given_any_time_before_it_counts_as_hung(make: Make) -> None:
+    with make(1, hang_timeout_s=10**400) as runner:
+        check(runner.predict([rows(1)]), rows(1))
+
+
+@pytest.mark.usefixtures("nothing_is_left")
 def test_a_runner_that_is_collected_in_the_thread_of_its_request_ends(make: Make) -> None:
     has_gone = threading.Event()
 
