@@ -6,8 +6,8 @@ What is built anew is built beside the old, which goes on; where that fails, not
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,11 +40,12 @@ class Change(NamedTuple):
     """An update of weights that is prepared. One of the two; neither can fail.
 
     built: is to take the place of what the model is. exchange: has what the model is take other
-    weights.
+    weights. weights: the names of those that it changes, in the order of the update.
     """
 
     built: Built | None = None
     exchange: Callable[[], None] | None = None
+    weights: tuple[str, ...] = ()
 
 
 def resize(model: Model, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
@@ -140,25 +141,53 @@ def measured_copy(model: Model, folder: Path) -> Model:
 
 def update_together(models: Sequence[Model], weights: Update) -> None:
     """Exchange weights of models at once: all of them, or none. See Model.update_weights."""
-    from engine.weights.variables import check_form
-
-    check_form(weights)
     with ExitStack() as held:
         for model in models:  # after a resize that runs, and before the next
             held.enter_context(model._building)
-        changes: list[Change] = []
-        try:
-            changes.extend(_prepare_update(model, weights) for model in models)
-            for model, change in zip(models, changes, strict=True):
-                _make_update(model, change)
-        except EngineError as error:
-            for model, change in zip(models, changes, strict=False):
-                if change.built is not None and change.built is not model._built:
-                    change.built.plan.pool.close()
-            if interrupt := raised_by_handler(error):
-                raise interrupt from None
-            prefixed(error, "update weight failed! Error is ")
+        make_updates(models, prepare_updates(models, weights))
+
+
+def prepare_updates(models: Sequence[Model], weights: Update) -> list[Change]:
+    """Do all of an update that can fail. `make_updates` or `drop_updates` follows.
+
+    With the `_building` of each model held, or by the one thread that changes them. Raises what
+    Model.update_weights raises; then nothing has changed.
+    """
+    from engine.weights.variables import check_form
+
+    check_form(weights)
+    changes: list[Change] = []
+    with _undone(models, changes):
+        changes.extend(_prepare_update(model, weights) for model in models)
+    return changes
+
+
+def make_updates(models: Sequence[Model], changes: Sequence[Change]) -> None:
+    """Switch to what was prepared. Raises ModelStateError where a model was closed meanwhile."""
+    with _undone(models, changes):
+        for model, change in zip(models, changes, strict=True):
+            _make_update(model, change)
+
+
+def drop_updates(models: Sequence[Model], changes: Sequence[Change]) -> None:
+    """Free what was prepared, and is not to be made."""
+    for model, change in zip(models, changes, strict=False):
+        if change.built is not None and change.built is not model._built:
+            change.built.plan.pool.close()
+
+
+@contextmanager
+def _undone(models: Sequence[Model], changes: Sequence[Change]) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        drop_updates(models, changes)
+        if not isinstance(error, EngineError):
             raise
+        if interrupt := raised_by_handler(error):
+            raise interrupt from None
+        prefixed(error, "update weight failed! Error is ")
+        raise
 
 
 def _prepare_update(model: Model, weights: Update) -> Change:
@@ -256,12 +285,12 @@ def _prepared_update(
     new = weights.read(update, plan.devices)
     if plan.weights is not None:
         prepared = plan.weights.prepared(weights.resulting(new))
-        return Change(exchange=partial(plan.weights.exchange, prepared))
+        return Change(exchange=partial(plan.weights.exchange, prepared), weights=tuple(new))
     loaded = {}
     if weights.kind == "add":
         loaded = {slot.name: slot.initial for slot in _source(recipe, None).variables}
     values = {**old.updated, **copied(weights.resulting(new, loaded))}
-    return Change(_built_anew(recipe, old, shapes, values))
+    return Change(_built_anew(recipe, old, shapes, values), weights=tuple(new))
 
 
 def _source(recipe: Recipe, shapes: Mapping[str, Sequence[int]] | None) -> OpenedSource:

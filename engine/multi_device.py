@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from engine.model import Model
     from engine.types import CancelToken, Progress
+    from engine.weights.variables import Update
     from engine.workers.protocol import Ready
 
 __all__ = ["MultiDeviceRunner"]
@@ -107,6 +108,7 @@ class MultiDeviceRunner(Handle):
         self._lane: Lane | None = None
         self._why_not = _CLOSED
         self._lock = threading.RLock()
+        self._updating = threading.Lock()
         if isinstance(model_path, PathLike):
             model_path = os.fspath(model_path)
         self.model_path_ = model_path = require("model_path", model_path, str)
@@ -150,6 +152,7 @@ class MultiDeviceRunner(Handle):
         self._recorder = Recorder()
         try:
             ready = self._built(failure, progress, cancel)
+            self._variable_weights = ready.variable_weights
             self._replicas = Replicas(self._supervisor, ready.inputs, ready.outputs, batch_axes)
             # Replicas behaves as a Model does, as far as a lane looks. One request more than there
             # are workers is under way, so that none is idle while another request is wrapped up.
@@ -214,6 +217,36 @@ class MultiDeviceRunner(Handle):
         self._open_lane()
         return self._replicas.get_inputs()
 
+    def update_weights(self, weights: Update) -> None:
+        """Exchange weights that were declared variable, in all workers between two requests.
+
+        See Model.update_weights; the declaration stands in `context.parallel`'s configuration. A
+        request that came before runs with the old weights, one that comes when this has returned
+        with the new ones, and each with one of both in all its parts. A worker that is started
+        again has the new ones, too: a copy of them is kept in this process.
+        An interrupt of this does not stop the update.
+        """
+        from engine.weights.variables import check_form, sendable
+        from engine.workers.updates import update_all
+
+        check_form(weights)
+        lane = self._lane
+        if lane is None:
+            raise ModelStateError(f"update weight failed! Error is {self._why_not or _CLOSED}")
+        if not self._variable_weights:
+            raise ModelStateError(
+                "update weight failed! Error is no weight of this model was declared variable; "
+                "name them where the runner is built: [common_context] variable_weights_list, in "
+                "context.parallel.config_info"
+            )
+
+        def update() -> None:
+            with self._updating:
+                sent = sendable(weights, self._variable_weights)
+                update_all(self._supervisor, sent, lane.alone)
+
+        undisturbed(update)
+
     def statistics(self) -> MultiDeviceStatistics:
         """Return counts and times of all requests since the start, and the state of each worker."""
         lane = self._lane
@@ -269,7 +302,7 @@ class MultiDeviceRunner(Handle):
         fork.never_free(self._lane, self._replicas, self._supervisor, self._recorder)
         if self._lane is not None:
             self._why_not = FORKED
-        self._lane, self._lock = None, threading.RLock()
+        self._lane, self._lock, self._updating = None, threading.RLock(), threading.Lock()
 
 
 def _end(lane: Lane, supervisor: Supervisor, finish: bool) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,12 +18,12 @@ from engine.config.checks import require
 from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueFull
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import raised_by_handler, undisturbed
-from engine.plan.gate import Gate
+from engine.plan.gate import Gate, Post
 from engine.serving.batchable import Batching
 from engine.serving.batching import Batcher, Request
 from engine.serving.statistics import Recorder
 from engine.serving.submission import Job, Submitter, WhenFull, awaited, outcome_of
-from engine.serving.threads import Turn
+from engine.serving.threads import Turn, open_lock
 from engine.tensor import Tensor
 from engine.types import CancelToken, Capability
 
@@ -244,6 +246,26 @@ class Lane:
         """See Server."""
         self._recorder.ended(outcome, came_s, admitted_s, time.perf_counter())
 
+    # ------------------------------------------------------------------------------------ nobody
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no request run: after those that came before, and before those that come later.
+
+        Not for the main thread.
+        """
+        places = [_Place() for _ in range(self.gate.slots)]
+        try:
+            for place in places:
+                self.gate.queue(place)
+            for place in places:
+                place.has_come.acquire()
+            yield
+        finally:
+            for place in places:
+                if not self.gate.withdraw(place):
+                    self.gate.leave(place.owner)
+
     # ------------------------------------------------------------------------------------ the end
 
     def close(self, reason: str, finish: bool) -> None:
@@ -309,6 +331,24 @@ class Lane:
         if not all(isinstance(value, np.ndarray) for value in values):
             return None
         return Request(values)
+
+
+class _Place(Post):
+    """A slot that nobody runs in. has_come: locked until it is had."""
+
+    __slots__ = ("has_come",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_come = threading.Lock()
+        self.has_come.acquire()
+
+    def admitted(self) -> None:
+        """See Post."""
+        open_lock(self.has_come)
+
+    def served(self) -> None:
+        """See Post: it has no request."""
 
 
 def _is_main_thread() -> bool:

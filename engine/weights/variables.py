@@ -6,6 +6,7 @@ How new values reach what runs is not known here: see `engine.building` and `eng
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -177,6 +178,35 @@ class VariableWeights:
 def copied(values: Mapping[str, Value]) -> dict[str, Array]:
     """Return tensors as arrays of their own, to be kept."""
     return {name: np.array(on_host(value), order="C") for name, value in values.items()}
+
+
+def sendable(weights: Update, specs: Sequence[TensorSpec]) -> Update:
+    """Return a copy of an update that another process can be sent: in host memory, and its own.
+
+    specs: of the declared weights. Raises InputError for what does not give its memory.
+    """
+    if isinstance(weights, Mapping):
+        by_name = {spec.name: spec for spec in specs}
+        return {
+            name: _own(item, by_name.get(name) or replace(specs[0], name=name))
+            for name, item in weights.items()
+        }
+    return [[_own(tensor, specs[0]) for tensor in weight] for weight in weights]
+
+
+def _own(item: Any, spec: TensorSpec) -> Any:
+    """Return a copy of a tensor; what is none, or has no data, as it is, to be refused there."""
+    if isinstance(item, Tensor) and item._value is None:
+        return item
+    value = _value_of(item, spec, ())
+    if not isinstance(value, np.ndarray | DeviceBuffer):
+        return item
+    array = np.array(on_host(value), order="C")
+    if not isinstance(item, Tensor):
+        return array
+    tensor = Tensor(array)
+    tensor.name = item.name
+    return tensor
 
 
 def on_host(value: Value) -> Array:

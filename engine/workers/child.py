@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import one_line
 from engine.host.channel import Answerer, portable, received
 from engine.host.worker import receive_fds
+from engine.workers.protocol import Question
 from engine.workers.served import ServedModel
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def serve(assignment: Assignment, parent: Connection) -> None:
 
     def run(values: list[Any], outputs: list[Any] | None, deadline_s: float | None) -> list[Any]:
         try:
-            return model.run(answerer.number, values, outputs, deadline_s, bool(answerer.note))
+            if answerer.note == Question.PREPARE:
+                return [model.prepare(*values)]
+            if answerer.note == Question.SETTLE:
+                model.settle(*values)
+                return [None]
+            may_stop = answerer.note == Question.RUN_STOPPABLE
+            return model.run(answerer.number, values, outputs, deadline_s, may_stop)
         except Exception:
             raise
         except BaseException as error:  # it would end the process of who called

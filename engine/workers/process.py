@@ -7,17 +7,18 @@ import signal
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.host import fork
 from engine.host.channel import Caller
 from engine.host.interrupts import raised_by_handler
 from engine.host.worker import Ended
 from engine.host.worker import Worker as Process
-from engine.workers.protocol import Assignment, Lost, Ready
+from engine.workers.protocol import Assignment, Lost, Question, Ready
 
 if TYPE_CHECKING:
     from engine.types import Progress, Value
+    from engine.weights.variables import Update
 
 _CLOSE_S = 2.0
 _TRIM_EVERY = 64  # runs
@@ -84,11 +85,26 @@ class ProcessWorker:
         self, values: Sequence[Value], deadline_s: float | None, may_stop: bool = True
     ) -> list[Value]:
         """See Worker."""
+        return self._asked(values, deadline_s, Question.RUN_STOPPABLE if may_stop else Question.RUN)
+
+    def prepare(self, weights: Update) -> list[str]:
+        """See Worker."""
+        [names] = self._asked([weights], None, Question.PREPARE)
+        return names  # type: ignore[no-any-return]
+
+    def settle(self, take: bool) -> None:
+        """See Worker."""
+        self._asked([take], None, Question.SETTLE)
+
+    def _asked(
+        self, values: Sequence[Any], deadline_s: float | None, question: Question
+    ) -> list[Any]:
+        """Return the answer to a question, or raise what it raised, and Lost."""
         self._is_idle = False
         if not self._number % _TRIM_EVERY:
             self._process.trim_errors()
         try:
-            self._caller.ask(values, deadline_s, may_stop)
+            self._caller.ask(values, deadline_s, question)
         except ConnectionError as error:
             if raised_by_handler(error):
                 raise

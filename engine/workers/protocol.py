@@ -17,12 +17,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from engine.context import Context
     from engine.formats.opened import FileVersion
     from engine.types import Progress, TensorSpec, Value
+    from engine.weights.variables import Update
+
+
+class Question(IntEnum):
+    """What a process is asked by a channel's note."""
+
+    RUN = 0
+    RUN_STOPPABLE = 1
+    PREPARE = 2
+    SETTLE = 3
 
 
 class Lost(Exception):
@@ -81,7 +92,8 @@ class Ready(NamedTuple):
     """A worker's description of the model that it has built.
 
     keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
-    data_files: as an assignment has them; empty on another machine.
+    data_files: as an assignment has them; empty on another machine. variable_weights: those that
+    were declared.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -89,11 +101,13 @@ class Ready(NamedTuple):
     keeps_deadlines: bool
     can_stop: bool
     data_files: Mapping[str, FileVersion]
+    variable_weights: tuple[TensorSpec, ...] = ()
 
 
 class Worker(Protocol):
     """A worker: `build` first, once, then any number of `run`, one at a time, from any thread.
 
+    `prepare` and `settle` come between runs.
     `stop` and `end` come from other threads while one of these is under way.
     """
 
@@ -131,6 +145,16 @@ class Worker(Protocol):
         Returns one value an output, in new memory that is the caller's.
         Raises what the model raises, an EngineError, and Lost.
         """
+
+    def prepare(self, weights: Update) -> list[str]:
+        """Do all of an update of the model's weights that can fail, as it would run one.
+
+        weights: in host memory. Returns the names of the weights that it changes, in its order.
+        Raises what Model.update_weights raises, and Lost. `settle` follows.
+        """
+
+    def settle(self, take: bool) -> None:
+        """Switch to the weights that were prepared, or forget them. Raises Lost."""
 
     def stop(self) -> None:
         """Have the run that is under way raise Cancelled soon, where the worker `can_stop`.

@@ -30,6 +30,7 @@ from engine.workers.ray_needs import SECTION, Needs, needs_of
 
 if TYPE_CHECKING:
     from engine.types import Progress, Value
+    from engine.weights.variables import Update
 
 _LOOK_S = 0.05
 _CLOSE_S = 2.0
@@ -118,6 +119,15 @@ class RayWorker:
         left_s = None if deadline_s is None else deadline_s - time.monotonic()
         results = self._answer(self._call("", "run", self._number, list(values), left_s))
         return [_owned(value) for value in results]
+
+    def prepare(self, weights: Update) -> list[str]:
+        """See Worker."""
+        names: list[str] = self._answer(self._call("", "prepare", weights))
+        return names
+
+    def settle(self, take: bool) -> None:
+        """See Worker."""
+        self._answer(self._call("", "settle", take))
 
     def stop(self) -> None:
         """See Worker."""

@@ -8,7 +8,7 @@ import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from engine.host.folder import nameless_file
 from engine.workers.protocol import Assignment
 from engine.workers.ray_content import digest_of
 from engine.workers.served import ServedModel
+
+if TYPE_CHECKING:
+    from engine.weights.variables import Update
 
 
 class Actor:
@@ -68,6 +71,23 @@ class Actor:
         try:
             deadline_s = None if left_s is None else time.monotonic() + left_s
             return False, self._model.run(number, values, None, deadline_s)
+        except BaseException as error:  # as above
+            return True, portable(error)
+
+    def prepare(self, weights: Update) -> tuple[bool, Any]:
+        """Prepare an update of the weights; return (False, their names). See Worker.prepare."""
+        assert self._model is not None
+        try:
+            return False, self._model.prepare(weights)
+        except BaseException as error:  # as above
+            return True, portable(error)
+
+    def settle(self, take: bool) -> tuple[bool, Any]:
+        """See Worker.settle."""
+        assert self._model is not None
+        try:
+            self._model.settle(take)
+            return False, None
         except BaseException as error:  # as above
             return True, portable(error)
 

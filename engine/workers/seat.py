@@ -22,12 +22,14 @@ from engine.errors import one_line
 from engine.host.interrupts import raised_by_handler
 from engine.workers.guard import Guard
 from engine.workers.protocol import Lost
+from engine.workers.updates import catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.types import CancelToken, Progress, Value
     from engine.workers.protocol import Assignment, Ready, Start, Worker
+    from engine.workers.updates import Weights
 
 FIRST_STARTS = 2
 """The number of starts of a device's first worker, if it dies while it builds."""
@@ -68,7 +70,8 @@ class Seat:
 
     lock: held by who holds a seat, and while its state changes. changed: called, by its thread,
     after that. error: what the last start failed with. restarts: workers that took the place of
-    another. runs: that the present worker has begun.
+    another. runs: that the present worker has begun. weights: those that a worker is to have.
+    is_reserved: nobody may take it who does not hold it.
     """
 
     def __init__(
@@ -77,6 +80,7 @@ class Seat:
         start: Start,
         lock: threading.RLock,
         changed: Callable[[], None],
+        weights: Callable[[], Weights],
     ) -> None:
         self.assignment = assignment
         self.state = State.STARTING
@@ -88,6 +92,8 @@ class Seat:
         self._start = start
         self._lock = lock
         self._changed = changed
+        self._weights = weights
+        self.is_reserved = False
         self._holder: Callable[[], Holder | None] = _nobody
         self._reason = ""  # it is to be closed
         self._is_lost = False  # who ran the worker has seen it end
@@ -126,7 +132,22 @@ class Seat:
         """True where a worker is ready and nobody holds it."""
         # Whether the worker has ended is not asked: that takes as long as all else here, and who
         # runs it, or the thread, sees it.
-        return self.state is State.READY and not self._is_lost and self._holder() is None
+        return (
+            self.state is State.READY
+            and not self._is_lost
+            and not self.is_reserved
+            and self._holder() is None
+        )
+
+    @property
+    def is_ready(self) -> bool:
+        """True where a worker is ready, whoever holds it."""
+        return self.state is State.READY and not self._is_lost
+
+    @property
+    def is_held(self) -> bool:
+        """True where somebody holds a worker that is ready."""
+        return self.is_ready and self._holder() is not None
 
     def hold(self, holder: Holder) -> None:
         """Take it, with the lock held."""
@@ -250,7 +271,7 @@ class Seat:
         self.ready = ready = worker.build(self._progress)
         self.assignment = replace(self.assignment, data_files=ready.data_files)
         self._progress, self.error, self._was_ready = None, None, True
-        self._turn(State.READY)
+        self._catch_up(worker)
         began_s = time.monotonic()
         while not worker.has_ended and not self._reason:
             self._wait(worker.sentinel, None)
@@ -263,6 +284,17 @@ class Seat:
         if not self.runs and lived_s < _HEALTHY_S:
             raise Lost("ended as soon as it had built, and ran nothing")
         log.warning("%s has ended; another one is started", self)
+
+    def _catch_up(self, worker: Worker) -> None:
+        """Turn ready with the weights that the workers have by now."""
+        had = 0
+        while True:
+            with self._lock:
+                now = self._weights()
+                if now.number == had:
+                    self._turn(State.READY)
+                    return
+            had = catch_up(worker, had, now)
 
     def _turn(self, state: State) -> None:
         with self._lock:

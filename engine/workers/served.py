@@ -16,7 +16,9 @@ from engine.types import CancelToken, Capability
 from engine.workers.protocol import Assignment, Ready
 
 if TYPE_CHECKING:
+    from engine.exchange import Change
     from engine.types import Progress
+    from engine.weights.variables import Update
 
 
 _MOST_OUTPUTS = 16
@@ -38,6 +40,7 @@ class ServedModel:
         self._token: CancelToken | None = None  # of the run under way
         # By the identity of the list of outputs: the list, and tensors of what is in there.
         self._outputs: dict[int, tuple[list[Any], list[Tensor]]] = {}
+        self._update: list[Change] = []  # that is prepared
 
     def build(self, progress: Progress | None) -> Ready:
         """See Worker.build."""
@@ -60,7 +63,9 @@ class ServedModel:
         self._can_stop = not plan.lacks(Capability.CANCEL_PREDICT)[0]
         specs = self._model.inputs, self._model.outputs
         keeps_deadlines = not plan.lacks(Capability.DEADLINES)[0]
-        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files))
+        weights = recipe.weights if recipe is not None else None
+        variable = () if weights is None else weights.specs
+        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files), variable)
 
     def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:
         """Raise ModelError where a file was changed since the first workers have read it.
@@ -120,6 +125,22 @@ class ServedModel:
                 self._outputs.clear()
             known = self._outputs[id(outputs)] = outputs, [Tensor(array) for array in outputs]
         return known[1]
+
+    def prepare(self, weights: Update) -> list[str]:
+        """See Worker.prepare."""
+        from engine.exchange import prepare_updates  # rare
+
+        self.settle(take=False)
+        self._update = prepare_updates([self._model], weights)
+        return [name for change in self._update for name in change.weights]
+
+    def settle(self, take: bool) -> None:
+        """See Worker.settle."""
+        from engine.exchange import drop_updates, make_updates  # rare
+
+        update, self._update = self._update, []
+        if update:
+            (make_updates if take else drop_updates)([self._model], update)
 
     def stop(self, number: int) -> None:
         """Stop the run of this number, which may be over, or on its way."""

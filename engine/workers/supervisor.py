@@ -10,22 +10,24 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
 from engine.plan.gate import Gate
 from engine.workers.guard import check
 from engine.workers.protocol import Lost
 from engine.workers.seat import Holder, Seat, State
+from engine.workers.updates import Weights
 
 if TYPE_CHECKING:
     from engine.types import CancelToken, Progress, Value
-    from engine.workers.protocol import Assignment, Ready, Start
+    from engine.workers.protocol import Assignment, Ready, Start, Worker
 
 _LOOK_S = 0.05
+_NO_UPDATE = "update weight failed! Error is "
 _MOST_LOST = 3
 """The number of workers that a part of a request may lose; the last of them runs nothing else."""
 
@@ -50,7 +52,11 @@ class Supervisor:
         self._cautious: list[weakref.ref[Holder]] = []  # wait for workers that have run nothing
         self._reason = ""  # it is closed
         self.count = len(assignments)
-        self.seats = [Seat(task, start, self._lock, self._turned) for task in assignments]
+        self._weights = Weights()
+        self.seats = [
+            Seat(task, start, self._lock, self._turned, lambda: self._weights)
+            for task in assignments
+        ]
 
     # --------------------------------------------------------------------------------- building
 
@@ -162,6 +168,53 @@ class Supervisor:
             f"nothing else, and is not tried again: {'; '.join(lost)}",
             self._path,
         )
+
+    # --------------------------------------------------------------------------------- updates
+
+    @contextmanager
+    def reserved(self, seats: Sequence[Seat]) -> Iterator[list[Worker | None]]:
+        """Keep requests from seats and wait for those there; yield the workers that are ready.
+
+        None for a seat that has none. Raises ModelStateError where this is closed.
+        """
+        holder = Holder()
+        try:
+            for seat in seats:
+                seat.is_reserved = True
+            while any(seat.is_held for seat in seats):
+                if self._reason:
+                    raise ModelStateError(f"{_NO_UPDATE}{self._reason}")
+                self._sleep(lambda: not any(seat.is_held for seat in seats))
+            with self._lock:
+                ready = [seat for seat in seats if seat.is_ready]
+                for seat in ready:
+                    seat.hold(holder)
+            yield [seat.worker if seat in ready else None for seat in seats]
+        finally:
+            for seat in seats:
+                seat.is_reserved = False
+                seat.release(holder)
+            self._changed()
+
+    def begin_with(self, weights: Mapping[str, Any]) -> list[Seat]:
+        """Have each worker that turns ready from now on have these weights; return the others."""
+        with self._lock:
+            number, values = self._weights
+            self._weights = Weights(number + 1, {**values, **weights})
+            return [seat for seat in self.seats if seat.is_ready]
+
+    def wait_for_one(self) -> None:
+        """Wait until a worker is free. Raises ModelError where none is left, ModelStateError."""
+        holder = Holder()
+        try:
+            self._take(holder, False, None, None).release(holder)
+        except (ModelError, ModelStateError) as error:
+            text = str(error).removeprefix("predict failed! ")
+            error.args = (_NO_UPDATE + text, *error.args[1:])
+            raise
+        self._changed()
+
+    # ----------------------------------------------------------------------------------- seats
 
     def _take(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import MultiDeviceRunner
+from engine.testing import models
 
 pytestmark = pytest.mark.skipif(find_spec("engine_cpu") is None, reason="no cpu backend")
 
@@ -66,3 +69,38 @@ def test_workers_have_one_copy_of_the_weights_and_give_what_one_process_gives(
         private = [private_bytes(worker.pid) for worker in runner.statistics().workers]
 
     assert max(private) < 4 * SIZE * SIZE * 4  # none has a copy of its own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["swap", "rebuild"])
+def test_no_request_of_thousands_sees_half_of_an_update(tmp_path: Path, mode: str) -> None:
+    context = engine.Context()
+    context.parallel.config_info = {
+        "common_context": {"variable_weights_list": "two, one", "variable_weights_mode": mode}
+    }
+    x = np.ones((4, 3), np.float32)
+    is_over = threading.Event()
+
+    def ask() -> int:
+        count = 0
+        while not is_over.is_set():
+            [y] = runner.predict([x])
+            count += 1
+            sums.update(y.get_data_to_numpy().ravel().tolist())
+        return count
+
+    with (
+        MultiDeviceRunner(models.affine(tmp_path), [0, 1], context) as runner,
+        ThreadPoolExecutor(4) as threads,
+    ):
+        runner.update_weights({"two": np.zeros(1, np.float32), "one": np.zeros(1, np.float32)})
+        sums: set[float] = set()
+        asking = [threads.submit(ask) for _ in range(4)]
+        try:
+            for number in range(1000 if mode == "swap" else 100):
+                value = np.array([number], np.float32)
+                runner.update_weights({"two": value, "one": -value})
+        finally:
+            is_over.set()
+        assert sum(task.result(60) for task in asking) > 1000
+    assert sums == {0}  # two x 1 + one

@@ -118,6 +118,22 @@ def test_requests_survive_actors_that_are_killed(tmp_path: Path) -> None:
         wait_for(lambda: two.statistics().restarts >= 3)
 
 
+def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_path: Path) -> None:
+    context = engine.Context()
+    section = {"variable_weights_list": "one"}
+    context.parallel.config_info = {"common_context": section}
+    path, x = models.affine(tmp_path), np.zeros((4, 3), np.float32)
+    with engine.MultiDeviceRunner(path, [0, 1], context, workers="ray") as two:
+        two.update_weights({"one": np.array([5], np.float32)})
+        with pytest.raises(InputError, match=r"update weight failed! .*'one'"):
+            two.update_weights({"one": np.zeros(2, np.float32)})
+        assert set(two.predict([x])[0].get_data_to_numpy().ravel().tolist()) == {5}
+        for worker in two.statistics().workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        wait_for(lambda: [each.restarts for each in two.statistics().workers] == [1, 1])
+        assert set(two.predict([x])[0].get_data_to_numpy().ravel().tolist()) == {5}
+
+
 def test_a_late_request_is_stopped_and_its_actor_goes_on(tmp_path: Path) -> None:
     with runner(models.slow(tmp_path), 1) as one:
         x = np.zeros((4096, models.SLOW_WIDTH), np.float32)

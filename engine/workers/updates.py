@@ -1,0 +1,85 @@
+"""Updates of the weights of all workers: they switch between two requests, or none does.
+
+Each worker prepares an update while the others serve. Then, while no request runs, all switch. A
+worker that starts later, or was lost meanwhile, catches up before it serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from engine.workers.protocol import Lost
+
+if TYPE_CHECKING:
+    from engine.weights.variables import Update
+    from engine.workers.protocol import Worker
+    from engine.workers.supervisor import Supervisor
+
+
+class Weights(NamedTuple):
+    """The weights that the workers have beyond those of their files. number: of updates so far."""
+
+    number: int = 0
+    values: Mapping[str, Any] = {}
+
+
+def catch_up(worker: Worker, had: int, now: Weights) -> int:
+    """Give a worker that nobody else asks the weights of now; return the number of their update.
+
+    had: the number of the update that it has. Raises what Worker.prepare raises.
+    """
+    if had != now.number:
+        worker.prepare(dict(now.values))
+        worker.settle(True)
+    return now.number
+
+
+def update_all(
+    workers: Supervisor, weights: Update, alone: Callable[[], AbstractContextManager[object]]
+) -> None:
+    """Have all workers of a supervisor take new weights. One update at a time.
+
+    weights: see `engine.weights.variables.sendable`; kept, for workers that start later. alone: a
+    context in which no request runs, nor begins. Raises what Model.update_weights raises, and then
+    nothing has changed; ModelError where no worker is left, ModelStateError where it is closed.
+    """
+    prepared: list[Worker] = []
+    names: list[str] = []
+    try:
+        while not prepared:
+            for seat in workers.seats:
+                with workers.reserved([seat]) as [worker]:
+                    if worker is None:
+                        continue
+                    try:
+                        names = worker.prepare(weights)
+                    except Lost as lost:
+                        seat.end(str(lost))  # the next one there catches up
+                    else:
+                        prepared.append(worker)
+            if not prepared:
+                workers.wait_for_one()
+        with alone(), workers.reserved(workers.seats):
+            for seat in workers.begin_with(dict(zip(names, _tensors(weights), strict=True))):
+                worker = seat.worker
+                try:
+                    if worker is None or worker not in prepared:
+                        raise Lost("has missed it")
+                    prepared.remove(worker)
+                    worker.settle(True)
+                except Exception as error:
+                    seat.end(f"was ended for one with the weights of an update: {error}")
+    finally:
+        for seat in workers.seats if prepared else ():
+            with suppress(Exception), workers.reserved([seat]) as [worker]:  # lost, or closed
+                if worker in prepared and worker is not None:
+                    worker.settle(False)
+
+
+def _tensors(weights: Update) -> list[Any]:
+    """Return the tensors of an update, in its order."""
+    if isinstance(weights, Mapping):
+        return list(weights.values())
+    return [tensor for weight in weights for tensor in weight]

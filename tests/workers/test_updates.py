@@ -1,0 +1,181 @@
+"""Updates of the weights of all workers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from worker_steps import kill, pids, states, wait_until
+
+from engine import Context, MultiDeviceRunner, Tensor
+from engine.errors import InputError, ModelStateError
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
+X = np.zeros((4, 3), np.float32)  # two rows for each of two workers
+Made = Callable[..., MultiDeviceRunner]
+
+
+@pytest.fixture
+def declared(odd_model: Path) -> Made:
+    """Build a runner of y = two x + one, both of them variable, 2 and 1 at first."""
+
+    def build(workers: int = 2, **settings: str) -> MultiDeviceRunner:
+        context = Context()
+        context.target = ["odd"]
+        section = {"variable_weights_list": "two, one", **settings}
+        context.parallel.config_info = {"common_context": section}
+        return MultiDeviceRunner(str(odd_model), list(range(workers)), context)
+
+    return build
+
+
+def one(value: float) -> dict[str, Any]:
+    return {"one": np.array([value], np.float32)}
+
+
+def ones(runner: MultiDeviceRunner) -> set[float]:
+    """Return the values of `one` that a request has seen."""
+    [y] = runner.predict([X])
+    return set(y.get_data_to_numpy().ravel().tolist())
+
+
+@pytest.mark.parametrize("mode", ["swap", "rebuild"])
+def test_all_workers_have_the_weights_of_the_last_update(declared: Made, mode: str) -> None:
+    with declared(variable_weights_mode=mode) as runner:
+        assert ones(runner) == {1}
+        values = one(5)
+        runner.update_weights(values)
+        values["one"][:] = 6  # is the caller's again
+        assert ones(runner) == {5}
+        tensors = [Tensor(np.array([value], np.float32)) for value in (3, 7)]
+        runner.update_weights([tensors])  # without names, in the order of the declaration
+        [y] = runner.predict([X + 1])
+        assert set(y.get_data_to_numpy().ravel().tolist()) == {10}
+
+
+@pytest.mark.parametrize("mode", ["swap", "rebuild"])
+def test_a_worker_that_is_started_again_has_the_weights_of_all_updates(
+    declared: Made, mode: str
+) -> None:
+    with declared(variable_weights_mode=mode) as runner:
+        runner.update_weights({"two": np.array([3], np.float32)})
+        runner.update_weights(one(5))
+        kill(*pids(runner))
+        wait_until(lambda: states(runner) == ["ready", "ready"])
+        [y] = runner.predict([X + 1])
+        assert set(y.get_data_to_numpy().ravel().tolist()) == {8}
+
+
+def test_what_is_added_is_added_to_the_weights_as_loaded_also_in_a_new_worker(
+    declared: Made,
+) -> None:
+    with declared(variable_weights_update="add") as runner:
+        for value in (5, 6):
+            runner.update_weights({"two": np.zeros(1, np.float32), **one(value)})
+        assert ones(runner) == {7}
+        kill(*pids(runner))
+        wait_until(lambda: states(runner) == ["ready", "ready"])
+        assert ones(runner) == {7}
+
+
+def test_no_request_sees_weights_of_two_updates(declared: Made) -> None:
+    is_over = threading.Event()
+    with declared() as runner, ThreadPoolExecutor(4) as threads:
+
+        def ask() -> tuple[int, float]:
+            count, last = 0, 0.0
+            while not is_over.is_set():
+                [seen] = ones(runner)
+                assert seen >= last, "an older update came back"
+                count, last = count + 1, seen
+            return count, last
+
+        asking = [threads.submit(ask) for _ in range(4)]
+        try:
+            for value in range(2, 60):
+                runner.update_weights(one(value))
+                assert ones(runner) == {value}
+                if value in (20, 40):
+                    kill(pids(runner)[0])
+        finally:
+            is_over.set()
+        assert all(task.result(60)[0] for task in asking)
+
+
+UNFIT: list[tuple[Any, str]] = [
+    (one(5) | {"three": X}, "'three'"),
+    ({"one": np.zeros(2, np.float32)}, r"'one'.*\[1\].*\[2\]"),
+    ({"one": np.zeros(1, np.float64)}, "'one'.*float32.*float64"),
+    ({"one": [5.0]}, "'one'"),
+    ({}, "no weights"),
+    ([[Tensor()]], "2 tensors"),
+]
+
+
+def test_an_update_that_does_not_fit_changes_nothing(declared: Made) -> None:
+    with declared() as runner:
+        for update, says in UNFIT:
+            with pytest.raises(InputError, match=f"^update weight failed! Error is .*{says}"):
+                runner.update_weights(update)
+            assert ones(runner) == {1}
+        kill(*pids(runner))
+        wait_until(lambda: states(runner) == ["ready", "ready"])
+        assert ones(runner) == {1}
+
+
+def test_what_cannot_be_updated_says_so(declared: Made, runner: MultiDeviceRunner) -> None:
+    with pytest.raises(ModelStateError, match=r"no weight .* variable_weights_list, in context\."):
+        runner.update_weights(one(5))
+    with pytest.raises(TypeError, match="weights must be list, but got <class 'int'>"):
+        runner.update_weights(5)  # type: ignore[arg-type]
+    closed = declared(1)
+    closed.close()
+    with pytest.raises(ModelStateError, match="update weight failed! Error is the runner is clos"):
+        closed.update_weights(one(5))
+
+
+def test_a_worker_that_dies_during_an_update_leaves_no_old_weights(declared: Made) -> None:
+    with declared() as runner:
+        for value in range(2, 7):
+            victims = pids(runner)
+            killer = threading.Thread(target=kill, args=(victims[value % 2],))
+            killer.start()
+            runner.update_weights(one(value))
+            killer.join()
+            assert ones(runner) == {value}
+            wait_until(lambda: states(runner) == ["ready", "ready"])
+            assert ones(runner) == {value}
+
+
+def test_an_interrupt_of_an_update_leaves_all_workers_with_it(declared: Made) -> None:
+    class Interrupt(Exception):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with declared() as runner:
+            for value in range(2, 30):
+                signal.setitimer(signal.ITIMER_REAL, 0.0002 * value)
+                try:
+                    try:
+                        runner.update_weights(one(value))
+                        signal.pause()
+                    finally:
+                        signal.setitimer(signal.ITIMER_REAL, 0)
+                except Interrupt:
+                    pass
+                wait_until(lambda value=value: ones(runner) in ({value}, {value - 1}))  # type: ignore[misc]
+                runner.update_weights(one(value))
+                assert ones(runner) == {value}
+    finally:
+        signal.signal(signal.SIGALRM, before)
