@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from engine.config.checks import (
     check_decryption,
@@ -28,6 +28,7 @@ from engine.host.interrupts import undisturbed
 from engine.plan.gate import Gate
 from engine.serving.lane import Lane
 from engine.serving.statistics import Recorder
+from engine.serving.streaming import Inputs, Streaming
 from engine.tensor import Tensor
 from engine.workers import factory
 from engine.workers.assignments import assignments
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from engine.model import Model
+    from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
     from engine.weights.variables import Update
     from engine.workers.protocol import Ready
@@ -48,10 +50,8 @@ __all__ = ["MultiDeviceRunner"]
 
 _CLOSED = "the runner is closed; build a new one"
 
-Inputs = Any  # Sequence[Tensor | Array] | Mapping[str, Tensor | Array]: as Model.predict's
 
-
-class MultiDeviceRunner(Handle):
+class MultiDeviceRunner(Handle, Streaming):
     """Runs one model on many devices of a machine, in a process for each.
 
         with engine.MultiDeviceRunner("net.onnx", [0, 1, 2, 3], context) as runner:
@@ -290,6 +290,12 @@ class MultiDeviceRunner(Handle):
             return f"<engine.MultiDeviceRunner: {self._why_not}>"
         count = len(self._supervisor.seats)
         return f"<engine.MultiDeviceRunner {self.model_path_!r}, {count} workers>"
+
+    def _queue(self, inputs: Inputs) -> Job:
+        return self._open_lane().submit(inputs, None, None, "pass")
+
+    def _ahead(self) -> int:
+        return 2 * len(self._supervisor.seats)
 
     def _open_lane(self) -> Lane:
         lane = self._lane

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +21,7 @@ from engine.host.cpus import usable_cpus
 from engine.host.interrupts import undisturbed
 from engine.model import Model, ModelType
 from engine.runtime.keywords import advised
+from engine.serving.streaming import Inputs, Streaming
 from engine.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from engine.serving.lane import Lane
     from engine.serving.statistics import RunnerStatistics
+    from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
     from engine.weights.variables import Update
 
@@ -37,10 +38,8 @@ __all__ = ["ModelParallelRunner"]
 _NOT_BUILT = "the runner is not built; call build_from_file first"
 _CLOSED = "the runner is closed; build a new one"
 
-Inputs = Any  # Sequence[Tensor | Array] | Mapping[str, Tensor | Array]: as Model.predict's
 
-
-class ModelParallelRunner(Handle):
+class ModelParallelRunner(Handle, Streaming):
     """Serves one model to any number of threads, first come, first served.
 
     As many predicts run at once as the machine is worth (`context.parallel.workers_num`); the
@@ -228,42 +227,6 @@ class ModelParallelRunner(Handle):
         """Await the outputs of one request. A task that is cancelled cancels its request."""
         return await self._free_lane().predict_async(inputs, timeout_s, cancel)
 
-    def map(self, requests: Iterable[Inputs]) -> Iterator[list[Tensor]]:
-        """Yield the outputs of many requests in their order, with as many at work as pay."""
-        ahead: deque[Future[list[Tensor]]] = deque()
-        try:
-            for inputs in requests:
-                # Never too many at once: queue_limit is not for these.
-                ahead.append(self._free_lane().submit(inputs, None, None, "pass"))
-                if len(ahead) > self._ahead():
-                    yield ahead.popleft().result()
-            while ahead:
-                yield ahead.popleft().result()
-        finally:
-            for future in ahead:
-                future.cancel()
-
-    async def stream(
-        self, requests: Iterable[Inputs] | AsyncIterable[Inputs]
-    ) -> AsyncIterator[list[Tensor]]:
-        """Yield the outputs of many requests in their order, as `map` does, for `async for`."""
-        import asyncio  # a process without it starts sooner
-
-        from engine.serving.submission import awaited
-
-        ahead: deque[asyncio.Task[list[Tensor]]] = deque()
-        try:
-            async for inputs in _each(requests):
-                job = self._free_lane().submit(inputs, None, None, "pass")
-                ahead.append(asyncio.ensure_future(awaited(job)))
-                if len(ahead) > self._ahead():
-                    yield await ahead.popleft()
-            while ahead:
-                yield await ahead.popleft()
-        finally:
-            for task in ahead:
-                task.cancel()
-
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for the inputs; open axes are -1. Empty before the runner is built."""
         if self._why_not is _NOT_BUILT:
@@ -331,8 +294,10 @@ class ModelParallelRunner(Handle):
             self._why_not = FORKED
         self._lanes, self._recorder, self._building = [], Recorder(), threading.RLock()
 
+    def _queue(self, inputs: Inputs) -> Job:
+        return self._free_lane().submit(inputs, None, None, "pass")
+
     def _ahead(self) -> int:
-        """Return how many requests keep all workers busy."""
         return 2 * sum(lane.gate.slots for lane in self._lanes)
 
     def _free_lane(self) -> Lane:
@@ -341,15 +306,6 @@ class ModelParallelRunner(Handle):
         if self._why_not or not lanes:
             raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
         return lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: lane.load)
-
-
-async def _each(requests: Iterable[Inputs] | AsyncIterable[Inputs]) -> AsyncIterator[Inputs]:
-    if isinstance(requests, AsyncIterable):
-        async for inputs in requests:
-            yield inputs
-        return
-    for inputs in requests:
-        yield inputs
 
 
 def _for_workers(context: Context, device_id: int | None) -> Context:

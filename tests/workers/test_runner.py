@@ -44,6 +44,17 @@ def test_requests_of_any_batch_give_what_one_process_gives(runner: MultiDeviceRu
     assert (given.name, given.shape) == ("x", [-1, 3])
 
 
+def test_streams_of_requests_keep_their_order(runner: MultiDeviceRunner) -> None:
+    requests = [rows(1 + number % 3, number) for number in range(20)]
+
+    async def gather() -> list[Any]:
+        return [outputs async for outputs in runner.stream([x] for x in requests)]
+
+    for found in (list(runner.map([x] for x in requests)), asyncio.run(gather())):
+        for outputs, x in zip(found, requests, strict=True):
+            check(outputs, x)
+
+
 def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(
     runner: MultiDeviceRunner,
 ) -> None:
