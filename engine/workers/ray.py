@@ -23,6 +23,7 @@ import numpy as np
 
 from engine.errors import BackendUnavailable, one_line
 from engine.host.install import pip_install
+from engine.host.interrupts import raised_by_handler
 from engine.workers.protocol import Assignment, Lost, Ready
 from engine.workers.ray_actor import Actor
 from engine.workers.ray_content import Content, digest_of
@@ -131,7 +132,8 @@ class RayWorker:
 
     def stop(self) -> None:
         """See Worker."""
-        self._call("control", "stop", self._number)
+        with suppress(Lost):  # the run hears of it itself
+            self._call("control", "stop", self._number)
 
     def end(self, why: str) -> None:
         """See Worker."""
@@ -230,6 +232,10 @@ class RayWorker:
             self._check_connection()
             return self._ray.get(reference)
         except Exception as error:  # as in _call
+            raise self._lost(error) from None
+        except SystemExit as error:  # Ray's, for who waits as the connection is shut down
+            if raised_by_handler(error) or self._ray.is_initialized():
+                raise
             raise self._lost(error) from None
 
     def _check_connection(self) -> None:

@@ -159,6 +159,14 @@ def test_what_no_node_has_room_for_is_said(tmp_path: Path) -> None:
 def test_a_cluster_that_was_shut_down_is_said(tmp_path: Path) -> None:
     import ray
 
-    ray.shutdown()
+    with runner(models.slow(tmp_path), 1) as one:
+        token = engine.CancelToken()
+        x = np.zeros((65536, models.SLOW_WIDTH), np.float32)
+        future = one.submit([x], cancel=token)
+        wait_for(lambda: one.statistics().workers[0].state == "busy")
+        ray.shutdown()
+        token.cancel()  # who cancels hears nothing of it
+        with pytest.raises(engine.errors.EngineError):
+            future.result(60)
     with pytest.raises(BackendUnavailable, match="shut down; call ray"):
         runner(models.affine(tmp_path), 1)
