@@ -68,6 +68,11 @@ class Decryption:
                 str(path),
             )
 
+    def drop_key(self) -> None:
+        """Open a file that is not encrypted without the key, which is another file's."""
+        if not self.encryption:
+            self.file.unlock(None, self.mode)
+
 
 @dataclass(frozen=True, slots=True)
 class Built:

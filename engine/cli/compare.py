@@ -215,6 +215,9 @@ def compare(
         with _side("b", other, sides.settings_b):
             decryption_b = decryption_of(other, how.dec_key, how.dec_mode)
             decryption_b.require_key(other)
+            if decryption.encryption or decryption_b.encryption:
+                decryption.drop_key()
+                decryption_b.drop_key()
             others = of_file(str(other), decryption_b.file, parse_targets(how_b.target)).inputs
     else:
         decryption_b = decryption

@@ -73,6 +73,19 @@ def test_a_key_in_the_environment_is_no_matter_to_a_plain_model(cli, monkeypatch
     assert cli("run", models.affine(tmp_path)).status == 0
 
 
+@pytest.mark.parametrize("is_a", [True, False])
+def test_compare_gives_the_key_to_the_model_that_is_encrypted(
+    cli, encrypted_onnx, key_file, tmp_path, is_a
+) -> None:
+    plain = tmp_path / "affine.onnx"
+    both = (encrypted_onnx, plain) if is_a else (plain, encrypted_onnx)
+    done = cli("compare", *both, "--dec-key", f"@{key_file}", "--shape", "x=2,3", "--json")
+    assert (done.status, done.json.get("is_within")) == (0, True), done.err
+    refused = cli("compare", plain, plain, "--dec-key", f"@{key_file}", "--shape", "x=2,3")
+    assert refused.status == 1
+    assert "it is not encrypted, but dec_key was given" in " ".join(refused.err.split())
+
+
 def test_an_encrypted_onnx_model_runs_and_can_be_looked_at(cli, encrypted_onnx, key_file) -> None:
     key = ("--dec-key", f"@{key_file}")
     done = cli("run", encrypted_onnx, *key, "--shape", "x=1,3")
