@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.plan.compile import Candidate
-from engine.weights.compile_cache import IS_SMALL, MIN_BYTES, CompileCache, weights_bytes
+from engine.weights.compile_cache import IS_SMALL, MIN_BYTES, CompileCache, Mode, weights_bytes
 from engine.weights.identity import identify, key_of, sketch
 from engine.weights.store import Damaged, Entry
 
@@ -59,22 +59,31 @@ def explain(
         for entry in store.entries()
         if entry.identity.model == identity.model and entry.identity != identity
     ]
-    with store.locked(identity.name, shared=True):
-        try:
-            found = store.find(identity)
-        except Damaged as error:
-            return Explanation(f"its entry is damaged and will be made anew: {error}")
+    stays = ""
+    if cache.mode is Mode.ON and store.is_read_only:
+        stays = f"; it stays cold: {str(store.folder)!r} is read-only"
+    found = None
+    if store.version(identity) is not None:  # a read-only folder has locks of its entries alone
+        with store.locked(identity.name, shared=True):
+            try:
+                found = store.find(identity)
+            except Damaged as error:
+                anew = "" if stays else " and will be made anew"
+                return Explanation(f"its entry is damaged{anew}: {error}{stays}")
     if found is not None:
         return Explanation("it has an entry, which fits", True, found, tuple(others))
     if store.is_formless(sketch(key, source)):
-        reason = f"backend {backend.name!r} wrote no compiled form when it was built last"
-    elif others:
+        return Explanation(
+            f"backend {backend.name!r} wrote no compiled form when it was built last",
+            others=tuple(others),
+        )
+    if others:
         reason = "its entries were made with something else"
     elif (size := weights_bytes(source)) < MIN_BYTES:
         reason = f"it has no entry: its weights are {size:,} bytes, and {IS_SMALL}"
     else:
         reason = "it has no entry: it was not built yet, or was built with other contents"
-    return Explanation(reason, others=tuple(others))
+    return Explanation(f"{reason}{stays}", others=tuple(others))
 
 
 def _differences(had: Mapping[str, str], needed: Mapping[str, str]) -> dict[str, tuple[str, str]]:

@@ -35,7 +35,7 @@ def locked(
 
     path: an empty file, which is made. shared: beside others that hold it shared. check: called
     while waiting; may raise. The lock ends with its process, however that ends (flock(2)).
-    On a read-only file system a shared one is taken of the file that is there.
+    In a read-only folder a shared one is taken of the file that is there.
     Raises CacheUnusable where the file cannot be made, or its file system has no locks.
     """
     import fcntl  # POSIX
@@ -74,7 +74,8 @@ def _open(path: Path, *, shared: bool) -> int:
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        if not (shared and error.errno == errno.EROFS and path.exists()):
+        is_read_only = error.errno in (errno.EROFS, errno.EACCES)
+        if not (shared and is_read_only and path.exists()):
             raise CacheUnusable(f"{str(path)!r} cannot be made: {error.strerror}") from error
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # enough for a shared lock

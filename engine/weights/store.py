@@ -16,6 +16,7 @@ one holds its lock shared, whoever writes or removes one holds it alone.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -34,6 +35,7 @@ from engine.weights.locks import locked
 FORM, RECORD = "form", "entry.json"
 
 _SHARED, _LINKED = "shared", "linked"
+_FOLDERS = ("entries", "building", "locks", "digests", _SHARED, "formless")
 
 # A backend writes nothing for a model that it has no form of; or because the disk was full.
 _FORMLESS_S = 86400
@@ -110,11 +112,17 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = private_folder(folder)
         try:
-            for name in ("entries", "building", "locks", "digests", _SHARED, "formless"):
+            for name in _FOLDERS:
                 (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            raise CacheUnusable(f"{str(self.folder)!r} cannot be written: {error}") from error
+            if error.errno not in (errno.EROFS, errno.EACCES):  # what is there can be read
+                raise CacheUnusable(f"{str(self.folder)!r} cannot be written: {error}") from error
         self.digests = Digests(self.folder / "digests")
+
+    @property
+    def is_read_only(self) -> bool:
+        """True where no entry can be made or removed."""
+        return not all(os.access(self.folder / name, os.W_OK) for name in _FOLDERS)
 
     # ------------------------------------------------------------------------------- one entry
 
@@ -196,14 +204,26 @@ class Store:
         "" for a whole one, and for one that is gone meanwhile. Raises CacheUnusable where a
         damaged one cannot be removed.
         """
-        with self.locked(name):
-            if not os.path.lexists(self.folder / "entries" / name):
-                return ""
-            try:
-                self.verify(read_entry(self.folder / "entries" / name), anew=True)
-            except Damaged as error:
-                self.remove(name)
-                return str(error)
+        with self.locked(name, shared=True):  # enough for a whole one, also in a read-only folder
+            reason = self._damage(name)
+        if not reason:
+            return ""
+        try:
+            with self.locked(name):
+                if reason := self._damage(name):  # not made anew meanwhile
+                    self.remove(name)
+        except CacheUnusable as error:
+            raise CacheUnusable(f"entry {name} is damaged ({reason}) and stays: {error}") from error
+        return reason
+
+    def _damage(self, name: str) -> str:
+        folder = self.folder / "entries" / name
+        if not os.path.lexists(folder):
+            return ""
+        try:
+            self.verify(read_entry(folder), anew=True)
+        except Damaged as error:
+            return str(error)
         return ""
 
     def begin(self, identity: Identity) -> Path:
@@ -290,9 +310,7 @@ class Store:
 
     def names(self) -> list[str]:
         """Return the names of all entries, also of those whose record cannot be read."""
-        with suppress(OSError):
-            return sorted(os.listdir(self.folder / "entries"))
-        return []
+        return sorted(_listed(self.folder / "entries"))
 
     @property
     def nbytes(self) -> int:
@@ -347,9 +365,9 @@ class Store:
 
     def _sweep(self) -> None:
         """Remove what nobody works on: half-written entries, damaged records, unused locks."""
-        names = {path.partition(".")[0] for path in os.listdir(self.folder / "building")}
+        names = {path.partition(".")[0] for path in _listed(self.folder / "building")}
         names |= {name for name in self.names() if not _is_read(self.folder / "entries" / name)}
-        names |= set(os.listdir(self.folder / "locks"))
+        names |= set(_listed(self.folder / "locks"))
         for name in names:
             with suppress(CacheUnusable), self.locked(name, wait=False) as is_ours:
                 if not is_ours:
@@ -403,6 +421,13 @@ def _is_read(folder: Path) -> bool:
     except Damaged:
         return False
     return True
+
+
+def _listed(folder: Path) -> list[str]:
+    """Return the names in a folder; none where it cannot be read."""
+    with suppress(OSError):
+        return os.listdir(folder)
+    return []
 
 
 def _sizes(folder: Path, names: Iterable[str]) -> dict[tuple[int, int], int]:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,81 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         models.affine(tmp_path), config={"common_context": {"model_cache_dir": str(folder)}}
     ).close()
     return folder
+
+
+@pytest.fixture
+def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Nothing below a folder can be changed from then on, as on a disk that is mounted read-only.
+
+    By the calls of the operating system: modes would not keep root from writing.
+    """
+
+    def make(top: Path) -> None:
+        def refusing(name: str) -> None:
+            really = getattr(os, name)
+
+            def call(path: Any, *arguments: Any, **named: Any) -> Any:
+                flags = arguments[0] if name == "open" and arguments else 0
+                is_change = name != "open" or flags & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
+                if isinstance(path, int) or not is_change or top not in Path(path).parents:
+                    return really(path, *arguments, **named)
+                if name == "access":
+                    return not arguments[0] & os.W_OK and really(path, *arguments)
+                if name == "mkdir" and os.path.exists(path):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+            monkeypatch.setattr(os, name, call)
+
+        for name in ("open", "mkdir", "rename", "replace", "unlink", "rmdir", "utime", "access"):
+            refusing(name)
+
+    return make
+
+
+def test_a_read_only_cache_is_listed_explained_and_verified(
+    cli, folder, tmp_path, make_read_only
+) -> None:
+    make_read_only(folder)
+    here = ("--folder", folder)
+    model = tmp_path / "affine.onnx"
+    assert "1 entry" in cli("cache", *here).out
+    assert "is warm" in cli("cache", "why", model, *here).out
+    assert "1 verified, 0 damaged" in cli("cache", "verify", *here).out
+    [entry] = (folder / "v1/entries").iterdir()
+    other = models.several(tmp_path)
+    for more in ((other,), (model, "--set", "cpu_context.graph_optimization=none")):
+        said = " ".join(cli("cache", "why", *more, *here).text.split())
+        assert "is cold: it" in said
+        assert f"it stays cold: '{folder}/v1' is read-only" in said
+    assert "1 kept" in cli("cache", "prune", "--max-size", "0", *here).out
+    assert entry.exists()
+
+
+def test_what_is_damaged_in_a_read_only_cache_is_named(
+    cli, folder, tmp_path, make_read_only
+) -> None:
+    [graph] = folder.glob("v1/entries/*/form/model.onnx")
+    graph.write_bytes(graph.read_bytes()[::-1])
+    make_read_only(folder)
+    done = cli("cache", "verify", "--folder", folder)
+    assert done.status == 1
+    assert "is damaged (model.onnx is not what was written" in " ".join(done.err.split())
+    said = " ".join(cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder).text.split())
+    assert "its entry is damaged: model.onnx" in said
+    assert "it stays cold" in said
+
+
+def test_an_emptied_cache_that_is_read_only_is_listed_and_explained(
+    cli, folder, tmp_path, make_read_only
+) -> None:
+    here = ("--folder", folder)
+    assert cli("cache", "prune", "--max-size", "0MB", *here).status == 0
+    make_read_only(folder)
+    assert "no entries" in cli("cache", "ls", *here).out
+    assert "it stays cold" in " ".join(
+        cli("cache", "why", tmp_path / "affine.onnx", *here).text.split()
+    )
 
 
 def test_the_entries_are_listed_with_their_sizes(cli, folder, tmp_path) -> None:
