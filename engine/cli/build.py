@@ -102,7 +102,7 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     context.gpu.device_id = context.ascend.device_id = options.device_id
     if options.device_id:
         number_devices(context.target, sections, options.device_id)
-    _refuse_unknown(sections, context)
+    refuse_unknown(sections, context)
     decryption.require_key(path)
     if options.config is not None:
         require_config(options.config, "--config")
@@ -208,7 +208,7 @@ def _numbers(text: str, option: str, is_divisor: bool = False) -> tuple[float, .
     return numbers
 
 
-def _refuse_unknown(sections: Mapping[str, Mapping[str, str]], context: Context) -> None:
+def refuse_unknown(sections: Mapping[str, Mapping[str, str]], context: Context) -> None:
     """Raise a usage error for a setting of --set that nothing reads; a file's are warned of."""
     if not sections:
         return

@@ -12,7 +12,13 @@ import click
 
 from engine import Context
 from engine.cli import options
-from engine.cli.build import decryption_of, parse_settings, parse_targets, require_file
+from engine.cli.build import (
+    decryption_of,
+    parse_settings,
+    parse_targets,
+    refuse_unknown,
+    require_file,
+)
 from engine.cli.commands import Group
 from engine.cli.output import as_json, counted, fields, line, note, plain, size, table
 from engine.cli.progress import progress
@@ -125,10 +131,11 @@ def why(
 
     require_file(model)
     config = parse_settings(settings)
-    if folder is not None:
-        config.setdefault("common_context", {})["model_cache_dir"] = str(folder)
     context = Context()
     context.target = parse_targets(target)
+    refuse_unknown(config, context)
+    if folder is not None:
+        config.setdefault("common_context", {})["model_cache_dir"] = str(folder)
     [first, *_], _, _ = targets_of(context)
     chosen = find_target(first)
     request = Request(context, config)

@@ -144,6 +144,13 @@ def test_why_tells_a_warm_build_from_a_cold_one(cli, folder, tmp_path) -> None:
     assert "the next build is cold: it has no entry: its weights are" in said.text
 
 
+def test_why_refuses_a_misspelt_setting(cli, folder, tmp_path) -> None:
+    misspelt = ("--set", "cpu_context.graph_optimizatio=extended")
+    done = cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder, *misspelt)
+    assert done.status == 2
+    assert "did you mean 'graph_optimization'" in " ".join(done.err.split())
+
+
 def test_why_speaks_of_the_build_that_would_be(cli, folder, tmp_path, monkeypatch) -> None:
     model = tmp_path / "affine.onnx"
 
