@@ -115,9 +115,11 @@ def _in_file(path: str, section: str) -> list[tuple[str, str]]:
         raise _wrong(path, section, what) from error
     found = []
     for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+        line = line.strip()
+        if not line:
             continue
-        names = [bare(name) for name in bare(line).split(",")]
+        inside = bare(line)  # both names may be in one pair of quotes, or each in its own
+        names = [bare(name) for name in (line if line[0] in inside else inside).split(",")]
         if not all(names) or len(names) > 2:
             raise _wrong(
                 path,

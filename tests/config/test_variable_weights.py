@@ -28,6 +28,24 @@ def test_names_are_taken_once_in_the_order_of_their_declaration(tmp_path: Path) 
     assert (declaration.mode, declaration.kind) == (UpdateMode.SWAP, UpdateKind.REPLACE)
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "mine,w0",
+        '"mine","w0"',
+        "'mine' , 'w0'",
+        '"mine,w0"',
+        "'mine, w0'",
+        '"mine",w0',
+        "mine,'w0'",
+    ],
+)
+def test_two_names_may_be_quoted_together_or_each(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "names.txt"
+    path.write_text(f"{line}\n")
+    assert of_file(path).own_names == {"mine": "w0"}
+
+
 def test_the_mode_and_what_an_update_means_are_common() -> None:
     keys = {"variable_weights_mode": "Rebuild", "variable_weights_update": "ADD"}
     declaration = declaration_of({"common_context": keys, "ascend_context": {"a": "b"}})
