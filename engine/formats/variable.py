@@ -32,7 +32,9 @@ def declared_weights(
             continue
         choices = readers.get(name, readers.get(node_of(name)))
         if choices is None:
-            near = nearest(name, (*known, *readers))
+            # A conversion that stores a weight in another type calls it NAME.float16.
+            longer = (weight for weight in known if weight.startswith(f"{name}."))
+            near = next(longer, None) or nearest(name, (*known, *readers))
             hint = f"; did you mean {near!r}?" if near else ""
             raise InputError(
                 f"{model}: variable weight {name!r} is neither a weight nor a node with one{hint} "

@@ -53,6 +53,21 @@ def net(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_weight_that_is_stored_in_another_type_is_named(tmp_path: Path) -> None:
+    """As `engine convert --fp16` stores it; the weight's own name is then that of a Cast."""
+    half = build(
+        [numpy_helper.from_array(W1.astype(np.float16), "w1.float16"), *stored(w2=W2, b=B)]
+    )
+    half.graph.node.insert(
+        0, helper.make_node("Cast", ["w1.float16"], ["w1"], to=TensorProto.FLOAT)
+    )
+    path = tmp_path / "half.onnx"
+    onnx.save(half, path)
+    with pytest.raises(InputError, match=r"'w1' is neither.*did you mean 'w1\.float16'"):
+        opened(path, "w1")
+    assert [weight.dtype for weight in opened(path, "w1.float16").variables] == [DType.FLOAT16]
+
+
 def opened(path: Path, *names: str) -> OpenedSource:
     return ModelFile(path, variable_weights=names)()
 
