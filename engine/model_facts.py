@@ -81,7 +81,12 @@ class ModelFacts(Handle):
         built = self._require_built()
         sharing = self._sharing
         measured_bytes = sharing.workspace_bytes if sharing and sharing.workspace else 0
-        return memory_of(built.plan, built.why_unshared, measured_bytes)
+        reason = built.why_unshared
+        if sharing and sharing.weights and not reason:
+            from engine.weights.sharing import why_alone
+
+            reason = why_alone(built.plan)
+        return memory_of(built.plan, reason, measured_bytes)
 
     def get_model_info(self, key: str) -> str:
         """Return what the model says of itself, as text; "" for what is not known yet.

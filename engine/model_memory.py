@@ -40,7 +40,7 @@ class ModelMemory:
     """Memory of a model, by the backends that run it, in bytes. Prints as a table.
 
     parts: in running order. why_unshared: why weights are not shared with the group that the model
-    is in, "" where they are, or where it is in none. group_workspace_bytes: what the largest model
+    is in, "" where some are, or where it is in none. group_workspace_bytes: what the largest model
     of its group needs for its activations, as ModelGroup.cal_max_size_of_workspace measured it; 0
     where it did not.
     """

@@ -93,6 +93,20 @@ class Sharing:
         return reason
 
 
+def why_alone(plan: Plan) -> str:
+    """Return why a model that may share its weights shares none now; "" where it does."""
+    reports = [report for _, _, report in plan.memory()]
+    total_bytes = sum(report.weights_bytes + report.mapped_bytes for report in reports)
+    if not total_bytes or any(report.shared_bytes for report in reports):
+        return ""
+    if total_bytes < _LEAST_BYTES:
+        return f"they are {total_bytes:,} bytes, too few to be shared"
+    return (
+        "no other open model has them, or enough of them: on cpu, different models share what they "
+        "have in common where that is 1 MiB or more"
+    )
+
+
 class GroupForms:
     """The compiled forms of one model of a group, among those of the others. See CompiledForms.
 

@@ -248,6 +248,40 @@ def test_where_there_is_no_place_the_models_have_copies(
     assert "set ENGINE_CACHE_DIR" in caplog.text or "cannot be made" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("width", "reason"),
+    [(200, "no other open model has them, or enough"), (20, "they are 1,600 bytes, too few")],
+)
+def test_twins_that_have_too_little_in_common_say_so(
+    tmp_path: Path, cache: Path, width: int, reason: str
+) -> None:
+    """A model and the same with a fixed batch are different models, and 160,000 bytes are few."""
+    weight = numpy_helper.from_array(layer(0)[:width, :width], "w")
+    group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
+    twins = [Model(), Model()]
+    group.add_model(twins)
+    paths = []
+    for batch, twin in zip(("b", 4), twins, strict=True):
+        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, width]) for n in "xy")
+        graph = helper.make_graph(
+            [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight]
+        )
+        opsets = [helper.make_opsetid("", 17)]
+        paths.append(str(tmp_path / f"{batch}.onnx"))
+        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), paths[-1])
+        build(paths[-1], twin)
+    for twin in twins:
+        memory = twin.memory()
+        assert memory.shared_bytes == 0
+        assert memory.why_unshared.startswith(reason)
+    again = Model()
+    group.add_model([again])
+    with build(paths[0], again):  # the same model: that is shared, however small
+        assert (again.memory().why_unshared == "") is (width == 200)
+    for twin in twins:
+        twin.close()
+
+
 def test_a_process_that_is_killed_leaves_what_the_next_one_removes(
     prefill: str, cache: Path
 ) -> None:
