@@ -6,7 +6,8 @@ import functools
 import logging
 import os
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from enum import StrEnum
 from importlib import import_module
@@ -49,6 +50,16 @@ _TALK: list[click.Parameter] = [
 ]
 
 
+@contextmanager
+def _mistakes_of(context: click.Context) -> Iterator[None]:
+    """Say of a usage error whose it is: click does not for an option that lacks its value."""
+    try:
+        yield
+    except click.UsageError as error:
+        error.ctx = error.ctx or context
+        raise
+
+
 class Command(click.Command):
     """A command with this project's help page, and the options that all have."""
 
@@ -62,7 +73,8 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line; where words are left over, say how files are given."""
         try:
-            return super().parse_args(ctx, args)
+            with _mistakes_of(ctx):
+                return super().parse_args(ctx, args)
         except click.UsageError as error:
             takes_inputs = any("--input" in parameter.opts for parameter in self.params)
             # Click has a class of its own for every mistake but this one.
@@ -77,6 +89,11 @@ class Group(click.Group):
 
     context_class = HelpContext
     command_class = Command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the name of a command below it."""
+        with _mistakes_of(ctx):
+            return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

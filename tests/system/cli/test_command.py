@@ -87,6 +87,24 @@ def test_wrong_usage_is_status_2_and_names_the_help(cli, arguments, expected):
 
 
 @pytest.mark.parametrize(
+    ("arguments", "command"),
+    [
+        (["run", "m.onnx", "--shape"], "run"),
+        (["convert", "m.onnx", "out", "--quantize"], "convert"),
+        (["run", "--seed"], "run"),
+        (["cache", "prune", "--max-size"], "cache prune"),
+        (["cache", "--folder"], "cache"),
+        (["launch", "-n"], "launch"),
+    ],
+)
+def test_an_option_without_its_value_names_the_help_of_its_command(cli, arguments, command):
+    done = cli(*arguments)
+    assert (done.status, done.out) == (2, "")
+    assert "requires an argument" in done.err
+    assert done.err.splitlines()[-1] == f"help: engine {command} --help"
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("run", "m.onnx", "--fill", "twos"),
