@@ -69,6 +69,9 @@ class ModelMemory:
         """The sum over the parts."""
         return sum(part.workspace_bytes for part in self.parts)
 
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
     def __str__(self) -> str:
         columns = [field.name.removesuffix("_bytes") for field in fields(PartMemory)]
         rows = [columns]

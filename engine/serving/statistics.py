@@ -60,6 +60,9 @@ class RunnerStatistics:
     batch_sizes: dict[int, int]
     batching: str = ""
 
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
     def __str__(self) -> str:
         sizes = ", ".join(f"{size}: {count}" for size, count in self.batch_sizes.items())
         return "\n".join(

@@ -44,6 +44,9 @@ class MultiDeviceStatistics(RunnerStatistics):
     restarts: int = 0
     workers: tuple[WorkerStatistics, ...] = ()
 
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows; an inherited one would be dataclass's
+
     def __str__(self) -> str:
         lines = RunnerStatistics.__str__(self).splitlines()[:-1]  # without batches: there are none
         lines.append(f"workers    {self.restarts} restarts, {self.retries} retries")

@@ -235,6 +235,7 @@ def test_memory_prints_as_a_table() -> None:
         "weights are not shared: it is secret",
         "workspace of the group's largest model: 5",
     ]
+    assert repr(memory) == str(memory), "what a prompt and a notebook show"
     sums = (memory.private_bytes, memory.shared_bytes, memory.mapped_bytes, memory.workspace_bytes)
     assert sums == (11, 2000, 3, 4)
 

@@ -55,6 +55,7 @@ def test_each_of_many_threads_gets_its_own_answers(make: Make) -> None:
     assert statistics.latency.count == 400
     assert statistics.latency.max_s >= statistics.latency.p99_s >= statistics.latency.p50_s > 0
     assert "400 completed, 0 failed" in str(statistics)
+    assert repr(statistics) == str(statistics), "what a prompt and a notebook show"
 
 
 def test_no_more_run_at_once_than_there_are_workers(make: Make) -> None:

@@ -37,6 +37,7 @@ def test_requests_of_any_batch_give_what_one_process_gives(runner: MultiDeviceRu
     check(first, early)  # memory of its own
     found = runner.statistics()
     assert (found.completed, found.failed, found.restarts, found.retries) == (17, 0, 0, 0)
+    assert repr(found) == str(found), "what a prompt and a notebook show"
     assert [worker.device_id for worker in found.workers] == [0, 1]
     assert {worker.pid for worker in found.workers} == children()
     assert str(found).endswith(f"ready, process {found.workers[1].pid}, 0 restarts")
