@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine.cli.files import storable
+from engine.cli.folder import shape_text, spec_values, type_text
 from engine.cli.output import counted, duration, fields, line, plain, size, table
 from engine.runtime.parts import arrays_of, described
 from engine.tensor import Array
-from engine.types import TensorSpec
 
 if TYPE_CHECKING:
     from engine.convert.job import Job, Report
@@ -31,7 +30,7 @@ def show(job: Job, report: Report) -> None:
         pairs["encrypted"] = "AES-GCM"
     fields(pairs)
     for title, specs in (("Inputs", report.inputs), ("Outputs", report.outputs)):
-        rows = [(spec.name, str(spec.dtype), _shape(spec)) for spec in specs]
+        rows = [(spec.name, type_text(spec), shape_text(spec)) for spec in specs]
         table(title, ("name", "type", "shape"), rows)
     if report.accuracy:
         measures = list(
@@ -54,10 +53,6 @@ def show(job: Job, report: Report) -> None:
             line(f"note: {plain(text)}")
     line()
     line("CONVERT RESULT SUCCESS:0")
-
-
-def _shape(spec: TensorSpec) -> str:
-    return "[...]" if spec.shape is None else f"[{', '.join(map(str, spec.shape))}]"
 
 
 def _trial_rows(report: Report) -> list[tuple[str, str, str]]:
@@ -90,8 +85,8 @@ def values(job: Job, report: Report) -> dict[str, Any]:
         "size_after_bytes": report.size_after,
         "nodes": report.nodes,
         "convert_s": report.seconds,
-        "inputs": _specs(report.inputs),
-        "outputs": _specs(report.outputs),
+        "inputs": [spec_values(spec) for spec in report.inputs],
+        "outputs": [spec_values(spec) for spec in report.outputs],
         "notes": list(report.notes),
         "accuracy": report.accuracy,
         "trial": [
@@ -99,14 +94,3 @@ def values(job: Job, report: Report) -> dict[str, Any]:
             for name, what, begin in _trial_rows(report)
         ],
     }
-
-
-def _specs(specs: Sequence[TensorSpec]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": spec.name,
-            "dtype": str(spec.dtype),
-            "shape": None if spec.shape is None else list(spec.shape),
-        }
-        for spec in specs
-    ]

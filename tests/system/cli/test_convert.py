@@ -47,6 +47,13 @@ def test_it_converts_and_says_what_was_done(cli, affine, tmp_path):
     assert "note:" not in done.out
 
 
+def test_a_sequence_is_said_to_be_one_as_inspect_says_it(cli, tmp_path):
+    model = models.sequences(tmp_path)
+    said = cli("convert", model, tmp_path / "out").text
+    assert "xs sequence of float32 [n]" in said
+    assert "xs sequence of float32 [n]" in cli("inspect", model).text
+
+
 def test_json_has_the_same_facts_and_nothing_else(cli, affine, tmp_path):
     done = cli(
         "convert", affine, tmp_path / "out", "--infer", "--optimize", "gpu_oriented", "--json"
@@ -57,8 +64,9 @@ def test_json_has_the_same_facts_and_nothing_else(cli, affine, tmp_path):
     assert facts["files"] == [facts["result"]] == [str(tmp_path / "out.mindir")]
     assert facts["size_before_bytes"] == affine.stat().st_size
     assert facts["size_after_bytes"] == (tmp_path / "out.mindir").stat().st_size
-    assert facts["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["batch", 3]}]
-    assert facts["outputs"] == [{"name": "y", "dtype": "float32", "shape": ["batch", 3]}]
+    tensor = {"kind": "tensor", "dtype": "float32", "shape": ["batch", 3]}
+    assert facts["inputs"] == [{"name": "x", **tensor}]
+    assert facts["outputs"] == [{"name": "y", **tensor}]
     assert facts["trial"] == [{"name": "y", "is": "float32[1, 3]", "begins_with": "3 3 3"}]
     assert (facts["nodes"], facts["encrypted"], facts["accuracy"]) == (2, False, {})
     assert facts["convert_s"] > 0
