@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from engine.report.wording import aligned
+from engine.weights.compile_cache import uncounted_weights
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -42,12 +43,13 @@ class ModelMemory:
     parts: in running order. why_unshared: why weights are not shared with the group that the model
     is in, "" where some are, or where it is in none. group_workspace_bytes: what the largest model
     of its group needs for its activations, as ModelGroup.cal_max_size_of_workspace measured it; 0
-    where it did not.
+    where it did not. uncounted: weights that the sizes leave out, in words; "" for none.
     """
 
     parts: tuple[PartMemory, ...]
     why_unshared: str = ""
     group_workspace_bytes: int = 0
+    uncounted: str = ""
 
     @property
     def private_bytes(self) -> int:
@@ -79,6 +81,8 @@ class ModelMemory:
             sizes = [getattr(part, field.name) for field in fields(part)[2:]]
             rows.append([part.backend or "core", part.device, *(f"{size:,}" for size in sizes)])
         lines = aligned(rows, numbers=range(2, len(columns)))
+        if self.uncounted:
+            lines.append(f"weights: {self.uncounted}")
         if self.why_unshared:
             lines.append(f"weights are not shared: {self.why_unshared}")
         if self.group_workspace_bytes:
@@ -99,4 +103,5 @@ def memory_of(plan: Plan, why_unshared: str, group_workspace_bytes: int) -> Mode
         )
         for name, device, report in plan.memory()
     )
-    return ModelMemory(tuple(parts), why_unshared, group_workspace_bytes)
+    uncounted = uncounted_weights(plan.source.graph)
+    return ModelMemory(tuple(parts), why_unshared, group_workspace_bytes, uncounted)

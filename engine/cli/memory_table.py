@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.cli.output import size, table
+from engine.cli.output import line, size, table
 
 if TYPE_CHECKING:
     from engine.model_memory import ModelMemory, PartMemory
@@ -30,12 +30,15 @@ def show(memory: ModelMemory) -> None:
             for part in memory.parts
         ],
     )
+    if memory.uncounted:
+        line(f"weights: {memory.uncounted}")
 
 
 def values(memory: ModelMemory) -> dict[str, Any]:
     """Return the same as plain values, with the sums."""
     return {
         **_sizes(memory),
+        "uncounted": memory.uncounted or None,
         "parts": [
             {"backend": part.backend or "core", "device": part.device, **_sizes(part)}
             for part in memory.parts

@@ -104,7 +104,7 @@ def _memory(summary: ModelSummary) -> str:
             for part in summary.memory.parts
         ),
     ]
-    return _heading("Memory") + _table(rows, [2, 3, 4, 5])
+    return _heading("Memory", text(summary.memory.uncounted)) + _table(rows, [2, 3, 4, 5])
 
 
 def _bold(words: str) -> str:

@@ -18,7 +18,7 @@ from engine.backends import Backend, warn_once
 from engine.formats.opened import OpenedSource
 from engine.host.interrupts import raised_by_handler
 from engine.options import nearest
-from engine.types import Capability, CompileOptions, ModelSource
+from engine.types import Capability, CompileOptions, GraphInfo, ModelSource
 
 if TYPE_CHECKING:  # small models need none of it
     from engine.weights.store import Identity, Store
@@ -131,8 +131,8 @@ class CompileCache:
             return IS_SECRET
         if source.graph is None:
             return "it is a compiled form itself"
-        if not self.keeps_small and (size := weights_bytes(source)) < MIN_BYTES:
-            return f"its weights are {size:,} bytes, and {IS_SMALL}"
+        if not self.keeps_small and weights_bytes(source) < MIN_BYTES:
+            return f"its weights are {weights_text(source)}, and {IS_SMALL}"
         return ""
 
     def use(
@@ -268,6 +268,27 @@ def _partition_of(source: OpenedSource, key: Mapping[str, str]) -> Identity:
     from engine.weights.store import Identity
 
     return Identity(source.digest, {**key, "backend": f"(partition, {key['backend']} first)"})
+
+
+# Operators of ai.onnx.ml that have their weights in attributes.
+_IN_ATTRIBUTES = {
+    "LinearClassifier", "LinearRegressor", "SVMClassifier", "SVMRegressor", "TreeEnsemble",
+    "TreeEnsembleClassifier", "TreeEnsembleRegressor",
+}  # fmt: skip
+
+
+def uncounted_weights(graph: GraphInfo | None) -> str:
+    """Return which weights no size here counts, in words; "" where all are counted."""
+    if graph is None or "ai.onnx.ml" not in graph.opsets:
+        return ""
+    names = sorted({node.op_type for node in graph.nodes} & _IN_ATTRIBUTES)
+    return f"those that {', '.join(names)} has in attributes are not counted" if names else ""
+
+
+def weights_text(source: ModelSource) -> str:
+    """Return how large a model's weights are, in words."""
+    uncounted = uncounted_weights(source.graph)
+    return f"{weights_bytes(source):,} bytes{uncounted and f' ({uncounted})'}"
 
 
 def weights_bytes(source: ModelSource) -> int:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.plan.compile import Candidate
-from engine.weights.compile_cache import IS_SMALL, MIN_BYTES, CompileCache, Mode, weights_bytes
+from engine.weights.compile_cache import (
+    IS_SMALL,
+    MIN_BYTES,
+    CompileCache,
+    Mode,
+    weights_bytes,
+    weights_text,
+)
 from engine.weights.identity import identify, key_of, sketch
 from engine.weights.store import Damaged, Entry
 
@@ -79,8 +86,8 @@ def explain(
         )
     if others:
         reason = "its entries were made with something else"
-    elif (size := weights_bytes(source)) < MIN_BYTES:
-        reason = f"it has no entry: its weights are {size:,} bytes, and {IS_SMALL}"
+    elif weights_bytes(source) < MIN_BYTES:
+        reason = f"it has no entry: its weights are {weights_text(source)}, and {IS_SMALL}"
     else:
         reason = "it has no entry: it was not built yet, or was built with other contents"
     return Explanation(f"{reason}{stays}", others=tuple(others))

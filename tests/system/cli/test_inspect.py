@@ -9,8 +9,9 @@ import sys
 
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
+import engine
 from engine.testing import models
 
 
@@ -170,6 +171,30 @@ def test_memory_builds_the_model_and_shows_what_it_takes(cli, null_backend, tmp_
     out = cli("inspect", path, "--memory", "--target", "null").out
     assert re.search(r"null:0 +null +4\.19 MB +0 bytes +0 bytes +none known", out)
     assert "memory" not in cli("inspect", path, "--target", "null", "--json").json
+
+
+def test_memory_says_that_weights_in_attributes_are_not_counted(cli, tmp_path):
+    """A model of ai.onnx.ml has no tensors."""
+    node = helper.make_node(
+        "LinearRegressor",
+        ["x"],
+        ["y"],
+        domain="ai.onnx.ml",
+        coefficients=[1.0] * 3,
+        intercepts=[0.0],
+    )
+    values = [helper.make_tensor_value_info(n, 1, ["b", size]) for n, size in (("x", 3), ("y", 1))]
+    graph = helper.make_graph([node], "g", values[:1], values[1:])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)]
+    path = tmp_path / "linear.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    said = "those that LinearRegressor has in attributes are not counted"
+    assert f"weights: {said}" in cli("inspect", path, "--memory").text
+    assert cli("inspect", path, "--memory", "--json").json["memory"]["uncounted"] == said
+    why = cli("cache", "why", path, "--set", "common_context.compile_cache=on")
+    assert f"its weights are 0 bytes ({said}), and models below" in why.text
+    with engine.load(path) as model:
+        assert str(model.memory()).endswith(f"weights: {said}")
 
 
 def test_memory_is_the_cpus_where_no_target_is_named(cli, digits):
