@@ -38,25 +38,32 @@ def find(
         input is open there, they are axis 0 of every input and of the outputs of the same size.
     Raises InputError for `given` that does not fit the model or does not say enough.
     """
-    axes = _checked(given or {}, (*inputs, *outputs))
-    found: Axes = (None,) * len(inputs)
-    nothing: Axes = (None,) * len(outputs)
-    batch: set[Dim] | None = None
+    axes = _checked(given or {}, inputs, outputs)
     try:
-        if lone := _lone_unnamed(inputs, axes):
-            axes = {**axes, lone: 0}
-        batch = _open_dims(inputs, outputs, axes)
-        found = tuple(_input_axis(spec, batch, axes) for spec in inputs)
-        if all(axis is None for axis in found):
-            return BatchAxes(found, nothing)
-        sizes = {dim_at(spec, axis) for spec, axis in zip(inputs, found) if axis is not None}
-        names = {dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)}
-        joined = tuple(_output_axis(spec, batch, sizes, names, axes) for spec in outputs)
+        return _found(inputs, outputs, axes)
     except _Unknown as error:
-        if given:
-            raise InputError(str(error), error.name) from None
-        return BatchAxes(found, nothing, batch is None or bool(batch), str(error))
-    return BatchAxes(found, joined, bool(batch))
+        unknown = error
+    choices = _choices(inputs, outputs, axes, unknown)
+    is_any_request = given or unknown.is_open  # else those larger than a fixed batch
+    keep = keep_whole(inputs) if is_any_request else "pass the model's own batch"
+    others = "".join(f", or batch_axes={choice}" for choice in choices)
+    condition = " if the samples lie in order along that" if choices else ""
+    reason = f"{unknown}; {keep}{others}{condition}"
+    if given:
+        raise InputError(reason, unknown.name)
+    nothing: Axes = (None,) * len(outputs)
+    return BatchAxes(unknown.inputs or (None,) * len(inputs), nothing, unknown.is_open, reason)
+
+
+def keep_whole(inputs: Sequence[TensorSpec]) -> str:
+    """Return the advice to pass the axes with which requests are not cut."""
+    names = {spec.name: None for spec in inputs if has_axes(spec)}
+    return f"pass batch_axes={names} to keep requests whole"
+
+
+def has_axes(spec: TensorSpec) -> bool:
+    """Return whether it is a tensor of rank 1 or more, or of any."""
+    return spec.kind is ValueKind.TENSOR and spec.shape != ()
 
 
 def dim_at(spec: TensorSpec, axis: int) -> Dim:
@@ -73,19 +80,78 @@ def check_axes(given: object) -> None:
 
 
 class _Unknown(Exception):
-    """The batch axis of an input or output cannot be told."""
+    """The batch axis of an input or of outputs cannot be told.
 
-    def __init__(self, what: str, name: str) -> None:
-        super().__init__(
-            f"{what}; pass batch_axes={{{name!r}: 0}} with the axis of its batch, or None where it "
-            "has none"
-        )
-        self.name = name
+    name: of the first. choices: axes that may tell it, of which one is right. inputs, is_open: as
+        far as they were found, see BatchAxes; () where they were not.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        name: str,
+        choices: Sequence[dict[str, int | None]] = (),
+        inputs: Axes = (),
+        is_open: bool = True,
+    ) -> None:
+        super().__init__(what)
+        self.name, self.choices, self.inputs, self.is_open = name, choices, inputs, is_open
 
 
-def _checked(given: Given, specs: Sequence[TensorSpec]) -> dict[str, int | None]:
+def _found(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axes: Given) -> BatchAxes:
+    """Return the axes that follow from these. Raises _Unknown."""
+    if lone := _lone_unnamed(inputs, axes):
+        axes = {**axes, lone: 0}
+    batch = _open_dims(inputs, outputs, axes)
+    found = tuple(_input_axis(spec, batch, axes) for spec in inputs)
+    if all(axis is None for axis in found):
+        return BatchAxes(found, (None,) * len(outputs))
+    sizes = {dim_at(spec, axis) for spec, axis in zip(inputs, found) if axis is not None}
+    names = {dim for spec in inputs for dim in spec.shape or () if isinstance(dim, str)}
+    joined, unknown = [], []
+    for spec in outputs:
+        try:
+            joined.append(_output_axis(spec, batch, sizes, names, axes))
+        except LookupError:
+            unknown.append(spec)
+    if not unknown:
+        return BatchAxes(found, tuple(joined), bool(batch))
+    # Of an output with the batch in two places, as of pairs of samples, parts are not the whole.
+    may_be_first = all(
+        has_axes(spec) and not isinstance(first := dim_at(spec, 0), int) and first not in names
+        for spec in unknown
+    )
+    shown = " and ".join(f"output {spec.name!r} is {spec}" for spec in unknown)
+    raise _Unknown(
+        f"{shown}, of which the batch axis is not known",
+        unknown[0].name,
+        [{spec.name: 0 for spec in unknown}] if may_be_first else [],
+        found,
+        bool(batch),
+    )
+
+
+def _choices(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], axes: Given, unknown: _Unknown
+) -> list[dict[str, int | None]]:
+    """Return those of an error's choices that say enough, with what else they need."""
+    complete = []
+    for choice in unknown.choices:
+        more = {**axes, **choice}
+        try:
+            _found(inputs, outputs, more)
+        except _Unknown as error:
+            complete += _choices(inputs, outputs, more, error)
+        else:
+            complete.append(more)
+    return complete
+
+
+def _checked(
+    given: Given, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> dict[str, int | None]:
     """Return given axes counted from the front; InputError for what the model does not have."""
-    known = {spec.name: spec for spec in specs}
+    known = {spec.name: spec for spec in (*inputs, *outputs)}
     axes: dict[str, int | None] = {}
     for name, axis in require("batch_axes", given, Mapping).items():  # type: ignore[type-abstract]
         if name not in known:
@@ -100,11 +166,12 @@ def _checked(given: Given, specs: Sequence[TensorSpec]) -> dict[str, int | None]
             continue
         axis = require_int(f"batch_axes[{name!r}]", axis)
         rank = axis + 1 if spec.shape is None else len(spec.shape)
-        if spec.kind is not ValueKind.TENSOR or not -rank <= axis < rank:
+        if not has_axes(spec) or not -rank <= axis < rank:
+            advice = "pass one that it has, or None"
+            if not has_axes(spec):
+                advice = "leave it out" if spec in inputs else keep_whole(inputs)
             raise InputError(
-                f"batch_axes: {name!r} is {spec}, which has no axis {axis}; pass one that it has, "
-                "or None",
-                name,
+                f"batch_axes: {name!r} is {spec}, which has no axis {axis}; {advice}", name
             )
         axes[name] = axis % rank
     return axes
@@ -133,11 +200,16 @@ def _open_dims(
     most = [dim for dim in votes if votes[dim] == max(votes.values())]
     if len(most) > 1:  # the batch is what the outputs have too
         votes = Counter(_first(spec) for spec in outputs if _first(spec) in most)
-        most = [dim for dim in votes if votes[dim] == max(votes.values())]
+        most = [dim for dim in votes if votes[dim] == max(votes.values())] or most
     if len(most) == 1:
         return {*most}
-    names = ", ".join(f"{spec.name!r} {spec}" for spec in open_first)
-    raise _Unknown(f"which open axis is the batch is not known ({names})", open_first[0].name)
+    shown = ", ".join(f"{spec.name!r} {spec}" for spec in open_first)
+    choices: list[dict[str, int | None]] = [
+        {spec.name: 0 for spec in open_first if _first(spec) == dim} for dim in most or [None]
+    ]
+    raise _Unknown(
+        f"which open axis is the batch is not known ({shown})", open_first[0].name, choices
+    )
 
 
 def _input_axis(spec: TensorSpec, batch: set[Dim], axes: Given) -> int | None:
@@ -147,13 +219,16 @@ def _input_axis(spec: TensorSpec, batch: set[Dim], axes: Given) -> int | None:
         return None
     if not batch:
         return 0 if isinstance(spec.shape[0], int) else None
-    return _place(spec, batch)
+    places = _places(spec, batch)
+    if len(places) > 1:
+        raise _Unknown(f"{spec.name!r} is {spec}, with the batch in two places", spec.name)
+    return places[0] if places else None
 
 
 def _output_axis(
     spec: TensorSpec, batch: set[Dim], sizes: set[Dim], names: set[str], axes: Given
 ) -> int | None:
-    """Return an output's axis.
+    """Return an output's axis. Raises LookupError where it cannot be told.
 
     sizes: of the inputs at theirs. names: all of the inputs, of which one that is not the batch's
         has the same size in each part.
@@ -161,26 +236,21 @@ def _output_axis(
     if spec.name in axes:
         return axes[spec.name]
     if spec.kind is ValueKind.TENSOR and spec.shape is not None:
-        place = _place(spec, batch)
-        if place is not None:
-            return place
+        places = _places(spec, batch)
+        if len(places) == 1:
+            return places[0]
         if not batch and spec.shape and spec.shape[0] in sizes:
             return 0
-        if all(isinstance(dim, int) or dim in names for dim in spec.shape):
+        if not places and all(isinstance(dim, int) or dim in names for dim in spec.shape):
             return None
-    raise _Unknown(
-        f"output {spec.name!r} is {spec}, of which the batch axis is not known", spec.name
-    )
+    raise LookupError(spec.name)
 
 
-def _place(spec: TensorSpec, batch: set[Dim]) -> int | None:
-    """Return the axis with a name of the batch."""
-    places = [
+def _places(spec: TensorSpec, batch: set[Dim]) -> list[int]:
+    """Return the axes with a name of the batch."""
+    return [
         axis for axis, dim in enumerate(spec.shape or ()) if isinstance(dim, str) and dim in batch
     ]
-    if len(places) > 1:
-        raise _Unknown(f"{spec.name!r} is {spec}, with the batch in two places", spec.name)
-    return places[0] if places else None
 
 
 def _first(spec: TensorSpec) -> Dim:

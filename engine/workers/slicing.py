@@ -14,7 +14,7 @@ import numpy as np
 from engine.backends import warn_once
 from engine.errors import InputError, ModelError
 from engine.types import TensorSpec
-from engine.workers.batch_axes import dim_at, find
+from engine.workers.batch_axes import dim_at, find, has_axes, keep_whole
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -166,11 +166,10 @@ class Slicing:
             ) from error
 
     def _advice(self, spec: TensorSpec) -> str:
-        whole = ", ".join(f"{spec.name!r}: None" for _, spec, _ in self._sliced)
-        return (
-            f"pass batch_axes={{{spec.name!r}: axis}} with the axis of its batch, or "
-            f"batch_axes={{{whole}}} to leave requests whole"
-        )
+        whole = keep_whole(self._inputs)
+        if not has_axes(spec):
+            return whole
+        return f"{whole}, or batch_axes={{{spec.name!r}: axis}} with the axis of its batch"
 
 
 def _is_same(value: Any, other: Any) -> bool:

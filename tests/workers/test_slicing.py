@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -293,10 +294,87 @@ def test_what_the_warning_asks_for_helps() -> None:
     assert sizes(unnamed.cut([in_order(4, 3)], 2)) == [2, 2]
 
 
+def nonzero() -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Inputs and outputs of a model that tells where x is not 0."""
+    return [spec("x", "N", 3)], [spec("y", 2, "K", dtype=DType.INT64)]
+
+
+def classifier(*others: TensorSpec) -> tuple[list[TensorSpec], list[TensorSpec]]:
+    """Inputs and outputs as skl2onnx names them."""
+    return [spec("X", None, 4)], [spec("label", None, dtype=DType.INT64), *others]
+
+
+SCORES = spec("probabilities", None, 3)
+MAPS = spec("output_probability", kind=ValueKind.SEQUENCE)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "advised"),
+    [
+        (*nonzero(), [{"x": None}]),
+        (*classifier(SCORES), [{"X": None}, {"label": 0, "probabilities": 0}]),
+        (*classifier(MAPS), [{"X": None}]),
+        ([spec("x", "N", "N")], [spec("y", "N")], [{"x": None}]),
+        ([spec("x", "N", 3)], [spec("pairs", "N", "N")], [{"x": None}]),
+        ([spec("x", "N", 3), spec("w", 4)], [spec("y", "K")], [{"x": None, "w": None}, {"y": 0}]),
+        (
+            [spec("a", "N"), spec("b", "M")],
+            [spec("y", 3)],
+            [{"a": None, "b": None}, {"a": 0}, {"b": 0}],
+        ),
+        (
+            [spec("ids", None, 8), spec("mask", None, 8)],
+            [spec("y", None)],
+            [{"ids": None, "mask": None}, {"ids": 0, "mask": 0, "y": 0}],
+        ),
+        (
+            [spec("x", "N"), spec("z", "N"), spec("table", "K")],
+            [spec("y", "K", None)],
+            [{"x": None, "z": None, "table": None}],
+        ),
+    ],
+)
+def test_all_that_the_warning_advises_fits_as_it_stands(
+    inputs: list[TensorSpec],
+    outputs: list[TensorSpec],
+    advised: list[dict[str, int | None]],
+) -> None:
+    reason = Slicing(inputs, outputs).axes.reason
+    found = [ast.literal_eval(text) for text in re.findall(r"batch_axes=(\{.*?\})", reason)]
+    whole, *others = found
+    assert others == advised[1:]
+    assert whole.items() >= advised[0].items()
+    arrays = [np.zeros((4,) * len(spec.shape or ()), np.float32) for spec in inputs]
+    assert len(Slicing(inputs, outputs, whole).cut(arrays, 2)) == 1
+    for axes in others:
+        assert len(Slicing(inputs, outputs, axes).cut(arrays, 2)) == 2
+
+
+def test_the_error_of_too_few_axes_asks_for_all_that_are_missing() -> None:
+    with pytest.raises(
+        InputError, match=r"'probabilities' is .*\{'label': 0, 'probabilities': 0\}"
+    ):
+        Slicing(*classifier(SCORES), {"label": 0})
+    whole = r"'output_probability' is .*; pass batch_axes=\{'X': None\} to keep requests whole$"
+    for axes in ({"label": 0}, {"output_probability": 0}):
+        with pytest.raises(InputError, match=whole):
+            Slicing(*classifier(MAPS), axes)
+
+
+def test_an_output_without_axes_that_differs_is_not_asked_for_one() -> None:
+    slicing = Slicing(*classifier(MAPS), {"label": 0, "output_probability": None})
+    with pytest.raises(
+        ModelError, match=r"than part 1; pass batch_axes=\{'X': None\} to keep .*e$"
+    ):
+        slicing.join([[in_order(1), [1.0]], [in_order(1), [2.0]]])
+
+
 def test_a_fixed_model_whose_output_cannot_be_joined_takes_its_own_batch_only() -> None:
     slicing = Slicing([spec("x", 1, 3)], [spec("boxes", None, 7)])
     assert len(slicing.cut([in_order(1, 3)], 2)) == 1
-    with pytest.raises(InputError, match=r"4 times the .* but output 'boxes'"):
+    with pytest.raises(
+        InputError, match=r"4 times the .* but output 'boxes'.* the model's own batch, or"
+    ):
         slicing.cut([in_order(4, 3)], 2)
 
 
