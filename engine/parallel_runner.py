@@ -208,7 +208,8 @@ class ModelParallelRunner(Handle, Streaming):
     ) -> Future[list[Tensor]]:
         """Queue a request and return the future of its outputs.
 
-        Its `cancel()` stops it also where it runs already; `result()` then raises Cancelled. The
+        Its `cancel()` ends it at once, also where it runs already, and has the run stopped;
+        `result()` then raises Cancelled, which is a concurrent.futures.CancelledError too. The
         inputs must not change until it is done. Done callbacks run in a thread of their own, one
         after the other, and may call the runner, wait for other requests and close it.
         Raises QueueFull where `when_full` says so; otherwise it waits for room, no longer than

@@ -80,20 +80,22 @@ class Batcher:
         batch = [request, *others]
         began_s = time.perf_counter()
         try:
+            for each in batch:
+                each.began_s = began_s
             with self._gate.hold():
                 results = predict([np.concatenate(parts) for parts in _columns(batch)])
                 parts = _divided(results, [each.size for each in batch])
                 for each, part in zip(batch, parts, strict=True):
-                    each.results, each.began_s, each.is_done = part, began_s, True
+                    each.results, each.is_done = part, True
                 for place in places:
                     place.wake()
                 self.served(len(batch))
         except BaseException as error:
             is_own = isinstance(error, Cancelled | DeadlineExceeded)
             fails_all = isinstance(error, Exception) and not is_own
-            if fails_all:
-                for each in batch:
-                    each.is_alone = True
+            for each in batch:
+                each.began_s = 0.0
+                each.is_alone = each.is_alone or fails_all
             self._gate.restore(places)  # from inside: who closes sees all the time that they wait
             if fails_all:
                 return None

@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
@@ -66,9 +66,14 @@ class _Condition(threading.Condition):
     __exit__ = property(lambda self: self._lock.__exit__)
 
 
+class RequestCancelled(Cancelled, CancelledError):
+    """A submitted request was cancelled: for who catches ours, and for who catches Python's."""
+
+
 class Job(Future[list[Tensor]]):
     """A submitted request. `cancel()` takes it out of the queue, or stops it where it runs.
 
+    It has ended when that returns; a run may take a moment more to stop.
     inputs: as given. request: the same checked, if it may be batched. timeout_s, deadline_s: how
     long it may take, and the moment of time.monotonic() at which that is over. token: stops it.
     Once it has ended it holds its results alone.
@@ -94,6 +99,7 @@ class Job(Future[list[Tensor]]):
         self._deadline: _Deadline | None = None
         self._watch = None if cancel is None else cancel.watch(self._stop)
         self._ending = threading.Lock()  # held by who ends it
+        self._reason = ""  # why it was cancelled
 
     def queue(self, submitter: Submitter, limit: int) -> None:
         """Take a place in the queue. Raises QueueFull."""
@@ -127,12 +133,25 @@ class Job(Future[list[Tensor]]):
     def result(self, timeout: float | None = None) -> list[Tensor]:
         """See concurrent.futures.Future."""
         self._wait(timeout)
+        self._refuse_cancelled()
         return super().result()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """See concurrent.futures.Future."""
         self._wait(timeout)
+        self._refuse_cancelled()
         return super().exception()
+
+    def _refuse_cancelled(self) -> None:
+        if self.cancelled():
+            raise RequestCancelled(self._reason)
+
+    def running(self) -> bool:
+        """Return whether it has a slot, or is in the run of another that has."""
+        post, request = self._post, self.request
+        if post is None or self.done():
+            return False
+        return bool(post.admitted_s or (request is not None and request.began_s))
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait until it is done. Raises TimeoutError.
@@ -163,6 +182,7 @@ class Job(Future[list[Tensor]]):
         try:
             server = self._server
             if server is None or self.done():
+                self._post = None  # where it ended beside the next lines
                 return
             try:
                 results = server.serve(
@@ -179,17 +199,19 @@ class Job(Future[list[Tensor]]):
     # ------------------------------------------------------------------------------- how it ends
 
     def cancel(self) -> bool:
-        """Cancel the request, also one that runs; False where it has ended."""
-        if self.done():
-            return False
-        self._stop()
-        return True
+        """Cancel the request, also one that runs; False where it has ended otherwise."""
+        if not self.done():
+            undisturbed(self._stop)
+            if self._ending.locked():  # by the thread that ran it, perhaps
+                self._wait(None)
+        return self.cancelled()
 
     def _stop(self) -> None:
         self.token.cancelled = True
-        if self._withdrawn():
+        is_running = not self._withdrawn()
+        if self._post is not None:  # else it was never queued, and nobody has it
             self.fail(Cancelled("predict failed! cancelled by its owner"))
-        else:
+        if is_running:
             self.token.cancel()
 
     def expire(self) -> None:
@@ -222,7 +244,15 @@ class Job(Future[list[Tensor]]):
 
     def fail(self, error: BaseException) -> None:
         """End it with an error, unless it has ended."""
-        self._end(outcome_of(error), partial(self.set_exception, error))
+        if isinstance(error, Cancelled):
+            self._end("cancelled", partial(self._set_cancelled, str(error)))
+        else:
+            self._end(outcome_of(error), partial(self.set_exception, error))
+
+    def _set_cancelled(self, reason: str) -> None:
+        self._reason = reason
+        super().cancel()
+        self.set_running_or_notify_cancel()  # for concurrent.futures.wait and as_completed
 
     def _end(self, outcome: str, tell: Callable[[], None]) -> None:
         undisturbed(partial(self._end_once, outcome, tell))

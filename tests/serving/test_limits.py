@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import wait
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,7 @@ def test_a_queue_takes_exactly_its_limit_of_threads_and_submitted_ones(make: Mak
             found.append(
                 outcome(
                     lambda: (
-                        runner.submit([X], cancel=token).exception(30)
+                        runner.submit([X], cancel=token).result(30)
                         if number % 2
                         else runner.predict([X], cancel=token)
                     )
@@ -215,7 +216,7 @@ def test_nothing_of_a_request_outlives_its_future(make: Make, kind: str) -> None
             future = runner.submit([x], timeout_s=3600 if kind == "timed" else None)
             if kind == "cancelled":
                 future.cancel()
-            future.exception(60)
+            wait([future], 60)
             assert future.inputs is None  # type: ignore[attr-defined]
         known = weakref.ref(future)
         del future

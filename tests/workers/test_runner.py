@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -101,11 +101,18 @@ def test_a_request_can_be_stopped_and_its_worker_stays(
     threading.Timer(0.05, token.cancel).start()
     with pytest.raises(Cancelled):
         future.result(60)
+    wait_until(lambda: states(runner) == ["ready", "ready"])
+    future = runner.submit([rows(1, LAST)])
+    wait_until(future.running)
+    assert future.cancel()
+    assert (future.cancelled(), future.running()) == (True, False)
+    with pytest.raises(CancelledError, match="cancelled by its owner"):
+        future.result(0)
     with pytest.raises(DeadlineExceeded, match=r"longer than timeout_s, 0\.05 s"):
         runner.predict([rows(1, LAST)], timeout_s=0.05)
     check(runner.predict([rows(1)], timeout_s=60, cancel=CancelToken()), rows(1))
     found = runner.statistics()
-    assert found.cancelled - before.cancelled == 2
+    assert found.cancelled - before.cancelled == 3
     assert found.expired - before.expired == 1
     assert found.restarts == before.restarts
 
