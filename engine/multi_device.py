@@ -95,7 +95,8 @@ class MultiDeviceRunner(Handle, Streaming):
         batch_axes: for inputs and outputs by name, the axis of the batch, None for one that has
             none; where it is left out, what the model declares says so.
         hang_timeout_s: a run that takes longer has hung: its worker is ended, and it is run by
-            another. None waits for ever, but no longer than a request's own `timeout_s`.
+            another. None, the default, waits for ever, but no longer than a request's own
+            `timeout_s`: in a service, set one of them.
         queue_limit: how many requests may wait; `when_full`: "wait" lets `submit` wait for room,
             "raise" has it, predict and predict_async raise QueueFull.
         workers: "process" for processes of this machine, "ray" for actors that Ray places.
