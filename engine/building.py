@@ -74,12 +74,13 @@ def build(
     sharing: Sharing | None = None,
     by_handle: bool = False,
     profile_to: Path | None = None,
+    is_resizable: bool = True,
 ) -> Built:
     """Build a model; `file` gives it, as for build_plan. path: how extensions know it.
 
     sharing: what it has in common with other models; None for what is anyhow. by_handle: lend or
     borrow weights by a handle, where the configuration says so. profile_to: see build_plan; such a
-    model is not kept in compiled form.
+    model is not kept in compiled form. is_resizable: who asks for predicts may resize it.
     """
     from engine.plan import build_plan
     from engine.runtime import extensions
@@ -112,7 +113,7 @@ def build(
         try:
             inputs, outputs = plan.executable.inputs, plan.executable.outputs
             is_compiled = plan.source.graph is None  # by a backend, for the sizes that it has
-            signature = Signature(inputs, outputs, is_rebuildable=not is_compiled)
+            signature = Signature(inputs, outputs, is_rebuildable=is_resizable and not is_compiled)
             predict = extensions.wrap(plan, signature, path, extensions.enabled())
             loan = lending.finish(plan.source.name) if lending is not None else None
             built = Built(plan, signature, predict, loan=loan)
@@ -140,8 +141,8 @@ class Recipe:
     file: told its variable weights by the configuration, or by the caller: `names`. path: how
     extensions know it. weights: None where none are variable. sharing: what the model has in common
     with others. compiled: opens the file again, of a form that a backend compiled; None for a
-    model. data_files: the files beside the model's that it was built of, as they were then. Not
-    locked: the model builds one after the other.
+    model. data_files: the files beside the model's that it was built of, as they were then.
+    is_resizable: see `build`. Not locked: the model builds one after the other.
     """
 
     def __init__(
@@ -159,6 +160,7 @@ class Recipe:
         self.data_files: Mapping[str, FileVersion] = {}
         self.weights: VariableWeights | None = None
         self.sharing: Sharing | None = None
+        self.is_resizable = True
         self.context = context
         self._file: ModelFile | None = file
         self._declaration = _declaration(config, names)
@@ -206,6 +208,7 @@ class Recipe:
             names,
             sharing=self.sharing,
             by_handle=True,
+            is_resizable=self.is_resizable,
         )
         self.context = copy(self.context)  # its owner may change it for another model
         if self.original is None:

@@ -253,6 +253,7 @@ def _built_anew(
         recipe.path,
         sharing=sharing,
         profile_to=profile_to,
+        is_resizable=recipe.is_resizable,
     )
     built = built._replace(loan=old.loan)
     if update is not None:

@@ -42,6 +42,7 @@ class ModelBuild(ModelFacts):
         self.provider = ""
         self.lora_name_map: dict[str, str] = {}
         self._declared: Signature | None = None
+        self._is_resizable = True  # False in a runner: its users have no resize
         self._named = -1  # how many inputs a call by name has to have
         # Reentrant, so that a progress callback that builds this model is refused, not stuck.
         self._building = threading.RLock()
@@ -181,6 +182,7 @@ class ModelBuild(ModelFacts):
             if groups and recipe.path and self._sharing is None:
                 self._sharing = groups.get(os.path.realpath(recipe.path))
             recipe.sharing = self._sharing
+            recipe.is_resizable = self._is_resizable
             try:
                 built = recipe.build(progress, cancel)
             except BaseException as error:

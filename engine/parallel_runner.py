@@ -162,6 +162,7 @@ class ModelParallelRunner(Handle, Streaming):
         from engine.serving.lane import Lane
 
         model = Model()
+        model._is_resizable = False
         parallel = context.parallel
         config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
         model.build_from_file(

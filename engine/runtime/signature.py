@@ -26,7 +26,7 @@ class Signature:
     nearly always are. optional: the inputs that a dict by name may leave out. count: how many a
     caller has to name, -1 where that varies. is_open_ended: the shapes of some outputs do not
     follow from the inputs'. declared: the inputs before a resize; () where there was none.
-    is_rebuildable: Model.resize may change sizes that the file fixes.
+    is_rebuildable: its users may change sizes that the file fixes, by Model.resize.
     """
 
     def __init__(

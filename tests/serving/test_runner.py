@@ -325,6 +325,19 @@ def test_a_forked_child_is_told(make: Make) -> None:
 # ------------------------------------------------------------------------------------ bad input
 
 
+def test_a_wrong_size_is_not_sent_to_a_method_that_a_runner_lacks(make: Make) -> None:
+    runner, wide = make(), np.zeros((2, 4), np.float32)
+    fixed = "axis 1 is fixed to 3 in the model's file: pass that size, or export the model with"
+    for call in (
+        lambda: runner.predict([wide]),
+        lambda: runner.submit([wide]).result(60),
+        lambda: asyncio.run(runner.predict_async({"x": wide})),
+    ):
+        with pytest.raises(InputError, match=fixed) as caught:
+            call()
+        assert "resize" not in str(caught.value)
+
+
 def test_bad_inputs_fail_alone(make: Make) -> None:
     runner = make(1)
     bad = [np.zeros((2, 4), np.float32)]

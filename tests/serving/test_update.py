@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, ModelParallelRunner, ModelStateError
+from engine import Context, InputError, ModelParallelRunner, ModelStateError
 from engine.exchange import update_together
 from engine.testing import models
 
@@ -64,6 +64,15 @@ def test_no_client_sees_old_and_new_weights(
         assert wrong == []
         [y] = runner.predict([X])
         assert y.get_data_to_numpy().tolist() == (39 * X + 39000).tolist()
+
+
+def test_a_rebuilt_runner_sends_nobody_to_a_method_that_it_lacks(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with served(tmp_path, "rebuild", 1) as runner:
+        runner.update_weights(weights(2))
+        with pytest.raises(InputError, match="pass that size, or export the model"):
+            runner.predict([np.zeros((2, 4), np.float32)])
 
 
 def test_models_are_updated_all_or_none(null_backend: str, tmp_path: Path) -> None:

@@ -63,6 +63,8 @@ def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(
     for wrong, error in (([np.ones((2, 4), "f4")], InputError), ([], InputError), (3, TypeError)):
         with pytest.raises(error):
             runner.predict(wrong)
+    with pytest.raises(InputError, match="pass that size, or export the model with that axis open"):
+        runner.predict([np.ones((2, 4), "f4")])
     with pytest.raises(InputError, match="unknown input 'z'"):
         runner.predict({"z": rows(1)})
     with pytest.raises(TypeError, match="timeout_s must be a number"):
