@@ -45,7 +45,7 @@ class Supervisor:
     ) -> None:
         self._gate = Gate(len(assignments))  # of parts: first come, first served
         self.retries = 0
-        self._hang_s = hang_s
+        self.hang_s = hang_s
         self._path = assignments[0].model_path
         self._lock = threading.RLock()
         self._sleepers: dict[threading.Lock, None] = {}  # released when anything has changed
@@ -128,7 +128,7 @@ class Supervisor:
             while True:
                 seat = self._take(holder, len(lost) == _MOST_LOST - 1, deadline_s, cancel)
                 try:
-                    return seat.run(values, deadline_s, cancel, self._hang_s)
+                    return seat.run(values, deadline_s, cancel, self.hang_s)
                 except Lost as error:
                     if error.had_begun:
                         lost.append(f"{seat} {error}")

@@ -10,11 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.workers.guard import Guard
 from engine.workers.protocol import Lost
 
 if TYPE_CHECKING:
     from engine.weights.variables import Update
     from engine.workers.protocol import Worker
+    from engine.workers.seat import Seat
     from engine.workers.supervisor import Supervisor
 
 
@@ -68,14 +70,21 @@ def update_all(
                     if worker is None or worker not in prepared:
                         raise Lost("has missed it")
                     prepared.remove(worker)
-                    worker.settle(True)
+                    _settle(seat, worker, True, workers.hang_s)
                 except Exception as error:
                     seat.end(f"was ended for one with the weights of an update: {error}")
     finally:
         for seat in workers.seats if prepared else ():
             with suppress(Exception), workers.reserved([seat]) as [worker]:  # lost, or closed
                 if worker in prepared and worker is not None:
-                    worker.settle(False)
+                    _settle(seat, worker, False, workers.hang_s)
+
+
+def _settle(seat: Seat, worker: Worker, take: bool, hang_s: float | None) -> None:
+    """Have a worker settle an update; one that hangs over it is ended. Raises Worker.settle's."""
+    assert seat.ready is not None, "it has prepared"
+    with Guard(worker, seat.ready, None, None, hang_s):
+        worker.settle(take)
 
 
 def _tensors(weights: Update) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from worker_steps import kill, pids, states, wait_until
 
 from engine import Context, MultiDeviceRunner, Tensor
 from engine.errors import InputError, ModelStateError
+from engine.workers.process import ProcessWorker
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -26,12 +28,15 @@ Made = Callable[..., MultiDeviceRunner]
 def declared(odd_model: Path) -> Made:
     """Build a runner of y = two x + one, both of them variable, 2 and 1 at first."""
 
-    def build(workers: int = 2, **settings: str) -> MultiDeviceRunner:
+    def build(
+        workers: int = 2, hang_timeout_s: float | None = None, **settings: str
+    ) -> MultiDeviceRunner:
         context = Context()
         context.target = ["odd"]
         section = {"variable_weights_list": "two, one", **settings}
         context.parallel.config_info = {"common_context": section}
-        return MultiDeviceRunner(str(odd_model), list(range(workers)), context)
+        devices = list(range(workers))
+        return MultiDeviceRunner(str(odd_model), devices, context, hang_timeout_s=hang_timeout_s)
 
     return build
 
@@ -179,3 +184,28 @@ def test_an_interrupt_of_an_update_leaves_all_workers_with_it(declared: Made) ->
                 assert ones(runner) == {value}
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+def test_a_worker_that_hangs_as_it_switches_is_ended_after_hang_timeout_s(
+    declared: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stopped: list[int] = []
+    settle = ProcessWorker.settle
+
+    def stop(self: ProcessWorker, take: bool) -> None:
+        if not stopped:
+            stopped.append(self.pid)
+            os.kill(self.pid, signal.SIGSTOP)
+        settle(self, take)
+
+    monkeypatch.setattr(ProcessWorker, "settle", stop)
+    with declared(hang_timeout_s=0.5) as runner, ThreadPoolExecutor(1) as threads:
+        update = threads.submit(runner.update_weights, one(5))
+        try:
+            update.result(20)
+        except TimeoutError:
+            kill(*stopped)
+            raise
+        assert ones(runner) == {5}
+        wait_until(lambda: states(runner) == ["ready", "ready"])
+        assert ones(runner) == {5}
