@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     from engine.weights.variables import Update
 
 
+MOST_LOST = 3
+"""The number of workers that a part of a request, or an update, may lose.
+
+The last one that a part may lose runs nothing else.
+"""
+
+
 class Question(IntEnum):
     """What a process is asked by a channel's note."""
 

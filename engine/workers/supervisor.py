@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
 from engine.plan.gate import Gate
 from engine.workers.guard import check
-from engine.workers.protocol import Lost
+from engine.workers.protocol import MOST_LOST, Lost
 from engine.workers.seat import Holder, Seat, State
 from engine.workers.updates import Weights
 
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.05
 _NO_UPDATE = "update weight failed! Error is "
-_MOST_LOST = 3
-"""The number of workers that a part of a request may lose; the last of them runs nothing else."""
 
 
 class Supervisor:
@@ -46,7 +44,7 @@ class Supervisor:
         self._gate = Gate(len(assignments))  # of parts: first come, first served
         self.retries = 0
         self.hang_s = hang_s
-        self._path = assignments[0].model_path
+        self.path = assignments[0].model_path
         self._lock = threading.RLock()
         self._sleepers: dict[threading.Lock, None] = {}  # released when anything has changed
         self._cautious: list[weakref.ref[Holder]] = []  # wait for workers that have run nothing
@@ -89,9 +87,9 @@ class Supervisor:
             if seat.assignment.data_files != ready.data_files:
                 self.close("the runner was not built")
                 raise ModelError(
-                    f"{self._path}: its data files were changed while the workers built it; build "
+                    f"{self.path}: its data files were changed while the workers built it; build "
                     "the runner again when they are complete",
-                    self._path,
+                    self.path,
                 )
         return ready
 
@@ -104,8 +102,8 @@ class Supervisor:
             if seat.state is State.GIVEN_UP:
                 error = seat.error
                 if isinstance(error, Lost) or error is None:
-                    text = f"{self._path}: {seat} {error} while it built the model"
-                    raise ModelError(text, self._path)
+                    text = f"{self.path}: {seat} {error} while it built the model"
+                    raise ModelError(text, self.path)
                 raise error
         return sum(seat.state is State.READY for seat in self.seats)
 
@@ -126,7 +124,7 @@ class Supervisor:
         self._gate.enter(deadline_s, cancel)
         try:
             while True:
-                seat = self._take(holder, len(lost) == _MOST_LOST - 1, deadline_s, cancel)
+                seat = self._take(holder, len(lost) == MOST_LOST - 1, deadline_s, cancel)
                 try:
                     return seat.run(values, deadline_s, cancel, self.hang_s)
                 except Lost as error:
@@ -136,7 +134,7 @@ class Supervisor:
                     seat.release(holder)
                     self._changed()
                 self._check(deadline_s, cancel)
-                if len(lost) == _MOST_LOST:
+                if len(lost) == MOST_LOST:
                     raise self._refused(lost)
                 self.retries += 1
         finally:
@@ -166,7 +164,7 @@ class Supervisor:
         return RequestRefused(
             f"predict failed! the request has ended {len(lost)} workers, the last of which ran "
             f"nothing else, and is not tried again: {'; '.join(lost)}",
-            self._path,
+            self.path,
         )
 
     # --------------------------------------------------------------------------------- updates
@@ -181,7 +179,7 @@ class Supervisor:
         try:
             for seat in seats:
                 seat.is_reserved = True
-            while any(seat.is_held for seat in seats):
+            while self._reason or any(seat.is_held for seat in seats):
                 if self._reason:
                     raise ModelStateError(f"{_NO_UPDATE}{self._reason}")
                 self._sleep(lambda: not any(seat.is_held for seat in seats))
@@ -262,7 +260,7 @@ class Supervisor:
             raise ModelError(
                 f"predict failed! no worker is left, and none is started any more: {reasons}; "
                 "mend that and build another runner",
-                self._path,
+                self.path,
             )
         return False
 

@@ -6,12 +6,13 @@ worker that starts later, or was lost meanwhile, catches up before it serves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from engine.errors import RequestRefused
 from engine.workers.guard import Guard
-from engine.workers.protocol import Lost
+from engine.workers.protocol import MOST_LOST, Lost
 
 if TYPE_CHECKING:
     from engine.weights.variables import Update
@@ -45,9 +46,11 @@ def update_all(
 
     weights: see `engine.weights.variables.sendable`; kept, for workers that start later. alone: a
     context in which no request runs, nor begins. Raises what Model.update_weights raises, and then
-    nothing has changed; ModelError where no worker is left, ModelStateError where it is closed.
+    nothing has changed; RequestRefused where it ends MOST_LOST workers, ModelError where none is
+    left, ModelStateError where it is closed.
     """
     prepared: list[Worker] = []
+    ended: list[str] = []
     names: list[str] = []
     try:
         while not prepared:
@@ -59,6 +62,10 @@ def update_all(
                         names = worker.prepare(weights)
                     except Lost as lost:
                         seat.end(str(lost))  # the next one there catches up
+                        if lost.had_begun:
+                            ended.append(f"{seat} {lost}")
+                        if len(ended) == MOST_LOST:
+                            raise _refused(ended, workers.path) from None
                     else:
                         prepared.append(worker)
             if not prepared:
@@ -85,6 +92,14 @@ def _settle(seat: Seat, worker: Worker, take: bool, hang_s: float | None) -> Non
     assert seat.ready is not None, "it has prepared"
     with Guard(worker, seat.ready, None, None, hang_s):
         worker.settle(take)
+
+
+def _refused(ended: Sequence[str], path: str) -> RequestRefused:
+    return RequestRefused(
+        f"update weight failed! Error is the update has ended {len(ended)} workers, and is not "
+        f"tried again: {'; '.join(ended)}",
+        path,
+    )
 
 
 def _tensors(weights: Update) -> list[Any]:

@@ -15,7 +15,7 @@ import pytest
 from worker_steps import kill, pids, states, wait_until
 
 from engine import Context, MultiDeviceRunner, Tensor
-from engine.errors import InputError, ModelStateError
+from engine.errors import InputError, ModelStateError, RequestRefused
 from engine.workers.process import ProcessWorker
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -209,3 +209,28 @@ def test_a_worker_that_hangs_as_it_switches_is_ended_after_hang_timeout_s(
         assert ones(runner) == {5}
         wait_until(lambda: states(runner) == ["ready", "ready"])
         assert ones(runner) == {5}
+
+
+def test_an_update_that_ends_three_workers_is_refused(
+    declared: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare = ProcessWorker.prepare
+    count = 0
+
+    def die(self: ProcessWorker, weights: Any) -> list[str]:
+        nonlocal count
+        count += 1
+        if count > 3:
+            pytest.fail("it was tried once more")
+        kill(self.pid)
+        return prepare(self, weights)
+
+    with declared() as runner:
+        with monkeypatch.context() as patch:
+            patch.setattr(ProcessWorker, "prepare", die)
+            with pytest.raises(RequestRefused, match=r"^update weight failed! .* ended 3 workers"):
+                runner.update_weights(one(5))
+        wait_until(lambda: states(runner) == ["ready", "ready"])
+        assert ones(runner) == {1}
+        runner.update_weights(one(6))
+        assert ones(runner) == {6}
