@@ -225,7 +225,8 @@ class MultiDeviceRunner(Handle, Streaming):
         request that came before runs with the old weights, one that comes when this has returned
         with the new ones, and each with one of both in all its parts. A worker that is started
         again has the new ones, too: a copy of them is kept in this process.
-        An interrupt of this does not stop the update.
+        An interrupt of this does not stop the update. A signal handler that interrupts a predict
+        cannot update: ModelStateError. RequestRefused for what ends three workers.
         """
         from engine.weights.variables import check_form, sendable
         from engine.workers.updates import update_all
@@ -234,6 +235,11 @@ class MultiDeviceRunner(Handle, Streaming):
         lane = self._lane
         if lane is None:
             raise ModelStateError(f"update weight failed! Error is {self._why_not or _CLOSED}")
+        if lane.gate.is_mine:  # it would wait for itself
+            raise ModelStateError(
+                "update weight failed! Error is it was called in the middle of a predict of the "
+                "same thread; call it after that one has returned, or in another thread"
+            )
         if not self._variable_weights:
             raise ModelStateError(
                 "update weight failed! Error is no weight of this model was declared variable; "

@@ -225,9 +225,14 @@ class Gate:
         finally:
             del self._held[thread]
 
+    @property
+    def is_mine(self) -> bool:
+        """True where the calling thread is inside, or on its way."""
+        return threading.get_ident() in self._threads
+
     def refuse_nested(self) -> None:
         """Raise ModelStateError where the calling thread is inside, or on its way."""
-        if threading.get_ident() in self._threads:
+        if self.is_mine:
             raise ModelStateError(
                 "predict was called in the middle of a predict of the same thread, and no more "
                 f"than {self.slots} of this model run at once; call it after that one has returned"

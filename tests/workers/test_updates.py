@@ -234,3 +234,35 @@ def test_an_update_that_ends_three_workers_is_refused(
         assert ones(runner) == {1}
         runner.update_weights(one(6))
         assert ones(runner) == {6}
+
+
+def test_an_update_by_a_signal_handler_in_the_middle_of_a_predict_is_refused(
+    declared: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[str] = []
+    with declared() as runner:
+
+        def update(*_: object) -> None:
+            try:
+                runner.update_weights(one(5))
+            except ModelStateError as error:
+                refused.append(str(error))
+
+        run = ProcessWorker.run
+
+        def interrupted(self: ProcessWorker, *arguments: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                signal.raise_signal(signal.SIGALRM)
+            return run(self, *arguments)
+
+        before = signal.signal(signal.SIGALRM, update)
+        try:
+            with monkeypatch.context() as patch:
+                patch.setattr(ProcessWorker, "run", interrupted)
+                assert ones(runner) == {1}
+        finally:
+            signal.signal(signal.SIGALRM, before)
+        [says] = refused
+        assert says.startswith("update weight failed! Error is it was called in the middle of")
+        runner.update_weights(one(5))
+        assert ones(runner) == {5}
