@@ -15,6 +15,7 @@ import mmap
 import os
 import pickle
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, TypeAlias
 
@@ -108,6 +109,14 @@ class Arena:
             self._memory(start + nbytes)
         assert self._map is not None
         return Lent((nbytes,), np.uint8, self._map, start)
+
+    def free(self, start: int, nbytes: int) -> None:
+        """Give memory back to the system that nobody reads any more; it reads as zeros then."""
+        begin = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (start + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - begin
+        if self._map is not None and length > 0:
+            with suppress(AttributeError, OSError):  # not every system can
+                self._map.madvise(mmap.MADV_REMOVE, begin, length)
 
     def close(self) -> None:
         """Let go of the memory; views of it stay good. Twice does nothing."""

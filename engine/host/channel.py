@@ -129,6 +129,12 @@ class Caller:
         self._space.lend(self._begin, self._nbytes, memory)
         return results
 
+    def forget(self) -> None:
+        """Free the memory of the last values, which the other end has no use for any more."""
+        inputs, self._places, self._inputs = self._inputs, [], None
+        if inputs is not None:
+            self._arena.free(self._inputs_begin, inputs.nbytes)
+
     def close(self) -> None:
         """Let go of this end; the other one's `serve` then returns. Twice does nothing."""
         self._theirs.close()

@@ -89,7 +89,10 @@ class ProcessWorker:
 
     def prepare(self, weights: Update) -> list[str]:
         """See Worker."""
-        [names] = self._asked([weights], None, Question.PREPARE)
+        try:
+            [names] = self._asked([weights], None, Question.PREPARE)
+        finally:
+            self._caller.forget()  # as large as the model, maybe
         return names  # type: ignore[no-any-return]
 
     def settle(self, take: bool) -> None:

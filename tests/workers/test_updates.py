@@ -7,11 +7,14 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 from worker_steps import kill, pids, states, wait_until
 
 from engine import Context, MultiDeviceRunner, Tensor
@@ -266,3 +269,41 @@ def test_an_update_by_a_signal_handler_in_the_middle_of_a_predict_is_refused(
         assert says.startswith("update weight failed! Error is it was called in the middle of")
         runner.update_weights(one(5))
         assert ones(runner) == {5}
+
+
+def test_the_memory_in_which_an_update_was_sent_is_given_back(tmp_path: Path) -> None:
+    large = np.zeros((1000, 1000), np.float32)
+    path = tmp_path / "large.onnx"
+    made = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "large",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1000])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1000])],
+        [numpy_helper.from_array(large, "w")],
+    )
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=8), path)
+    context = Context()
+    context.target = ["cpu"]
+    context.parallel.config_info = {"common_context": {"variable_weights_list": "w"}}
+    with MultiDeviceRunner(str(path), [0, 1], context) as runner:
+        before = arena_bytes()
+        runner.update_weights({"w": large + 1})
+        assert arena_bytes() - before < large.nbytes
+        for update in (large + 2, large[:5]):
+            with suppress(InputError):
+                runner.update_weights({"w": update})
+            [y] = runner.predict([large[:4] + 1])
+            assert set(y.get_data_to_numpy().ravel().tolist()) == {2000}
+        assert arena_bytes() - before < large.nbytes
+
+
+def arena_bytes() -> int:
+    """Return the bytes of memory that this process shares with workers."""
+    blocks = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the folder's own
+            if "engine-arena" in os.readlink(link):
+                found = link.stat()
+                blocks[found.st_ino] = found.st_blocks
+    return 512 * sum(blocks.values())
