@@ -196,7 +196,7 @@ def sendable(weights: Update, specs: Sequence[TensorSpec]) -> Update:
 
 def _own(item: Any, spec: TensorSpec) -> Any:
     """Return a copy of a tensor; what is none, or has no data, as it is, to be refused there."""
-    if isinstance(item, Tensor) and item._value is None:
+    if (isinstance(item, Tensor) and item._value is None) or np.ma.is_masked(item):
         return item
     value = _value_of(item, spec, ())
     if not isinstance(value, np.ndarray | DeviceBuffer):

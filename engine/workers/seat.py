@@ -243,7 +243,9 @@ class Seat:
                 pause_s = min(_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
                 log.warning("%s: %s; the next start is in %g s", self, self.why, pause_s)
                 self._turn(State.PAUSED)
-                self._wait(None, time.monotonic() + pause_s)
+                until = time.monotonic() + pause_s
+                while not self._reason and time.monotonic() < until:  # wakes may be of before
+                    self._wait(None, until)
             self.restarts += 1
             self._turn(State.STARTING)
         self._discard()

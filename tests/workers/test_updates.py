@@ -122,6 +122,7 @@ UNFIT: list[tuple[Any, str]] = [
     ({"one": np.zeros(2, np.float32)}, r"'one'.*\[1\].*\[2\]"),
     ({"one": np.zeros(1, np.float64)}, "'one'.*float32.*float64"),
     ({"one": [5.0]}, "'one'"),
+    ({"one": np.ma.masked_array([5.0], [True], np.float32)}, "'one'.*mask"),
     ({}, "no weights"),
     ([[Tensor()]], "2 tensors"),
 ]
