@@ -272,6 +272,7 @@ def test_an_update_by_a_signal_handler_in_the_middle_of_a_predict_is_refused(
         assert ones(runner) == {5}
 
 
+@pytest.mark.usefixtures("odd_model")
 def test_the_memory_in_which_an_update_was_sent_is_given_back(tmp_path: Path) -> None:
     large = np.zeros((1000, 1000), np.float32)
     path = tmp_path / "large.onnx"
@@ -285,7 +286,7 @@ def test_the_memory_in_which_an_update_was_sent_is_given_back(tmp_path: Path) ->
     opsets = [helper.make_opsetid("", 17)]
     onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=8), path)
     context = Context()
-    context.target = ["cpu"]
+    context.target = ["odd"]
     context.parallel.config_info = {"common_context": {"variable_weights_list": "w"}}
     with MultiDeviceRunner(str(path), [0, 1], context) as runner:
         before = arena_bytes()

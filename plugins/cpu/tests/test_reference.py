@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Sequence
@@ -233,6 +234,7 @@ def test_a_node_that_loops_over_its_elements_is_stopped(way: str, tmp_path: Path
 def test_what_is_stopped_late_leaves_the_thread_alone(tmp_path: Path) -> None:
     path = save(tmp_path, [helper.make_node("Neg", ["x"], ["y"])])
     model = engine.load(path, target="reference")
+    gc.collect()  # what comes in the finalizer of another test's model would be lost there
     stopped = 0
     for step in range(300):
         try:
