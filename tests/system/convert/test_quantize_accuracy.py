@@ -131,6 +131,7 @@ def mobilenet(folder: Path) -> ModelProto:
     return onnx.load(module.mobilenet_v2(folder))
 
 
+@pytest.mark.slow
 def test_a_convolutional_net_is_calibrated_with_images(
     tmp_path: Path, random: np.random.Generator
 ) -> None:

@@ -115,6 +115,7 @@ def test_what_other_threads_write_to_the_temporary_folder_stays_there(
     assert {str(path) for path in tmp_path.iterdir()} == set(made)
 
 
+@pytest.mark.slow
 def test_several_are_quantized_at_once_and_leave_the_process_as_it_was(
     digits: ModelProto, full: Config, capfd: pytest.CaptureFixture[str]
 ) -> None:
