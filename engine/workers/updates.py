@@ -46,8 +46,8 @@ def update_all(
 
     weights: see `engine.weights.variables.sendable`; kept, for workers that start later. alone: a
     context in which no request runs, nor begins. Raises what Model.update_weights raises, and then
-    nothing has changed; RequestRefused where it ends MOST_LOST workers, ModelError where none is
-    left, ModelStateError where it is closed.
+    nothing has changed; RequestRefused where MOST_LOST workers end over it and none prepares it,
+    ModelError where none is left, ModelStateError where it is closed.
     """
     prepared: list[Worker] = []
     ended: list[str] = []
@@ -62,13 +62,12 @@ def update_all(
                         names = worker.prepare(weights)
                     except Lost as lost:
                         seat.end(str(lost))  # the next one there catches up
-                        if lost.had_begun:
-                            ended.append(f"{seat} {lost}")
-                        if len(ended) == MOST_LOST:
-                            raise _refused(ended, workers.path) from None
+                        ended.append(f"{seat} {lost}")
                     else:
                         prepared.append(worker)
             if not prepared:
+                if len(ended) >= MOST_LOST:
+                    raise _refused(ended, workers.path)
                 workers.wait_for_one()
         with alone(), workers.reserved(workers.seats):
             for seat in workers.begin_with(dict(zip(names, _tensors(weights), strict=True))):
