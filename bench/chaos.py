@@ -1,6 +1,7 @@
 """Load on a MultiDeviceRunner while its workers are killed.
 
     python bench/chaos.py                   a minute, 4 workers, a SIGKILL every second
+    python bench/chaos.py --seconds 120 --every 0.2      more often than a worker can start
     python bench/chaos.py --seconds 10 --every 0.3 --workers 2
 
 Clients send requests of 1 to 8 samples without a pause, half of them through `submit`. Each has an
@@ -8,10 +9,11 @@ input of its own, and its answer is compared with what numpy gives, bit by bit: 
 columns by products with matrices of 0 and 1. Meanwhile a random worker gets SIGKILL, whether it
 runs, waits or builds.
 
-    lost        requests that got an error, or no answer for a minute
+    lost        requests that got an error, or no answer within two minutes of the last kill
     duplicated  requests that were answered more than once
     wrong       answers that are another request's, or no one's
     left        processes, and files in /dev/shm that nobody has open, after `close`
+    back        seconds from the last kill until every device has a worker that is ready
 
 Exits with status 1 unless these are 0. Needs the cpu backend, the onnx package and Linux. `--json`
 for programs.
@@ -68,6 +70,7 @@ class Outcome:
     p50_ms: float
     p99_ms: float
     longest_ms: float
+    back_s: float
     left_processes: int
     left_in_shm: int
 
@@ -114,15 +117,18 @@ class Clients:
         self._runner, self._place = runner, place
         self._lock = threading.Lock()
         self._end = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(i,)) for i in range(count)]
+        self._threads = [
+            threading.Thread(target=self._work, args=(i,), daemon=True) for i in range(count)
+        ]
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
         """Let each finish its request."""
         self._end.set()
+        until = time.monotonic() + 2 * ANSWER_S
         for thread in self._threads:
-            thread.join(2 * ANSWER_S)
+            thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
                 self.errors["no answer"] += 1
 
@@ -148,7 +154,7 @@ class Clients:
                 self.wrong += not is_right
 
     def _predict(self, request: int, x: Array) -> Array:
-        [y] = self._runner.predict([x], timeout_s=ANSWER_S)
+        [y] = self._runner.predict([x])
         self._answered(request)
         return y.get_data_to_numpy()
 
@@ -161,7 +167,7 @@ class Clients:
 
         future = self._runner.submit([x])
         future.add_done_callback(note)
-        [y] = future.result(ANSWER_S)
+        [y] = future.result()
         if not done.wait(ANSWER_S):
             raise TimeoutError("its callback was not called")
         return y.get_data_to_numpy()
@@ -212,6 +218,16 @@ def kills(runner: engine.MultiDeviceRunner, seconds: float, every_s: float) -> I
         progress(int(seconds), int(seconds))
 
 
+def until_ready(runner: engine.MultiDeviceRunner) -> float:
+    """Wait until every device has a worker that is ready; return how long that took."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + ANSWER_S:
+        if all(worker.state in ("ready", "busy") for worker in runner.statistics().workers):
+            break
+        time.sleep(0.01)
+    return time.monotonic() - begin
+
+
 def run(folder: Path, seconds: float, every_s: float, workers: int, clients: int) -> Outcome:
     path = folder / "permutation.onnx"
     place = permutation(path)
@@ -219,6 +235,7 @@ def run(folder: Path, seconds: float, every_s: float, workers: int, clients: int
     with engine.MultiDeviceRunner(str(path), [*range(workers)]) as runner:
         load = Clients(runner, place, clients)
         killed = [*kills(runner, seconds, every_s)]
+        back_s = until_ready(runner)
         load.end()
         told = runner.statistics()
     for error, count in load.errors.items():
@@ -239,6 +256,7 @@ def run(folder: Path, seconds: float, every_s: float, workers: int, clients: int
         float(p50),
         float(p99),
         float(longest),
+        back_s,
         len(children() - others),
         sum(not is_open(name) for name in in_shm() - shm),
     )

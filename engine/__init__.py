@@ -31,6 +31,7 @@ from engine.errors import (
     ModelStateError,
     QueueFull,
     RequestRefused,
+    SettingError,
     SharingError,
     SharingRefused,
 )
@@ -84,6 +85,7 @@ __all__ = [
     "MultiModelRunner",
     "QueueFull",
     "RequestRefused",
+    "SettingError",
     "SharingError",
     "SharingRefused",
     "Tensor",
@@ -113,6 +115,9 @@ _LATE = {
     "inspect": "engine.report.inspection",
 }
 """Names that most processes do without: a module is imported when one is asked for."""
+
+_MODULES = {"converter": "engine.converter"}
+"""Modules of MindSpore Lite's that scripts reach by the package; the others are imported by it."""
 
 _LOAD = "engine.load(path) gives a model"
 _SETTINGS = "engine.load takes settings: threads=1, config={'cpu_context': {'spin_us': 0}}"
@@ -146,14 +151,15 @@ _ELSEWHERE = {
 if not typing.TYPE_CHECKING:  # for a type checker it would offer every name
 
     def __getattr__(name):
-        if name not in _LATE:
+        where = _LATE.get(name) or _MODULES.get(name)
+        if where is None:
             hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
             text = f"module {__name__!r} has no attribute {name!r}{hint}"
             raise AttributeError(text, name=name, obj=sys.modules[__name__])
         from importlib import import_module
 
-        module = import_module(_LATE[name])
-        found = module if _LATE[name] == f"{__name__}.{name}" else getattr(module, name)
+        module = import_module(where)
+        found = module if where == f"{__name__}.{name}" else getattr(module, name)
         globals()[name] = found
         return found
 

@@ -142,7 +142,8 @@ class Recipe:
     extensions know it. weights: None where none are variable. sharing: what the model has in common
     with others. compiled: opens the file again, of a form that a backend compiled; None for a
     model. data_files: the files beside the model's that it was built of, as they were then.
-    is_resizable: see `build`. Not locked: the model builds one after the other.
+    is_resizable: see `build`. kept: sections that its conversion has declared.
+    Not locked: the model builds one after the other.
     """
 
     def __init__(
@@ -161,6 +162,7 @@ class Recipe:
         self.weights: VariableWeights | None = None
         self.sharing: Sharing | None = None
         self.is_resizable = True
+        self.kept: Config = MappingProxyType({})
         self.context = context
         self._file: ModelFile | None = file
         self._declaration = _declaration(config, names)
@@ -181,7 +183,7 @@ class Recipe:
         """Build the model for the first time."""
         from engine.plan.original import data_files
 
-        file, declaration = self._file, self._declaration
+        file = self._file
         assert file is not None, "it is built for the first time once"
         opened: list[OpenedSource] = []
 
@@ -197,6 +199,8 @@ class Recipe:
 
         file.watch(cancel)
         file.keep_in(partial(lowered_forms, self.config))
+        self._take_kept(file)
+        declaration = self._declaration
         names = () if declaration is None or self.is_rebuilt else declaration.names
         built = build(
             open_file,
@@ -215,6 +219,20 @@ class Recipe:
             self.original = self._original_of(opened[0])
         self._file = None
         return built
+
+    def _take_kept(self, file: ModelFile) -> None:
+        """Take what the model's conversion has declared and this build has not."""
+        if not file.is_onnx or (graph := file().graph) is None:
+            return
+        if not graph.metadata:
+            return
+        from engine.config import declared  # rare
+
+        self.kept = declared.sections(graph.metadata)
+        if self._declaration is None:
+            self._declaration = declared.declaration(graph.metadata, self.config)
+            if self._declaration is not None:
+                file.vary(self._declaration.names)
 
     def _declared(self, source: OpenedSource) -> OpenedSource:
         """Return a model that was just opened as it is to be built, with the weights declared."""
@@ -244,6 +262,16 @@ class Recipe:
         folder = self.config.get("model_file", {}).get("mindir_path")
         names = () if self._declaration is None else self._declaration.names
         return Original(self._file, source, Path(folder) if folder else None, names)
+
+    def opened_again(self) -> OpenedSource:
+        """Return the model as its file has it, its variable weights as inputs.
+
+        Raises ModelError where it has no graph, changed, or is kept nowhere: a large one in memory,
+        or encrypted.
+        """
+        if self.original is None:
+            raise ModelError("its graph is not known")
+        return self.original.declared()
 
     @property
     def is_rebuilt(self) -> bool:

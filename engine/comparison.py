@@ -14,9 +14,10 @@ from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
 from engine.model import Model
 from engine.report.inspection import of_file
+from engine.report.measurement import ranks_of
 from engine.runtime.casting import widened
 from engine.runtime.differences import Comparison, compare_outputs
-from engine.runtime.filled import Fill, filled
+from engine.runtime.filled import Fill, run_filled
 from engine.runtime.foreign import is_array
 from engine.runtime.keywords import advised
 from engine.runtime.parts import arrays_of
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from engine.tensor import Array
+    from engine.typing import Inputs
 
 __all__ = ["Comparison", "compare", "outputs_of", "values_for"]
 
@@ -36,7 +38,7 @@ __all__ = ["Comparison", "compare", "outputs_of", "values_for"]
 def compare(
     a: Model | str | os.PathLike[str],
     b: Model | str | os.PathLike[str] | None = None,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
     *,
     targets: tuple[str, str] | None = None,
     rtol: float | None = None,
@@ -76,9 +78,18 @@ def compare(
         specs: Sequence[TensorSpec] = model.inputs
         if others is not None:
             specs = common_inputs(specs, others, files)
-        given = filled(specs, Fill.RANDOM, seed, "give inputs") if inputs is None else inputs
-        values = _in_order(specs, given)
-        first = outputs_of(model, values, timeout_s)
+        if inputs is None:
+            values, first = run_filled(
+                specs,
+                Fill.RANDOM,
+                lambda values: outputs_of(model, values, timeout_s),
+                seed,
+                "give inputs",
+                1 if ranks_of(model) else None,
+            )
+        else:
+            values = _in_order(specs, inputs)
+            first = outputs_of(model, values, timeout_s)
     with naming("b", files[1]), _opened(a if b is None else b, other) as model:
         second = outputs_of(model, values_for(model, specs, values), timeout_s)
     return compare_outputs(first, second, rtol, atol)
@@ -247,7 +258,7 @@ def _opened(model: Model | str | os.PathLike[str], target: str) -> AbstractConte
     return nullcontext(model) if isinstance(model, Model) else load(model, target)
 
 
-def _in_order(specs: Sequence[TensorSpec], inputs: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+def _in_order(specs: Sequence[TensorSpec], inputs: Any) -> list[Any]:
     if not isinstance(inputs, Mapping):
         return [inputs] if is_array(inputs) else list(inputs)
     names = [spec.name for spec in specs]

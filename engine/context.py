@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sized
 from copy import deepcopy
+from typing import Literal, TypeAlias
 
 from engine.config.checks import (
     require,
@@ -16,6 +17,11 @@ from engine.config.checks import (
 from engine.config.settings import Settings, setting
 
 __all__ = ["Context"]
+
+Float32Arithmetic: TypeAlias = Literal["enforce_fp32", "preferred_fp16"]
+AscendPrecision: TypeAlias = Literal[
+    "enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin", "preferred_optimal"
+]
 
 
 def _launched_rank() -> int:
@@ -31,22 +37,22 @@ class CpuSettings(Settings):
     _called = "context.cpu"
 
     @setting("enforce_fp32")
-    def precision_mode(self, value: object) -> str:
+    def precision_mode(self, value: Float32Arithmetic) -> Float32Arithmetic:
         """Arithmetic on float32 values: "enforce_fp32", or "preferred_fp16" where it is faster."""
         return require_choice("cpu_precision_mode", value, "enforce_fp32", "preferred_fp16")
 
     @setting(0)
-    def thread_num(self, value: object) -> int:
+    def thread_num(self, value: int) -> int:
         """Threads inside one operator; 0 fits them to the CPUs that this process may use."""
         return require_count("cpu_thread_num", value)
 
     @setting(0)
-    def inter_op_parallel_num(self, value: object) -> int:
+    def inter_op_parallel_num(self, value: int) -> int:
         """Operators that run at once; 0 for one."""
         return require_count("cpu_inter_op_parallel_num", value)
 
     @setting(0)
-    def thread_affinity_mode(self, value: object) -> int:
+    def thread_affinity_mode(self, value: int) -> int:
         """0 none, 1 big cores first, 2 middle cores first; anything else warns and becomes 0."""
         mode = require_int("cpu_thread_affinity_mode", value)
         if mode in (0, 1, 2):
@@ -58,7 +64,7 @@ class CpuSettings(Settings):
         return 0
 
     @setting([])
-    def thread_affinity_core_list(self, value: object) -> list[int]:
+    def thread_affinity_core_list(self, value: list[int]) -> list[int]:
         """CPU numbers to pin the threads to, one a thread; [] leaves them free.
 
         The first is for the thread that calls predict, which is never pinned. Reading gives a copy.
@@ -82,17 +88,17 @@ class GpuSettings(Settings):
     _called = "context.gpu"
 
     @setting("enforce_fp32")
-    def precision_mode(self, value: object) -> str:
+    def precision_mode(self, value: Float32Arithmetic) -> Float32Arithmetic:
         """Arithmetic on float32 values: "enforce_fp32", or "preferred_fp16" where it is faster."""
         return require_choice("gpu_precision_mode", value, "enforce_fp32", "preferred_fp16")
 
     @setting(0)
-    def device_id(self, value: object) -> int:
+    def device_id(self, value: int) -> int:
         """Number of the GPU on this host."""
         return require_count("gpu_device_id", value)
 
     @setting("")
-    def provider(self, value: object) -> str:
+    def provider(self, value: str) -> str:
         """Provider of the backend, as "tensorrt"; "" for its default."""
         return require("gpu_provider", value, str)
 
@@ -124,7 +130,7 @@ class AscendSettings(Settings):
     _called = "context.ascend"
 
     @setting("")
-    def precision_mode(self, value: object) -> str:
+    def precision_mode(self, value: AscendPrecision) -> AscendPrecision | Literal[""]:
         """Type that operators compute in; "" until it is set: the model's own types.
 
         "enforce_fp32", "preferred_fp32", "enforce_fp16", "enforce_origin" or "preferred_optimal".
@@ -140,17 +146,17 @@ class AscendSettings(Settings):
         )
 
     @setting(0)
-    def device_id(self, value: object) -> int:
+    def device_id(self, value: int) -> int:
         """Number of the NPU on this host."""
         return require_count("ascend_device_id", value)
 
     @setting(_launched_rank)
-    def rank_id(self, value: object) -> int:
+    def rank_id(self, value: int) -> int:
         """This process among those that run one sliced model; as it was launched, until set."""
         return require_count("ascend_rank_id", value)
 
     @setting("")
-    def provider(self, value: object) -> str:
+    def provider(self, value: str) -> str:
         """Provider of the backend: "ge" for the Graph Engine; "" for its default."""
         return require("ascend_provider", value, str)
 
@@ -171,7 +177,7 @@ class ParallelSettings(Settings):
     _called = "context.parallel"
 
     @setting(0)
-    def workers_num(self, value: object) -> int:
+    def workers_num(self, value: int) -> int:
         """Workers that run the model at once; 0 fits them to the machine."""
         return require_count("workers_num", value, "Set parallel failed, ")
 
@@ -195,7 +201,7 @@ class ParallelSettings(Settings):
         vars(self)["config_info"] = require_sections("config_info", value)
 
     @setting("")
-    def config_path(self, value: object) -> str:
+    def config_path(self, value: str) -> str:
         """A file of such sections; "" for none. Setting "" changes nothing."""
         path = require("config_path", value, str)
         if path and not os.path.exists(path):
@@ -203,7 +209,7 @@ class ParallelSettings(Settings):
         return path or self.config_path
 
     @setting([])
-    def device_ids(self, value: object) -> list[int]:
+    def device_ids(self, value: list[int]) -> list[int]:
         """The devices to divide the workers among; [] takes the target's device_id."""
         device_ids = require_list("device_ids", value, int)
         if any(device_id < 0 for device_id in device_ids):
@@ -236,7 +242,7 @@ class Context(Settings):
         self.parallel = ParallelSettings()
 
     @setting(["cpu"])
-    def target(self, value: object) -> list[str]:
+    def target(self, value: list[str] | None) -> list[str]:
         """Device types ("cpu", "gpu", "ascend") or names of installed backends, in any case.
 
         "type:provider" chooses among several backends that serve one type. The first target is
@@ -252,27 +258,27 @@ class Context(Settings):
         return target
 
     @setting()
-    def cpu(self, value: object) -> CpuSettings:
+    def cpu(self, value: CpuSettings) -> CpuSettings:
         """Settings of the CPU. They may be changed before or after `target`, as may all others."""
         return require("cpu", value, CpuSettings)
 
     @setting()
-    def gpu(self, value: object) -> GpuSettings:
+    def gpu(self, value: GpuSettings) -> GpuSettings:
         """Settings of NVIDIA GPUs."""
         return require("gpu", value, GpuSettings)
 
     @setting()
-    def ascend(self, value: object) -> AscendSettings:
+    def ascend(self, value: AscendSettings) -> AscendSettings:
         """Settings of Ascend NPUs."""
         return require("ascend", value, AscendSettings)
 
     @setting()
-    def parallel(self, value: object) -> ParallelSettings:
+    def parallel(self, value: ParallelSettings) -> ParallelSettings:
         """Settings of a pool of workers that serve one model."""
         return require("parallel", value, ParallelSettings)
 
     @setting("")
-    def group_info_file(self, value: object) -> str:
+    def group_info_file(self, value: str) -> str:
         """A file that defines groups of ranks; "" for none."""
         return require("group_info_file", value, str)
 

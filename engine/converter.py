@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from engine.config.checks import require, require_choice, require_count, require_watchers
 from engine.config.settings import Settings, setting
@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 
     from engine.convert.job import Job, Report
     from engine.types import CancelToken, Progress
+    from engine.typing import DecMode
 
 __all__ = ["Converter", "FmkType"]
+
+OptimizedFor: TypeAlias = Literal["none", "general", "gpu_oriented", "ascend_oriented"]
+Optimize: TypeAlias = OptimizedFor | Literal["ascend_oriented:910b", "ascend_oriented:default"]
 
 SUFFIXES = {ModelType.MINDIR: ".mindir", ModelType.MINDIR_LITE: ".ms"}
 CHIPS = ("default", "910b")
@@ -66,7 +70,7 @@ class Converter(Settings):
         self._decrypt_key = require("decrypt_key", value, str)
 
     @setting("AES-GCM")
-    def decrypt_mode(self, value: object) -> str:
+    def decrypt_mode(self, value: DecMode) -> DecMode:
         """Encryption mode of the MindIR: "AES-GCM" or "AES-CBC"; here "SM4-CBC" too."""
         if value == "SM4-CBC":
             return "SM4-CBC"
@@ -103,7 +107,7 @@ class Converter(Settings):
     # ----------------------------------------------------------------------- what the result is
 
     @setting(Format.NHWC)
-    def input_format(self, value: object) -> Format:
+    def input_format(self, value: Format) -> Format:
         """The layout of the result's 4-D inputs: NCHW or NHWC. Unassigned: the model's own."""
         layout = require("input_format", value, Format)
         if layout not in (Format.NCHW, Format.NHWC):
@@ -113,27 +117,27 @@ class Converter(Settings):
         return layout
 
     @setting(DataType.FLOAT32)
-    def input_data_type(self, value: object) -> DataType:
+    def input_data_type(self, value: DataType) -> DataType:
         """The type of the result's inputs. Unassigned, or UNKNOWN: the model's own."""
         return _require_type("input_data_type", value)
 
     @setting(DataType.FLOAT32)
-    def output_data_type(self, value: object) -> DataType:
+    def output_data_type(self, value: DataType) -> DataType:
         """The type of the result's outputs. Unassigned, or UNKNOWN: the model's own."""
         return _require_type("output_data_type", value)
 
     @setting(False)
-    def weight_fp16(self, value: object) -> bool:
+    def weight_fp16(self, value: bool) -> bool:
         """Store float32 weights as float16: half the file, the same inputs and outputs."""
         return require("weight_fp16", value, bool)
 
     @setting(ModelType.MINDIR)
-    def save_type(self, value: object) -> ModelType:
+    def save_type(self, value: ModelType) -> ModelType:
         """Kind of file to write: MINDIR ends in .mindir, MINDIR_LITE in .ms. Both hold ONNX."""
         return require("save_type", value, ModelType)
 
     @setting(False)
-    def enable_encryption(self, value: object) -> bool:
+    def enable_encryption(self, value: bool) -> bool:
         """Encrypt the result with `encrypt_key` (AES-GCM)."""
         return require("enable_encryption", value, bool)
 
@@ -147,7 +151,7 @@ class Converter(Settings):
         self._encrypt_key = require("encrypt_key", value, str)
 
     @setting(False)
-    def infer(self, value: object) -> bool:
+    def infer(self, value: bool) -> bool:
         """Run the result once on the cpu backend, with ones; where that fails nothing is written.
 
         `report.trial` has the outputs.
@@ -157,7 +161,7 @@ class Converter(Settings):
     # ---------------------------------------------------------------------------- what it is for
 
     @setting("general")
-    def optimize(self, value: object) -> str:
+    def optimize(self, value: Optimize) -> OptimizedFor:
         """none, general, gpu_oriented, ascend_oriented or ascend_oriented:910b.
 
         The result notes it and is the same: backends optimise for their device when they build.
@@ -179,20 +183,20 @@ class Converter(Settings):
         self._optimize = text
         if kind == "ascend_oriented":
             self.device = "Ascend"
-        return kind
+        return cast("OptimizedFor", kind)
 
     @setting("")
-    def device(self, value: object) -> str:
+    def device(self, value: Literal["Ascend"]) -> Literal["Ascend", ""]:
         """ "Ascend"; without effect: the result is the same for every device."""
         return require_choice("device", value, "Ascend")
 
     @setting(0)
-    def device_id(self, value: object) -> int:
+    def device_id(self, value: int) -> int:
         """Number of an NPU; nothing here compiles for one, so nothing reads it."""
         return require_count("device_id", value)
 
     @setting(0)
-    def rank_id(self, value: object) -> int:
+    def rank_id(self, value: int) -> int:
         """Number of a rank; nothing here compiles for one, so nothing reads it."""
         return require_count("rank_id", value)
 

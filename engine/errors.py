@@ -11,6 +11,7 @@
     │   └── RequestRefused         a request has ended every worker process that ran it
     ├── ModelStateError            unbuilt, built twice, closed, forked
     ├── InputError                 inputs or outputs do not fit the model
+    ├── SettingError               a setting of a model that is built is wrong
     ├── DeadlineExceeded           a predict was stopped at its deadline
     ├── ExtensionError             an extension that was switched on is not installed or fails
     ├── Cancelled                  a compile or a request was cancelled by its owner
@@ -29,9 +30,25 @@ from __future__ import annotations
 
 import errno
 
+_HEAD, _TAIL = 6000, 1000
+
+
+def shortened(text: str) -> str:
+    """Return a message without the middle of what it quotes, where that is longer than a page."""
+    if len(text) <= _HEAD + _TAIL:
+        return text
+    left_out = len(text) - _HEAD - _TAIL
+    return f"{text[:_HEAD]} ... ({left_out:,} characters) ... {text[-_TAIL:]}"
+
 
 class EngineError(Exception):
-    """The base of every error that this package raises on purpose."""
+    """The base of every error that this package raises on purpose.
+
+    As text it has a page at most: what came, which it quotes, may be a whole file.
+    """
+
+    def __str__(self) -> str:
+        return shortened(Exception.__str__(self))  # not OSError's or KeyError's
 
 
 class BackendError(EngineError, RuntimeError):
@@ -77,7 +94,7 @@ class ModelError(EngineError, RuntimeError, ValueError):
 class ModelNotFound(ModelError, FileNotFoundError):
     """There is no file at the path of a model, or of its configuration: `path`, or `filename`."""
 
-    __str__ = Exception.__str__  # not OSError's, which would say the path again
+    __str__ = EngineError.__str__  # not OSError's, which would say the path again
 
     def __init__(self, message: str, path: str = "", at_fault: str = "") -> None:
         super().__init__(message, path, at_fault)
@@ -107,6 +124,10 @@ class InputError(EngineError, RuntimeError, ValueError):
     def __init__(self, message: str, name: str = "") -> None:
         super().__init__(message)
         self.name = name
+
+
+class SettingError(EngineError, RuntimeError, ValueError):
+    """A setting with which a model is to be built is wrong: of its configuration or its context."""
 
 
 class DeadlineExceeded(EngineError, RuntimeError, TimeoutError):

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.building import Built, Recipe, build
-from engine.config.wording import own_text, prefixed
+from engine.config.wording import followed, own_text, prefixed
 from engine.errors import (
     BackendError,
     EngineError,
@@ -190,11 +190,16 @@ def _undone(models: Sequence[Model], changes: Sequence[Change]) -> Iterator[None
         raise
 
 
+_NO_SESSION = "Session is null, please build model first!"
+"""MindSpore Lite's words for an update of a model that is not built."""
+
+
 def _prepare_update(model: Model, weights: Update) -> Change:
     """Do all of an update that can fail, with `_building` held."""
     built, recipe, declared = model._built, model._recipe, model._declared
     if built is None or recipe is None or declared is None or model._why_not:
-        raise ModelStateError(model._why_not)
+        error = ModelStateError(model._why_not)
+        raise followed(error, _NO_SESSION) if built is None else error
     dims = model._dims
     shapes = _by_name(declared, dims) if dims is not None and model._is_reshaped else None
     change = _prepared_update(recipe, weights, built, shapes)

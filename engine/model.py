@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -9,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from engine.config.wording import prefixed
+from engine.enums import ModelGroupFlag as ModelGroupFlag
 from engine.enums import ModelType
 from engine.errors import ModelStateError
 from engine.handle import FORKED
 from engine.host import fork
+from engine.host.imports import ready
 from engine.model_build import BUILDING, ModelBuild
 from engine.model_facts import NOT_BUILT
 from engine.runtime.descriptions import recorded
@@ -22,15 +25,29 @@ from engine.runtime.keywords import advised
 from engine.tensor import Array, Tensor, arrays_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from engine.profiling import Profile
     from engine.runtime.thread_state import ThreadState
     from engine.serving.lane import Lane
     from engine.types import CancelToken
+    from engine.typing import ArrayLike, Inputs
     from engine.weights.variables import Update
 
 __all__ = ["Model", "ModelType"]
+
+
+_OF_THE_PACKAGE = ("ModelExecutor", "ModelGroup", "ModelParallelRunner", "MultiModelRunner")
+"""Names that MindSpore Lite has in its module `model`; the package says where they are here."""
+
+if not TYPE_CHECKING:  # for a type checker it would offer every name
+
+    def __getattr__(name):
+        if name in _OF_THE_PACKAGE:
+            return getattr(sys.modules[__package__], name)
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
 
 
 new = object.__new__
@@ -66,7 +83,7 @@ class Model(ModelBuild, OfModels):
 
     def predict(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        inputs: Inputs,
         outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,
@@ -155,7 +172,7 @@ class Model(ModelBuild, OfModels):
     @advised("Model.predict_async")
     async def predict_async(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        inputs: Inputs,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
@@ -171,6 +188,7 @@ class Model(ModelBuild, OfModels):
         with self._building:
             self._require_built("predict")
             if self._lane is None:
+                ready("engine.serving.lane", "engine.serving.statistics")
                 from engine.serving.lane import Lane
                 from engine.serving.statistics import Recorder
 
@@ -178,7 +196,9 @@ class Model(ModelBuild, OfModels):
                 self._lane = Lane(cast("Model", weakref.proxy(self)), Recorder(), 0)
             return self._lane
 
-    def __call__(self, /, *arrays: Any, **by_name: Any) -> dict[str, Array]:
+    def __call__(
+        self, /, *arrays: ArrayLike, **by_name: ArrayLike | CancelToken
+    ) -> dict[str, Array]:
         """Run the model on arrays by input name, or by place; returns its outputs by name.
 
         >>> outputs = model(x=array)  # doctest: +SKIP
@@ -192,23 +212,26 @@ class Model(ModelBuild, OfModels):
         """
         if by_name:
             if arrays or len(by_name) != self._named:
+                ready("engine.runtime.calling")
                 from engine.runtime.calling import call  # rare
 
                 signature = self._require_built("predict").signature
                 return call(self.predict, signature, arrays, by_name)
-            results = self.predict(by_name)
+            results = self.predict(by_name)  # type: ignore[arg-type]  # no option is among them
         elif len(arrays) == 1 and isinstance(arrays[0], dict):
             results = self.predict(arrays[0])
         elif len(arrays) == 1 and type(arrays[0]) is not np.ndarray:
+            ready("engine.runtime.calling")
             from engine.runtime.calling import unpacked  # rare
 
             results = self.predict(unpacked(arrays[0], self._require_built("predict").signature))
         else:
             if len(arrays) == 2 and isinstance(arrays[1], dict):
+                ready("engine.runtime.calling")
                 from engine.runtime.calling import refuse_names  # rare
 
                 refuse_names(*arrays)
-            results = self.predict(arrays or by_name)
+            results = self.predict(arrays or {})
         built = self._built
         if built is not None and not built.signature.is_plain:
             return {s.name: arrays_in(v) for s, v in zip(built.signature.outputs, results)}
@@ -241,9 +264,10 @@ class Model(ModelBuild, OfModels):
 
         inputs: this model's tensors from get_inputs, in order; they take the new shapes and lose
         their data.
-        dims: one shape an input, every dim 1 or more, or -1 for an axis that is to be open again,
-        as it is in the file. Where a dim is another than the file fixes, the model is built anew
-        for it and run once on zeros; a model that cannot have these shapes stays as it was.
+        dims: one shape an input, every dim 1 or more, 0 too for an axis that the file leaves open,
+        or -1 for one that is to be open again, as it is in the file. Where a dim is another than
+        the file fixes, the model is built anew for it and run once on zeros; a model that cannot
+        have these shapes stays as it was.
         Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
         RuntimeError (InputError) for shapes that the model does not allow and tensors of another.
         """
@@ -274,7 +298,7 @@ class Model(ModelBuild, OfModels):
     @advised("Model.profile")
     def profile(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        inputs: Inputs,
         predicts: int = 10,
         *,
         warmup: int = 3,
@@ -328,6 +352,7 @@ class Model(ModelBuild, OfModels):
 
     def _open_state(self) -> ThreadState:
         """Make the calling thread's state, at its first call."""
+        ready("engine.runtime.thread_state")
         from engine.runtime.thread_state import ThreadState
 
         # Read in this order: a resize between the two lines leaves a state that nobody finds.
@@ -338,6 +363,7 @@ class Model(ModelBuild, OfModels):
         plan, signature, predict = built.plan, built.signature, built.predict
         kind: type[ThreadState] = ThreadState
         if not signature.is_plain:
+            ready("engine.runtime.values")
             from engine.runtime.values import ValuesState  # rare
 
             kind = ValuesState

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from engine.building import Recipe, groups
 from engine.config.checks import check_decryption, require, require_watchers
-from engine.config.wording import prefixed
+from engine.config.wording import own_text, prefixed
 from engine.enums import ModelType
 from engine.errors import (
     BackendError,
@@ -17,6 +17,7 @@ from engine.errors import (
     ModelError,
     ModelNotFound,
     ModelStateError,
+    SettingError,
     SharingError,
 )
 from engine.host.interrupts import raised_by_handler
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from engine.formats import ModelFile
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, Progress
+    from engine.typing import DecMode
 
 BUILDING = "the model is being built; wait until build_from_file has returned"
 
@@ -56,7 +58,7 @@ class ModelBuild(ModelFacts):
         config_path: str = "",
         config_dict: dict[str, dict[str, str]] | None = None,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: DecMode = "AES-GCM",
         dec_num_parallel: int = 0,
         *,
         variable_weights: Sequence[str] = (),
@@ -76,7 +78,8 @@ class ModelBuild(ModelFacts):
 
         Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
         that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
-        (ModelStateError) for a model that is built already; ValueError for a setting; Cancelled.
+        (ModelStateError) for a model that is built already, (SettingError, a ValueError too) for a
+        wrong setting; Cancelled.
         A model that failed to build may be built again.
         """
         from engine.context import Context
@@ -111,7 +114,7 @@ class ModelBuild(ModelFacts):
         """Build what build_from_file builds, of a file that may have been opened before."""
         file.look_in(config.get("model_file", {}).get("mindir_path"))
         path = "" if file.path is None else file.name
-        recipe = Recipe(file, context, config, path, names)
+        recipe = _recipe("build_from_file", file, context, config, path, names)
         self._build("build_from_file", recipe, progress, cancel)
         self.model_path_ = path
 
@@ -126,7 +129,7 @@ class ModelBuild(ModelFacts):
         config_dict: dict[str, dict[str, str]] | None = None,
         *,
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: DecMode = "AES-GCM",
         variable_weights: Sequence[str] = (),
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
@@ -164,7 +167,7 @@ class ModelBuild(ModelFacts):
         require_watchers(progress, cancel)
         file = ModelFile.of_bytes(model_bytes, weight_bytes or None)
         file.unlock(dec_key, dec_mode)
-        recipe = Recipe(file, context, config, names=names)
+        recipe = _recipe("build_from_buffer", file, context, config, "", names)
         self._build("build_from_buffer", recipe, progress, cancel)
 
     def _build(
@@ -193,6 +196,8 @@ class ModelBuild(ModelFacts):
                     error, BackendError | ExtensionError | InputError | ModelError | SharingError
                 ):
                     prefixed(error, f"{caller} failed! Error is ")
+                elif type(error) is ValueError:
+                    raise _wrong_setting(error, caller) from error
                 raise
             finally:
                 self._why_not = NOT_BUILT
@@ -220,6 +225,27 @@ def _names(variable_weights: object) -> tuple[str, ...]:
     from engine.config.variable_weights import require_names
 
     return require_names(variable_weights)
+
+
+def _recipe(
+    caller: str,
+    file: ModelFile,
+    context: Context,
+    config: Mapping[str, Mapping[str, str]],
+    path: str,
+    names: tuple[str, ...],
+) -> Recipe:
+    try:
+        return Recipe(file, context, config, path, names)
+    except ValueError as error:
+        if type(error) is ValueError:
+            raise _wrong_setting(error, caller) from error
+        raise
+
+
+def _wrong_setting(error: ValueError, caller: str) -> SettingError:
+    """Return the error of a build for a setting that whoever reads it refused."""
+    return prefixed(SettingError(own_text(error)), f"{caller} failed! Error is ")
 
 
 def configuration_of(path: str, sections: object, caller: str) -> dict[str, dict[str, str]]:

@@ -19,11 +19,12 @@ from engine.runtime.thread_state import memory_of
 from engine.tensor import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from engine.model import Model
-    from engine.tensor import Array, TensorMeta
+    from engine.tensor import TensorMeta
     from engine.types import CancelToken, TensorSpec
+    from engine.typing import Inputs
 
 
 class Link(NamedTuple):
@@ -67,7 +68,7 @@ class Chain:
 
     def predict(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        inputs: Inputs,
         outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,

@@ -109,7 +109,7 @@ class ModelFacts(Handle):
         from engine.runtime.model_info import model_info  # rare
 
         weights = () if recipe.weights is None else recipe.weights.specs
-        return model_info(key, built.plan, built.signature, recipe.config, weights)
+        return model_info(key, built.plan, built.signature, recipe.config, weights, recipe.kept)
 
     def get_outputs(self) -> tuple[TensorMeta, ...]:
         """Return descriptions of the outputs. Empty before the model is built.

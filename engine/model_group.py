@@ -104,7 +104,7 @@ class ModelGroup:
             raise ModelStateError(
                 f"{_CALCULATION_FAILED} no paths of models were added; call add_model first"
             )
-        if context.ascend.provider == "ge":
+        if context.ascend.provider in ("ge", "ge-v1"):
             raise ModelStateError(
                 f"{_CALCULATION_FAILED} provider 'ge' sizes workspace itself; leave this call out"
             )

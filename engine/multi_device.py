@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 from engine.config.checks import (
     check_decryption,
@@ -28,7 +28,7 @@ from engine.host.interrupts import undisturbed
 from engine.plan.gate import Gate
 from engine.serving.lane import Lane
 from engine.serving.statistics import Recorder
-from engine.serving.streaming import Inputs, Streaming
+from engine.serving.streaming import Streaming
 from engine.tensor import Tensor
 from engine.workers import factory
 from engine.workers.assignments import assignments
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from engine.model import Model
     from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
+    from engine.typing import DecMode, Inputs, WhenFull, WorkerKind
     from engine.weights.variables import Update
     from engine.workers.protocol import Ready
 
@@ -78,12 +79,13 @@ class MultiDeviceRunner(Handle, Streaming):
         context: Context | None = None,
         *,
         batch_axes: Mapping[str, int | None] | None = None,
+        batching: Literal["auto", "force"] = "auto",
         hang_timeout_s: float | None = None,
         queue_limit: int = 1000,
-        when_full: str = "wait",
-        workers: str = "process",
+        when_full: WhenFull = "wait",
+        workers: WorkerKind = "process",
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: DecMode = "AES-GCM",
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
@@ -94,6 +96,10 @@ class MultiDeviceRunner(Handle, Streaming):
         context: its `parallel` settings config_path and config_info are read.
         batch_axes: for inputs and outputs by name, the axis of the batch, None for one that has
             none; where it is left out, what the model declares says so.
+        batching: requests of an open batch are cut only where it is proven that parts do not change
+            each other's results; others are kept whole, on one device, and `statistics().batching`
+            says why, by node. "force" cuts them all the same, also where parts give other results
+            than the whole.
         hang_timeout_s: a run that takes longer has hung: its worker is ended, and it is run by
             another. None, the default, waits for ever, but no longer than a request's own
             `timeout_s`: in a service, set one of them.
@@ -127,6 +133,8 @@ class MultiDeviceRunner(Handle, Streaming):
             raise ValueError(f"when_full must be 'wait' or 'raise', but got {when_full!r}")
         if batch_axes is not None:
             check_axes(batch_axes)
+        if batching not in ("auto", "force"):
+            raise ValueError(f"batching must be 'auto' or 'force', but got {batching!r}")
         start = factory(workers)
         if dec_key:
             check_decryption(dec_key, dec_mode, 0)
@@ -146,6 +154,8 @@ class MultiDeviceRunner(Handle, Streaming):
                 dec_key or None,
                 dec_mode,
                 is_local=is_local,
+                batch_axes=batch_axes,
+                is_proving=True,
             ),
             start,
             hang_timeout_s,
@@ -154,7 +164,14 @@ class MultiDeviceRunner(Handle, Streaming):
         try:
             ready = self._built(failure, progress, cancel)
             self._variable_weights = ready.variable_weights
-            self._replicas = Replicas(self._supervisor, ready.inputs, ready.outputs, batch_axes)
+            self._replicas = Replicas(
+                self._supervisor,
+                ready.inputs,
+                ready.outputs,
+                batch_axes,
+                ready.cuts,
+                is_forced=batching == "force",
+            )
             # Replicas behaves as a Model does, as far as a lane looks. One request more than there
             # are workers is under way, so that none is idle while another request is wrapped up.
             model, gate = cast("Model", self._replicas), Gate(len(devices) + 1)
@@ -258,7 +275,7 @@ class MultiDeviceRunner(Handle, Streaming):
         """Return counts and times of all requests since the start, and the state of each worker."""
         lane = self._lane
         now = (0, 0) if lane is None else (lane.gate.waiting, lane.gate.running)
-        requests = self._recorder.report(*now, "")
+        requests = self._recorder.report(*now, self._replicas.batching)
         return report(requests, self._supervisor)
 
     # ----------------------------------------------------------------------------------- the end

@@ -8,8 +8,9 @@
 A file that holds several is a compiled form of a backend: an .om that was made of several graphs
 for Ascend, which are loaded together and may have variables in common, or what MindSpore Lite's
 converter_lite makes of a model that it splits for Ascend, a MindIR in which each sub-graph is an
-.om and executors run some of them one after the other. Of any other file, a model is its only one,
-so scripts run with it on every target.
+.om and executors run some of them one after the other. What this project's converter makes of a
+model with such a declaration is one model for every target, which is divided when it is opened.
+Of any other file, a model is its only one, so scripts run with it on every target.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ from engine.model import Model, ModelType
 from engine.model_build import configuration_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
+    from engine.config.declared import Executors
+    from engine.formats import ModelFile
     from engine.formats.mindir import CompiledModels
     from engine.model_chain import Chain
-    from engine.tensor import Array, Tensor, TensorMeta
+    from engine.tensor import Tensor, TensorMeta
     from engine.types import CancelToken, Progress
+    from engine.typing import Inputs
 
 __all__ = ["ModelExecutor", "MultiModelRunner"]
 
@@ -48,7 +52,7 @@ class ModelExecutor:
 
     def predict(
         self,
-        inputs: Sequence[Tensor | Array] | Mapping[str, Tensor | Array] | Tensor | Array,
+        inputs: Inputs,
         outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,
@@ -124,23 +128,29 @@ class MultiModelRunner(Handle):
         file.look_in(config.get("model_file", {}).get("mindir_path"))
         bundle = file.compiled_models()
 
-        def built(entry: str) -> Model:
-            file = ModelFile(model_path)
-            file.entry = entry
+        def built(file: ModelFile, config: Mapping[str, Mapping[str, str]] = config) -> Model:
             model = Model()
             models.append(model)
             model._build_file(file, context, config, progress, cancel)
             return model
 
+        def entry(name: str) -> ModelFile:
+            file = ModelFile(model_path)
+            file.entry = name
+            return file
+
         models: list[Model] = []
+        executors: list[Model | Chain]
         try:
             if bundle is not None and bundle.executors:
-                executors: list[Model | Chain] = _chains(bundle, built, model_path)
+                executors = [*_chains(bundle, lambda name: built(entry(name)), model_path)]
+            elif (declared := _declared(file)) is not None:
+                executors = [*_declared_chains(file, declared, config, built)]
             else:
-                plan = built("")._plan
+                plan = built(file)._plan
                 assert plan is not None, "it was just built"
-                for entry in plan.entries[1:]:
-                    built(entry)
+                for name in plan.entries[1:]:
+                    built(entry(name))
                 executors = [*models]
         except BaseException:
             for model in reversed(models):
@@ -169,9 +179,7 @@ class MultiModelRunner(Handle):
         raise TypeError("a MultiModelRunner cannot be pickled; build it in each process")
 
 
-def _chains(
-    bundle: CompiledModels, built: Callable[[str], Model], path: str
-) -> list[Model | Chain]:
+def _chains(bundle: CompiledModels, built: Callable[[str], Model], path: str) -> list[Chain]:
     """Build each model of a bundle once, and return the chains that its executors run."""
     from engine.model_chain import Chain, Link
 
@@ -192,4 +200,44 @@ def _chains(
     return [
         Chain(links[executor.first : executor.last + 1], executor.inputs, executor.outputs)
         for executor in bundle.executors
+    ]
+
+
+def _declared(file: ModelFile) -> Executors | None:
+    """Return the executors that the conversion of a model has declared; None for none."""
+    if not file.is_onnx or (graph := file().graph) is None or not graph.metadata:
+        return None
+    from engine.config.declared import executors  # rare
+
+    return executors(graph.metadata)
+
+
+def _declared_chains(
+    file: ModelFile,
+    declared: Executors,
+    config: Mapping[str, Mapping[str, str]],
+    built: Callable[[ModelFile, Mapping[str, Mapping[str, str]]], Model],
+) -> list[Chain]:
+    """Build each part of a divided model once, and return the chains of declared executors."""
+    from engine.formats import ModelFile
+    from engine.model_chain import Chain, Link
+    from engine.plan.declared_parts import declared_parts
+
+    # Executors have no updates, and a weight is in one part.
+    kept = {
+        section: {key: value for key, value in keys.items() if "variable_weights" not in key}
+        for section, keys in config.items()
+    }
+    division, parts = declared_parts(file(), declared)
+
+    def own(names: Iterable[str]) -> list[str]:
+        return [declared.names.get(name, name) for name in names]
+
+    links = [
+        Link(built(ModelFile.of_part(part), kept), own(segment.inputs), own(segment.outputs))
+        for segment, part in zip(division.parts, parts, strict=True)
+    ]
+    return [
+        Chain([links[n] for n in executor.parts], own(executor.inputs), own(executor.outputs))
+        for executor in division.executors
     ]

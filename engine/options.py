@@ -37,17 +37,31 @@ What they say comes in fields of `CompileOptions`: `provider`, `device`, `shapes
 """
 
 
+_SHORT = 3
+
+
 def is_declared(key: str, names: Iterable[str]) -> bool:
     """Return whether `names` has `key`; a name that ends in "*" stands for all that begin so."""
     return any(key == name or (name.endswith("*") and key.startswith(name[:-1])) for name in names)
 
 
 def nearest(word: str, words: Iterable[str], likeness: float = 0.6) -> str:
-    """The one of `words` that a misspelt `word` most likely is, whatever its case; "" for none."""
+    """The one of `words` that a misspelt `word` most likely is, whatever its case; "" for none.
+
+    Of three letters or fewer one that begins otherwise is another word, unless two have changed
+    places: "tpu" is no "gpu", but "pcu" a "cpu".
+    """
     import difflib  # rare
 
-    by_lower = {each.lower(): each for each in words}
-    near = difflib.get_close_matches(word.lower(), by_lower, 1, likeness)
+    lower = word.lower()
+    by_lower = {
+        each.lower(): each
+        for each in words
+        if len(lower) > _SHORT
+        or lower[:1] == each[:1].lower()
+        or sorted(lower) == sorted(each.lower())
+    }
+    near = difflib.get_close_matches(lower, by_lower, 1, likeness)
     return by_lower[near[0]] if near else ""
 
 

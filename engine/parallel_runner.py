@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from engine.config.checks import require, require_int
-from engine.config.wording import prefixed
+from engine.config.wording import own_text, prefixed, reworded
 from engine.context import Context
-from engine.errors import ModelError, ModelStateError
+from engine.errors import InputError, ModelError, ModelStateError, SettingError
 from engine.exchange import update_together
 from engine.formats.given import absent
-from engine.formats.opened import state_of
 from engine.handle import FORKED, Handle
 from engine.host import fork
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import undisturbed
 from engine.model import Model, ModelType
 from engine.runtime.keywords import advised
-from engine.serving.streaming import Inputs, Streaming
+from engine.serving.streaming import Streaming
 from engine.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from engine.serving.statistics import RunnerStatistics
     from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
+    from engine.typing import DecMode, Inputs, WhenFull
     from engine.weights.variables import Update
 
 __all__ = ["ModelParallelRunner"]
@@ -78,10 +78,11 @@ class ModelParallelRunner(Handle, Streaming):
         *,
         max_batch_size: int | None = None,
         max_delay_us: int | None = None,
+        batching: Literal["auto", "force"] = "auto",
         queue_limit: int = 1000,
-        when_full: str = "wait",
+        when_full: WhenFull = "wait",
         dec_key: bytes | None = None,
-        dec_mode: str = "AES-GCM",
+        dec_mode: DecMode = "AES-GCM",
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
     ) -> None:
@@ -90,11 +91,16 @@ class ModelParallelRunner(Handle, Streaming):
         context: its `parallel` settings are read: workers_num, how many predicts run at once on all
             device_ids together (0 fits them to the machine); config_path, config_info.
             cpu.thread_num: the threads inside an operator, which all workers share; 0 divides the
-            CPUs among them.
+            CPUs among them. cpu.thread_affinity_core_list: one core for each of the thread_num x
+            workers_num threads; as many threads are shared then.
         max_batch_size: how many samples (sizes of the inputs' first axis, which must be open) may
             share a run. None measures at build where that pays, up to 32; 1 never. Requests share
-            a run only where no operator mixes samples and a trial gives the same bits; for a model
-            of which that is not so, a number above 1 is an error.
+            a run only where it is proven that samples do not meet, whatever the data and weights,
+            and a trial gives the same bits; for a model of which that is not so, a number above 1
+            is an error that names the node.
+        batching: "force" has requests share runs without that proof and whatever the trial finds;
+            it gives up that a request's results depend on its own inputs alone. Other clients'
+            data may then change them.
         max_delay_us: how long, in microseconds, a request waits for others to share its run. None
             waits for those alone whom the last run has just served, a quarter of a run's time
             at most, so that a lone client never waits; 0 takes along only who waits anyway.
@@ -104,10 +110,14 @@ class ModelParallelRunner(Handle, Streaming):
 
         Raises what Model.build_from_file raises.
         """
+        from engine.serving.shared_runs import Wishes, share_runs
+
         require("model_path", model_path, str)
         context = Context() if context is None else require("context", context, Context)
         if max_batch_size is not None and require_int("max_batch_size", max_batch_size) < 1:
             raise ValueError(f"max_batch_size must be 1 or more, but got {max_batch_size}")
+        if batching not in ("auto", "force"):
+            raise ValueError(f"batching must be 'auto' or 'force', but got {batching!r}")
         if max_delay_us is not None and require_int("max_delay_us", max_delay_us) < 0:
             raise ValueError(f"max_delay_us must be 0 or more, but got {max_delay_us}")
         if require_int("queue_limit", queue_limit) < 1:
@@ -129,21 +139,32 @@ class ModelParallelRunner(Handle, Streaming):
             devices: list[int | None] = [*context.parallel.device_ids] or [None]
             options = {"dec_key": dec_key, "dec_mode": dec_mode}
             watchers = {"progress": progress, "cancel": cancel}
+            wishes = Wishes(model_path, max_batch_size, max_delay_us, batching == "force", cancel)
+
+            def build(further: Mapping[str, Mapping[str, str]]) -> list[Lane]:
+                built: list[Lane] = []
+                try:
+                    for place, device in enumerate(devices):
+                        own = _for_workers(context, device, place, len(devices))
+                        built.append(
+                            self._lane(
+                                model_path, own, further, queue_limit, when_full, options, watchers
+                            )
+                        )
+                except BaseException:
+                    for lane in built:
+                        lane.model.close()
+                    raise
+                return built
+
             try:
-                for place, device in enumerate(devices):
-                    own = _for_workers(context, device)
-                    if own.parallel.workers_num:  # spread over the devices, one each at least
-                        share = len(range(place, own.parallel.workers_num, len(devices)))
-                        own.parallel.workers_num = max(1, share)
-                    lane = self._lane(model_path, own, queue_limit, when_full, options, watchers)
-                    lanes.append(lane)
-                self._batching = _batch(lanes, max_batch_size, max_delay_us, model_path, cancel)
+                lanes = build({})
+                lanes, self._batching = share_runs(lanes, wishes, build)
             except BaseException as error:
                 for lane in lanes:
                     lane.model.close()
-                if isinstance(error, ModelError):
-                    text = str(error).removeprefix("build_from_file failed! Error is ")
-                    error.args = (text,)
+                if isinstance(error, InputError | ModelError | SettingError):
+                    reworded(error, own_text(error))
                     prefixed(error, "ModelParallelRunner's build from file failed! Error is ")
                 raise
             self._lanes = lanes
@@ -154,8 +175,9 @@ class ModelParallelRunner(Handle, Streaming):
         self,
         path: str,
         context: Context,
+        further: Mapping[str, Mapping[str, str]],
         limit: int,
-        when_full: str,
+        when_full: WhenFull,
         options: Mapping[str, Any],
         watchers: Mapping[str, Any],
     ) -> Lane:
@@ -165,6 +187,9 @@ class ModelParallelRunner(Handle, Streaming):
         model._is_resizable = False
         parallel = context.parallel
         config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
+        if further:
+            added = {name: {**config.get(name, {}), **further[name]} for name in further}
+            config = {**config, **added}
         model.build_from_file(
             path, ModelType.MINDIR, context, parallel.config_path, config, **options, **watchers
         )
@@ -310,56 +335,38 @@ class ModelParallelRunner(Handle, Streaming):
         return lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: lane.load)
 
 
-def _for_workers(context: Context, device_id: int | None) -> Context:
-    """Return a context for one device's workers, with threads divided among them."""
+def _for_workers(context: Context, device_id: int | None, place: int, devices: int) -> Context:
+    """Return a context for one device's workers, with threads and cores divided among them."""
     context = copy(context)
+    shares = [
+        max(1, len(range(number, context.parallel.workers_num, devices)))
+        for number in range(devices)
+    ]
     if device_id is not None:
         context.gpu.device_id = context.ascend.device_id = device_id
     if not context.cpu.thread_num:
         workers = context.parallel.workers_num
         context.cpu.thread_num = max(1, usable_cpus() // workers) if workers else 1
+    elif cores := context.cpu.thread_affinity_core_list:
+        context.cpu.thread_affinity_core_list = _cores_of(
+            cores, context.cpu.thread_num, sum(shares[:place]), shares[place], sum(shares)
+        )
+        context.cpu.thread_num = len(context.cpu.thread_affinity_core_list)
+    if context.parallel.workers_num:  # spread over the devices, one each at least
+        context.parallel.workers_num = shares[place]
     return context
 
 
-def _batch(
-    lanes: Sequence[Lane],
-    most: int | None,
-    delay_us: int | None,
-    path: str,
-    cancel: CancelToken | None,
-) -> str:
-    """Let requests share runs where that pays, or as asked for; return why so."""
-    if most == 1:
-        return "off"
-    from engine.serving import batchable
+def _cores_of(cores: list[int], threads: int, first: int, count: int, workers: int) -> list[int]:
+    """Return the cores of some workers, which share the threads that are pinned to them.
 
-    model = lanes[0].model
-    built = model._require_built()
-    signature = built.signature
-    if state_of(built.plan.source):
-        reason = "it keeps state from one predict to the next"
-    else:
-        graph = built.plan.source.graph
-        reason = batchable.why_not(graph, signature.inputs, signature.outputs)
-    if not reason:
-
-        def run(arrays: Sequence[batchable.Array]) -> list[batchable.Array]:
-            if cancel is not None:
-                cancel.check()
-            return [tensor.get_data_to_numpy() for tensor in model.predict(list(arrays))]
-
-        batching = batchable.tried(run, signature.inputs, most)
-        reason = batching.reason
-        if batching.most > 1:
-            if delay_us is not None:
-                batching = batchable.Batching(batching.most, reason, delay_us / 1e6)
-            for lane in lanes:
-                lane.batch(batching)
-            return str(batching)
-    if most is not None:
-        raise ModelError(
-            f"{path}: its requests cannot share runs (max_batch_size={most}): {reason}; leave "
-            "max_batch_size out",
-            path,
+    cores: one a thread, of all `workers` or of one. first, count: the workers.
+    """
+    if len(cores) == threads:
+        return cores
+    if len(cores) != threads * workers:
+        raise InputError(
+            f"cpu_thread_affinity_core_list names {len(cores)} cores for {workers} workers of "
+            f"{threads} threads; expected {threads * workers}, one core a thread"
         )
-    return f"off: {reason}"
+    return cores[first * threads : (first + count) * threads]

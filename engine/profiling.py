@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.model import Model
     from engine.plan.compile import KernelTimes
 
-__all__ = ["Kernel", "Profile", "Run"]
+__all__ = ["Kernel", "OperatorTime", "Profile", "Run"]
 
 _BAR = 24
 _SHOWN = 20
@@ -70,8 +70,19 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorTime:
+    """The time of all kernels of one operator type in one predict. runs: how often they ran."""
+
+    op_type: str
+    kernels: int
+    runs: float
+    time_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Profile:
-    """A model's time by kernel. Prints as a table.
+    """A model's time by kernel. Prints as a table, in a notebook too.
 
     predict_s: what a predict takes, the median of as many as were measured, without measuring;
     measured_s: with it. kernels: the hottest first. runs: each run of each, in order. predicts: how
@@ -90,11 +101,41 @@ class Profile:
         """The time of all kernels in one predict."""
         return sum(kernel.time_s for kernel in self.kernels)
 
-    def __str__(self) -> str:
-        lines = [
+    @property
+    def by_operator(self) -> tuple[OperatorTime, ...]:
+        """The time by operator type, the hottest first; fused kernels have types of their own."""
+        found: dict[str, list[Kernel]] = {}
+        for kernel in self.kernels:
+            found.setdefault(kernel.op_type, []).append(kernel)
+        sums = [
+            OperatorTime(
+                op_type,
+                len(kernels),
+                sum(kernel.runs for kernel in kernels),
+                sum(kernel.time_s for kernel in kernels),
+                sum(kernel.share for kernel in kernels),
+            )
+            for op_type, kernels in found.items()
+        ]
+        return tuple(sorted(sums, key=lambda each: -each.time_s))
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
+    def _headline(self) -> str:
+        return (
             f"predict {_ms(self.predict_s)}, while it is measured {_ms(self.measured_s)}, kernels "
             f"{_ms(self.kernels_s)} of that; {self.predicts} predicts"
-        ]
+        )
+
+    def _repr_html_(self) -> str:
+        """Return the times as HTML, which a notebook shows: by kernel and by operator type."""
+        from engine.report import fragments  # rare
+
+        return fragments.profile(self._headline(), self)
+
+    def __str__(self) -> str:
+        lines = [self._headline()]
         lines += [f"not measured: {name} cannot tell" for name in self.unmeasured]
         for kernel in self.kernels[:_SHOWN]:
             # Where all are shorter than the runtime's clock can tell, no share is above 0.
@@ -104,6 +145,16 @@ class Profile:
         if more := self.kernels[_SHOWN:]:
             share = sum(kernel.share for kernel in more)
             lines.append(f"{share:6.1%} {'':<{_BAR}} in {len(more)} further kernels")
+        sums = self.by_operator
+        if len(sums) < len(self.kernels):
+            lines += ["", "by operator type"]
+            for each in sums[:_SHOWN]:
+                bar = "█" * round(_BAR * each.share / (sums[0].share or 1))
+                count = f"{each.kernels} kernel{'s' * (each.kernels != 1)}"
+                lines.append(
+                    f"{each.share:6.1%} {bar:<{_BAR}} {_ms(each.time_s):>10}  "
+                    f"{plain(each.op_type)}, {count}"
+                )
         return "\n".join(lines)
 
     def trace(self) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Sized
 from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require_count
+from engine.config.wording import own_text, reworded
 from engine.context import Context
-from engine.errors import ModelNotFound
+from engine.errors import EngineError, ModelNotFound
 from engine.model import Model, ModelType
 from engine.runtime.keywords import advised
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from engine.types import CancelToken, Progress
+    from engine.typing import DecMode
 
 __all__ = ["load"]
 
@@ -32,7 +34,7 @@ def load(
     device_id: int = 0,
     config: str | os.PathLike[str] | Mapping[str, Mapping[str, Any]] | None = None,
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
+    dec_mode: DecMode = "AES-GCM",
     variable_weights: Sequence[str] = (),
     progress: Progress | None = None,
     cancel: CancelToken | None = None,
@@ -103,8 +105,12 @@ def load(
         "progress": progress,
         "cancel": cancel,
     }
-    if isinstance(file, str):
-        built.build_from_file(file, ModelType.MINDIR, **options)
-    else:
-        built.build_from_buffer(file, **options)
+    try:
+        if isinstance(file, str):
+            built.build_from_file(file, ModelType.MINDIR, **options)
+        else:
+            built.build_from_buffer(file, **options)
+    except EngineError as error:  # whoever calls this has called no build_from_file
+        reworded(error, own_text(error))
+        raise
     return built

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from engine.config.checks import require, require_shape
+from engine.config.wording import followed
 from engine.enums import NUMPY_NAMES, DataType, Format
 from engine.errors import InputError
+from engine.host.imports import ready
 from engine.runtime.elsewhere import OfTensors
 
 if TYPE_CHECKING:
@@ -84,8 +86,8 @@ class Tensor(OfTensors):
 
     Tensor(array) wraps a numpy array without a copy (one that is not C-contiguous, aligned and in
     the machine's byte order is copied once). Tensor(tensor) copies another tensor: data, name and
-    format. Tensor(shape=, dtype=) allocates zeros. Tensor() is empty. `shape` and `dtype` beside
-    an array must equal the array's.
+    format; from a device to the host, unless `device` says where to. Tensor(shape=, dtype=)
+    allocates zeros. Tensor() is empty. `shape` and `dtype` beside an array must equal the array's.
 
     device: "gpu", "ascend:1" or another device type of an installed backend, with its number, for
     memory there: data is copied to it, and shape and dtype without data allocate, with undefined
@@ -118,6 +120,7 @@ class Tensor(OfTensors):
         dims = None if shape is None else require_shape("shape", shape)
         put = None
         if device is not None:
+            ready("engine.runtime.placing")
             from engine.runtime.placing import placer  # rare
 
             put = placer(device)
@@ -152,6 +155,7 @@ class Tensor(OfTensors):
 
     def _allocate(self, device: Device, shape: tuple[int, ...]) -> DeviceBuffer:
         """Give the tensor new memory on a device."""
+        ready("engine.runtime.memory")
         from engine.runtime import memory
         from engine.types import DType
 
@@ -171,14 +175,14 @@ class Tensor(OfTensors):
                 f"user's dtype: {dtype}, tensor dtype is: {other.dtype}."
             )
         self._description = Description(other.name, other.dtype, tuple(other.shape), other.format)
-        self._description.device = other._description.device
         value = other._value
         if isinstance(value, np.ndarray):
             self._value = value.copy()
         elif value is not None:
+            ready("engine.runtime.memory")
             from engine.runtime import memory
 
-            self._value = memory.to_device(value, value.device)
+            self._value = memory.to_host(value)
 
     def _wrap(self, array: Array, shape: Sequence[int] | None, dtype: DataType | None) -> None:
         _refuse_masked("tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray", array)
@@ -311,6 +315,7 @@ class Tensor(OfTensors):
         if isinstance(value, np.ndarray):
             return value
         if value is not None:
+            ready("engine.runtime.memory")
             from engine.runtime import memory
 
             return memory.to_host(value)
@@ -377,33 +382,41 @@ class Tensor(OfTensors):
         _refuse_masked("numpy_obj must be numpy.ndarray", numpy_obj)
         declared, name = self._description.dtype, self._description.name
         if declared is not DataType.UNKNOWN and _supported(numpy_obj) is not declared:
-            raise InputError(
-                f"data type not equal! Numpy type: {numpy_obj.dtype.type}, Tensor type: {declared}"
-                f" of tensor {name!r}; convert the array with astype",
+            wanted = declared.to_numpy().name
+            raise _refused(
                 name,
+                f"{wanted}{list(self._description.shape)}",
+                f"{numpy_obj.dtype.name}{list(numpy_obj.shape)}; convert the array with "
+                f"astype({wanted!r})",
+                f"data type not equal! Numpy type: {numpy_obj.dtype.type}, Tensor type: {declared}",
             )
         shape = self._description.shape
         if _is_open(shape):
             if not _admits(shape, numpy_obj.shape):
-                raise InputError(
-                    f"data size not equal! Numpy shape: {list(numpy_obj.shape)}, Tensor shape: "
-                    f"{list(shape)} (-1 takes any size) of tensor {name!r}",
+                raise _refused(
                     name,
+                    f"shape {list(shape)}, in which -1 takes any size",
+                    f"{list(numpy_obj.shape)}; pass an array of such a shape",
+                    f"data size not equal! Numpy shape: {list(numpy_obj.shape)}, Tensor shape: "
+                    f"{list(shape)}",
                 )
             shape = numpy_obj.shape
         elif self._value is not None:
             shape = self._value.shape
         if prod(shape) != numpy_obj.size:
-            raise InputError(
-                f"data size not equal! Numpy size: {numpy_obj.nbytes}, Tensor size: "
-                f"{prod(shape) * numpy_obj.itemsize}; tensor {name!r} has shape {list(shape)}, "
-                f"the array {list(numpy_obj.shape)}",
+            raise _refused(
                 name,
+                f"{prod(shape)} elements, as shape {list(shape)} has",
+                f"{numpy_obj.size}, shape {list(numpy_obj.shape)}; pass as many, or set the "
+                "tensor's shape first",
+                f"data size not equal! Numpy size: {numpy_obj.nbytes}, Tensor size: "
+                f"{prod(shape) * numpy_obj.itemsize}",
             )
         array = plain(numpy_obj)
         value = self._value
         device = self._description.device if value is None else getattr(value, "device", None)
         if device is not None and not isinstance(value, np.ndarray):
+            ready("engine.runtime.memory")
             from engine.runtime import memory
 
             if value is None or value.shape != shape:
@@ -442,6 +455,7 @@ class Tensor(OfTensors):
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type and number: (1, 0) for the host, 2 for a GPU, else 12."""
+        ready("engine.runtime.dlpack")
         from engine.runtime import dlpack
 
         return dlpack.device_of(dlpack.data_of(self, "__dlpack_device__"))
@@ -460,6 +474,7 @@ class Tensor(OfTensors):
         leaves that to the consumer. dl_device: (1, 0) for a copy on the host.
         Raises BufferError where DLPack cannot say it.
         """
+        ready("engine.runtime.dlpack")
         from engine.runtime import dlpack
 
         return dlpack.given(self, stream, max_version, dl_device, copy)
@@ -470,6 +485,7 @@ class Tensor(OfTensors):
         value = self._value
         if value is None or isinstance(value, np.ndarray) or value.device.type != "gpu":
             raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__")
+        ready("engine.runtime.dlpack")
         from engine.runtime import dlpack
 
         return dlpack.cuda_interface(value)
@@ -480,6 +496,7 @@ class Tensor(OfTensors):
         if device is None or getattr(result, "device", None) == device:
             self._value = result
             return
+        ready("engine.runtime.memory")
         from engine.runtime import memory
 
         if value is not None and value.shape == result.shape:
@@ -559,6 +576,12 @@ def _supported(array: Array) -> DataType:
             f"Unsupported numpy dtype value {array.dtype}; supported: {', '.join(NUMPY_NAMES)}"
         )
     return dtype
+
+
+def _refused(name: str, wanted: str, got: str, words: str) -> InputError:
+    """Return the error for an array that a tensor cannot take. words: MindSpore Lite's, for it."""
+    tensor = f"tensor {name!r}" if name else "a tensor without a name"
+    return followed(InputError(f"{tensor}: expected {wanted}, got {got}", name), words)
 
 
 def _refuse_masked(wanted: str, array: Array) -> None:

@@ -45,11 +45,12 @@ LAYERS = (
     ("runtime", "tensor", "enums"),
     ("plan",),
     ("reference", "model_bytes"),  # for plugins
+    ("layouts",),  # how operators carry a divided axis: for slicing, and for sharing runs
     ("formats",),
     ("backends",),
     ("config",),
     ("host",),
-    ("hookspecs", "types", "errors", "options", "cancel", "value", "marks"),
+    ("hookspecs", "types", "errors", "options", "cancel", "value", "marks", "typing"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The API's classes import the work: modules that are themselves imported when they are asked for.

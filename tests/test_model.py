@@ -87,6 +87,22 @@ def test_resize_fixes_the_shapes_and_resets_the_inputs(affine: Model) -> None:
     np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
 
 
+def test_no_rows_are_a_size_like_any_other(affine: Model) -> None:
+    """So a decoder begins with a past of length 0."""
+    nothing = np.zeros((0, 3), "f")
+    assert affine.predict([nothing])[0].shape == [0, 3]
+    inputs = affine.get_inputs()
+    affine.resize(inputs, [[0, 3]])
+    assert inputs[0].shape == affine.get_outputs()[0].shape == [0, 3]
+    assert affine.predict([nothing])[0].shape == [0, 3]
+    with pytest.raises(engine.InputError, match=r"expected float32\[0, 3\], got float32\[2, 3\]"):
+        affine.predict([X])
+    with pytest.raises(engine.InputError, match=r"dim 1 is 0, expected 1.*; the model fixes it"):
+        affine.resize(inputs, [[2, 0]])
+    affine.resize(inputs, [[2, 3]])
+    np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
+
+
 def test_a_resize_leaves_the_tensors_of_another_model_alone(
     affine: Model, null_backend: str, tmp_path: Path
 ) -> None:

@@ -448,7 +448,7 @@ MODEL = [
         (lambda m: m.resize(m.get_inputs(), []), ValueError, "inputs' size does not match dims'"),
         (lambda m: m.resize([], []), INPUT, "model input len:1 not equal input len:0"),
         (lambda m: m.resize(m.get_inputs(), [[]]), INPUT, "expected 2 dims"),
-        (lambda m: m.resize(m.get_inputs(), [[0, 3]]), INPUT, "Error is Invalid shape!"),
+        (lambda m: m.resize(m.get_inputs(), [[2, 0]]), INPUT, "the model fixes it to 3"),
         (lambda m: m.resize(m.get_inputs(), [[2, -1]]), INPUT, "the model fixes it to 3"),
         (lambda m: m.resize(m.get_inputs(), [[2**31, 3]]), INPUT, "Error is Invalid shape!"),
     ),
@@ -673,3 +673,21 @@ def test_one_model_survives_all_of_it(path: str) -> None:
     for row in MODEL:
         assert complaint(lambda row=row: row.call(model), row.kind, row.text) == ""
     works(model)
+
+
+def test_an_error_quotes_a_page_of_what_came_at_most(tmp_path: Path) -> None:
+    """Of whatever class, however long the text is that it was given."""
+    junk = "z" * 290_000
+
+    def classes(top: type[engine.EngineError]) -> list[type[engine.EngineError]]:
+        return [top, *(found for sub in top.__subclasses__() for found in classes(sub))]
+
+    error = engine.EngineError(f"expected a name, got {junk!r}; correct it")
+    assert len(str(error)) < 8000
+    assert str(error).startswith("expected a name, got 'zzz")
+    assert str(error).endswith("zzz'; correct it")
+    for kind in classes(engine.EngineError):
+        assert kind.__str__ is engine.EngineError.__str__, kind
+    with pytest.raises(engine.ModelError) as caught:
+        engine.load(junk)
+    assert len(str(caught.value)) < 8000

@@ -14,7 +14,13 @@ from typing import Any
 from engine.backends.backend import Backend
 from engine.backends.entry_points import EntryPoint, entry_points
 from engine.backends.records import BackendRecord, BackendState
-from engine.errors import BackendIncompatible, BackendNotInstalled, BackendUnavailable, one_line
+from engine.errors import (
+    BackendIncompatible,
+    BackendNotInstalled,
+    BackendUnavailable,
+    one_line,
+    shortened,
+)
 from engine.host.interrupts import raised_by_handler
 
 GROUP = "engine.backends.v1"
@@ -196,4 +202,4 @@ def warn_once(text: str) -> None:
         _warned.add(text)
         import logging  # rare
 
-        logging.getLogger("engine").warning(text)
+        logging.getLogger("engine").warning("%s", shortened(text))

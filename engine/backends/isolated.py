@@ -15,7 +15,8 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields, replace
 from functools import partial
@@ -29,7 +30,7 @@ from engine.host.arena import Arena
 from engine.host.channel import LOOK_S as _LOOK_S
 from engine.host.channel import Caller, owned
 from engine.host.child import FROM_OUTSIDE
-from engine.host.interrupts import raised_by_handler
+from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.host.paths import absolute
 from engine.host.worker import Ended, Worker
 from engine.types import (
@@ -63,7 +64,6 @@ _AT_WORK = (_LOADING, _COMPILING, _RUNNING)
 """What a worker does with the model's nodes: a crash at other times is none of theirs."""
 
 _GRACE_S = 1.0  # for what is asked to stop and can
-_CLOSE_S = 2.0
 
 
 def isolated(backend: Backend) -> Backend:
@@ -134,11 +134,23 @@ class _Process:
                 self.worker.kill()
                 raise
         if kind == "error":
-            raise value
+            try:
+                raise value
+            finally:
+                del value  # the traceback of an error has this frame: no cycle
         return value
 
     def open(self) -> tuple[int, Caller]:
         """Open a context; returns its number and the way to it."""
+        # Others use the worker, and what a signal handler raises in the middle of a question would
+        # end it. Whoever is interrupted leaves a context that is closed when it is forgotten.
+        return undisturbed(self._open)
+
+    def ask(self, what: str, doing: str) -> Any:
+        """Have a worker that others may use answer a question. Raises what `call` raises."""
+        return undisturbed(partial(self.call, what, doing=doing))
+
+    def _open(self) -> tuple[int, Caller]:
         caller = Caller()
         try:
             with self._turn:
@@ -189,8 +201,29 @@ class _Process:
         """Let the backend free what it holds, and end the process."""
         if not self.worker.has_ended:
             self._send(("end",))
-            self.worker.wait(_CLOSE_S)
+            self.worker.finish()
         self.worker.close()
+
+
+@contextmanager
+def _views(
+    source: ModelSource,
+) -> Iterator[tuple[pickle.PickleBuffer | None, dict[str, pickle.PickleBuffer]]]:
+    """Yield views of a source's data and files that are pickled without a copy.
+
+    They are released at the end: the traceback of an error that a build raises keeps no memory.
+    """
+    files: dict[str, pickle.PickleBuffer] = {}
+    data = None
+    try:
+        if source.data is not None:
+            data = pickle.PickleBuffer(source.data)
+        for name, content in source.files.items():
+            files[name] = pickle.PickleBuffer(content)
+        yield data, files
+    finally:
+        for view in filter(None, (data, *files.values())):
+            view.release()
 
 
 class _RemoteModel:
@@ -205,10 +238,9 @@ class _RemoteModel:
         plain.update(data=None, files={})
         # A later worker begins in the working folder of then.
         plain.update({name: absolute(path) for name in ("path", "folder") if (path := plain[name])})
-        files = {name: pickle.PickleBuffer(data) for name, data in source.files.items()}
-        data = None if source.data is None else pickle.PickleBuffer(source.data)
         sent = replace(options, progress=None, cancel=None)
-        _, self.lengths = self.parcel.write((ModelSource(**plain), data, files, sent))
+        with _views(source) as (data, files):
+            _, self.lengths = self.parcel.write((ModelSource(**plain), data, files, sent))
         kept: dict[str, Any] = {"data": None, "files": {}}
         if versions := getattr(source, "versions", None):  # an OpenedSource's
             kept["versions"] = {absolute(path): version for path, version in versions.items()}
@@ -328,14 +360,14 @@ class _RemoteExecutable:
 
     def placement(self) -> Sequence[Placement]:
         """See Executable."""
-        placements: Sequence[Placement] = self.process().call(
-            "placement", doing="while it told the placement"
+        placements: Sequence[Placement] = self.process().ask(
+            "placement", "while it told the placement"
         )
         return placements
 
     def memory(self) -> MemoryReport:
         """See Executable."""
-        report: MemoryReport = self.process().call("memory", doing="while it told its memory")
+        report: MemoryReport = self.process().ask("memory", "while it told its memory")
         return report
 
     def close(self) -> None:
@@ -387,6 +419,7 @@ class _RemoteContext:
     def __init__(self, executable: _RemoteExecutable) -> None:
         self._executable = executable
         self._process: _Process | None = None
+        self._is_asking = False  # a reply to an earlier question may come
         self._cancelled_s: float | None = None
         process = executable.alive()
         if process is not None:  # else `run` has a deadline for it
@@ -396,6 +429,7 @@ class _RemoteContext:
         self.close()
         self._number, self._caller = process.open()
         self._process = process
+        self._is_asking = False
 
     def run(self, inputs: Values, outputs: Values | None, deadline_s: float | None) -> Values:
         """See engine_predict."""
@@ -404,22 +438,26 @@ class _RemoteContext:
         process = self._executable.alive()
         if process is None:
             process = self._executable.process(partial(self._check_waiting, deadline_s))
-        if process is not self._process:
+        if process is not self._process or self._is_asking:
             self._open(process)
         process.worker.trim_errors()
         is_done = False
+        self._is_asking = True  # for one that is interrupted in its clean-up, too
         try:
             reply = self._exchange(process, inputs, deadline_s)
             try:
                 found = self._caller.results(reply)
-            except BaseException:
-                is_done = True
+            except Exception as error:
+                # What the reply says; cut off by a handler, it may have been noted by halves.
+                is_done = not raised_by_handler(error)
                 raise
             results = self._given(outputs, found)
             is_done = self._cancelled_s is None
             return results
         finally:
-            if not is_done:  # a reply may still come, to a question that nobody asks any more
+            if is_done:
+                self._is_asking = False
+            else:  # a reply may still come, to a question that nobody asks any more
                 process.cancel(self._number)
                 self.close()
 

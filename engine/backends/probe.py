@@ -137,6 +137,8 @@ class _Processes:
             except TimeoutError:
                 worker.kill()
                 end = f"did not answer within {self._time_limit_s:g} s"
+                if values.get("stage") == _LEAVING:
+                    end = ""  # it has answered all, and ends slowly
             finally:
                 with self._lock:
                     self._running.discard(worker)

@@ -61,7 +61,7 @@ EPILOG = """[bold]Examples[/bold]
 
   ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|read|off  the compile cache: see engine cache --help
 
-  NO_COLOR=1  no colours"""
+  NO_COLOR=1  plain text: no colours, nothing bold"""
 
 
 _COMMANDS = {

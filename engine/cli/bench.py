@@ -12,15 +12,29 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from engine.cli import options
-from engine.cli.build import build, decryption_of, inputs_of, parse_shapes, require_free_input
+from engine.cli.build import (
+    build,
+    decryption_of,
+    inputs_of,
+    parse_shapes,
+    require_free_input,
+)
 from engine.cli.commands import Command, Integer, bundle
+from engine.cli.example import model_or_example
 from engine.cli.files import require_place
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible, start
 from engine.cli.latency import SUFFIXES, draw, histogram, new_figure, write_figure
+from engine.cli.open_sizes import first_fitting
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, counted, duration, fields, line, note, plain
 from engine.cli.progress import progress
+from engine.cli.sweep import DURATION_S as SWEEP_DURATION_S
+from engine.cli.sweep import Sweep
+from engine.cli.sweep import measure as in_sweep
+from engine.cli.sweep import show as show_sweep
+from engine.cli.sweep import values as sweep_values
+from engine.cli.sweep import write_figure as write_sweep
 from engine.report.clients import Clients
 from engine.report.measurement import (
     DURATION_S,
@@ -28,6 +42,7 @@ from engine.report.measurement import (
     RANKS_RUNS,
     RANKS_WARMUP_RUNS,
     BenchResult,
+    batch_of,
     by_runs,
     devices_text,
     ranks_of,
@@ -35,7 +50,11 @@ from engine.report.measurement import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from matplotlib.figure import Figure
+
+    from engine.report.sweep import Point
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -45,18 +64,26 @@ EPILOG = """[bold]Examples[/bold]
 
   engine bench model.onnx --clients 4 --threads 1 --duration 30
 
+  engine bench model.onnx --batches 1,2,4,8,16,32 --plot
+
+  engine bench model.onnx --rates 50,100,200,400 --clients 4
+
   engine bench model.onnx --input image=photo.npy --json
 
 [bold]What is measured[/bold]
 
-  latency  the time of one predict call, from arrays to arrays in new memory
+  latency  the time of one predict call, from arrays to arrays in new memory; with --rates from when
+  the request was due, so that waiting for a free client counts
 
   percentiles  over the runs of all clients, as numpy.percentile does by default: linear between
   the two nearest runs
 
   clients  each runs again as soon as its last run has ended
 
-  throughput  all runs divided by the time from the first one's start to the last one's end
+  first run  of the warm-up, if there is one: it is not among the others
+
+  throughput  all runs divided by the time from the first one's start to the last one's end; samples
+  are the runs times the size of the inputs' first axis
 
 [bold]Ranks of a sliced model[/bold]
 
@@ -80,6 +107,7 @@ class Load:
     warmup_s: float
     clients: int
     warmup_runs: int | None = None
+    label: str = "measuring"  # what the progress shows
 
     def checked(self) -> Load:
         """Return this; or raise a usage error."""
@@ -90,17 +118,20 @@ class Load:
         _check_seconds(self.warmup_s, 0, "--warmup")
         return self
 
-    def completed(self, ranks: int) -> Load:
+    def completed(self, ranks: int, sweep: Sweep) -> Load:
         """Return this with the default length where none is asked for; or a usage error.
 
         ranks: how many run the model, each a part of it; 0 for a whole one.
         """
         if not ranks:
             is_open = self.duration_s is None and self.runs is None
-            return replace(self, duration_s=DURATION_S) if is_open else self
+            default = SWEEP_DURATION_S if sweep else DURATION_S
+            return replace(self, duration_s=default) if is_open else self
         for option, is_given in (
             ("--duration", self.duration_s is not None),
             ("--clients", self.clients > 1),
+            ("--batches", bool(sweep.batches)),
+            ("--rates", bool(sweep.rates)),
         ):
             if is_given:
                 raise click.BadParameter(
@@ -115,7 +146,7 @@ class Load:
 
 
 @click.command("bench", cls=Command, epilog=EPILOG)
-@options.model
+@model_or_example
 @bundle(
     "load",
     Load,
@@ -124,7 +155,8 @@ class Load:
         "duration_s",
         type=float,
         metavar="SECONDS",
-        help=f"How long to measure; not for ranks of a sliced model.  [default: {DURATION_S:g}]",
+        help="How long to measure, each point of a sweep; not for ranks of a sliced model.  "
+        f"[default: {DURATION_S:g}; in a sweep {SWEEP_DURATION_S:g}]",
     ),
     click.option(
         "--runs",
@@ -148,6 +180,23 @@ class Load:
         help="How many threads run the one model at once.",
     ),
 )
+@bundle(
+    "sweep",
+    Sweep,
+    click.option(
+        "--batches",
+        default="",
+        metavar="N,N,...",
+        help="Measure batches of these sizes, one after the other: a table of throughput.",
+    ),
+    click.option(
+        "--rates",
+        default="",
+        metavar="R,R,...",
+        help="Offer so many requests a second, at random times, one load after the other: a table "
+        "of latencies, with the load that is too much. --clients are served at once.",
+    ),
+)
 @options.model_inputs
 @options.model_build
 @click.option("--plot", is_flag=True, help="Also draw a histogram of the latencies.")
@@ -161,6 +210,7 @@ class Load:
 def bench(
     model: Path,
     load: Load,
+    sweep: Sweep,
     given: InputOptions,
     how: BuildOptions,
     plot: bool,
@@ -175,13 +225,34 @@ def bench(
     shapes = parse_shapes(given.shapes)
     require_free_input(given, model)
     load = load.checked()
+    sweep.checked()
     figure = None if plot_file is None else _prepared_figure(plot_file)
     built = build(model, how, decryption_of(model, how.dec_key, how.dec_mode))
     with built.model:
-        load = load.completed(ranks_of(built.model))
+        load = load.completed(ranks_of(built.model), sweep)
         inputs = interruptible(  # large arrays are made, or read, in one call of numpy's
             lambda: inputs_of(built, given, shapes)
         )
+        cold_s: float | None = None
+        if any(not isinstance(dim, int) for spec in built.inputs for dim in spec.shape or ()):
+
+            def tried(inputs: Inputs) -> object:
+                nonlocal cold_s
+                begin = perf_counter()
+                outputs = interruptible(lambda: built.model.predict(inputs.values()))
+                cold_s = perf_counter() - begin
+                return outputs
+
+            inputs, _ = first_fitting(built, inputs, tried)
+        if sweep:
+            points, completed = in_sweep(built, inputs, sweep, load, how.threads, _measure)
+            _print_sweep(points, inputs, plot, json)
+            if figure is not None and plot_file is not None:
+                write_sweep(figure, plot_file, points, _title(model, points[0].result))
+                note(f"plot written to {plain(str(plot_file))}")
+            if not completed:
+                raise KeyboardInterrupt
+            return
         run = partial(built.model.predict, inputs.values())
         clients = Clients(
             run,
@@ -195,12 +266,13 @@ def bench(
         completed = _measure(clients, load)
         result = result_of(
             built.model,
-            clients.measured(),
+            clients.measured() if cold_s is None else replace(clients.measured(), first_s=cold_s),
             how.threads,
             built.seconds,
             clients.warmup_took_s if load.warmup_runs else load.warmup_s,
             load.clients,
             not completed,
+            batch_of(inputs.values()),
         )
     count = result.runs
     if count == 0:  # interrupted before the first run had ended
@@ -217,12 +289,15 @@ def bench(
             "for a better one measure longer (--duration, --runs)"
         )
     if figure is not None and plot_file is not None:
-        where = devices_text(result.devices)
-        title = f"{model.name} on {where}, clients: {load.clients}, runs: {count:,}"
-        write_figure(figure, plot_file, result.latencies_s, plain(title))
+        title = f"{_title(model, result)}, runs: {count:,}"
+        write_figure(figure, plot_file, result.latencies_s, title)
         note(f"plot written to {plain(str(plot_file))}")
     if not completed:
         raise KeyboardInterrupt
+
+
+def _title(model: Path, result: BenchResult) -> str:
+    return plain(f"{model.name} on {devices_text(result.devices)}, clients: {result.clients}")
 
 
 def _prepared_figure(path: Path) -> Figure:
@@ -260,9 +335,9 @@ def _measure(clients: Clients, load: Load) -> bool:
                 if load.warmup_s:
                     show("warming up", 1, 1)
                 if load.duration_s is not None:
-                    show("measuring", _ms(now - clients.began), _ms(load.duration_s))
+                    show(load.label, _ms(now - clients.began), _ms(load.duration_s))
                 else:
-                    show("measuring", clients.calls, load.runs)
+                    show(load.label, clients.calls, load.runs)
     except KeyboardInterrupt:
         clients.stop()
         return False
@@ -273,8 +348,26 @@ def _ms(seconds: float) -> int:
     return round(seconds * 1000)
 
 
-def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
-    values: dict[str, Any] = {
+def _print_sweep(points: Sequence[Point], inputs: Inputs, plot: bool, json: bool) -> None:
+    if not points:  # interrupted before the first run had ended
+        raise KeyboardInterrupt
+    for text in inputs.notes:
+        note(plain(text))
+    result = points[0].result
+    if json:
+        facts = _facts(result, inputs)
+        as_json({**facts, "points": sweep_values(points), "percentile_method": METHOD})
+        return
+    for given in inputs.given:
+        aside(plain(str(given)))
+    shown = result.facts()
+    fields({name: shown[name] for name in ("model", "ran on", "CPUs", "built in")})
+    line()
+    show_sweep(points, plot)
+
+
+def _facts(result: BenchResult, inputs: Inputs) -> dict[str, Any]:
+    return {
         "model": result.model,
         "backend": result.backend,
         "devices": [share._asdict() for share in result.devices],
@@ -285,10 +378,19 @@ def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
         "build_s": result.build_s,
         "warmup_s": result.warmup_s,
         "clients": result.clients,
+    }
+
+
+def _print_json(result: BenchResult, inputs: Inputs, plot: bool) -> None:
+    values: dict[str, Any] = {
+        **_facts(result, inputs),
+        "batch": result.batch,
+        "first_run_s": result.first_s,
         "runs": result.runs,
         "seconds": result.seconds,
         "interrupted": result.is_interrupted,
         "throughput_per_s": result.throughput_per_s,
+        "samples_per_s": result.samples_per_s,
         "latency_s": result.latency_s,
         "percentile_method": METHOD,
     }

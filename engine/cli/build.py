@@ -79,6 +79,7 @@ class Built:
     """A model that is ready to run, what it takes and gives, and how long building took.
 
     backend: the name of the target's. is_mindir: its file is one, whose axes are nearly all fixed.
+    file: what it was built of.
     """
 
     model: Model
@@ -87,6 +88,7 @@ class Built:
     outputs: tuple[TensorSpec, ...]
     seconds: float
     is_mindir: bool = False
+    file: ModelFile | None = field(default=None, repr=False, compare=False)
 
 
 def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
@@ -125,7 +127,7 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     assert model._plan is not None
     backend = model._plan.backend.name
     specs = model.inputs, model.outputs
-    return Built(model, backend, *specs, seconds, decryption.file.is_mindir)
+    return Built(model, backend, *specs, seconds, decryption.file.is_mindir, decryption.file)
 
 
 def inputs_of(
@@ -180,7 +182,7 @@ def inputs_of(
         except (InputError, AttributeError):  # a value that is no tensor has no shape
             raise refused from None
     was = ", ".join(map(str, built.inputs))
-    return replace(inputs, notes=(*inputs.notes, f"note: resized from {was}"))
+    return replace(inputs, notes=(*inputs.notes, f"note: resized from {was}"), others=iter(()))
 
 
 def fit_to(built: Built, values: Sequence[Any]) -> None:

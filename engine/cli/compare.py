@@ -33,6 +33,7 @@ from engine.cli.completion import set_keys, targets
 from engine.cli.input_files import STANDARD_INPUT, file_name, of_commands
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
+from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, note, plain, table
 from engine.cli.progress import waiting
@@ -290,9 +291,13 @@ def _run_first(
         for text in inputs.notes:
             note(plain(text))
         if not is_json:
-            for value in inputs.given:
-                aside(plain(str(value)))
-        outputs, seconds = _predict(built.model, inputs.values(), timeout, "running a")
+            show_inputs(inputs)
+        chosen, (outputs, seconds) = first_fitting(
+            built, inputs, lambda tried: _predict(built.model, tried.values(), timeout, "running a")
+        )
+        if chosen is not inputs and not is_json:
+            show_inputs(chosen, again=True)
+        inputs = chosen
         return Side(model, shares(built.model.placement), built.seconds, seconds, outputs), inputs
 
 

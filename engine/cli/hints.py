@@ -79,10 +79,37 @@ def unknown_option(error: click.NoSuchOption) -> str:
     meant = [
         names[name] for name, words in _OPTIONS_ELSEWHERE.items() if name in names and word in words
     ]
+    if not meant and (elsewhere := _command_with(error.option_name, error.ctx)):
+        return f"{text}; did you mean: {elsewhere}?"
     near = meant[0] if meant else names.get(nearest(word, names), "")
     if not near and word in _OPTIONS_ELSEWHERE["runs"]:  # of a command that runs once
         return f"{text}; did you mean: engine bench --runs N?"
     return text + (f"; did you mean {near!r}?" if near else "")
+
+
+_ASKED = ("run", "bench", "compare", "inspect", "convert", "slice")
+
+
+def _command_with(option: str, context: click.Context | None) -> str:
+    """Return the first command that takes a model and has that very option; "" for none.
+
+    Where the command at hand takes a model too: its user has taken one for another.
+    """
+    if context is None or not _takes_model(context):
+        return ""
+    group = context.find_root().command
+    if not option.startswith("--") or not isinstance(group, click.Group):
+        return ""
+    for name in _ASKED:
+        command = group.get_command(context.find_root(), name)
+        if command is None or command is context.command:
+            continue
+        for parameter in command.params:
+            if option in (*parameter.opts, *parameter.secondary_opts):
+                is_flag = isinstance(parameter, click.Option) and parameter.is_flag
+                value = "" if is_flag else f" {parameter.make_metavar(context)}"
+                return f"engine {name} {option}{value}"
+    return ""
 
 
 def _takes_model(context: click.Context | None) -> bool:

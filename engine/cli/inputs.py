@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from engine.cli.recordings import read_recording
 from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
 from engine.formats.arrays import read_npy, read_npz, read_raw
+from engine.plan.open_sizes import fitting_shapes
 from engine.runtime.advice import for_axes
-from engine.runtime.filled import HOW, Fill, stand_in, symbolic_sizes
+from engine.runtime.filled import HOW, Fill, stand_in
 from engine.runtime.parts import arrays_of, described, value_of
 from engine.tensor import Array
 from engine.types import DType, TensorSpec, ValueKind
@@ -45,10 +46,14 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """All inputs in the model's order, and remarks: what was done to files, what was not used."""
+    """All inputs in the model's order, and remarks: what was done to files, what was not used.
+
+    others: the same with other sizes of open axes that nobody has said, to be tried in turn.
+    """
 
     given: tuple[Given, ...]
     notes: tuple[str, ...] = ()
+    others: Iterator[Inputs] = field(default=iter(()), compare=False, repr=False)
 
     def values(self) -> list[Any]:
         """Return the values in the model's order, as predict takes them."""
@@ -96,17 +101,27 @@ def collect(
         for name, given in found.items()
         if isinstance(given.value, np.ndarray)
     }
-    sizes = symbolic_sizes(by_name, {**shapes, **known})
-    generator = np.random.default_rng(seed)
     how = f"generated: {HOW[fill]}" + (f" (seed {seed})" if fill is Fill.RANDOM else "")
-    for spec in specs:
-        if spec.name not in found:
+
+    def completed(chosen: Mapping[str, Shape]) -> Inputs:
+        generator = np.random.default_rng(seed)
+        given = []
+        for spec in specs:
+            if spec.name in found:
+                given.append(found[spec.name])
+                continue
             shape = shapes.get(spec.name)
             _require_allowed(spec, shape)
-            generated = stand_in(spec, shape, sizes, fill, generator, _advice(spec))
+            if shape is None and spec.kind is not ValueKind.OPTIONAL:
+                shape = chosen.get(spec.name)
+            generated = stand_in(spec, shape, fill, generator, _advice(spec))
             source = "no file is given for it" if generated is None else how
-            found[spec.name] = Given(spec, generated, source)
-    return Inputs(tuple(found[spec.name] for spec in specs), tuple(notes))
+            given.append(Given(spec, generated, source))
+        return Inputs(tuple(given), tuple(notes))
+
+    choices = fitting_shapes(specs, {**shapes, **known}, advice="change --shape")
+    first = completed(next(choices))
+    return replace(first, others=map(completed, choices))
 
 
 # ----------------------------------------------------------------------------------- from files

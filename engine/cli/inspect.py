@@ -139,7 +139,7 @@ def _show_locked(found: ModelSummary, json: bool) -> None:
 def _print(found: ModelSummary, nodes: bool, parameters: bool) -> None:
     facts = found.facts()
     if found.format == MINDIR:
-        facts["metadata"] = ", ".join(f"{key}={text}" for key, text in found.metadata.items())
+        facts["metadata"] = ", ".join(f"{key}={text}" for key, text in found.short_metadata.items())
     fields(facts)
     if found.format == MINDIR:
         mindir.show(found)
@@ -161,7 +161,7 @@ def _print(found: ModelSummary, nodes: bool, parameters: bool) -> None:
 
 def _print_operators(found: ModelSummary) -> None:
     if found.metadata:
-        table("Metadata", ("key", "value"), list(found.metadata.items()))
+        table("Metadata", ("key", "value"), list(found.short_metadata.items()))
     table(
         "Operators",
         ("operator", "domain", ">count"),

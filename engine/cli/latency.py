@@ -42,17 +42,17 @@ def draw(latencies_s: Array) -> None:
     rows = []
     for least, most, count in zip(edges, edges[1:], counts, strict=False):
         last = most == edges[-1]
-        here = [f"p{rank}" for rank in PERCENTILES if least <= shown[f"p{rank}"]]
+        here = [f"p{rank:g}" for rank in PERCENTILES if least <= shown[f"p{rank:g}"]]
         marks = [name for name in here if shown[name] < most or last]
         rows.append((duration(float(least)), f"{count:,}", " ".join(marks)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     room = max(min(console().width, 80) - sum(widths) - 6, 4)
     for (start, number, mark), count in zip(rows, counts, strict=True):
-        bar = _bar(int(count), int(counts.max()), room)
-        line(f"{start:>{widths[0]}}  {bar:<{room}}  {number:>{widths[1]}}  {mark}".rstrip())
+        drawn = bar(int(count), int(counts.max()), room)
+        line(f"{start:>{widths[0]}}  {drawn:<{room}}  {number:>{widths[1]}}  {mark}".rstrip())
 
 
-def _bar(count: int, most: int, width: int) -> str:
+def bar(count: int, most: int, width: int) -> str:
     """Return a bar of up to `width` characters, in eighths; above 0 it can be seen."""
     eighths = max(round(8 * width * count / most), 1 if count else 0)
     whole, rest = divmod(eighths, 8)
@@ -85,7 +85,7 @@ def write_figure(figure: Figure, path: Path, latencies_s: Array, title: str) -> 
         axes.set_xscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
     for (name, value), style in zip(
-        latency_summary(latencies_s).items(), ("-", "--", ":"), strict=False
+        latency_summary(latencies_s).items(), ("-", (0, (5, 1)), "--", "-.", ":"), strict=False
     ):
         axes.axvline(
             value * factor, color="black", ls=style, lw=1, label=f"{name} {duration(value)}"

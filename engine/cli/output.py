@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -25,6 +25,7 @@ from engine.report.wording import size as size
 _UNLIMITED = 10_000
 _GAP = 2  # blanks between the columns of a table
 _LEAST = 12  # a column that is squeezed below this can no longer be read
+_LONGEST_WORD = 36  # a longer one, such as a path or a digest, may be broken; others are kept whole
 
 
 class Talk(IntEnum):
@@ -64,15 +65,27 @@ class _Console(Console):
         raise
 
 
+def styles() -> Literal["auto"] | None:
+    """Return rich's color_system: None, for no styles at all, where NO_COLOR is set."""
+    return None if os.environ.get("NO_COLOR") else "auto"
+
+
 def console(width: int | None = None) -> Console:
     """Return a console on standard output: styled on a terminal, plain and wide in a pipe.
 
-    width: in columns, if not so. COLUMNS sets the width in both; NO_COLOR is respected. Names
-    from files are data, so nothing in a text is read as markup.
+    width: in columns, if not so. COLUMNS sets the width in both; with NO_COLOR there are no styles
+    at all, bold neither. Names from files are data, so nothing in a text is read as markup.
     """
     if width is None and not is_terminal("stdout") and not os.environ.get("COLUMNS"):
         width = _UNLIMITED
-    return _Console(file=sys.stdout, width=width, markup=False, highlight=False, emoji=False)
+    return _Console(
+        file=sys.stdout,
+        width=width,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        color_system=styles(),
+    )
 
 
 def line(text: str = "") -> None:
@@ -138,15 +151,22 @@ def table(
     gaps = _GAP * (len(names) - 1)
     # Numbers are short; where room is scarce the other columns give way.
     least = [
-        width if right else max(cell_len(name), min(width, _LEAST))
-        for name, width, right in zip(names, widest, is_number, strict=True)
+        width if right else max(cell_len(name), min(width, _LEAST), _longest_word(cells, place))
+        for place, (name, width, right) in enumerate(zip(names, widest, is_number, strict=True))
     ]
     if sum(widest) + gaps <= out.width:
         _print_rows(out, names, cells, widest, is_number)
     elif sum(least) + gaps <= out.width:
-        _print_folded(out, names, cells, least, is_number)
+        widths = _squeezed(widest, least, out.width - gaps)
+        _print_rows(out, names, _fold(out, cells, widths), widths, is_number)
     else:
         _print_records(names, cells)
+
+
+def _longest_word(rows: Sequence[Sequence[list[str]]], place: int) -> int:
+    """Return the width of a column's longest word among those that are to be kept whole."""
+    words = (word for row in rows for text in row[place] for word in text.split())
+    return max((n for word in words if (n := cell_len(word)) <= _LONGEST_WORD), default=0)
 
 
 def _print_rows(
@@ -171,33 +191,32 @@ def _print_rows(
             print(joined(texts))
 
 
-def _print_folded(
+def _fold(
     out: Console,
-    names: Sequence[str],
     rows: Sequence[Sequence[list[str]]],
-    least: Sequence[int],
-    is_number: Sequence[bool],
-) -> None:
-    """Print columns of which some are broken to fit."""
-    grid = Table(
-        *(
-            Column(
-                name,
-                justify="right" if right else "left",
-                overflow="fold",
-                no_wrap=right,
-                min_width=width,
-            )
-            for name, width, right in zip(names, least, is_number, strict=True)
-        ),
-        box=None,
-        header_style="bold",
-        pad_edge=False,
-        padding=(0, _GAP, 0, 0),
-    )
-    for row in rows:
-        grid.add_row(*(Text("\n".join(texts)) for texts in row))
-    print_trimmed(out, grid)
+    widths: Sequence[int],
+) -> list[list[list[str]]]:
+    """Return the cells with lines that are no longer than their columns are wide."""
+    return [
+        [
+            [part.plain.rstrip() for text in texts for part in _parts(out, text, width)]
+            for texts, width in zip(row, widths, strict=True)
+        ]
+        for row in rows
+    ]
+
+
+def _parts(out: Console, text: str, width: int) -> list[Text]:
+    return [*Text(text).wrap(out, width, overflow="fold")] or [Text()]
+
+
+def _squeezed(widths: Sequence[int], least: Sequence[int], room: int) -> list[int]:
+    """Return widths of columns that fit into the room: the widest that can give way does."""
+    fitting = [*widths]
+    while sum(fitting) > room:
+        slack = [place for place, width in enumerate(fitting) if width > least[place]]
+        fitting[max(slack, key=fitting.__getitem__)] -= 1
+    return fitting
 
 
 def _lines(cell: object) -> list[str]:

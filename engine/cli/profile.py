@@ -39,4 +39,5 @@ def facts(profile: Profile) -> dict[str, Any]:
         "predicts": profile.predicts,
         "unmeasured": list(profile.unmeasured),
         "kernels": [asdict(kernel) for kernel in profile.kernels],
+        "operators": [asdict(operator) for operator in profile.by_operator],
     }

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 
-from engine.cli.output import Talk, is_terminal, note, plain, talk
+from engine.cli.output import Talk, is_terminal, note, plain, styles, talk
 from engine.types import Progress
 
 _MOMENT_S = 0.3
@@ -32,7 +32,7 @@ def progress(refresh_per_second: float = 10) -> Iterator[Progress]:
     Yields show(phase, done, total), which any thread may call, also too late. With --verbose each
     phase is a line that stays, with the time when it began, counted from the command's first work.
     """
-    console = _Console(stderr=True)
+    console = _Console(stderr=True, color_system=styles())
     bars = Bars(
         TextColumn("{task.description}", markup=False),
         # Short enough for a "^C" beside it: a line that breaks cannot be taken back.

@@ -12,6 +12,7 @@ import numpy as np
 
 from engine.cli.input_files import InputFile
 from engine.errors import InputError
+from engine.host.interrupts import raised_by_handler
 from engine.types import DType, TensorSpec
 
 Array = np.ndarray[Any, Any]
@@ -152,9 +153,13 @@ def _read(file: InputFile) -> tuple[Array, int, int]:
             width, channels = recording.getsampwidth(), recording.getnchannels()
             rate = recording.getframerate()
             data = recording.readframes(recording.getnframes())
-    except (wave.Error, EOFError) as error:
+    except (wave.Error, EOFError, RuntimeError) as error:
+        if raised_by_handler(error):
+            raise
+        # RuntimeError, without a word: a chunk's length leads out of the file.
+        what = str(error) or "it ends early, or a part of it is longer than the file"
         raise InputError(
-            f"{file}: not a readable WAV file of whole numbers (PCM): {error or 'it ends early'}"
+            f"{file}: not a readable WAV file of whole numbers (PCM): {what}; save it anew"
         ) from error
     if width not in (1, 2, 3, 4, 8):
         raise InputError(

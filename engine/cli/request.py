@@ -97,7 +97,8 @@ class Request:
         }
         if Path(self.model).is_file():
             decryption = decryption_of(Path(self.model), self.decrypt_key, self.decrypt_mode, file)
-            converter.decrypt_mode = decryption.mode
+            mode: Any = decryption.mode  # the option's choices, or what the file says
+            converter.decrypt_mode = mode
             converter.decrypt_key = "" if decryption.key is None else decryption.key.hex()
         sections = _sections(self.config, self.quantize, self.settings)
         suffix = SUFFIXES[converter.save_type]

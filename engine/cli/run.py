@@ -22,9 +22,11 @@ from engine.cli.build import (
     require_timeout,
 )
 from engine.cli.commands import Command, Integer
+from engine.cli.example import model_or_example
 from engine.cli.files import STANDARD_OUTPUT, print_outputs, require_place, storable, write
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible
+from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, is_terminal, line, note, plain
 from engine.cli.progress import waiting
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
     from engine.profiling import Profile
 
 EPILOG = """[bold]Examples[/bold]
+
+  engine run --example
 
   engine run model.onnx
 
@@ -61,7 +65,7 @@ EPILOG = """[bold]Examples[/bold]
 
 
 @click.command("run", cls=Command, epilog=EPILOG)
-@options.model
+@model_or_example
 @options.model_inputs
 @options.model_build
 @click.option(
@@ -128,13 +132,21 @@ def run(
         for text in inputs.notes:
             note(plain(text))
         if not json and not is_printed:  # now: the run may take long, or fail
-            for value in inputs.given:
-                aside(plain(str(value)))
+            show_inputs(inputs)
             sys.stdout.flush()
-        begin = time.perf_counter()
-        with waiting("running"), in_options():
-            results = interruptible(lambda: built.model.predict(inputs.values(), timeout_s=timeout))
-        seconds = time.perf_counter() - begin
+
+        def once(inputs: Inputs) -> tuple[Any, float]:
+            begin = time.perf_counter()
+            with waiting("running"), in_options():
+                results = interruptible(
+                    lambda: built.model.predict(inputs.values(), timeout_s=timeout)
+                )
+            return results, time.perf_counter() - begin
+
+        chosen, (results, seconds) = first_fitting(built, inputs, once)
+        if chosen is not inputs and not json and not is_printed:
+            show_inputs(chosen, again=True)
+        inputs = chosen
         # Not get_outputs(): it does not know the sizes of open axes.
         outputs = {
             spec.name: plain_value(result)

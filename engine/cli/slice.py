@@ -24,7 +24,7 @@ EPILOG = """[bold]Examples[/bold]
 
   engine slice model.onnx --tp 2 --out slices
 
-  engine slice model.onnx --tp 2 --pp 2 --input-shape ids=1,128 --out slices
+  engine slice model.onnx --tp 2 --pp 2 --out slices
 
   engine slice net.mindir --tp 4 --strategy strategy.ckpt --out slices
 
@@ -54,7 +54,13 @@ EPILOG = """[bold]Examples[/bold]
     "shapes",
     multiple=True,
     metavar="NAME=SIZES",
-    help="Sizes for open dims, as x=1,128: pipeline stages need them. May be repeated.",
+    help="Sizes with which the slices are checked, as x=1,128, where a model runs with few sizes "
+    "only; open dims stay open. May be repeated.",
+)
+@click.option(
+    "--fix-shapes",
+    is_flag=True,
+    help="Fix the sizes of --input-shape in the slices: they run with these alone.",
 )
 @click.option(
     "--outputs",
@@ -89,6 +95,7 @@ def slice_command(
     out: Path,
     strategy: str | None,
     shapes: tuple[str, ...],
+    fix_shapes: bool,
     outputs: str,
     micro_batches: bool,
     annotate: bool,
@@ -108,6 +115,8 @@ def slice_command(
             "one rank is the model as it is; give --tp N or --pp N, or --replicas for a copy"
         )
     sizes = parse_shapes(shapes, "--input-shape")
+    if fix_shapes and not sizes:
+        raise click.UsageError("--fix-shapes: expected sizes to fix; give --input-shape as well")
     from engine.context import Context
     from engine.sharding.slicing.slice import slice_model
     from engine.sharding.slicing.undivided import NothingDivided
@@ -129,6 +138,7 @@ def slice_command(
                     annotate=annotate,
                     replicas=replicas,
                     input_shapes=sizes,
+                    fix_shapes=fix_shapes,
                     check=check,
                     context=context,
                     progress=show,

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+Choice = TypeVar("Choice", bound=str)
 
 
 def require(name: str, value: object, kind: type[T]) -> T:
@@ -35,12 +36,13 @@ def require_count(name: str, value: object, caller: str = "") -> int:
     return count
 
 
-def require_choice(name: str, value: object, *choices: str) -> str:
+def require_choice(name: str, value: object, *choices: Choice) -> Choice:
     """Return `value` if it is one of `choices`, else raise TypeError or ValueError."""
     text = require(name, value, str)
-    if text not in choices:
-        raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {text}.")
-    return text
+    for choice in choices:
+        if choice == text:
+            return choice
+    raise ValueError(f"{name} must be in [{', '.join(choices)}], but got {text}.")
 
 
 def require_list(name: str, value: object, kind: type[T]) -> list[T]:

@@ -66,6 +66,7 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "dynamic_quant_param": _ANY,
     "data_preprocess_param": _ANY,
     "registry": _ANY,
+    "SplitGraph": ("split_node_name",),
     "graph_kernel_param": _ANY,
     "micro_param": _ANY,
     "cpu_option_cfg_param": _ANY,

@@ -2,12 +2,13 @@
 
     class CpuSettings(Settings):
         @setting(0)
-        def thread_num(self, value: object) -> int:
+        def thread_num(self, value: int) -> int:
             '''Threads inside one operator.'''
             return require_count("cpu_thread_num", value)
 
-The method checks what is assigned and returns what is kept; its type is the setting's, its
-docstring the setting's documentation. `settings.thread_num` reads 0 until something is assigned.
+The method checks what is assigned and returns what is kept. Its docstring is the setting's, and
+its types are what type checkers hold a script against: `value`'s is what may be assigned, the
+result's is what the setting reads. `settings.thread_num` reads 0 until something is assigned.
 """
 
 from __future__ import annotations
@@ -17,23 +18,24 @@ from typing import Any, Generic, TypeVar, cast, overload
 
 from engine.options import nearest
 
-T = TypeVar("T")
+T = TypeVar("T")  # what a setting reads
+S = TypeVar("S")  # what may be assigned to it
 
 
-class Setting(Generic[T]):
+class Setting(Generic[T, S]):
     """One setting, as an attribute of its class. An object keeps in its __dict__ what was set."""
 
-    def __init__(self, check: Callable[[Any, Any], T], default: Any) -> None:
+    def __init__(self, check: Callable[[Any, S], T], default: Any) -> None:
         self.name = check.__name__
         self.default: T = default
         self.__doc__ = check.__doc__
         self._check = check
 
     @overload
-    def __get__(self, settings: None, owner: type) -> Setting[T]: ...
+    def __get__(self, settings: None, owner: type) -> Setting[T, S]: ...
     @overload
     def __get__(self, settings: object, owner: type) -> T: ...
-    def __get__(self, settings: object | None, owner: type) -> T | Setting[T]:
+    def __get__(self, settings: object | None, owner: type) -> T | Setting[T, S]:
         if settings is None:
             return self
         kept: Any = settings.__dict__.get(self.name, self.default)
@@ -42,11 +44,11 @@ class Setting(Generic[T]):
         # A copy of a list: what is changed in place would pass unchecked.
         return cast("T", kept.copy() if isinstance(kept, list) else kept)
 
-    def __set__(self, settings: object, value: T) -> None:
+    def __set__(self, settings: object, value: S) -> None:
         settings.__dict__[self.name] = self._check(settings, value)
 
 
-def setting(default: object = None) -> Callable[[Callable[[Any, Any], T]], Setting[T]]:
+def setting(default: object = None) -> Callable[[Callable[[Any, S], T]], Setting[T, S]]:
     """Make a Setting of the method that checks it. Without a default, __init__ must assign it.
 
     default: a value, or a function that gives it whenever it is read.

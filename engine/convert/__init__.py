@@ -56,7 +56,7 @@ def convert(job: Job) -> Report:
 
 
 def _convert(job: Job) -> Report:
-    from engine.convert import sources, unused_settings
+    from engine.convert import declared, sources, unused_settings
     from engine.convert.dump import dump
     from engine.convert.write import check_output, write
 
@@ -72,6 +72,7 @@ def _convert(job: Job) -> Report:
     model, pass_notes, accuracy = _apply_passes(model, job)
     notes += pass_notes
     _sign(model, job)
+    notes += declared.keep(model, job)
     if not job.is_secret:
         notes += dump(model, job, "1_converted")
     with job.phase("writing"):

@@ -13,7 +13,8 @@ from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from engine.convert.job import Job
 from engine.convert.sample_inputs import FLOATS, random
-from engine.types import DType
+from engine.plan.open_sizes import fitting_shapes
+from engine.types import DType, TensorSpec
 
 Arrays: TypeAlias = dict[str, npt.NDArray[Any]]
 
@@ -24,7 +25,7 @@ HALF_ERROR = 1e-2
 """The same for outputs in float16 and bfloat16."""
 
 OPEN = 8
-"""The size, in a run, of dims that a model leaves open."""
+"""The size, in a run, of dims that a model leaves open and of which nothing tells more."""
 
 
 class Comparison:
@@ -38,10 +39,11 @@ class Comparison:
         self._few, self._all = sorted(gcd(*sizes) for sizes in zip(*batches.values(), strict=True))
         # Inputs may have several rows for each sample.
         self._rows = {name: max(sizes) // self._all for name, sizes in batches.items()}
-        self._inputs = {
-            value.name: _draw(value, self._rows.get(value.name, 0) * self._all, chance)
-            for value in given
-        }
+        specs = [_spec(value) for value in given]
+        shapes = next(fitting_shapes(specs, size=OPEN))
+        for name, rows in self._rows.items():
+            shapes[name] = (rows * self._all, *shapes[name][1:])
+        self._inputs = {spec.name: random(spec.dtype, shapes[spec.name], chance) for spec in specs}
         # 1 shows what depends on a sample's place in the batch, also where that has a period.
         self._starts = sorted({0, 1, self._all - self._few})
 
@@ -136,13 +138,10 @@ class Comparison:
         )
 
 
-def _draw(value: ValueInfoProto, batch: int, chance: np.random.Generator) -> npt.NDArray[Any]:
-    """Draw random values for an input; batch: the size of its first axis, 0 for its own."""
+def _spec(value: ValueInfoProto) -> TensorSpec:
     tensor = value.type.tensor_type
-    dims = [
-        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else OPEN
+    dims = (
+        dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or None
         for dim in tensor.shape.dim
-    ]
-    if batch:
-        dims[0] = batch
-    return random(DType.from_onnx(tensor.elem_type), dims, chance)
+    )
+    return TensorSpec(value.name, DType.from_onnx(tensor.elem_type), tuple(dims))

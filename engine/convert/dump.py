@@ -1,6 +1,7 @@
 """Graphs of a conversion as text, where MSLITE_DUMP_GRAPH_LEVEL=1 asks for them.
 
-MindSpore Lite writes such files, named *.ir, into the current folder; in ONNX's own text form here.
+MindSpore Lite writes such files, named *.ir, into the current folder, or into that of
+MSLITE_DUMP_GRAPH_PATH; in ONNX's own text form here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 VARIABLE = "MSLITE_DUMP_GRAPH_LEVEL"
+FOLDER_VARIABLE = "MSLITE_DUMP_GRAPH_PATH"
 
 
 def dump(model: ModelProto, job: Job, stage: str) -> list[str]:
@@ -32,8 +34,10 @@ def dump(model: ModelProto, job: Job, stage: str) -> list[str]:
 
     from engine.formats.onnx.graphs import light
 
-    file = Path(f"{job.output_file.stem}_{stage}.ir")
+    folder = Path(os.environ.get(FOLDER_VARIABLE, ""))
+    file = folder / f"{job.output_file.stem}_{stage}.ir"
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         file.write_text(printer.to_text(light(model)) + "\n", "utf-8", "surrogateescape")
     except (OSError, ValueError) as error:
         return [f"{VARIABLE}={level}: {file} was not written: {one_line(error)}"]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
 from engine.formats import ModelFile
+from engine.report.wording import aligned, counted, duration, plain, size
 from engine.types import CancelToken, Progress, TensorSpec
 
 if TYPE_CHECKING:
@@ -97,9 +98,9 @@ class Job:
         return replace(self, progress=progress or _silent, cancel=cancel or CancelToken())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Report:
-    """Report of a conversion.
+    """Report of a conversion. Prints as text, in a notebook as tables.
 
     files: what was written, the model first. size_before, size_after: of the source's and the
     result's files, in bytes; weights of ONNX and MindIR count where they lie apart. notes: what a
@@ -118,3 +119,39 @@ class Report:
     accuracy: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     seconds: float = 0.0
     trial: Mapping[str, Any] = field(default_factory=dict)
+
+    def facts(self) -> dict[str, str]:
+        """Return what was made, as text by name; what there is none of is left out."""
+        found = {
+            "result": ", ".join(map(str, self.files)),
+            "size": f"{size(self.size_after)}, before {size(self.size_before)}",
+            "graph": counted(self.nodes, "node"),
+            "inputs": ", ".join(f"{spec.name}: {spec}" for spec in self.inputs),
+            "outputs": ", ".join(f"{spec.name}: {spec}" for spec in self.outputs),
+            "took": duration(self.seconds),
+        }
+        for name, measures in self.accuracy.items():
+            values = (f"{key.replace('_', ' ')} {value:.6g}" for key, value in measures.items())
+            found[f"accuracy of {name}"] = ", ".join(values)
+        for name, value in self.trial.items():
+            found[f"trial's {name}"] = _shortly(value)
+        return {name: text for name, text in found.items() if text}
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [*aligned(self.facts().items()), *(f"note: {plain(n)}" for n in self.notes)]
+        )
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
+    def _repr_html_(self) -> str:
+        """Return the report as HTML, which a notebook shows."""
+        from engine.report import fragments  # rare
+
+        return fragments.facts("conversion", self.facts(), self.notes)
+
+
+def _shortly(value: Any) -> str:
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    return f"{dtype}{list(shape)}" if shape is not None else type(value).__name__

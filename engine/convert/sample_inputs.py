@@ -10,16 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from engine.types import Dim, DType
+from engine.types import DType
 
 Array: TypeAlias = npt.NDArray[Any]
 
 FLOATS = (DType.FLOAT16, DType.BFLOAT16, DType.FLOAT32, DType.FLOAT64)
-
-
-def closed(shape: Sequence[Dim], size: int = 1) -> list[int]:
-    """Return a shape whose open dims are `size`."""
-    return [dim if isinstance(dim, int) else size for dim in shape]
 
 
 def ones(dtype: DType, dims: Sequence[int]) -> Array:

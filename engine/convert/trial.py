@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from engine.config.wording import own_text
 from engine.convert.job import Job
-from engine.convert.sample_inputs import closed, ones
+from engine.convert.sample_inputs import ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.formats import ModelFile
+from engine.plan.disagreement import disagreement
+from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
 from engine.types import TensorSpec, ValueKind
 
 
 def run(file: ModelFile, job: Job) -> dict[str, Any]:
     """Run a model once on the cpu backend, its inputs all ones; returns the outputs by name.
 
-    An axis that the model leaves open is 1. Raises ModelError where it does not run, BackendError
-    where there is no such backend, Cancelled.
+    Axes that the model leaves open get sizes that fit together. Raises ModelError where it does not
+    run, BackendError where there is no such backend, Cancelled.
     """
     from engine.context import Context
     from engine.model import Model
@@ -26,7 +30,13 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     with Model() as built:
         try:
             built._build_file(file, Context(), UNCACHED, job.progress, job.cancel)
-            results = built.predict([_ones(spec) for spec in built.inputs])
+            inputs = built.inputs
+            _, results = first_that_runs(
+                fitting_shapes(inputs),
+                lambda shapes: built.predict([_ones(spec, shapes) for spec in inputs]),
+                partial(_described, file, inputs),
+                "convert it without infer, or with input_shape",
+            )
         except (ModelError, InputError, ModelStateError) as error:
             text = own_text(error)
             if file.path is not None:  # a file aside, which the user does not know
@@ -41,10 +51,16 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
         return dict(zip(names, map(arrays_in, results), strict=True))
 
 
-def _ones(spec: TensorSpec) -> Any:
+def _described(
+    file: ModelFile, inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
+) -> str:
+    return "; ".join(filter(None, (described(inputs, shapes), disagreement(file(), shapes))))
+
+
+def _ones(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> Any:
     if spec.kind is ValueKind.OPTIONAL:
         return None
     if spec.shape is None or spec.kind is ValueKind.MAP:
         raise InputError(f"input {spec.name!r} is {spec}, and nothing can stand for it")
-    array = ones(spec.dtype, closed(spec.shape))
+    array = ones(spec.dtype, shapes[spec.name])
     return [array] if spec.kind is ValueKind.SEQUENCE else array

@@ -53,8 +53,10 @@ def unread(job: Job) -> Iterator[str]:
         yield f"decrypt_key is not used: {job.model_file} is not encrypted"
     from engine.config.schema import KNOWN
 
+    # convert/declared.py
+    kept = ("model_file", "ascend_context", "acl_build_options", "SplitGraph")
     for section in job.config:
-        if section in KNOWN and section not in (*_QUANTIZING, "model_file"):
+        if section in KNOWN and section not in (*_QUANTIZING, *kept):
             yield f"configuration section [{section}] has no effect on a conversion"
 
 

@@ -16,6 +16,7 @@ from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages
 from engine.report.wording import plain
+from engine.types import Check
 
 __all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose", "doctor"]
 
@@ -34,7 +35,7 @@ class BackendDiagnosis:
         return plain(" ".join(part for part in parts if part))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Diagnosis:
     """Findings about this machine and environment, and about each backend. Prints as text."""
 
@@ -55,6 +56,22 @@ class Diagnosis:
                     lines.append(f"           fix: {plain(finding.fix)}")
         ailing = ", ".join(map(plain, self.ailing))
         return "\n".join([*lines, f"problems with: {ailing}" if ailing else "no problem"])
+
+    def __repr__(self) -> str:
+        return str(self)  # what a prompt shows
+
+    def _repr_html_(self) -> str:
+        """Return the findings as HTML, which a notebook shows: what is well is folded away."""
+        from engine.report import fragments  # rare
+
+        ailing = ", ".join(self.ailing)
+        parts = [("machine", self.machine)]
+        parts += [(backend.title, backend.findings) for backend in self.backends]
+        sections = [
+            (title, [(each.status, each.name, each.detail, each.fix) for each in found])
+            for title, found in parts
+        ]
+        return fragments.findings(f"problems with: {ailing}" if ailing else "no problem", sections)
 
     @property
     def ailing(self) -> list[str]:
@@ -113,13 +130,19 @@ def _judge(examined: Examination, packages: Packages, is_named: bool) -> Backend
     if backend_record.state is not BackendState.DISABLED:
         findings += packages.look_at(backend_record.distribution)
     findings += [
-        Finding(Status.OK if check.ok else Status.PROBLEM, check.name, check.detail, check.fix)
-        for check in examined.checks
+        Finding(_status(check), check.name, check.detail, check.fix) for check in examined.checks
     ]
     if examined.fault:
         fix = f"report it to the authors of {backend_record.distribution or backend_record.name}"
         findings.append(Finding(Status.PROBLEM, "diagnosis", examined.fault, fix))
     return BackendDiagnosis(backend_record, tuple(findings))
+
+
+def _status(check: Check) -> Status:
+    """Return a check's severity: what is well, but has a fix, is worth knowing."""
+    if not check.ok:
+        return Status.PROBLEM
+    return Status.NOTE if check.fix else Status.OK
 
 
 def _state(record: BackendRecord, is_named: bool) -> Finding:

@@ -18,8 +18,9 @@ import numpy as np
 
 from engine.backends import Backend
 from engine.distributed.compose import Collectives, complete
-from engine.distributed.nodes import CollectiveNode, require_divisible
+from engine.distributed.nodes import Call, CollectiveNode, require_divisible
 from engine.errors import CommunicatorError
+from engine.formats.collectives import WITH_SHAPE
 from engine.host.interrupts import raised_by_handler
 from engine.types import (
     Capability,
@@ -85,9 +86,9 @@ class DeviceGroups:
         """Join a group; options: those by which it was joined on the host, with keys of its own."""
         self.communicators[name] = self._join(replace(options, device=self.device))
 
-    def call(self, group: str, deadline_s: float) -> DeviceCall:
-        """Return what a node of a group needs to run until `deadline_s`."""
-        return DeviceCall(self.communicators[group], self._do, deadline_s, self)
+    def call(self, group: str, host: Call) -> DeviceCall:
+        """Return what a node of a group needs to run. host: the same for the host's memory."""
+        return DeviceCall(self.communicators[group], self._do, host.deadline_s, self, host)
 
     def begin(self, may_queue: bool) -> None:
         """Begin a predict, with nothing queued.
@@ -190,6 +191,7 @@ class DeviceCall:
     do: Collectives
     deadline_s: float | None
     groups: DeviceGroups
+    host: Call
 
     @property
     def stream(self) -> int | None:
@@ -234,6 +236,8 @@ def met_for(node: CollectiveNode, taken: Values) -> str:
     word = _WORDS.get(node.info.op_type)
     if word is None:
         return ""
+    if node.info.attributes.get(WITH_SHAPE):  # the ranks are told by the one that has it
+        return f"{word} of a shape and {node.output.dtype} of it"
     [value] = taken
     assert isinstance(value, np.ndarray | DeviceBuffer), "nodes of collectives take tensors"
     if node.info.op_type == "ReduceScatter":

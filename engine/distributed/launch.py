@@ -5,12 +5,15 @@
 Each rank is a process that leads a session of its own: a terminal's Ctrl-C reaches the launcher
 alone, and a rank is ended with all that it has started. The first rank that fails ends the job.
 The others get a moment to end by themselves: those that wait for it fail with an error that names
-it. A launcher that ends, however it does, takes its ranks along: the kernel sees to that.
+it. A rank that is stopped when all others have ended is missed by nobody: it has failed when it has
+been stopped for as long as ranks wait for each other. A launcher that ends, however it does, takes
+its ranks along: the kernel sees to that.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import selectors
 import signal
@@ -21,10 +24,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.distributed.job import environment
+from engine.distributed.job import environment, this_job
 from engine.distributed.store import StoreServer
 from engine.errors import CommunicatorError
-from engine.host.child import ending, has_ended, kill
+from engine.host.child import ending, has_ended, is_stopped, kill
 from engine.host.cpus import usable_cpus
 
 __all__ = ["Failure", "Output", "launch"]
@@ -65,6 +68,7 @@ class _Rank:
     lifeline: int
     is_over: bool = False
     was_ended: bool = False  # by the launcher
+    stopped_s: float = 0.0  # while all others had ended
     open_streams: list[int] = field(default_factory=list)
 
 
@@ -89,12 +93,18 @@ def launch(
                 or str(max(1, usable_cpus(processes=len(ranks)))),
                 **(env or {}),
             }
+            job.patience_s = this_job(variables).timeout_s
             job.start(rank, command, variables, takes_input=place == 0)
         return job.wait()
 
 
 class _Job:
-    """The ranks that run, and what they print."""
+    """The ranks that run, and what they print.
+
+    patience_s: for a rank that is stopped when all others have ended.
+    """
+
+    patience_s = math.inf
 
     def __init__(self, server: StoreServer, world_size: int, output: Output) -> None:
         self._server = server
@@ -144,7 +154,10 @@ class _Job:
         """Wait until all ranks have ended; the first that fails ends the others."""
         end_s = None
         while any(not rank.is_over for rank in self._ranks):
+            begin_s = time.monotonic()
             self._look(_LOOK_S)
+            # The launcher may have been stopped together with its ranks.
+            self._end_stopped(min(time.monotonic() - begin_s, 2 * _LOOK_S))
             if self._failures and end_s is None:
                 first = self._failures[0]
                 self._server.fail(first.text, (first.rank,))
@@ -163,6 +176,26 @@ class _Job:
                     self._finish(rank)
             else:
                 self._read(rank, stream, key.fileobj)
+
+    def _end_stopped(self, passed_s: float) -> None:
+        """End the ranks that have been stopped for too long since all others have ended."""
+        running = [rank for rank in self._ranks if not rank.is_over]
+        is_last = not self._failures and 0 < len(running) < len(self._ranks)
+        if not is_last or not all(is_stopped(rank.process) for rank in running):
+            for rank in running:
+                rank.stopped_s = 0.0
+            return
+        for rank in running:
+            rank.stopped_s += passed_s
+            if rank.stopped_s > self.patience_s:
+                text = (
+                    f"rank {rank.number} of {self._world_size} was stopped by a signal for longer "
+                    f"than {self.patience_s:g} s after the others had ended, and was killed"
+                )
+                self._failures.append(Failure(rank.number, 1, text))
+                rank.was_ended = True
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(rank.process.pid, signal.SIGKILL)
 
     def _read(self, rank: _Rank, stream: int, pipe: object) -> bool:
         """Take what a pipe has; returns whether there was something."""

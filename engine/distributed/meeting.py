@@ -28,7 +28,7 @@ from engine.distributed.launcher import end_job, launcher
 from engine.distributed.rank_table import read
 from engine.distributed.store import ConnectedStore, NotThere, StoreServer, connect
 from engine.errors import CommunicatorError, one_line
-from engine.host.peers import credentials_of
+from engine.host.peers import credentials_of, holder
 
 __all__ = ["store_of"]
 
@@ -211,6 +211,12 @@ def _meet(job: Job, name: str, what: str) -> _Meeting:
         except CommunicatorError as error:
             if not isinstance(error, NotThere) and not error.ranks:
                 raise  # another user's
+            place = f"\0{address[1:]}".encode()
+            if (user := holder(place)) is not None and user != os.geteuid():
+                raise CommunicatorError(
+                    f"store: {address} is held by a process of another user, {user}, that does not "
+                    "listen; have that process ended, or give the job a table of its own"
+                ) from error
             pid, is_ending = 0, True
             problem = str(error)
         if met.membership is not None:

@@ -12,9 +12,13 @@ from engine.distributed.compose import Collectives
 from engine.distributed.host import HostCommunicator
 from engine.distributed.reduction import reduction
 from engine.errors import InputError, ModelError
+from engine.formats.collectives import WITH_SHAPE
 from engine.types import Dim, DType, NodeInfo, ReduceOp, TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
+
+_MOST_AXES = 64
+"""Of an array, as numpy has them: a shape that travels is a count and as many sizes."""
 
 _OPS = {op.value: op for op in ReduceOp} | {"avg": ReduceOp.MEAN}
 
@@ -26,6 +30,11 @@ class Call:
     comm: HostCommunicator
     do: Collectives
     deadline_s: float | None
+
+    @property
+    def host(self) -> Call:
+        """Return the same for what goes through the host's memory, as shapes do."""
+        return self
 
     @property
     def stream(self) -> int | None:
@@ -78,6 +87,11 @@ def read_node(
     name = node.outputs[0] if node.outputs else ""
     spec = TensorSpec(name, output[0], output[1])
     return CollectiveNode(node, _text(node, "group", ""), members, spec, run)
+
+
+def tells_shape(node: CollectiveNode) -> bool:
+    """Return whether the shape of what a node makes is told by another rank, in each run."""
+    return node.info.op_type != "Send" and bool(node.info.attributes.get(WITH_SHAPE))
 
 
 def _members(node: NodeInfo, rank: int, world_size: int) -> tuple[int, ...]:
@@ -193,8 +207,10 @@ def _alltoall(
 def _broadcast(
     node: NodeInfo, inputs: Sequence[TensorSpec], members: tuple[int, ...]
 ) -> tuple[Output, Run]:
-    [spec] = _require(inputs, 1)
     root = _place(node, "root", members)
+    if node.attributes.get(WITH_SHAPE):
+        return _broadcast_with_shape(node, inputs, root)
+    [spec] = _require(inputs, 1)
 
     def run(call: Call, values: Sequence[Array], given: Array | None) -> Array:
         [x] = values
@@ -205,14 +221,42 @@ def _broadcast(
     return (spec.dtype, spec.shape), run
 
 
+def _broadcast_with_shape(
+    node: NodeInfo, inputs: Sequence[TensorSpec], root: int
+) -> tuple[Output, Run]:
+    """Read a Broadcast to which only the root need give something."""
+    dtype = inputs[0].dtype if inputs else _element_type(node)
+
+    def run(call: Call, values: Sequence[Array], given: Array | None) -> Array:
+        is_root = call.comm.rank == root
+        if is_root and not values:
+            raise InputError("the root gives nothing to it")
+        header = _header(values[0].shape if is_root else ())
+        host = call.host
+        host.do.broadcast(host.comm, header, root, None, host.deadline_s)
+        shape = _shape_in(header)
+        is_own = is_root or (values and values[0].shape == shape)
+        result = (
+            call.copied(values[0], given) if is_own else call.receive(given, dtype.numpy, shape)
+        )
+        call.do.broadcast(call.comm, result, root, call.stream, call.deadline_s)
+        return result
+
+    return (dtype, inputs[0].shape if inputs else None), run
+
+
 def _send(
     node: NodeInfo, inputs: Sequence[TensorSpec], members: tuple[int, ...]
 ) -> tuple[Output, Run]:
     [spec] = _require(inputs, 1)
     peer = _place(node, "rank", members)
+    has_shape = bool(node.attributes.get(WITH_SHAPE))
 
     def run(call: Call, values: Sequence[Array], given: Array | None) -> Array:
         [x] = values
+        if has_shape:
+            host = call.host
+            host.do.send(host.comm, _header(x.shape), peer, None, host.deadline_s)
         call.do.send(call.comm, x, peer, call.stream, call.deadline_s)
         return call.copied(x, None)  # what reads the node's output is ordered after it, no more
 
@@ -223,23 +267,25 @@ def _receive(
     node: NodeInfo, inputs: Sequence[TensorSpec], members: tuple[int, ...]
 ) -> tuple[Output, Run]:
     peer = _place(node, "rank", members)
-    number, sizes = node.attributes.get("to"), node.attributes.get("sizes", ())
-    if not isinstance(number, int) or not isinstance(sizes, tuple):
+    dtype, sizes = _element_type(node), node.attributes.get("sizes", ())
+    has_shape = bool(node.attributes.get(WITH_SHAPE))
+    if not isinstance(sizes, tuple):
         raise InputError("expected attributes to (an element type) and sizes (its shape)")
-    try:
-        dtype = DType.from_onnx(number)
-    except ValueError as error:
-        raise InputError(f"attribute to: {error}") from error
-    shape = tuple(int(size) for size in sizes)
-    if any(size < 0 for size in shape):
-        raise InputError(f"attribute sizes is {list(shape)}; expected what is received, no -1")
+    said = tuple(int(size) for size in sizes)
+    if any(size < 0 for size in said):
+        raise InputError(f"attribute sizes is {list(said)}; expected what is received, no -1")
 
     def run(call: Call, values: Sequence[Array], given: Array | None) -> Array:
+        shape = said
+        if has_shape:
+            host, header = call.host, _header(())
+            host.do.receive(host.comm, header, peer, None, host.deadline_s)
+            shape = _shape_in(header)
         result = call.receive(given, dtype.numpy, shape)
         call.do.receive(call.comm, result, peer, call.stream, call.deadline_s)
         return result
 
-    return (dtype, shape), run
+    return (dtype, None if has_shape else said), run
 
 
 def _barrier(
@@ -270,6 +316,28 @@ _READERS: Mapping[
 
 
 # ------------------------------------------------------------------------------- their attributes
+
+
+def _element_type(node: NodeInfo) -> DType:
+    """Return the element type that a node names which has no input to tell it."""
+    number = node.attributes.get("to")
+    if not isinstance(number, int):
+        raise InputError("expected attributes to (an element type) and sizes (its shape)")
+    try:
+        return DType.from_onnx(number)
+    except ValueError as error:
+        raise InputError(f"attribute to: {error}") from error
+
+
+def _header(shape: tuple[int, ...]) -> Array:
+    """Return a shape as ranks exchange it: always as many numbers."""
+    header = np.zeros(1 + _MOST_AXES, np.int64)
+    header[: 1 + len(shape)] = len(shape), *shape
+    return header
+
+
+def _shape_in(header: Array) -> tuple[int, ...]:
+    return tuple(header[1 : 1 + int(header[0])].tolist())
 
 
 def _text(node: NodeInfo, name: str, default: str) -> str:

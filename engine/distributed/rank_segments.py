@@ -22,7 +22,7 @@ from engine.distributed.device import (
     met_for,
     runs_there,
 )
-from engine.distributed.nodes import CollectiveNode, read_node
+from engine.distributed.nodes import CollectiveNode, read_node, tells_shape
 from engine.errors import Cancelled, CommunicatorError
 from engine.formats.collectives import is_collective
 from engine.hookspecs import hookimpl
@@ -163,14 +163,16 @@ class LoadedExchange:
         known = {spec.name: spec for spec in graph.inputs}
         for name, array in self.constants.items():
             known[name] = TensorSpec(name, DType.from_numpy(array.dtype), array.shape)
+        declared = {spec.name: spec for spec in graph.outputs}
         nodes: list[CollectiveNode] = []
         for info in graph.nodes:
             if is_collective(info.op_type, info.domain):  # else a constant
                 node = read_node(info, known, ranks.rank, ranks.world_size, source.name)
                 ranks.add_group(node.group, node.members, info.op_type)
-                known[node.output.name] = node.output
+                known[node.output.name] = _completed(node.output, declared)
                 nodes.append(node)
         self.nodes = tuple(nodes)
+        self.has_changing_shapes = any(map(tells_shape, nodes))
         self.all_nodes = graph.nodes
         self.inputs = graph.inputs
         self.outputs = tuple(known[spec.name] for spec in graph.outputs)
@@ -191,6 +193,7 @@ class Exchange:
         self.resident = loaded.resident
         self.inputs = loaded.inputs
         self.outputs = loaded.outputs
+        self.has_changing_shapes = loaded.has_changing_shapes
         self._all_nodes = loaded.all_nodes
 
     def open_context(self) -> ExchangeContext:
@@ -313,7 +316,7 @@ class DeviceExchangeContext(ExchangeContext):
         """Run a node on the device; of a failure the other ranks may know more than it does."""
         groups = self._device_groups
         groups.choose_stream(taken)
-        call: Any = groups.call(node.group, end_s)
+        call: Any = groups.call(node.group, self._exchange.ranks.call(node.group, end_s))
         given: Any = self._results_there.given(node.output.name, entry)
         buffers = buffers_of(groups, taken)
         try:
@@ -323,6 +326,14 @@ class DeviceExchangeContext(ExchangeContext):
         except CommunicatorError as error:
             self._exchange.ranks.raise_known(error)
             raise
+
+
+def _completed(spec: TensorSpec, declared: Mapping[str, TensorSpec]) -> TensorSpec:
+    """Return the spec of what a node makes, with the shape that the file declares for it."""
+    said = declared.get(spec.name)
+    if spec.shape is not None or said is None or said.dtype is not spec.dtype:
+        return spec
+    return said
 
 
 def _constants(source: ModelSource) -> Mapping[str, Array]:

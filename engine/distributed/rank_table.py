@@ -1,6 +1,6 @@
 """Rank tables: which rank runs on which device of which host, as HCCL and MindSpore write it.
 
-    table = read(Path("rank_table_file.json"))  # version 1.0, 1.2 or 2.0
+    table = read(Path("rank_table_file.json"))  # version 1.0, 1.2 or 2.0, or the form before
     table.world_size, table.hosts
 
 Every rule that is broken is an error that says where: the file and the entry's path in the JSON.
@@ -22,6 +22,8 @@ from engine.value import value
 __all__ = ["VERSIONS", "Place", "RankTable", "parse", "read"]
 
 VERSIONS = ("1.0", "1.2", "2.0")
+OLDEST = "group_list"
+"""What the form without a version is called by: its key."""
 _MOST_BYTES = 64 * 1024 * 1024
 _MOST_DEVICE = 1023
 _MOST_LEVELS = 8
@@ -43,7 +45,8 @@ class Place:
 class RankTable:
     """A valid rank table.
 
-    places: by rank, 0 to the world size less 1. digest: of the file's bytes.
+    version: "group_list" for the form that came before versions. places: by rank, 0 to the world
+    size less 1. digest: of the file's bytes.
     """
 
     path: str
@@ -80,7 +83,10 @@ def read(path: str | Path) -> RankTable:
 def parse(data: bytes, path: str) -> RankTable:
     """Return the rank table that a file's bytes hold. See `read`."""
     whole = _Entry("", _loaded(data, path), path)
-    version = whole.text("version", one_of=VERSIONS)
+    if whole.at("version").found is None and whole.at(OLDEST).found is not None:
+        version = OLDEST
+    else:
+        version = whole.text("version", one_of=VERSIONS)
     status = whole.text("status", "completed")
     if status == "initializing":
         raise whole.at("status").wrong(
@@ -88,7 +94,8 @@ def parse(data: bytes, path: str) -> RankTable:
         )
     if status != "completed":
         raise whole.at("status").wrong("expected 'completed'", status, "correct it")
-    places = _of_ranks(whole) if version == "2.0" else _of_servers(whole)
+    read_places = {"2.0": _of_ranks, OLDEST: _of_groups}.get(version, _of_servers)
+    places = read_places(whole)
     if version == "1.2":
         _check_super_pods(whole)
     return RankTable(path, version, _ordered(places), sha256(data).hexdigest())
@@ -230,6 +237,40 @@ def _of_servers(whole: _Entry) -> list[tuple[_Entry, Place]]:
     return places
 
 
+def _of_groups(whole: _Entry) -> list[tuple[_Entry, Place]]:
+    """Return the places of the form before versions: groups of instances, each a rank."""
+    places = []
+    groups = whole.items(OLDEST)
+    _check_count(whole, "group_count", OLDEST, len(groups))
+    for group in groups:
+        instances = group.items("instance_list")
+        _check_count(group, "instance_count", "instance_list", len(instances))
+        for instance in instances:
+            devices = instance.items("devices")
+            if len(devices) > 1:
+                raise instance.at("devices").wrong(
+                    "expected one device, that of the rank", len(devices),
+                    "give each rank an instance of its own",
+                )  # fmt: skip
+            [device] = devices
+            place = Place(
+                instance.count("rank_id", 2**20),
+                instance.text("server_id"),
+                device.count("device_id", _MOST_DEVICE),
+                device.address("device_ip"),
+            )
+            places.append((instance, place))
+    used: dict[tuple[str, int], _Entry] = {}
+    for instance, place in places:
+        before = used.setdefault((place.host, place.device), instance)
+        if before is not instance:
+            raise instance.at("devices").wrong(
+                f"expected another device than in {before.where}", place.device,
+                "give each rank a device of its own",
+            )  # fmt: skip
+    return places
+
+
 def _check_super_pods(whole: _Entry) -> None:
     """Check that super pods, where there are any, have each server once."""
     if whole.at("super_pod_list").found is None:
@@ -310,7 +351,7 @@ def _check_levels(rank: _Entry) -> str:
 
 
 def _check_count(whole: _Entry, key: str, of: str, count: int) -> None:
-    if whole.at(key).found is None and key == "server_count":  # some write none
+    if whole.at(key).found is None and key != "rank_count":  # some write none
         return
     if whole.count(key, 2**20) != count:
         raise whole.at(key).wrong(

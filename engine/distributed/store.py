@@ -14,6 +14,7 @@ name space, so no file is left behind; "@" stands for the byte 0 that its name b
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import secrets
@@ -34,9 +35,11 @@ from multiprocessing.connection import (
 )
 from typing import Any, Protocol, runtime_checkable
 
-from engine.errors import CommunicatorError
+from engine.errors import CommunicatorError, one_line
 from engine.host.peers import credentials_of
 from engine.types import Store
+
+log = logging.getLogger("engine")
 
 __all__ = ["GroupStore", "StoreServer", "connect"]
 
@@ -124,13 +127,34 @@ class StoreServer:
             if self._closed:  # it is who wakes us; as Python ends, no thread can be started
                 connection.close()
                 return
+            if not self._is_of_this_user(connection):  # it costs a look, and no thread
+                connection.close()
+                continue
             self._connections.add(connection)
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            self._serve_in_a_thread(connection)
+
+    def _is_of_this_user(self, connection: Connection[Any, Any]) -> bool:
+        while not self._closed:
+            try:
+                return _user(connection) == os.geteuid()
+            except OSError:  # no descriptor is left to look with: others may give some back
+                time.sleep(0.01)
+        return False
+
+    def _serve_in_a_thread(self, connection: Connection[Any, Any]) -> None:
+        """Serve a connection, as soon as a thread can be started: others may end theirs."""
+        while not self._closed:
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the limit of threads is reached
+                time.sleep(0.01)
+            else:
+                return
+        self._connections.discard(connection)
+        connection.close()
 
     def _serve(self, connection: Connection[Any, Any]) -> None:
         try:
-            if _user(connection) != os.geteuid():
-                return
             # Here, not in accept: a client that says nothing must not keep the others out.
             deliver_challenge(connection, self.key)
             answer_challenge(connection, self.key)
@@ -140,6 +164,8 @@ class StoreServer:
                     connection.send_bytes(part)
         except (AuthenticationError, EOFError, OSError):
             pass  # a stranger, or a rank that has gone
+        except Exception as error:  # it is no request: another version's, or a damaged one
+            log.warning("store: closed a connection over a malformed request: %s", one_line(error))
         finally:
             self._connections.discard(connection)
             self._ended(connection)

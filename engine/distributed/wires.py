@@ -13,16 +13,22 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 
 from engine.distributed.store import exchange
 from engine.errors import CommunicatorError
-from engine.host.peers import credentials
+from engine.host.peers import credentials, dial
 from engine.types import CommunicatorOptions
 
 _TOKEN_BYTES = 16
 _HELLO = struct.Struct(f"={_TOKEN_BYTES}sI")  # the token of whoever is called, the caller's rank
+_NOBODY: Mapping[int, int] = {}
+
+_BACKLOG = 128  # beside the ranks, for others that connect
+_ACCEPTED_AT_ONCE = 64  # before those that wait to be heard
+_MOST_SILENT = 256  # this user's own processes that connect and say nothing
 
 
 class Wire:
@@ -100,71 +106,137 @@ def connect_all(options: CommunicatorOptions, descriptor: int) -> Mapping[int, t
     with ExitStack() as on_failure, socket.socket(socket.AF_UNIX) as listener:
         name = f"\0engine-rank-{secrets.token_hex(16)}".encode()
         listener.bind(name)
-        listener.listen(world_size)
+        listener.listen(_BACKLOG + world_size)
         own = token + name
         addresses = exchange(
             options.store, rank, world_size, own, options.timeout_s, options.ranks or ()
         )
+        # No circle of ranks that wait for each other: the last one dials nobody and accepts.
         dialled = {}
         for peer in range(rank + 1, world_size):
-            wire = on_failure.enter_context(socket.socket(socket.AF_UNIX))
-            wire.settimeout(_left_s(end_s))
             token_of_peer, where = addresses[peer][:_TOKEN_BYTES], addresses[peer][_TOKEN_BYTES:]
             try:
-                wire.connect(where)
-                hello = _HELLO.pack(token_of_peer, rank)
-                socket.send_fds(wire, [hello], [descriptor])
+                wire = on_failure.enter_context(dial(where, end_s))
+                socket.send_fds(wire, [_HELLO.pack(token_of_peer, rank)], [descriptor])
             except OSError as error:
                 raise _missing(options, [peer]) from error
             dialled[peer] = wire
-        waiting = set(range(rank))
-        while waiting:
-            listener.settimeout(_left_s(end_s))
-            try:
-                wire, _ = listener.accept()
-            except TimeoutError as error:
-                raise _missing(options, sorted(waiting)) from error
-            on_failure.enter_context(wire)
-            caller, given = _hello(wire, token, end_s)
-            if caller not in waiting:  # a stranger; or one that gave up while it waited
-                _close_all(given)
-                wire.close()
-                continue
-            on_failure.callback(_close_all, given)
-            socket.send_fds(wire, [_HELLO.pack(token, rank)], [descriptor])
-            waiting.discard(caller)
-            connected[caller] = Wire(wire), given[0]
-            on_failure.callback(connected[caller][0].close)
+        callers = on_failure.enter_context(_Callers(listener, token))
+        while missing := sorted(set(range(rank)) - connected.keys()):
+            if time.monotonic() >= end_s:
+                raise _missing(options, missing, callers.refused)
+            for caller, wire, given in callers.wait(end_s):
+                is_new = caller in missing and caller not in connected
+                if is_new and _has_sent(wire, _HELLO.pack(token, rank), descriptor):
+                    on_failure.enter_context(wire)
+                    on_failure.callback(_close_all, [given])
+                    connected[caller] = Wire(wire), given
+                    on_failure.callback(connected[caller][0].close)
+                else:  # it has come twice, or has gone; another may come in its name
+                    wire.close()
+                    _close_all([given])
         for peer, wire in dialled.items():
-            caller, given = _hello(wire, addresses[peer][:_TOKEN_BYTES], end_s)
-            on_failure.callback(_close_all, given)
+            wire.settimeout(_left_s(end_s))
+            caller, given = _hello(wire, addresses[peer][:_TOKEN_BYTES])
+            if caller >= 0:
+                on_failure.callback(_close_all, [given])
             if caller != peer:
-                raise _missing(options, [peer])
-            connected[peer] = Wire(wire), given[0]
+                raise _missing(options, [peer], callers.refused)
+            connected[peer] = Wire(wire), given
             on_failure.callback(connected[peer][0].close)
         for wire_, _ in connected.values():
             wire_.socket.setblocking(False)
+        callers.close()
         on_failure.pop_all()
     return connected
 
 
-def _hello(wire: socket.socket, token: bytes, end_s: float) -> tuple[int, list[int]]:
-    """Return who speaks, and the descriptors that came along; -1 for who does not know the token.
+class _Callers:
+    """Callers that a rank has accepted and that have not said yet who they are.
+
+    refused: connections by user, of those that are not this process's. They cost a look at their
+    credentials, and no wait: a process of another user can neither delay a rank nor take its place.
+    """
+
+    def __init__(self, listener: socket.socket, token: bytes) -> None:
+        self._listener = listener
+        self._token = token
+        self._silent: dict[int, socket.socket] = {}
+        self._poller = select.poll()
+        self._poller.register(listener, select.POLLIN)
+        listener.setblocking(False)
+        self.refused: Counter[int] = Counter()
+
+    def wait(self, end_s: float) -> Iterator[tuple[int, socket.socket, int]]:
+        """Wait for callers; yield the rank, the socket and the descriptor of each that is known."""
+        for number, _ in self._poller.poll(1000 * _left_s(end_s)):
+            if number == self._listener.fileno():
+                self._accept()
+            else:
+                self._poller.unregister(number)
+                wire = self._silent.pop(number)
+                caller, given = _hello(wire, self._token)
+                if caller < 0:  # a stranger; or one that gave up while it waited
+                    wire.close()
+                else:
+                    yield caller, wire, given
+
+    def _accept(self) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                wire, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # no descriptor is left, say: others may give some back
+                time.sleep(0.01)
+                return
+            if (user := credentials(wire)[1]) != os.geteuid():
+                self.refused[user] += 1
+                wire.close()
+                continue
+            wire.setblocking(False)
+            if len(self._silent) >= _MOST_SILENT:
+                oldest = next(iter(self._silent))
+                self._poller.unregister(oldest)
+                self._silent.pop(oldest).close()
+            self._silent[wire.fileno()] = wire
+            self._poller.register(wire, select.POLLIN)
+
+    def close(self) -> None:
+        """Let those go that never spoke; twice does nothing."""
+        while self._silent:
+            self._silent.popitem()[1].close()
+
+    def __enter__(self) -> _Callers:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _hello(wire: socket.socket, token: bytes) -> tuple[int, int]:
+    """Return the rank that speaks, and the descriptor that came along; -1 for an unknown caller.
 
     Those of a stranger are closed.
     """
-    wire.settimeout(_left_s(end_s))
     given: list[int] = []
     try:
         data, given, _, _ = socket.recv_fds(wire, _HELLO.size, 1)
         said, rank = _HELLO.unpack(data)
     except (OSError, struct.error):
         said, rank = b"", 0
-    is_known = secrets.compare_digest(said, token) and credentials(wire)[1] == os.geteuid()
-    if not is_known or len(given) != 1:
+    if not secrets.compare_digest(said, token) or len(given) != 1:
         _close_all(given)
-        return -1, []
-    return rank, given
+        return -1, -1
+    return rank, given[0]
+
+
+def _has_sent(wire: socket.socket, hello: bytes, descriptor: int) -> bool:
+    try:
+        socket.send_fds(wire, [hello], [descriptor])
+    except OSError:
+        return False
+    return True
 
 
 def _close_all(descriptors: list[int]) -> None:
@@ -177,14 +249,23 @@ def _left_s(end_s: float) -> float:
     return max(0.001, end_s - time.monotonic())
 
 
-def _missing(options: CommunicatorOptions, ranks: list[int]) -> CommunicatorError:
+def _missing(
+    options: CommunicatorOptions, ranks: list[int], refused: Mapping[int, int] = _NOBODY
+) -> CommunicatorError:
+    """Return the error for ranks that did not come. refused: connections of other users."""
     numbers = options.ranks or range(options.world_size)
     ranks = [numbers[rank] for rank in ranks]
     listed = ", ".join(map(str, ranks))
     return CommunicatorError(
         f"group {options.group!r}, rank {numbers[options.rank]}: rank {listed} of "
         f"{options.world_size} did not connect within {options.timeout_s:g} s; look at its own "
-        "messages, and whether all ranks run on this machine",
+        f"messages, and whether all ranks run on this machine{_listed(refused)}",
         tuple(ranks),
         timed_out=True,
     )
+
+
+def _listed(refused: Mapping[int, int]) -> str:
+    """Return the users whose connections were refused, in words; "" for none."""
+    users = ", ".join(f"user {user} ({times:,})" for user, times in sorted(refused.items()))
+    return f"; connections of other users were refused: {users}" if users else ""

@@ -12,6 +12,10 @@ COLLECTIVES = frozenset(
      "Send")
 )  # fmt: skip
 
+WITH_SHAPE = "with_shape"
+"""Attribute of a Send, Receive or Broadcast of a tensor whose sizes no file says: its shape goes
+before it. Where a rank has nothing to give to such a Broadcast, `to` is the element type."""
+
 
 def is_collective(op_type: str, domain: str) -> bool:
     """Return whether such a node waits for other ranks."""

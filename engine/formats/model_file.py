@@ -104,6 +104,14 @@ class ModelFile:
         file._weights = weights
         return file
 
+    @classmethod
+    def of_part(cls, part: OpenedSource) -> ModelFile:
+        """Make one of a model that was cut out of another, as `source_of_part` gives it."""
+        assert part.data is not None, "a part is in memory, and refers to weights elsewhere"
+        file = cls.of_bytes(part.data)
+        file._source = part
+        return file
+
     @property
     def name(self) -> str:
         """The name in messages: the path as given, or "model bytes"."""
@@ -125,6 +133,11 @@ class ModelFile:
     def is_mindir(self) -> bool:
         """True for a MindIR, also an encrypted one that was opened. Raises ModelError."""
         return self._opened().kind == kinds.MINDIR
+
+    @property
+    def is_onnx(self) -> bool:
+        """True for an ONNX model, also an encrypted one that was opened. Raises ModelError."""
+        return self._opened().kind == kinds.ONNX
 
     @property
     def version(self) -> FileVersion | None:

@@ -70,21 +70,28 @@ class Arena:
     ) -> tuple[int, list[int]]:
         """Copy values into the memory from byte `start` on, or `beyond` if `room` is too little.
 
-        Returns where they begin, and the lengths with which `read` finds them.
+        Returns where they begin, and the lengths with which `read` finds them. A PickleBuffer
+        among the values is released.
         """
         buffers: list[pickle.PickleBuffer] = []
-        payload = pickle.dumps(values, 5, buffer_callback=buffers.append)
-        if len(buffers) > _MOST_PARTS:
-            buffers, payload = [], pickle.dumps(values, 5)
-        parts = [memoryview(payload), *(buffer.raw() for buffer in buffers)]
-        lengths = [part.nbytes for part in parts]
-        if end_of(lengths) > room:
-            start = beyond
-        offsets = _offsets(lengths, start)
-        memory = self._memory(offsets[-1])
-        for part, offset in zip(parts, offsets):
-            if part.nbytes:
-                memory[offset : offset + part.nbytes] = np.frombuffer(part, np.uint8)
+        parts: list[memoryview] = []
+        try:
+            payload = pickle.dumps(values, 5, buffer_callback=buffers.append)
+            if len(buffers) > _MOST_PARTS:
+                payload = pickle.dumps(values, 5)
+                parts = [memoryview(payload)]
+            else:
+                parts = [memoryview(payload), *(buffer.raw() for buffer in buffers)]
+            lengths = [part.nbytes for part in parts]
+            if end_of(lengths) > room:
+                start = beyond
+            offsets = _offsets(lengths, start)
+            memory = self._memory(offsets[-1])
+            for part, offset in zip(parts, offsets):
+                if part.nbytes:
+                    memory[offset : offset + part.nbytes] = np.frombuffer(part, np.uint8)
+        finally:
+            _release(parts, buffers)
         return start, lengths
 
     def read(self, lengths: Sequence[int], start: int = 0, copy: bool = False) -> Any:
@@ -158,6 +165,18 @@ def parts_of(layout: Layout | None, lengths: Sequence[int]) -> list[Part]:
 def end_of(lengths: Sequence[int], start: int = 0) -> int:
     """Return where values of these lengths end that were written from byte `start` on."""
     return _offsets(lengths, start)[-1]
+
+
+def _release(parts: list[memoryview], buffers: list[pickle.PickleBuffer]) -> None:
+    """Release views of memory, those of views first.
+
+    Python before 3.13 dies where it collects a PickleBuffer of a memoryview, and the frames that
+    the traceback of an error keeps may be collected.
+    """
+    for part in parts:
+        part.release()
+    for buffer in buffers:
+        buffer.release()
 
 
 def _offsets(lengths: Sequence[int], start: int) -> list[int]:

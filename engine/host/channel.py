@@ -279,8 +279,13 @@ def owned(results: Sequence[Any]) -> list[Any]:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return an exception that another process can read without importing the backend."""
-    if isinstance(error, EngineError) or type(error).__module__ == "builtins":
+    """Return an exception that another process can read without importing the backend.
+
+    Never one that ends whoever it is raised to: SystemExit and KeyboardInterrupt are this process's
+    own.
+    """
+    is_builtin = isinstance(error, Exception) and type(error).__module__ == "builtins"
+    if isinstance(error, EngineError) or is_builtin:
         error.__cause__ = error.__context__ = error.__traceback__ = None
         with suppress(Exception):  # it may hold what cannot be sent
             pickle.loads(pickle.dumps(error))

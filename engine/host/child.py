@@ -72,6 +72,18 @@ def has_ended(child: subprocess.Popen[bytes]) -> bool:
         return True
 
 
+def is_stopped(child: subprocess.Popen[bytes]) -> bool:
+    """Return whether a signal has stopped a child, which a debugger's stop is not.
+
+    False where there is no /proc, and for one that has ended.
+    """
+    try:
+        status = Path(f"/proc/{child.pid}/stat").read_text(errors="replace")
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] == "T"
+
+
 def kill(child: subprocess.Popen[bytes]) -> None:
     """End a child, if it runs, and what it has started, and wait until it has ended."""
     if child.returncode is None:
@@ -80,7 +92,7 @@ def kill(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)
+FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals that somebody has sent, or the kernel where memory ran out: no crash of the process."""
 
 

@@ -26,6 +26,9 @@ def main(function: str = "") -> None:
     for descriptor in (messages, lifeline):
         os.set_inheritable(descriptor, False)
     end_with(lifeline)
+    # The parent tells what is to be stopped: an interrupt ends a worker, as other signals do.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     connection = Connection(messages)
     request = connection.recv()  # before foreign code runs: the parent is not kept waiting
     module, _, name = function.partition(":")
@@ -47,6 +50,12 @@ def end_with(lifeline: int) -> None:
             _end()
     else:
         Thread(target=_end_after, args=(lifeline,), daemon=True).start()
+
+
+def end_interrupted() -> None:
+    """End this process as SIGINT ends others, because of a KeyboardInterrupt of foreign code."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGINT)
 
 
 def _end_after(lifeline: int) -> None:

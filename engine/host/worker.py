@@ -16,6 +16,7 @@ no descriptor of the parent's but its own end of the messages is open in it.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 import socket
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
@@ -34,9 +35,14 @@ from typing import IO, Any
 
 from engine.host import fork
 from engine.host.child import ending, environment, has_ended, kill, last_words, start
+from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.lack import explained, lack_of
 
 _LOOK_S = 0.1  # how soon an end is seen while what the worker left running holds its messages open
 _STALL_S = 5  # for the next part of a message that has begun: its sender may have died in it
+_END_S = 5.0  # for the end of a worker that somebody has seen to end
+_FREE_S = 60.0  # for a worker that was told to end, to free what it holds
+_PATIENCE_S = 600.0  # for one that has said all: runtimes take long to end on a busy machine
 
 
 class Ended(Exception):
@@ -72,11 +78,28 @@ class Worker:
         cwd: Path | None = None,
         module: str = "engine.host.serve",
     ) -> None:
-        self._errors = _nameless_file()
-        self._connection, theirs = connection.Pipe()
-        with _socket(self._connection) as end:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", _STALL_S, 0))
-        lifeline, self._lifeline = os.pipe()
+        with explained("a worker process cannot be started"):
+            self._start(function, request, env, cwd, module)
+
+    def _start(
+        self,
+        function: str,
+        request: object,
+        env: dict[str, str] | None,
+        cwd: Path | None,
+        module: str,
+    ) -> None:
+        with ExitStack() as opened:  # where there is no room for all of these, none stays
+            self._errors = _nameless_file()
+            opened.callback(self._errors.close)
+            self._connection, theirs = connection.Pipe()
+            opened.callback(self._connection.close)
+            opened.callback(theirs.close)
+            with _socket(self._connection) as end:
+                limit = struct.pack("@ll", _STALL_S, 0)
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            lifeline, self._lifeline = os.pipe()
+            opened.pop_all()
         # The child is in there as soon as there is one, whatever a signal handler raises here.
         self._started: list[subprocess.Popen[bytes] | BaseException] = []
         try:
@@ -137,7 +160,10 @@ class Worker:
                 raise
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """Return the worker's next message. Raises Ended, TimeoutError."""
+        """Return the worker's next message. Raises Ended, TimeoutError.
+
+        A worker that has said all and ends slowly has not ended yet.
+        """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         while not ready([self], until):
             if until is not None and time.monotonic() >= until:
@@ -150,6 +176,9 @@ class Worker:
             self.kill()  # or what it has left running, which may hold its end open
             raise self.end("stopped in the middle of a message") from None
         except (EOFError, OSError):
+            limit_s = _PATIENCE_S if until is None else max(0.0, until - time.monotonic())
+            if not self.wait(limit_s) and until is not None:
+                raise TimeoutError(f"its process has not ended within {timeout_s:g} s") from None
             raise self.end() from None
         except Exception as error:  # a pickle that a damaged process has sent
             self.kill()
@@ -198,6 +227,36 @@ class Worker:
             time.sleep(0.01)
         return True
 
+    def finish(self) -> None:
+        """Wait for a worker that was told to end, and wake it where it is stopped.
+
+        One that has not freed what it holds after a minute has hung: `close` ends it.
+        """
+        with suppress(ProcessLookupError):
+            self.signal(signal.SIGCONT)
+        self.wait(_FREE_S)
+
+    def leave(self) -> None:
+        """Let a worker that has said all end by itself, and free what belongs to it then.
+
+        Does not wait: runtimes may take long to end. One that has not ended after ten minutes has
+        hung and is killed; the end of this process ends it, too.
+        """
+        if not self.has_ended:
+            thread = threading.Thread(target=self._see_off, name="engine-worker-end", daemon=True)
+            try:
+                undisturbed(thread.start)
+            except RuntimeError as error:  # no thread can be started
+                if raised_by_handler(error):
+                    raise
+            else:
+                return
+        self.close()
+
+    def _see_off(self) -> None:
+        self.wait(_PATIENCE_S)
+        self.close()
+
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the worker's process alone."""
         if not self.has_ended:
@@ -217,7 +276,8 @@ class Worker:
 
     def end(self, how: str = "") -> Ended:
         """Return how a worker has ended that is seen to end; any thread may call it."""
-        self.wait(5)
+        if not self.wait(_END_S):
+            how = how or f"did not end within {_END_S:g} s of its last message"
         self.kill()  # what it has left running too
         return Ended(self._process.returncode, last_words(self.errors()), how)
 
@@ -225,7 +285,8 @@ class Worker:
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
             os.close(lifeline)
-        self._connection.close()
+        if not gc.is_finalized(self._connection):  # else it is closed, and its number another's
+            self._connection.close()
         self._errors.close()
 
     def _abandon(self) -> None:
@@ -283,7 +344,10 @@ def _start_in_a_thread(
         raise
     for outcome in started:
         if isinstance(outcome, BaseException):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome  # the traceback of an error has this frame: no cycle
 
 
 def _socket(messages: Connection) -> socket.socket:
@@ -294,7 +358,9 @@ def _nameless_file() -> IO[bytes]:
     """Return a file without a name, in memory where the system has such."""
     try:
         descriptor = os.memfd_create("engine-worker-stderr")
-    except (AttributeError, OSError):
+    except (AttributeError, OSError) as error:
+        if lack_of(error):
+            raise
         return tempfile.TemporaryFile()
     # Appending, so that it may be emptied while the worker writes to it.
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)

@@ -14,10 +14,12 @@ from engine.errors import (
     BackendUnavailable,
     CompiledFormError,
     EngineError,
+    ModelError,
     one_line,
 )
 from engine.formats.opened import check_unchanged, digest_of
 from engine.host.interrupts import raised_by_handler
+from engine.host.lack import lack_of
 from engine.plan.contexts import ContextPool, close
 from engine.types import (
     Capability,
@@ -446,6 +448,10 @@ class attribute_errors_to:
         if isinstance(error, EngineError | ValueError | MemoryError | KeyboardInterrupt):
             return
         backend = self._backend
+        if lack := lack_of(error):  # of the machine: nobody is at fault
+            raise ModelError(
+                f"{self._hook} of backend {backend.name!r}: {error}; {lack}"
+            ) from error
         raise BackendUnavailable(
             f"backend {backend.name!r} is at fault: its {self._hook} raised {one_line(error)}; "
             f"report it to the authors of {backend.name!r} {backend.info.version}",

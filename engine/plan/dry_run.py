@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import ModelError, one_line
+from engine.host.interrupts import raised_by_handler
+from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
 from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
@@ -20,7 +24,7 @@ _ROLLUP = "/proc/self/smaps_rollup"
 
 
 def workspace_bytes(path: str, context: Context) -> int:
-    """Return what a model takes beyond its weights when it runs on zeros, open axes at size 1.
+    """Return what a model takes beyond its weights when it runs on zeros; open axes are small.
 
     As its backend reports it, else what its process grows by. 0 where neither tells, or where it
     does not run on that, which is logged. Raises what building it raises, and ModelError where
@@ -62,20 +66,27 @@ def _measured(plan: Plan) -> tuple[int, str]:
     specs = plan.executable.inputs
     if any(spec.kind is not ValueKind.TENSOR or spec.shape is None for spec in specs):
         return 0, "it takes inputs of other kinds than tensors of a known rank"
-    inputs = [_zeros(spec) for spec in specs]
     lease = plan.pool.borrow()
     before = _anonymous_bytes()
-    try:
+
+    def run(shapes: Mapping[str, tuple[int, ...]]) -> None:
+        inputs = [_zeros(spec, shapes[spec.name]) for spec in specs]
         for _ in range(2):  # a runtime plans its memory in the first run, and uses it in the next
             plan.predict(lease.context, inputs, None, None)
+
+    try:
+        first_that_runs(
+            fitting_shapes(specs), run, partial(described, specs), "", misfits=(Exception,)
+        )
     except Exception as error:
-        return 0, f"on zeros, with open axes of size 1, it fails: {one_line(error)}"
+        if raised_by_handler(error):
+            raise
+        return 0, f"on zeros it fails: {one_line(error)}"
     told = sum(report.workspace_bytes for _, _, report in plan.memory())
     return told or max(0, _anonymous_bytes() - before), ""
 
 
-def _zeros(spec: TensorSpec) -> np.ndarray[Any, Any]:
-    shape = tuple(dim if isinstance(dim, int) else 1 for dim in spec.shape or ())
+def _zeros(spec: TensorSpec, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     if spec.dtype is DType.STRING:
         return np.full(shape, "", object)
     return np.zeros(shape, spec.dtype.numpy)

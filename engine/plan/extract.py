@@ -22,6 +22,8 @@ from engine.formats import source_of_part
 from engine.formats.collectives import is_collective
 from engine.formats.onnx.graphs import constants, copy_field, inputs, reads, subgraphs, tensors
 from engine.formats.onnx.weights import with_weights_apart
+from engine.formats.opened import OpenedSource
+from engine.layouts.batch.walk import RANDOM
 from engine.plan.partition import Graph, Node, Segment
 from engine.types import ModelSource
 
@@ -32,11 +34,11 @@ class Whole:
     def __init__(self, source: ModelSource) -> None:
         source = with_weights_apart(source)  # parts refer to weights instead of copying them
         self.proto = read(source)
-        self.graph = _graph(self.proto.graph)
+        self.graph = partition_graph(self.proto.graph)
         self._source = source
         self._folder = relocate(self.proto, source)
 
-    def part(self, segment: Segment, types: Mapping[str, TypeProto]) -> ModelSource:
+    def part(self, segment: Segment, types: Mapping[str, TypeProto]) -> OpenedSource:
         """Return the model of a segment.
 
         Initializers and functions that it needs are in it, those in external data by reference;
@@ -79,7 +81,8 @@ def read(source: ModelSource) -> ModelProto:
         raise ModelError(f"{source.name}: {type(error).__name__}: {error}", source.name) from error
 
 
-def _graph(graph: GraphProto) -> Graph:
+def partition_graph(graph: GraphProto) -> Graph:
+    """Return a main graph as it is partitioned."""
     return Graph(
         nodes=tuple(
             Node(
@@ -93,6 +96,26 @@ def _graph(graph: GraphProto) -> Graph:
         outputs=tuple(info.name for info in graph.output),
         constants=frozenset(constants(graph)),
     )
+
+
+def fixed_nodes(proto: ModelProto, graph: Graph) -> set[int]:
+    """Return the nodes that give the same in each run: all that they read is constant.
+
+    graph: the main graph. Nodes with bodies and calls of functions are not looked into.
+    """
+    functions = {(function.domain, function.name) for function in proto.functions}
+    known, found = {*graph.constants}, set()
+    for index, (node, info) in enumerate(zip(proto.graph.node, graph.nodes, strict=True)):
+        if (
+            info.reads <= known
+            and not info.is_collective
+            and node.op_type not in RANDOM
+            and (node.domain, node.op_type) not in functions
+            and not any(True for _ in subgraphs(node))
+        ):
+            found.add(index)
+            known.update(info.writes)
+    return found
 
 
 def _called(nodes: Iterable[NodeProto], functions: Sequence[FunctionProto]) -> list[FunctionProto]:

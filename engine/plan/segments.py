@@ -71,6 +71,9 @@ class SegmentedExecutable:
         self.steady = [True] * len(self.segments)
         self.transfer = Transfer((segment.backend, segment.device) for segment in self.segments)
         self.rest = tuple(rest)
+        for index, segment in enumerate(self.segments):
+            if segment.is_shared and getattr(segment.executable, "has_changing_shapes", False):
+                self.allocate_from(index)  # a run cannot be repeated to find that out
 
     @property
     def concurrency(self) -> int:

@@ -37,6 +37,7 @@ from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.opened import open_external
 from engine.host import deadlines
 from engine.host.interrupts import raised_by_handler
+from engine.reference.global_max_pool import GlobalMaxPool
 from engine.reference.loop import Loop
 from engine.reference.lrn import LRN
 from engine.reference.optional import Optional
@@ -76,7 +77,7 @@ class Host:
     delay_s: float = 0.0
 
 
-_OWN = {"LRN": LRN, "Loop": Loop, "Optional": Optional}
+_OWN = {"GlobalMaxPool": GlobalMaxPool, "LRN": LRN, "Loop": Loop, "Optional": Optional}
 
 
 class Evaluator(ReferenceEvaluator):

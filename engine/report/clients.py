@@ -6,10 +6,10 @@ import itertools
 import math
 import threading
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,12 @@ class Measured:
     """Timed calls of all clients.
 
     latencies_s: of every call that ended, float64[calls]. seconds: first begin to last end.
+    first_s: how long the very first call took, that of the warm-up where there is one.
     """
 
     latencies_s: np.ndarray[Any, np.dtype[np.float64]]
     seconds: float
+    first_s: float | None = None
 
 
 class Clients:
@@ -39,6 +41,9 @@ class Clients:
     warmup_calls: how often each first calls untimed, instead of for a time.
     duration_s: how long to go on; a call that has begun is ended and counts. calls: how many,
         of all clients together. One of the two is None.
+    arrivals_s: when each call is due, in seconds after the begin, ascending: an open loop, in which
+        a call's time counts from when it was due, so that waiting for a free client is in it. It
+        ends after duration_s with what is served by then.
     start: calls what it is given in a thread that does not keep the process alive.
     """
 
@@ -51,6 +56,7 @@ class Clients:
         calls: int | None = None,
         start: Callable[[Callable[[], None]], None] = start_thread,
         warmup_calls: int | None = None,
+        arrivals_s: Sequence[float] | None = None,
     ) -> None:
         self._work = work
         self._warmup_calls = warmup_calls
@@ -58,7 +64,10 @@ class Clients:
         self._start_thread = start
         self._warmup_s = warmup_s
         self._duration_s = math.inf if duration_s is None else duration_s
-        self._turns: Iterator[object] = iter(range(calls)) if calls else itertools.repeat(None)
+        self._arrivals_s = arrivals_s
+        calls = calls if arrivals_s is None else len(arrivals_s)
+        self._turns: Iterator[int] = itertools.repeat(0) if calls is None else iter(range(calls))
+        self._first_s: float | None = None
         self._ready = threading.Barrier(count, self._begin)
         self._latencies = [array("d") for _ in range(count)]  # appended to, never changed
         self._ended = [0.0] * count
@@ -108,7 +117,7 @@ class Clients:
         """Return the calls timed up to now."""
         # Slices: a client may be appending, and an array that numpy looks into cannot grow.
         latencies = np.concatenate([np.array(kept[:]) for kept in self._latencies])
-        return Measured(latencies, max(self._ended) - (self.began or 0.0))
+        return Measured(latencies, max(self._ended) - (self.began or 0.0), self._first_s)
 
     def _begin(self) -> None:
         self.began = perf_counter()
@@ -134,23 +143,38 @@ class Clients:
             for _ in range(self._warmup_calls):
                 if self._stopped:
                     return
-                self._work()
+                self._untimed()
             return
         until = perf_counter() + self._warmup_s
         while self._warmup_s > 0 and not self._stopped:
-            self._work()
+            self._untimed()
             if perf_counter() >= until:
                 return
 
+    def _untimed(self) -> None:
+        """Call in the warm-up, of which only the first is told."""
+        begin = perf_counter()
+        self._work()
+        if self._first_s is None:
+            self._first_s = perf_counter() - begin
+
     def _repeat(self, place: int) -> None:
         assert self.began is not None
-        work, keep = self._work, self._latencies[place].append
+        work, keep, arrivals_s = self._work, self._latencies[place].append, self._arrivals_s
         until = self.began + self._duration_s
-        for _ in self._turns:
+        for turn in self._turns:
             begin = perf_counter()
+            if arrivals_s is not None:
+                due = self.began + arrivals_s[turn]
+                sleep(max(due - begin, 0.0))
+                begin = due
+                if self._stopped:
+                    return
             work()
             end = perf_counter()
             keep(end - begin)
+            if self._first_s is None:
+                self._first_s = end - begin
             self._ended[place] = end
             if end >= until or self._stopped:
                 return

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from engine.formats import ModelFile
     from engine.formats.mindir import CompiledModels, Description
     from engine.model_facts import ModelFacts
+    from engine.typing import DecMode
 
 
 def inspect(
@@ -24,7 +25,7 @@ def inspect(
     target: str | Sequence[str] = "",
     *,
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
+    dec_mode: DecMode = "AES-GCM",
 ) -> ModelSummary:
     """Return what a model's file holds; it is read and checked without a runtime.
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -19,15 +19,18 @@ from engine.model import Model
 from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
 from engine.report.wording import aligned, counted, duration, rate
-from engine.runtime.filled import Fill, filled
+from engine.runtime.filled import Fill, run_filled
 from engine.runtime.keywords import advised
 from engine.types import Placement
+
+if TYPE_CHECKING:
+    from engine.typing import Inputs
 
 __all__ = ["BenchResult", "DeviceShare", "bench"]
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 90, 95, 99, 99.9)
 METHOD: Final = "linear"
 """numpy's name for where a percentile lies that falls between two runs: on the line between."""
 
@@ -54,7 +57,9 @@ class BenchResult:
     model: its file, "" for one from memory. devices: where its nodes ran. threads: of the host,
     inside an operator. build_s: None for a model that was built before. latencies_s: of each run
     that ended, float64[runs]. seconds: from the first one's start to the last one's end.
-    is_interrupted: it ended before its time.
+    is_interrupted: it ended before its time. batch: samples in a run, the size of the
+    inputs' first axis; None where that is not one size. first_s: the first run, in which much is
+    set up; it is among the latencies where there was no warm-up.
     """
 
     model: str
@@ -69,6 +74,8 @@ class BenchResult:
     is_interrupted: bool = False
     cpus: int = field(default_factory=lambda: os.cpu_count() or 1)
     usable_cpus: int = field(default_factory=usable_cpus)
+    batch: int | None = None
+    first_s: float | None = None
 
     @property
     def runs(self) -> int:
@@ -81,14 +88,25 @@ class BenchResult:
         return self.runs / self.seconds
 
     @property
+    def samples_per_s(self) -> float | None:
+        """Samples in a second, of all clients together; None where a batch is not one size."""
+        return None if self.batch is None else self.throughput_per_s * self.batch
+
+    @property
     def latency_s(self) -> dict[str, float]:
-        """Percentiles, minimum, maximum and mean by name: p50, p90, p99, min, max, mean."""
+        """Percentiles and more by name: p50, p90, p95, p99, p99.9, min, max, mean, std.
+
+        std: the standard deviation.
+        """
         return latency_summary(self.latencies_s)
 
     def facts(self) -> dict[str, str]:
         """Return how it was measured, and the throughput, as text by name."""
         at_once = counted(self.clients, "client") + (" at once" if self.clients > 1 else "")
         warmup = f"after {duration(self.warmup_s)} of warm-up"
+        throughput = f"{rate(self.throughput_per_s)} runs/s"
+        if self.samples_per_s is not None and self.batch != 1:
+            throughput += f", {rate(self.samples_per_s)} samples/s in batches of {self.batch}"
         return {
             "model": self.model,
             "ran on": devices_text(self.devices) or self.backend,
@@ -96,7 +114,8 @@ class BenchResult:
             "built in": "" if self.build_s is None else duration(self.build_s),
             "measured": f"{counted(self.runs, 'run')} in {duration(self.seconds)}, {at_once}, "
             f"{warmup if self.warmup_s else 'without warm-up'}",
-            "throughput": f"{rate(self.throughput_per_s)} runs/s",
+            "first run": "" if self.first_s is None else duration(self.first_s),
+            "throughput": throughput,
         }
 
     def __repr__(self) -> str:
@@ -111,7 +130,7 @@ class BenchResult:
 @advised("engine.bench")
 def bench(
     model: Model | str | os.PathLike[str],
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
     *,
     target: str | Sequence[str] = "cpu",
     threads: int = 0,
@@ -123,7 +142,8 @@ def bench(
     """Run a model over and over, and return its latencies and throughput.
 
     model: one that is built, or a file to build for `target` with `threads`. inputs: as
-    Model.predict takes them; None for ones in the declared shapes, 1 for each open axis.
+    Model.predict takes them; None for ones in the declared shapes, with sizes of open axes that fit
+    together.
     duration_s: how long to measure, 5 s unless `runs` says how many, of all clients together.
     warmup_s: how long to run unmeasured before, at least once; 0 for not at all. clients: how many
     threads run the one model at once, each again as soon as its last run has ended.
@@ -148,7 +168,7 @@ def bench(
         built = load(built, target, threads=threads)
         build_s = perf_counter() - begin
     try:
-        given = filled(built.inputs, Fill.ONES) if inputs is None else inputs
+        given = _generated(built) if inputs is None else inputs
         warmup_runs = None
         if size := ranks_of(built):
             for name, is_given in ("duration_s", duration_s is not None), ("clients", clients > 1):
@@ -169,10 +189,19 @@ def bench(
         used = built._recipe.context.cpu.thread_num if built._recipe is not None else threads
         if warmup_runs:
             warmup_s = working.warmup_took_s
-        return result_of(built, working.measured(), used, build_s, warmup_s, clients)
+        measured = working.measured()
+        return result_of(built, measured, used, build_s, warmup_s, clients, batch=batch_of(given))
     finally:
         if built is not model:
             built.close()
+
+
+def _generated(model: Model) -> list[Any]:
+    """Return inputs on which a model runs: ones, in sizes that fit together."""
+    is_open = any(not isinstance(dim, int) for spec in model.inputs for dim in spec.shape or ())
+    if not is_open or ranks_of(model):  # ranks would be out of step
+        return run_filled(model.inputs, Fill.ONES, list, most=1)[0]
+    return run_filled(model.inputs, Fill.ONES, model.predict)[0]
 
 
 def ranks_of(model: Model) -> int:
@@ -194,6 +223,7 @@ def result_of(
     warmup_s: float,
     clients: int,
     is_interrupted: bool = False,
+    batch: int | None = None,
 ) -> BenchResult:
     """Return a measurement of a built model. threads: 0 for as many as fit the machine."""
     plan = model._require_built().plan
@@ -208,7 +238,26 @@ def result_of(
         measured.seconds,
         measured.latencies_s,
         is_interrupted,
+        batch=batch,
+        first_s=measured.first_s,
     )
+
+
+def batch_of(inputs: Any) -> int | None:
+    """Return the size of the first axis of all inputs that have one; None where that is not one."""
+    items = [*inputs.values()] if isinstance(inputs, Mapping) else inputs
+    if not isinstance(items, list | tuple):
+        items = [items]
+    shapes = [getattr(item, "shape", None) or _listed_shape(item) for item in items]
+    sizes = {int(shape[0]) for shape in shapes if len(shape)}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _listed_shape(item: Any) -> tuple[int, ...]:
+    try:
+        return np.shape(item)
+    except ValueError:  # lists of different lengths, as a sequence is
+        return ()
 
 
 def shares(placement: Sequence[Placement]) -> tuple[DeviceShare, ...]:
@@ -235,13 +284,14 @@ def devices_text(devices: Sequence[DeviceShare]) -> str:
 
 
 def latency_summary(latencies_s: Array) -> dict[str, float]:
-    """Return percentiles, minimum, maximum and mean of one latency or more, by name, in seconds."""
+    """Return percentiles and more of one latency or several, by name, in seconds."""
     values = np.percentile(latencies_s, list(PERCENTILES), method=METHOD)
     return {
-        **{f"p{rank}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
+        **{f"p{rank:g}": float(value) for rank, value in zip(PERCENTILES, values, strict=True)},
         "min": float(latencies_s.min()),
         "max": float(latencies_s.max()),
         "mean": float(latencies_s.mean()),
+        "std": float(latencies_s.std()),
     }
 
 

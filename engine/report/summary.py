@@ -19,6 +19,7 @@ __all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
 DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
 MINDIR = "mindir"
 _MOST_OPERATORS = 12  # in the text; the others are counted
+_LONG = 200  # characters of metadata that are shown
 
 
 @dataclass(frozen=True)
@@ -160,8 +161,15 @@ class ModelSummary:
             "producer": self.producer,
             "graph": graph if self.parameters is not None else "",
             "functions": ", ".join(self.functions),
-            "parameters": "" if self.parameters is None else parameters_text(self.parameters),
+            "parameters": ""
+            if self.parameters is None
+            else parameters_text(self.parameters, self.nodes or ()),
         }
+
+    @property
+    def short_metadata(self) -> dict[str, str]:
+        """The metadata for people: of a long text, such as a vocabulary, its beginning."""
+        return {key: shortened(text) for key, text in self.metadata.items()}
 
     def __repr__(self) -> str:
         return str(self)  # what a prompt shows
@@ -178,7 +186,7 @@ class ModelSummary:
         for title, texts in (
             ("Inputs and outputs", aligned(rows) if rows else []),
             ("Compiled for Ascend", self._compiled_lines()),
-            ("Metadata", aligned(self.metadata.items()) if self.metadata else []),
+            ("Metadata", aligned(self.short_metadata.items()) if self.metadata else []),
             ("Operators", self._operator_lines()),
             ("Placement", self._placement_lines()),
             ("Memory", str(self.memory).splitlines() if self.memory is not None else []),
@@ -245,15 +253,37 @@ def operators_of(nodes: Sequence[NodeInfo]) -> tuple[Operator, ...]:
     return tuple(Operator(domain, name, count) for (domain, name), count in ordered)
 
 
-def parameters_text(parameters: Sequence[ParameterInfo]) -> str:
-    """Return how many there are, how large and of which types."""
+def shortened(text: str) -> str:
+    """Return a text of metadata, or its beginning and how long it is."""
+    if len(text) <= _LONG:
+        return text
+    return f"{text[:_LONG]}… ({len(text):,} characters; JSON has all of them)"
+
+
+def parameters_text(parameters: Sequence[ParameterInfo], nodes: Sequence[NodeInfo] = ()) -> str:
+    """Return how many there are, how large and of which types.
+
+    nodes: where there are none, those that hold values themselves are named instead.
+    """
     if not parameters:
-        return "none"
+        holders = Counter(node.op_type for node in nodes if _holds_values(node))
+        held = ", ".join(f"{count:,} {name}" for name, count in holders.most_common())
+        return f"none but what is in nodes: {held}" if held else "none"
     elements = sum(prod(parameter.shape) for parameter in parameters)
     nbytes = sum(parameter.nbytes for parameter in parameters)
     types = Counter(str(parameter.dtype) for parameter in parameters)
     return (
         f"{elements:,} in {counted(len(parameters), 'tensor')}, {size(nbytes)} ({', '.join(types)})"
+    )
+
+
+def _holds_values(node: NodeInfo) -> bool:
+    """Return True for a Constant, and for trees and the like, whose weights are attributes."""
+    if node.op_type == "Constant" and not node.domain:
+        return True
+    is_learnt = node.domain == "ai.onnx.ml" and node.op_type not in ("ZipMap", "Cast", "CastMap")
+    return is_learnt and any(
+        value is None or isinstance(value, tuple) for value in node.attributes.values()
     )
 
 

@@ -91,7 +91,7 @@ def _for_array(
 
 def _resizing(shapes: Sequence[Shape]) -> str:
     """Return the advice to resize a model to shapes that its file does not have; "" for none."""
-    if not shapes or not all(map(all, shapes)):  # no axis can be fixed to 0
+    if not shapes or not all(map(all, shapes)):  # what the file fixes cannot be 0
         return ""
     sizes = str([[*map(int, shape)] for shape in shapes])
     if len(sizes) > _MOST_SIZES:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InputError, one_line
+from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.tensor import Array
 from engine.types import DType, TensorSpec
@@ -73,6 +74,7 @@ def listed(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array | None:
     except Exception as error:  # whatever the library raises that the elements are of
         if raised_by_handler(error):
             raise
+        ready("engine.runtime.advice")
         from engine.runtime.advice import for_memory
 
         element = _first(item)
@@ -89,6 +91,7 @@ def listed(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Array | None:
     if array.dtype.kind == "f" and "int" in spec.dtype:
         array = _unrounded(item, array)
     if array.dtype.kind not in "biufc":
+        ready("engine.runtime.advice")
         from engine.runtime.advice import for_kind
 
         is_path = isinstance(item, str)

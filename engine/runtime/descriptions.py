@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from engine.enums import DataType, Format
+from engine.host.imports import ready
 from engine.tensor import Description, Tensor, TensorMeta
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ class Specs(tuple["TensorSpec", ...]):
     __slots__ = ()
 
     def __repr__(self) -> str:
+        ready("engine.config.text")
         from engine.config.text import plain  # rare
 
         return plain(f"({', '.join(f'{spec.name}: {spec}' for spec in self)})")

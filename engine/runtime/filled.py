@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
-from typing import Any, TypeAlias
+from functools import partial
+from itertools import islice
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from engine.errors import InputError
+from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
 from engine.types import DType, TensorSpec, ValueKind
 
 Array: TypeAlias = npt.NDArray[Any]
 Shape: TypeAlias = tuple[int, ...]
+R = TypeVar("R")
 
 
 class Fill(StrEnum):
@@ -32,60 +36,59 @@ HOW: Mapping[Fill, str] = {
 }
 
 
-def symbolic_sizes(
-    specs: Mapping[str, TensorSpec], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
-    """Return the sizes that inputs of known shapes give to symbolic axes: one name has one size."""
-    sizes: dict[str, int] = {}
-    for name, shape in shapes.items():
-        if specs[name].kind is ValueKind.TENSOR:
-            for dim, known in zip(specs[name].shape or (), shape, strict=False):
-                if isinstance(dim, str):
-                    sizes.setdefault(dim, known)
-    return sizes
+def run_filled(
+    specs: Sequence[TensorSpec],
+    fill: Fill,
+    run: Callable[[list[Any]], R],
+    seed: int = 0,
+    advice: str = "pass inputs",
+    most: int | None = None,
+) -> tuple[list[Any], R]:
+    """Run a model on generated inputs; returns these, as predict takes them, and its result.
 
-
-def default_shape(spec: TensorSpec, sizes: dict[str, int], advice: str) -> Shape:
-    """Return the declared shape, an open axis with the size of other inputs or the lowest.
-
-    sizes: of symbolic axes; gains those that this input has first. advice: what to do where the
-    number of axes is open too. Raises InputError there.
+    Sizes of open axes are chosen so that it runs; most: how many choices to try at most. Raises
+    InputError as `stand_in`, and what `run` raises.
     """
-    if spec.shape is None:
-        raise InputError(
-            f"input {spec.name!r}: the model leaves its shape open; {advice}", spec.name
-        )
-    bounds = spec.bounds or (None,) * len(spec.shape)
-    shape = []
-    for dim, bound in zip(spec.shape, bounds, strict=True):
-        lowest = max(1, bound[0]) if bound is not None else 1
-        if isinstance(dim, str):
-            shape.append(sizes.setdefault(dim, lowest))
-        else:
-            shape.append(lowest if dim is None else dim)
-    return tuple(shape)
+    done: list[list[Any]] = []
+
+    def made(chosen: Mapping[str, Shape]) -> R:
+        generator = np.random.default_rng(seed)
+        values = [
+            stand_in(
+                spec,
+                None if spec.kind is ValueKind.OPTIONAL else chosen.get(spec.name),
+                fill,
+                generator,
+                advice,
+            )
+            for spec in specs
+        ]
+        result = run(values)
+        done.append(values)
+        return result
+
+    candidates = islice(fitting_shapes(specs, advice=advice), most)
+    _, result = first_that_runs(candidates, made, partial(described, specs), advice)
+    return done[0], result
 
 
-def filled(
-    specs: Sequence[TensorSpec], fill: Fill, seed: int = 0, advice: str = "pass inputs"
-) -> list[Any]:
-    """Return a value for each input, as predict takes them. Raises InputError as `stand_in`."""
-    generator, sizes = np.random.default_rng(seed), symbolic_sizes({}, {})
-    return [stand_in(spec, None, sizes, fill, generator, advice) for spec in specs]
+def shapes_of(values: Sequence[Any]) -> list[Shape]:
+    """Return the shapes of values as `stand_in` makes them; () for what has none."""
+    tensors = [value[0] if isinstance(value, list) and value else value for value in values]
+    return [getattr(tensor, "shape", ()) for tensor in tensors]
 
 
 def stand_in(
     spec: TensorSpec,
     shape: Shape | None,
-    sizes: dict[str, int],
     fill: Fill,
     generator: np.random.Generator,
     advice: str,
 ) -> Any:
     """Return what stands for one input: an array, a list of one for a sequence, None if it may.
 
-    shape: None for the default one, with `sizes` of symbolic axes. advice: what to do where nothing
-    can stand for the input. Raises InputError there.
+    shape: None for an optional that is left out, and where the number of axes is open. advice: what
+    to do where nothing can stand for the input. Raises InputError there.
     """
     if spec.kind is ValueKind.OPTIONAL and shape is None:
         return None
@@ -95,7 +98,9 @@ def stand_in(
             spec.name,
         )
     if shape is None:
-        shape = default_shape(spec, sizes, advice)
+        raise InputError(
+            f"input {spec.name!r}: the model leaves its shape open; {advice}", spec.name
+        )
     array = generate(spec.dtype, shape, fill, generator)
     return [array] if spec.kind is ValueKind.SEQUENCE else array
 

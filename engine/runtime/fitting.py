@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from engine.config.wording import prefixed
+from engine.config.wording import followed, translated
 from engine.enums import DataType
 from engine.errors import InputError
+from engine.host.imports import ready
 from engine.runtime.descriptions import known_shape
 from engine.runtime.signature import listed
 from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
@@ -40,14 +41,15 @@ def values(signature: Signature, inputs: Any, devices: Sequence[Device]) -> list
         ]
         bind(signature, values, items)
     except InputError as error:
+        ready("engine.runtime.advice")
         from engine.runtime import advice
 
         item = dict(zip(signature.names, items, strict=True)).get(error.name)
         if advice.is_of_torch(item):
-            error.args = (advice.in_torch_words(str(error)), *error.args[1:])
+            translated(error, advice.in_torch_words)
         elif isinstance(item, Tensor):
             # MindSpore Lite checks arrays before it runs, and Tensors when it does.
-            raise prefixed(error, "predict failed! ") from error.__cause__
+            followed(error, "predict failed!")
         raise
     return values
 
@@ -56,6 +58,7 @@ def check_buffers(
     signature: Signature,
     buffers: Sequence[Array | DeviceBuffer | Device | None],
     inputs: Sequence[Any],
+    results: Sequence[bool] = (),
 ) -> None:
     """See `Signature.check_buffers`."""
     if len(buffers) != len(signature.outputs):
@@ -64,7 +67,8 @@ def check_buffers(
             f"({listed([spec.name for spec in signature.outputs])}), got {len(buffers)}"
         )
     sizes = bind(signature, inputs)
-    for spec, buffer in zip(signature.outputs, buffers, strict=True):
+    own = results or (False,) * len(buffers)
+    for spec, buffer, is_result in zip(signature.outputs, buffers, own, strict=True):
         if buffer is None:
             continue
         if spec.kind is not ValueKind.TENSOR:
@@ -82,7 +86,7 @@ def check_buffers(
                 )
             continue
         dtype = spec.dtype.numpy if isinstance(buffer, np.ndarray) else spec.dtype
-        if buffer.dtype != dtype or not _fits(buffer.shape, spec.shape, sizes):
+        if buffer.dtype != dtype or not (is_result or _fits(buffer.shape, spec.shape, sizes)):
             raise InputError(
                 f"output {spec.name!r}: expected a buffer of {with_sizes(spec, sizes)}, got "
                 f"{_described(buffer)}; preallocate that, or pass Tensor() to have it "
@@ -98,6 +102,7 @@ def check_buffers(
             )
     given = [buffer for buffer in buffers if isinstance(buffer, np.ndarray | DeviceBuffer)]
     if len(given) > 1:
+        ready("engine.plan.transfer")
         from engine.plan.transfer import may_overlap
     for index, buffer in enumerate(given):
         if any(may_overlap(buffer, other) for other in given[:index]):
@@ -154,14 +159,19 @@ def _tensor(
             )
         item = item._value
     elif not isinstance(item, np.ndarray | np.generic | DeviceBuffer):
+        ready("engine.runtime.foreign")
         from engine.runtime.foreign import take  # rare
 
-        item = take(given := item, spec, devices[0] if devices else None)
-        if item is None:
+        # A text is no array of one, as numpy would have it, but a path or a name.
+        is_text = isinstance(given := item, str) and spec.dtype is not DType.STRING
+        item = None if is_text else take(given, spec, devices[0] if devices else None)
+        if item is None and not is_text:
+            ready("engine.runtime.casting")
             from engine.runtime.casting import listed
 
             item = listed(given, spec, dtype)
         if item is None:
+            ready("engine.runtime.advice")
             from engine.runtime import advice
 
             raise TypeError(
@@ -190,6 +200,7 @@ def _array(
     if spec.dtype is DType.STRING:
         return _text(array, spec)
     if array.dtype != dtype and _native(array.dtype) != dtype:
+        ready("engine.runtime.casting")
         from engine.runtime.casting import widened  # rare
 
         cast = None if is_tensor else widened(array, dtype)
@@ -210,6 +221,7 @@ def _on_device(
         raise _another_type(spec, dtype, buffer)
     if buffer.device in devices:
         return buffer
+    ready("engine.runtime.memory")
     from engine.runtime.memory import to_host  # rare
 
     return plain(to_host(buffer))
@@ -224,6 +236,7 @@ def _container(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
             raise _unfit(spec, value)
         return value
 
+    ready("engine.runtime.values")
     from engine.runtime.values import checked  # rare
 
     return checked(item, spec, check)
@@ -241,12 +254,13 @@ def _text(array: Array, spec: TensorSpec) -> Array:
     strings = [str.__str__(item) if isinstance(item, str) else item for item in array.flat]
     others = [type(item).__name__ for item in strings if type(item) is not str]
     if array.dtype.kind not in "OUT" or others:
-        raise InputError(
-            f"data type not equal! input {spec.name!r}: expected {spec}, elements of type str, got "
+        error = InputError(
+            f"input {spec.name!r}: expected {spec}, elements of type str, got "
             f"{_described(array)}{' with ' + others[0] if others else ''}; convert it with "
             "astype(str)",
             spec.name,
         )
+        raise followed(error, "data type not equal!")
     result: Array = np.empty(array.shape, object)
     result.reshape(-1)[:] = strings
     return result
@@ -271,18 +285,19 @@ def _unfit(
     shape = known_shape(spec.shape)
     itemsize = value.itemsize if isinstance(value, np.ndarray) else (value.dtype.bits + 7) // 8
     wanted = "open" if shape is None else prod(shape) * itemsize
-    # MindSpore Lite's words where it refuses too: it looks at the number of bytes alone.
-    theirs = (
-        f"data size not equal! Numpy size: {value.nbytes}, Tensor size: {wanted}. "
-        if wanted != value.nbytes
-        else ""
-    )
+    ready("engine.runtime.advice")
     from engine.runtime import advice  # rare
 
     todo = advice.for_shape(spec, value.shape, declared, item, shapes)
-    return InputError(
-        f"{theirs}input {spec.name!r}: expected {spec}, got {_described(value)}; {todo}",
-        spec.name,
+    error = InputError(
+        f"input {spec.name!r}: expected {spec}, got {_described(value)}; {todo}", spec.name
+    )
+    if (
+        wanted == value.nbytes
+    ):  # MindSpore Lite, which looks at the number of bytes alone, says nothing
+        return error
+    return followed(
+        error, f"data size not equal! Numpy size: {value.nbytes}, Tensor size: {wanted}"
     )
 
 
@@ -291,14 +306,19 @@ def _another_type(spec: TensorSpec, dtype: np.dtype[Any], value: Array | DeviceB
     try:
         DType.from_numpy(given)
     except ValueError:
-        return TypeError(
-            f"Unsupported numpy dtype value {given.name!r}. input {spec.name!r}: expected {spec}"
+        error: Exception = TypeError(
+            f"input {spec.name!r}: expected {spec}, got {_described(value)}; convert it with "
+            f"astype({str(spec.dtype)!r})"
         )
-    return InputError(
-        f"data type not equal! Numpy type: {given.type}, Tensor type: "
-        f"{DataType.from_numpy(dtype)}. input {spec.name!r}: expected {spec}, got "
-        f"{_described(value)}; convert it with astype({str(spec.dtype)!r})",
+        return followed(error, f"Unsupported numpy dtype value {given.name!r}")
+    error = InputError(
+        f"input {spec.name!r}: expected {spec}, got {_described(value)}; convert it with "
+        f"astype({str(spec.dtype)!r})",
         spec.name,
+    )
+    return followed(
+        error,
+        f"data type not equal! Numpy type: {given.type}, Tensor type: {DataType.from_numpy(dtype)}",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import InputError, one_line
+from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.types import Device, TensorSpec, Value
 
@@ -22,10 +23,12 @@ def take(item: Any, spec: TensorSpec, device: Device | None, role: str = "input"
     kind = type(item)
     try:
         if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
+            ready("engine.runtime.dlpack")
             from engine.runtime.dlpack import take as take_dlpack
 
             return take_dlpack(item)
         if hasattr(item, "__cuda_array_interface__"):
+            ready("engine.runtime.dlpack")
             from engine.runtime.dlpack import take_cuda_interface
 
             own = device is not None and device.type == "gpu"
@@ -38,6 +41,7 @@ def take(item: Any, spec: TensorSpec, device: Device | None, role: str = "input"
     except Exception as error:  # whatever the other library raises
         if raised_by_handler(error):
             raise
+        ready("engine.runtime.advice")
         from engine.runtime.advice import for_memory
 
         raise InputError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from engine.backends import installed
 from engine.config.checks import require
+from engine.host.imports import ready
 from engine.types import Device
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ def placer(device: object) -> Callable[[Tensor], None]:
             f"device must be 'ascend:index', eg: 'ascend:0', or 'gpu:index', but got {text!r}"
         )
     if kind not in ("ascend", "gpu", "cpu") and kind not in installed():
+        ready("engine.backends.advice")
         from engine.backends.advice import hint_for
 
         here = ", ".join(installed()) or "none"
@@ -46,6 +48,7 @@ def _put(kind: str, number: int, tensor: Tensor) -> None:
         if tensor._value is not None:
             tensor._value = tensor.get_data_to_numpy()
         return
+    ready("engine.runtime.memory")
     from engine.runtime import memory
 
     if memory.is_overridden(kind):

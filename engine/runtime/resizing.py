@@ -79,11 +79,12 @@ def resized(
             dim = spec.shape[axis] if spec.shape is not None else None
             if size == OPEN and not isinstance(dim, int):
                 continue
-            if not 1 <= size <= 2**31 - 1:
+            least = 1 if isinstance(dim, int) else 0  # of an open axis none is a size: no past yet
+            if not least <= size <= 2**31 - 1:
                 raise InputError(
                     f"resize failed! Error is Invalid shape! input {spec.name!r}: dim {axis} "
-                    f"is {size}, expected 1..{2**31 - 1}"
-                    + (f"; the model fixes it to {dim}" if size == OPEN else ""),
+                    f"is {size}, expected {least}..{2**31 - 1}"
+                    + (f"; the model fixes it to {dim}" if isinstance(dim, int) else ""),
                     spec.name,
                 )
             bound = spec.bounds[axis] if spec.bounds else None

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from engine.config.wording import followed
 from engine.errors import InputError
+from engine.host.imports import ready
 from engine.runtime.descriptions import known_shape
 from engine.types import TensorSpec, ValueKind
 
@@ -85,6 +87,7 @@ class Signature:
                     )
             return [inputs.get(name) for name in self.names]
         if not isinstance(inputs, list | tuple):
+            ready("engine.runtime.foreign")
             from engine.runtime.foreign import is_array  # rare
 
             if len(self.names) == 1 and is_array(inputs):
@@ -94,10 +97,12 @@ class Signature:
                 f"the model has: {self._described()}" + "; inputs go first" * (inputs is None)
             )
         if len(inputs) != len(self.names):
-            raise InputError(
+            error = InputError(
                 f"model input len:{len(self.names)} not equal input len:{len(inputs)}! "
                 f"The model has: {self._described()}" + self._miscounted(inputs)
             )
+            # MindSpore Lite's Model says the first, its ModelParallelRunner the second.
+            raise followed(error, "predict failed!")
         return list(inputs)
 
     def _miscounted(self, inputs: Sequence[Any]) -> str:
@@ -120,6 +125,7 @@ class Signature:
         the host. An array that is not C-contiguous, aligned and in native byte order is copied.
         All are arrays or DeviceBuffers where `is_plain`.
         """
+        ready("engine.runtime.fitting")
         from engine.runtime import fitting  # what is quick has been taken
 
         return fitting.values(self, inputs, devices)
@@ -130,20 +136,27 @@ class Signature:
         A symbol of which inputs have different sizes is left out: names are what an exporter
         wrote, and a runtime goes by the sizes alone.
         """
+        ready("engine.runtime.fitting")
         from engine.runtime import fitting  # rare
 
         return fitting.bind(self, values)
 
     def check_buffers(
-        self, buffers: Sequence[Array | DeviceBuffer | Device | None], inputs: Sequence[Any]
+        self,
+        buffers: Sequence[Array | DeviceBuffer | Device | None],
+        inputs: Sequence[Any],
+        results: Sequence[bool] = (),
     ) -> None:
         """Raise InputError unless each buffer can take its output as far as that is known.
 
-        buffers: for each output memory, the device on which to allocate it, or None.
+        buffers: for each output memory, the device on which to allocate it, or None. results:
+        whether each is a result of this model, whose shape the model has given, whatever its file
+        declares.
         """
+        ready("engine.runtime.fitting")
         from engine.runtime import fitting  # rare
 
-        fitting.check_buffers(self, buffers, inputs)
+        fitting.check_buffers(self, buffers, inputs, results)
 
     def resized(
         self, dims: Sequence[Sequence[int]], declared: tuple[TensorSpec, ...] = ()
@@ -154,12 +167,14 @@ class Signature:
         Sizes that the model itself fixes are not looked at: see `fixed_axis_changed`. Raises
         InputError where the shapes cannot be.
         """
+        ready("engine.runtime.resizing")
         from engine.runtime import resizing  # rare
 
         return resizing.resized(self, dims, declared)
 
     def fixed_axis_changed(self, dims: Sequence[Sequence[int]]) -> str:
         """Describe the first axis that has another size here than the model fixes; "" for none."""
+        ready("engine.runtime.resizing")
         from engine.runtime import resizing  # rare
 
         return resizing.fixed_axis_changed(self, dims)
@@ -175,6 +190,7 @@ class Signature:
         seen: what the outputs' shapes were, if the model has run so. original: infers those that
         do not follow from the symbols.
         """
+        ready("engine.runtime.resizing")
         from engine.runtime import resizing  # rare
 
         return resizing.sized_outputs(self, shapes, seen, original)
@@ -195,6 +211,7 @@ def listed(names: Sequence[str]) -> str:
 
 def known(name: object, names: Sequence[str]) -> str:
     """Return what to say of a name that is none of `names`."""
+    ready("engine.options")
     from engine.options import nearest  # rare
 
     near = nearest(name, names) if isinstance(name, str) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.host.imports import ready
 from engine.types import Dim, TensorSpec
 
 
@@ -12,6 +13,7 @@ def size_of(dim: Dim, sizes: dict[str, int]) -> Dim:
 
 def warn_of_sizes(name: str, axis: int, dim: str, other: str) -> None:
     """Log, once, that axis `axis` of an input has another size than its name has elsewhere."""
+    ready("engine.backends")
     from engine.backends import warn_once  # rare
 
     warn_once(

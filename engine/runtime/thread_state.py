@@ -25,6 +25,7 @@ from engine.errors import (
     ModelStateError,
     one_line,
 )
+from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.runtime.descriptions import description_for
 from engine.tensor import Array, Tensor
@@ -164,7 +165,7 @@ class ThreadState:
         """Check inputs and output buffers, and hold them for the next call."""
         values = self.take(inputs)
         memory = memory_of(outputs)
-        self.signature.check_buffers(memory, values)
+        self.signature.check_buffers(memory, values, are_results(outputs, self.descriptions))
         # Memory of other devices than the model's is copied to afterwards.
         buffers = [self._reachable(entry) for entry in memory]
         self.bindings = (
@@ -322,9 +323,19 @@ class _Cancellable:
             except Exception as error:
                 if raised_by_handler(error):
                     raise
+                ready("logging")
                 import logging
 
                 logging.getLogger("engine").exception("a backend's cancel() failed")
+
+
+def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[bool]:
+    """Return for each of a caller's tensors whether a predict made it, as it is described."""
+    return [
+        not about.wraps
+        and (about.name, about.dtype, about.shape) == (own.name, own.dtype, own.shape)
+        for about, own in zip((tensor._description for tensor in outputs), descriptions)
+    ]
 
 
 def memory_of(outputs: Any) -> list[Array | DeviceBuffer | Device | None]:

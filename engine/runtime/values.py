@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine.runtime.casting import are_literals
-from engine.runtime.thread_state import ThreadState, memory_of
+from engine.runtime.thread_state import ThreadState, are_results, memory_of
 from engine.tensor import Array, Description, Tensor
 from engine.types import DType, TensorSpec, Value, ValueKind
 
@@ -34,8 +34,9 @@ class ValuesState(ThreadState):
     def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
         """Return checked inputs and the buffers for the outputs; nothing is kept."""
         values = self.take(inputs)
-        memory = memory_of(placeholders(outputs, self.signature.outputs))
-        self.signature.check_buffers(memory, values)
+        tensors = placeholders(outputs, self.signature.outputs)
+        memory = memory_of(tensors)
+        self.signature.check_buffers(memory, values, are_results(tensors, self.descriptions))
         return values, [self._reachable(entry) for entry in memory]
 
     def give(self, results: Sequence[Any], outputs: Any) -> list[Any]:

@@ -1,15 +1,15 @@
 """May requests for a model share a run, and does it pay?
 
-They may where each sample's results do not depend on its neighbours. That is decided by rule (no
-operator mixes samples in a way that shows for some data only) and by trial (a batched run gives
-the very bits of single ones). It pays where a sample in a batch takes clearly less time: a model
-bound by reading its weights, or by the cost of calls.
+They may where each sample's results do not depend on its neighbours. That is proven (the batch is
+followed through the graph, `engine.layouts.batch`), and then tried, for kernels whose bits depend
+on the size: a batched run gives the very bits of single ones. It pays where a sample in a batch
+takes clearly less time: a model bound by reading its weights, or by the cost of calls.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,10 +17,20 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, EngineError, one_line
-from engine.types import DType, GraphInfo, NodeInfo, TensorSpec, ValueKind
+from engine.plan.open_sizes import shapes_of_size
+from engine.types import DType, ModelSource, TensorSpec, ValueKind
 
 Array = np.ndarray[Any, Any]
 Run = Callable[[Sequence[Array]], Sequence[Array]]
+
+INSIST = (
+    ', or pass batching="force" if other requests may change a result; they are not kept apart then'
+)
+"""The advice to insist, and what that gives up."""
+INSIST_ON_ROUNDING = (
+    ', or pass batching="force" if a result may be rounded otherwise by how many share its run'
+)
+"""The same for a model of which it is proven that samples do not meet."""
 
 SIZES = (1, 2, 4, 8, 16, 32)
 """The batch sizes that are measured."""
@@ -33,6 +43,7 @@ _WORTHWHILE = 0.75
 _DELAY_SHARE = 0.25  # of a run of one sample
 _MOST_DELAY_S = 1e-3
 _BUDGET_S = 2.0
+_FORCED = 8  # samples in a run, where the user insists and nothing was measured
 _OPEN_DIM = 32  # for open axes other than the batch, of which nobody knows the usual size
 # Beside it: with few rows in a sample, a batch may get another kernel than a sample alone.
 _OPEN_DIMS = (_OPEN_DIM, 1, 7)
@@ -41,25 +52,6 @@ _EXTREMES = ((float("nan"), 0), (float("inf"), 1), (float("-inf"), 0), (1e4, 1))
 _MOST_BYTES = 1 << 28
 _SAMPLES = 8  # that a trial makes; larger batches repeat them
 
-# Their results depend on all elements, on chance, or have a shape that depends on the data.
-_MIXING = frozenset(
-    (
-        "DynamicQuantizeLinear", "DynamicQuantizeMatMul", "DynamicQuantizeLSTM", "NonZero",
-        "Unique", "Compress", "NonMaxSuppression", "ScatterND", "MaxRoiPool", "RoiAlign",
-        "If", "Loop", "Scan", "SequenceMap",
-        "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-        "Multinomial", "CumSum", "CumProd", "ReverseSequence", "Adam", "Adagrad", "Momentum",
-    )
-)  # fmt: skip
-# These mix what lies along their axis; the number is the default, None where there is none.
-_ALONG_AXIS: dict[str, int | None] = {
-    "ArgMax": 0, "ArgMin": 0, "Softmax": -1, "LogSoftmax": -1, "Hardmax": -1,
-    "LpNormalization": -1, "LayerNormalization": -1, "RMSNormalization": -1,
-    "SimplifiedLayerNormalization": -1, "TopK": -1, "ScatterElements": 0, "Scatter": 0,
-    "GatherElements": 0,
-}  # fmt: skip
-_DOMAINS = frozenset(("", "ai.onnx", "ai.onnx.ml", "com.microsoft"))
-
 
 @dataclass(frozen=True, slots=True)
 class Batching:
@@ -67,13 +59,19 @@ class Batching:
 
     most: samples in a run, 1 where they do not. reason: why so. delay_s: how long a request waits
     for others: from its slot on for any, until `most` have come; or, where `only_recent`, from the
-    end of the last run on, until as many have come as that has served.
+    end of the last run on, until as many have come as that has served. same: axes of inputs (place
+    and axis) that are to have one size in a request that shares a run. rounded: where `most` is 1
+    because results are rounded otherwise in a run of several samples, how many it would be else;
+    pays: why that many.
     """
 
     most: int
     reason: str
     delay_s: float = 0.0
     only_recent: bool = False
+    same: tuple[tuple[tuple[int, int], ...], ...] = ()
+    rounded: int = 0
+    pays: str = ""
 
     def __str__(self) -> str:
         waits = ""
@@ -84,78 +82,74 @@ class Batching:
 
 
 def why_not(
-    graph: GraphInfo | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    open_again: Callable[[], ModelSource],
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
 ) -> str:
-    """Return why requests for a model may not share a run, by rule; "" where they may."""
-    if graph is None:
-        return "its graph is not known"
-    if reason := _without_batch_axis(inputs, outputs):
+    """Return why requests for a model may not share a run; "" where that is proven harmless.
+
+    open_again: gives the model, weights whose values may be exchanged as inputs. Names the node
+    that stands in the way.
+    """
+    if reason := without_batch_axis(inputs, outputs):
         return reason
-    weights = {info.name for info in graph.parameters}
-    sizes = {name for node in graph.nodes if node.op_type == "Shape" for name in node.outputs}
-    for node in graph.nodes:
-        if _mixes(node, weights | sizes):
-            return f"{node.op_type} {node.name!r} may mix samples"
+    try:
+        from engine.layouts.batch.source import prove_source  # with the onnx package
+    except ImportError:
+        return "to follow the batch through it takes the onnx package; run: pip install onnx"
+    proof = prove_source(open_again, dict.fromkeys((spec.name for spec in inputs), 0))
+    if proof.reason:
+        return proof.reason
+    for spec in outputs:
+        found = proof.outputs.get(spec.name)
+        if found is None or found.axis != 0 or not found.is_each:
+            return f"output {spec.name!r} has not one entry of its first axis for each sample"
     return ""
 
 
-def _without_batch_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+def without_batch_axis(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str:
+    """Return which input or output cannot be joined or divided along its first axis; "" for none.
+
+    Whether the open first axes of the inputs are one size each request shows.
+    """
     if not inputs or not outputs:
         return "it has no inputs or no outputs"
-    first = inputs[0].shape[0] if inputs[0].shape else 0
-    if isinstance(first, int) or (first is None and len(inputs) + len(outputs) > 2):
-        return f"input {inputs[0].name!r} has no open first axis, or none with a name"
     for kind, specs in (("input", inputs), ("output", outputs)):
         for spec in specs:
             if spec.kind is not ValueKind.TENSOR or spec.dtype is DType.STRING:
                 return f"{kind} {spec.name!r} is {spec}"
-            if not spec.shape or spec.shape[0] != first:
-                return f"the first axis of {kind} {spec.name!r} is not {first or 'open'}"
-            if first is not None and first in spec.shape[1:]:
-                return f"{kind} {spec.name!r} has {first!r} in a second place"
-            if kind == "output" and None in spec.shape[1:]:
-                continue
+    for spec in inputs:
+        if not spec.shape or isinstance(spec.shape[0], int):
+            return f"input {spec.name!r} has no open first axis: it is {spec}"
     return ""
 
 
-def _mixes(node: NodeInfo, own: Iterable[str]) -> bool:
-    """Return whether samples of a batch may change each other's results in a node.
+def same_sizes(inputs: Sequence[TensorSpec]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return which axes of inputs have one name, each as places of input and axis.
 
-    own: tensors that are the same for every sample, or sizes. What a node mixes whatever the data
-    are is left to the trial.
+    The proof takes them for equal, and so requests share runs in which they are.
     """
-    kind, given = node.op_type, node.attributes
-    if node.domain not in _DOMAINS or kind in _MIXING:
-        return True
-    if kind in ("BatchNormalization", "Dropout"):
-        return bool(given.get("training_mode")) or (kind == "Dropout" and len(node.inputs) > 2)
-    if kind == "MeanVarianceNormalization":
-        return 0 in _numbers(given.get("axes", (0, 2, 3)))
-    if kind.startswith("Reduce"):
-        axes = given.get("axes")
-        # Since version 18 of the operators the axes are an input, whose value is not known here.
-        return axes is None or 0 in _numbers(axes)
-    if kind in ("Gather", "GatherND"):
-        along_first = given.get("axis", 0) == 0 and not given.get("batch_dims")
-        return along_first and node.inputs[0] not in own
-    if kind in _ALONG_AXIS:
-        return given.get("axis", _ALONG_AXIS[kind]) == 0
-    return False
-
-
-def _numbers(value: object) -> tuple[object, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    places: dict[str, list[tuple[int, int]]] = {}
+    for place, spec in enumerate(inputs):
+        for axis, dim in enumerate(spec.shape or ()):
+            if isinstance(dim, str):
+                places.setdefault(dim, []).append((place, axis))
+    return tuple(tuple(axes) for axes in places.values() if len(axes) > 1)
 
 
 # --------------------------------------------------------------------------------------- by trial
 
 
-def tried(run: Run, inputs: Sequence[TensorSpec], asked: int | None) -> Batching:
+def tried(
+    run: Run, inputs: Sequence[TensorSpec], asked: int | None, original: Run | None = None
+) -> Batching:
     """Return how requests for a model share runs, after trying it.
 
     run: the model on arrays. asked: the number of samples that the user wants in a run at most;
-        None measures where it pays. Takes two seconds, or a few runs of a slow model. The delay is
-        chosen from the time of a run of one sample.
+        None measures where it pays. original: the model whose results for single samples are to be
+        met, where `run` is another build of it.
+    Takes two seconds, or a few runs of a slow model. The delay is chosen from the time of a run of
+    one sample.
     """
     chance = np.random.default_rng(0)
     try:
@@ -171,14 +165,39 @@ def tried(run: Run, inputs: Sequence[TensorSpec], asked: int | None) -> Batching
             times_s = _measured(run, inputs, chance, SIZES[:1])
             most, reason = asked, "as asked for"
         with np.errstate(all="ignore"):  # of extremes, in backends that use numpy
-            found = _difference(run, inputs, most, chance)
+            found, is_rounding = _difference(run, inputs, most, chance, original or run)
         if found:
+            if is_rounding:
+                return Batching(1, found, rounded=most, pays=reason)
             return Batching(1, found)
     except Cancelled:
         raise
     except (EngineError, MemoryError) as error:
         return Batching(1, f"a trial with generated inputs failed: {one_line(error)}")
     return Batching(most, reason, min(_DELAY_SHARE * times_s[1], _MOST_DELAY_S), only_recent=True)
+
+
+def forced(found: Batching, asked: int | None, reason: str) -> Batching:
+    """Return how requests share runs where the user insists, whatever was found.
+
+    reason: why it is not proven that samples do not meet; "" where it is.
+    """
+    most = found.most if found.most > 1 else asked or _FORCED
+    if reason:
+        why = f"forced, and a request may change others' results: {reason}"
+    elif found.most > 1:
+        why = found.reason
+    elif not found.rounded:
+        why = (
+            "forced; it is proven that samples do not meet, but not tried whether results round "
+            f"alike: {found.reason}"
+        )
+    else:
+        why = (
+            "forced; it is proven that samples do not meet, but a result may be rounded otherwise "
+            f"by how many share its run: {found.reason}"
+        )
+    return Batching(most, why, found.delay_s or _MOST_DELAY_S, only_recent=True)
 
 
 def best_size(times_s: dict[int, float]) -> int:
@@ -235,25 +254,31 @@ def _measured(
 
 
 def _difference(
-    run: Run, inputs: Sequence[TensorSpec], most: int, chance: np.random.Generator
-) -> str:
-    """Return how a run of up to `most` samples changes results of single ones; "" for not."""
+    run: Run, inputs: Sequence[TensorSpec], most: int, chance: np.random.Generator, original: Run
+) -> tuple[str, bool]:
+    """Return how a run of up to `most` samples changes results of single ones; "" for not.
+
+    original: gives the results of single ones. Beside it: the values of others have no part in it.
+    """
     is_open = any(not isinstance(dim, int) for spec in inputs for dim in (spec.shape or ())[1:])
     for open_dim in _OPEN_DIMS if is_open else _OPEN_DIMS[:1]:
         arrays = _generated(inputs, min(most, _SAMPLES), chance, open_dim)
         rows = [[array[i : i + 1].copy() for array in arrays] for i in range(len(arrays[0]))]
         try:
-            alone = [run(row) for row in rows]
+            alone = [original(row) for row in rows]
         except (EngineError, MemoryError) as error:
             if open_dim == _OPEN_DIM or isinstance(error, Cancelled):
                 raise
             continue  # not a size for this model
         # Kernels take rows by dozens or fewer, and what remains by other code.
         sizes = {*range(2, 14), 16, 31, 32, most - 1, most}
+        for place in range(len(rows)) if original is not run else ():
+            if not _is_same(run, rows, alone, [place], [place]):
+                return "a sample alone gives other bits than in the original", True
         for size in sorted(size for size in sizes if 1 < size <= most):
             places = [i % len(rows) for i in range(size)]
             if not _is_same(run, rows, alone, places, places):
-                return f"{size} samples in one run give other bits than one by one"
+                return f"{size} samples in one run give other bits than one by one", True
         for number, whole in _EXTREMES:
             extreme = [_filled(array, number, whole) for array in rows[0]]
             places, compared = [0, len(rows), 1], [0, None, 1]
@@ -264,8 +289,8 @@ def _difference(
             except EngineError:
                 continue  # not a value for this model
             if not same:
-                return f"a sample of {number} changes the results of its neighbours"
-    return ""
+                return f"a sample of {number} changes the results of its neighbours", False
+    return "", False
 
 
 def _is_same(
@@ -302,27 +327,16 @@ def _generated(
     open_dim: int = _OPEN_DIM,
 ) -> list[Array]:
     arrays = []
+    shapes = shapes_of_size(inputs, size, open_dim)
     for spec in inputs:
-        assert spec.shape is not None
-        fitting = _within(spec, open_dim)
-        shape = [size]
-        for axis, dim in enumerate(spec.shape[1:], start=1):
-            shape.append(dim if isinstance(dim, int) else fitting(axis))
+        shape = shapes[spec.name]
         if prod(shape) * max(1, spec.dtype.bits // 8) > _MOST_BYTES:
-            raise MemoryError(f"input {spec.name!r} of {shape} is too large to try")
+            raise MemoryError(f"input {spec.name!r} of {list(shape)} is too large to try")
         if spec.dtype.numpy.kind == "f" or spec.dtype is DType.BFLOAT16:
             arrays.append(chance.standard_normal(shape).astype(spec.dtype.numpy))
         else:  # 0 and 1 are valid indices of any embedding table, and valid masks
             arrays.append(chance.integers(0, 2, shape).astype(spec.dtype.numpy))
     return arrays
-
-
-def _within(spec: TensorSpec, wanted: int) -> Callable[[int], int]:
-    def size(axis: int) -> int:
-        bound = spec.bounds[axis] if axis < len(spec.bounds) else None
-        return wanted if bound is None else min(max(wanted, bound[0]), bound[1])
-
-    return size
 
 
 def _curve(times_s: dict[int, float]) -> str:

@@ -34,12 +34,19 @@ class Request:
 
     __slots__ = ("began_s", "came_s", "inputs", "is_alone", "is_done", "key", "results", "size")
 
-    def __init__(self, inputs: Sequence[Array]) -> None:
+    def __init__(self, inputs: Sequence[Array], batching: Batching) -> None:
         self.inputs = inputs
         self.size = inputs[0].shape[0]
         self.key = tuple((array.dtype, array.shape[1:]) for array in inputs)
         # Of one model, inputs of different sizes are its own affair.
-        self.is_alone = not self.size or any(array.shape[0] != self.size for array in inputs)
+        self.is_alone = (
+            not self.size
+            or any(array.shape[0] != self.size for array in inputs)
+            or any(
+                len({inputs[place].shape[axis] for place, axis in axes}) > 1
+                for axes in batching.same
+            )
+        )
         self.came_s = time.perf_counter()
         self.began_s = 0.0
         self.is_done = False

@@ -330,7 +330,7 @@ class Lane:
         values = self.model._require_built().signature.values(inputs, ())
         if not all(isinstance(value, np.ndarray) for value in values):
             return None
-        return Request(values)
+        return Request(values, self._batcher.batching)
 
 
 class _Place(Post):

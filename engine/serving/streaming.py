@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from engine.host.imports import ready
 
 if TYPE_CHECKING:
     import asyncio
 
     from engine.serving.submission import Job
     from engine.tensor import Tensor
-
-Inputs = Any  # Sequence[Tensor | Array] | Mapping[str, Tensor | Array]: as Model.predict's
+    from engine.typing import Inputs
 
 
 class Streaming:
@@ -36,6 +37,7 @@ class Streaming:
         self, requests: Iterable[Inputs] | AsyncIterable[Inputs]
     ) -> AsyncIterator[list[Tensor]]:
         """Yield the outputs of many requests in their order, as `map` does, for `async for`."""
+        ready("asyncio", "engine.serving.submission")
         import asyncio  # a process without it starts sooner
 
         from engine.serving.submission import awaited

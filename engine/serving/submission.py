@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFull
 from engine.host import deadlines
+from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.plan.gate import Gate
 from engine.serving.batching import Request
@@ -488,6 +489,7 @@ def _logged(call: Callable[[], object]) -> None:
 
 async def awaited(job: Job) -> list[Tensor]:
     """Await a job; a task that is cancelled, or a coroutine that is dropped, cancels it."""
+    ready("asyncio")
     import asyncio  # a process without it starts sooner
 
     loop = asyncio.get_running_loop()

@@ -37,7 +37,8 @@ class Layout(NamedTuple):
     dev_matrix: sizes of the matrix of devices; the last varies fastest from rank to rank.
     tensor_map: for each dimension of the tensor -1, or a dimension of dev_matrix counted from the
         right; () for a tensor that is whole on each rank.
-    param_split_shape: rows of each slice, where they differ; () for an even split.
+    param_split_shape: rows of each slice, where they differ; () for an even split. Where rows are
+        not split and the sizes differ, they are those along the one dimension that is.
     field_size: columns that were interleaved when a table was split (EmbeddingLookup); 0 for none.
     opt_weight_shard_step, opt_weight_shard_size: of the ranks that hold one slice, each `size` that
         are `step` apart share it: each holds one part of its first dimension. 0 for none; a size
@@ -99,8 +100,16 @@ class Layout(NamedTuple):
         if dims:
             divisors[0] *= self.optimizer_shard[1]
             if self.param_split_shape:
-                divisors[0] = sum(self._rows(divisors[0]))
+                at = self.uneven_dim
+                divisors[at] = sum(self._sizes(divisors[at]))
         return tuple(divisors)
+
+    @property
+    def uneven_dim(self) -> int:
+        """The dimension of the tensor along which `param_split_shape` gives the sizes of slices."""
+        counts = self.counts(len(self.tensor_map))
+        split = [dim for dim, count in enumerate(counts) if count > 1]
+        return split[0] if len(split) == 1 and len({*self.param_split_shape}) > 1 else 0
 
     def whole_shape(self, slice_shape: Sequence[int]) -> Shape:
         """Return the shape of the whole tensor, given that of a slice. Raises LayoutError."""
@@ -109,7 +118,8 @@ class Layout(NamedTuple):
         if dims:
             whole[0] *= self.optimizer_shard[1]
             if self.param_split_shape:
-                whole[0] = sum(self._rows(self.counts(dims)[0]))
+                at = self.uneven_dim
+                whole[at] = sum(self._sizes(self.counts(dims)[at]))
         return tuple(whole)
 
     def box(self, rank: int, shape: Sequence[int]) -> Box:
@@ -128,8 +138,8 @@ class Layout(NamedTuple):
         """Raise LayoutError unless the layout says for every rank what it holds."""
         _check(self)
 
-    def _rows(self, count: int) -> Shape:
-        """Return the rows of each of `count` slices along the first dimension."""
+    def _sizes(self, count: int) -> Shape:
+        """Return the size of each of `count` slices along `uneven_dim`."""
         sizes = self.param_split_shape
         others, rest = divmod(len(sizes), count)
         rows = sizes[::others] if others and not rest else ()
@@ -148,12 +158,12 @@ def _slices(layout: Layout, shape: Shape) -> list[list[tuple[int, int]]]:
     counts = layout.counts(len(shape))
     found = []
     for dim, (size, count) in enumerate(zip(shape, counts, strict=True)):
-        if dim == 0 and layout.param_split_shape:
-            ends = list(accumulate(layout._rows(count)))
+        if layout.param_split_shape and dim == layout.uneven_dim:
+            ends = list(accumulate(layout._sizes(count)))
             if ends[-1] != size:
                 raise LayoutError(
-                    f"its param_split_shape {list(layout.param_split_shape)} gives {ends[-1]} "
-                    f"rows, but the tensor has {size}"
+                    f"its param_split_shape {list(layout.param_split_shape)} gives {ends[-1]} in "
+                    f"dimension {dim}, but the tensor has {size}"
                 )
             found.append(list(zip([0, *ends[:-1]], ends, strict=True)))
             continue

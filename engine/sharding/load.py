@@ -26,6 +26,7 @@ from engine.sharding.reshard import Part, Sources, needed_ranks, part_for, value
 from engine.sharding.strategy import Arrangement
 from engine.sharding.transform import save_ranks
 from engine.types import DType, Progress, TensorSpec
+from engine.typing import CheckpointFormat, DecMode
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 PredictStrategy: TypeAlias = "Mapping[str, Layout | Sequence[Any]] | PathLike | None"
@@ -43,12 +44,12 @@ def load_distributed_checkpoint(
     train_strategy_filename: PathLike | None = None,
     strict_load: bool = False,
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
-    format: str = "ckpt",
+    dec_mode: DecMode = "AES-GCM",
+    format: CheckpointFormat = "ckpt",
     unified_safetensors_dir: PathLike | None = None,
     dst_safetensors_dir: PathLike | None = None,
     rank_id: int | None = None,
-    output_format: str = "safetensors",
+    output_format: CheckpointFormat = "safetensors",
     name_map: Mapping[str, str] | None = None,
     max_process_num: int = 64,
     return_param_dict: bool = False,

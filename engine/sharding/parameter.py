@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from engine.sharding.checkpoint import (
 )
 from engine.sharding.files import aside, make_folder, unwritable
 from engine.types import DType
+from engine.typing import CheckpointFormat, DecMode
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +66,7 @@ def load_checkpoint(
     ckpt_file_name: str | os.PathLike[str],
     *,
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
+    dec_mode: DecMode = "AES-GCM",
     choice_func: Callable[[str], bool] | None = None,
     crc_check: bool = False,
 ) -> dict[str, Parameter | str]:
@@ -97,7 +98,7 @@ def load_segmented_checkpoints(
     ckpt_file_dir: str | os.PathLike[str],
     *,
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
+    dec_mode: DecMode = "AES-GCM",
     choice_func: Callable[[str], bool] | None = None,
 ) -> dict[str, Parameter | str]:
     """Return what all checkpoints of one folder hold together; see load_checkpoint.
@@ -127,7 +128,7 @@ def save_checkpoint(
     ckpt_file_name: str | os.PathLike[str],
     *,
     crc_check: bool = False,
-    format: str = "",
+    format: CheckpointFormat | Literal[""] = "",
 ) -> None:
     """Write parameters to a file that only its owner may read, in place of an earlier one.
 

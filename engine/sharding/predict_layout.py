@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,20 +16,23 @@ from engine.formats import ModelFile
 from engine.options import nearest
 from engine.sharding.layout import Layout
 from engine.sharding.rules import Axes, Dims, NoRule, axes_of
-from engine.sharding.strategy import NodeStrategy, Strategy
-from engine.types import GraphInfo, NodeInfo
+from engine.sharding.strategy import NodeStrategy, Strategy, plain_name
+from engine.sharding.strategy_keys import (
+    KeyedNode,
+    Node,
+    Origin,
+    Split,
+    file_name,
+    is_whole,
+    nodes_of,
+    origins,
+    parameter_of,
+)
+from engine.types import GraphInfo, NodeInfo, ParameterInfo
 
 NodeStrategies: TypeAlias = (
     "Mapping[str, NodeStrategy | Sequence[Sequence[int]]] | Strategy | str | os.PathLike[str]"
 )
-Permutation: TypeAlias = "tuple[int, ...]"
-
-
-class Origin(NamedTuple):
-    """The parameter that a tensor is, its dimensions in another order."""
-
-    name: str
-    order: Permutation
 
 
 def infer_predict_layout(
@@ -45,39 +49,38 @@ def infer_predict_layout(
         must divide them. None leaves that open.
     strategy: for each node that splits, by its name (or that of its first output), into how many
         slices each dimension of each of its inputs is cut, such as {"fc1": ((1, 1), (1, 4))};
-        inputs that are left out follow from the others. Or a strategy file, whose nodes count.
-    device_num: ranks of the job; None for as many as the node with the most slices has.
+        inputs that are left out follow from the others. MindSpore's names serve too: the primitive,
+        "_" and its first parameter, with splits of the primitive's inputs, such as
+        {"MatMul_fc1.weight": ((1, 1), (4, 1))}. Or a strategy file, of which the nodes count, and
+        for a parameter that no node here reads any more its layout.
+    device_num: ranks of the job; None for as many as the node with the most slices has, or the
+        layouts of a strategy file.
 
     Parameters that no node splits are whole on each rank. Raises ModelError for a bad model;
     InputError naming node and parameter where a strategy does not fit.
     """
-    graph = _graph_of(model)
-    nodes = _by_node(graph, _node_strategies(strategy))
+    graph, in_file = _graph_of(model)
+    given = _loaded(strategy)
+    known = {plain_name(name): layout for name, layout in _layouts_of(given).items()}
     parameters = {info.name: info.shape for info in graph.parameters}
-    origins = _origins(graph.nodes, parameters)
-    shapes = dict(parameters)
-    shapes.update(_input_shapes(graph, inputs))
     ranks = {spec.name: len(spec.shape) for spec in graph.inputs if spec.shape is not None}
+    shapes = {**parameters, **_input_shapes(graph, inputs)}
     ranks.update((name, len(shape)) for name, shape in shapes.items())
-    splits = {node.index: _split(node, given, shapes, ranks) for node, given in nodes}
-    devices = _device_count(splits.values(), device_num)
+    made = origins(_views(graph), {name: len(shape) for name, shape in parameters.items()})
+    nodes = _by_node(graph, _node_strategies(given), made, in_file, known)
+    splits = [_split(node, cuts, shapes, ranks) for node, cuts in nodes]
+    if device_num is None and known:
+        device_num = max(layout.device_count for layout in known.values())
+    devices = _device_count(splits, device_num)
     found: dict[str, Layout] = {}
     by: dict[str, NodeInfo] = {}
-    for node, _ in nodes:
-        axes, counts = splits[node.index]
-        for position, dims in zip(range(len(node.inputs)), axes.inputs, strict=False):
-            name = node.inputs[position]
+    for (node, _), (axes, counts) in zip(nodes, splits, strict=True):
+        for name, dims in zip(node.inputs, axes.inputs, strict=False):
             _check_divisible(node, name, dims, counts, shapes)
-            origin = origins.get(name)
+            origin = made.get(name)
             if origin is None:
                 continue
-            own: list[str | None] = [None] * len(dims)
-            for dim, axis in enumerate(dims):
-                own[origin.order[dim]] = axis
-            # A dimension of 1 is broadcast, and whole on each rank.
-            shape = parameters[origin.name]
-            own = [axis if size > 1 else None for axis, size in zip(own, shape, strict=True)]
-            layout = _layout(axes, counts, own, devices, node)
+            layout = _layout_of(origin, dims, parameters[origin.name], axes, counts, devices)
             if layout is None:
                 continue
             if found.setdefault(origin.name, layout) != layout:
@@ -88,21 +91,56 @@ def infer_predict_layout(
                     origin.name,
                 )
             by.setdefault(origin.name, node)
-    whole = {
-        name: Layout((devices,), (-1,) * len(shape), tensor_shape=shape)
-        for name, shape in parameters.items()
-    }
-    return {
-        name: found[name]._replace(tensor_shape=whole[name].tensor_shape)
-        if name in found
-        else whole[name]
-        for name in parameters
-    }
+    return _named_as_in_file(found, parameters, in_file, known, devices)
 
 
-def _graph_of(model: object) -> GraphInfo:
+def _named_as_in_file(
+    found: Mapping[str, Layout],
+    parameters: Mapping[str, tuple[int, ...]],
+    in_file: Mapping[str, ParameterInfo],
+    known: Mapping[str, Layout],
+    devices: int,
+) -> dict[str, Layout]:
+    """Return a layout for each parameter, by the name in the model's file."""
+    shapes = {name: info.shape for name, info in in_file.items()} or dict(parameters)
+    by_name = {file_name(name) if in_file else name: layout for name, layout in found.items()}
+    read = {file_name(name) for name in parameters} if in_file else {*parameters}
+    whole = Layout((devices,))
+    layouts = {}
+    for name, shape in shapes.items():
+        # A parameter that is part of another one now: the file's own word is all there is.
+        other = known.get(name, whole) if name not in read else whole
+        layout = by_name.get(name, other)
+        map_ = layout.tensor_map or (-1,) * len(shape)
+        layouts[name] = layout._replace(tensor_map=map_, tensor_shape=shape)
+    return layouts
+
+
+def _layout_of(
+    origin: Origin,
+    dims: Dims,
+    shape: Sequence[int],
+    axes: Axes,
+    counts: Mapping[str, int],
+    devices: int,
+) -> Layout | None:
+    """Return the layout of a parameter that a node reads; None where it is whole."""
+    own: list[str | None] = [None] * len(dims)
+    for dim, axis in enumerate(dims):
+        own[origin.order[dim]] = axis
+    # A dimension of 1 is broadcast, and whole on each rank.
+    own = [axis if size > 1 else None for axis, size in zip(own, shape, strict=True)]
+    return _layout(axes, counts, own, devices)
+
+
+def _graph_of(model: object) -> tuple[GraphInfo, dict[str, ParameterInfo]]:
+    """Return the graph, and the parameters in the file of a MindIR, which the graph may merge."""
+    in_file: dict[str, ParameterInfo] = {}
     if isinstance(model, str | os.PathLike):
-        graph = ModelFile(Path(model))().graph
+        file = ModelFile(Path(model))
+        graph = file().graph
+        if graph is not None and (description := file.description()) is not None:
+            in_file = {info.name: info for info in description.parameters}
     elif hasattr(model, "SerializeToString"):
         graph = ModelFile.of_bytes(model.SerializeToString())().graph
     else:
@@ -111,18 +149,41 @@ def _graph_of(model: object) -> GraphInfo:
         )
     if graph is None:
         raise ModelError(f"{model}: is a compiled form; expected an ONNX model", str(model))
-    return graph
+    return graph, in_file
 
 
-def _node_strategies(strategy: NodeStrategies | None) -> Mapping[str, Sequence[Sequence[int]]]:
+def _views(graph: GraphInfo) -> list[Node]:
+    return [
+        Node(node.op_type, node.inputs, node.outputs, _permutation(node)) for node in graph.nodes
+    ]
+
+
+def _permutation(node: NodeInfo) -> tuple[int, ...] | None:
+    given = node.attributes.get("perm")
+    return tuple(int(dim) for dim in given) if isinstance(given, tuple) else None
+
+
+def _loaded(
+    strategy: NodeStrategies | None,
+) -> Strategy | Mapping[str, NodeStrategy | Sequence[Sequence[int]]]:
     if strategy is None:
         return {}
     if isinstance(strategy, str | os.PathLike):
-        strategy = Strategy.load(Path(strategy))
-    given = strategy.nodes if isinstance(strategy, Strategy) else strategy
-    if not isinstance(given, Mapping):
+        return Strategy.load(Path(strategy))
+    if not isinstance(strategy, Strategy | Mapping):
         raise TypeError(f"strategy must be dict, but got {type(strategy)}.")
-    found = {}
+    return strategy
+
+
+def _layouts_of(strategy: object) -> Mapping[str, Layout]:
+    return strategy.layouts if isinstance(strategy, Strategy) else {}
+
+
+def _node_strategies(
+    strategy: Strategy | Mapping[str, NodeStrategy | Sequence[Sequence[int]]],
+) -> dict[str, tuple[Split, ...]]:
+    given = strategy.nodes if isinstance(strategy, Strategy) else strategy
+    found: dict[str, tuple[Split, ...]] = {}
     for name, value in given.items():
         inputs = value.inputs if isinstance(value, NodeStrategy) else value
         try:
@@ -143,19 +204,40 @@ def _title(node: NodeInfo) -> str:
 
 
 def _by_node(
-    graph: GraphInfo, strategies: Mapping[str, Sequence[Sequence[int]]]
-) -> list[tuple[NodeInfo, Sequence[Sequence[int]]]]:
+    graph: GraphInfo,
+    strategies: Mapping[str, tuple[Split, ...]],
+    made: Mapping[str, Origin],
+    in_file: Mapping[str, ParameterInfo],
+    known: Mapping[str, Layout],
+) -> list[tuple[NodeInfo, tuple[Split, ...]]]:
+    """Return the nodes that strategies are of, in the graph's order, each with its splits."""
     by_title: dict[str, NodeInfo] = {}
     for node in graph.nodes:
         for title in (node.name, *node.outputs[:1]):
             by_title.setdefault(title, node)
-    for name in strategies:
-        if name not in by_title:
+    views = _views(graph)
+    names = {file_name(info.name) for info in graph.parameters} | {*in_file}
+    pairs: list[tuple[NodeInfo, tuple[Split, ...]]] = []
+    for name, splits in strategies.items():
+        if name in by_title:
+            pairs.append((by_title[name], splits))
+            continue
+        key = parameter_of(name, names)
+        if key and is_whole(splits):  # of an operator that may have no rule here
+            continue
+        keyed = nodes_of(*key, splits, views, made) if key else []
+        if not keyed and not (key and key[1] in known):
             near = nearest(name, by_title)
             hint = f"; did you mean {near!r}?" if near else ""
             raise InputError(f"strategy: the model has no node {name!r}{hint}", name)
-    pairs = [(by_title[name], given) for name, given in strategies.items()]
+        pairs += [(_as_primitive(graph.nodes[one.node], one), one.splits) for one in keyed]
     return sorted(pairs, key=lambda pair: pair[0].index)
+
+
+def _as_primitive(node: NodeInfo, keyed: KeyedNode) -> NodeInfo:
+    """Return the part of a node that a key of MindSpore's means."""
+    attributes = node.attributes if keyed.rule == node.op_type else {}
+    return replace(node, op_type=keyed.rule, inputs=keyed.inputs, attributes=attributes)
 
 
 def _input_shapes(
@@ -181,24 +263,6 @@ def _input_shapes(
 
 def _plain(value: Any) -> Any:
     return value.get_data_to_numpy() if hasattr(value, "get_data_to_numpy") else value
-
-
-def _origins(
-    nodes: Iterable[NodeInfo], parameters: Mapping[str, tuple[int, ...]]
-) -> dict[str, Origin]:
-    """Return which tensors are a parameter: itself, or transposed or converted."""
-    found = {name: Origin(name, tuple(range(len(shape)))) for name, shape in parameters.items()}
-    for node in nodes:
-        origin = found.get(node.inputs[0]) if node.inputs else None
-        if origin is None or node.op_type not in ("Identity", "Cast", "Transpose"):
-            continue
-        order = origin.order
-        if node.op_type == "Transpose":
-            given = node.attributes.get("perm", tuple(reversed(range(len(order)))))
-            assert isinstance(given, tuple)
-            order = tuple(order[int(dim)] for dim in given)
-        found.setdefault(node.outputs[0], Origin(origin.name, order))
-    return found
 
 
 def _split(
@@ -292,7 +356,6 @@ def _layout(
     counts: Mapping[str, int],
     dims: Sequence[str | None],
     devices: int,
-    node: NodeInfo,
 ) -> Layout | None:
     """Return the layout of an input of a node; None where it is whole."""
     if all(axis is None or counts[axis] == 1 for axis in dims):

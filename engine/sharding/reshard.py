@@ -143,7 +143,7 @@ def _any_shape(one: Layout, other: Layout) -> Shape:
     shape = [lcm(a, b) for a, b in zip(one.divisors(dims), other.divisors(dims), strict=True)]
     for layout in (one, other):
         if layout.param_split_shape and shape:
-            shape[0] = layout.divisors(dims)[0]
+            shape[layout.uneven_dim] = layout.divisors(dims)[layout.uneven_dim]
     return tuple(shape)
 
 

@@ -148,6 +148,12 @@ def _stages_of(name: str, layout: Layout) -> tuple[tuple[int, ...], str]:
     return (int(match[1]),), match[2]
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name without the stage by which a merged strategy calls it."""
+    match = _STAGED.fullmatch(name)
+    return name if match is None else match[2]
+
+
 def staged(name: str, stage: int) -> str:
     """Return what a merged strategy calls a parameter of a stage."""
     return f"{stage}-{name}"

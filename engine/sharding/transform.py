@@ -29,6 +29,7 @@ from engine.sharding.files import NotAFolder, aside, make_folder, unwritable
 from engine.sharding.reshard import Part, Sources, needed_ranks, parts_for, value_of
 from engine.sharding.strategy import Arrangement
 from engine.types import Progress
+from engine.typing import CheckpointFormat
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
@@ -106,7 +107,7 @@ def transform_checkpoints(
     src_strategy_file: PathLike | None = None,
     dst_strategy_file: PathLike | None = None,
     process_num: int = 1,
-    output_format: str = "ckpt",
+    output_format: CheckpointFormat = "ckpt",
     *,
     progress: Progress | None = None,
 ) -> None:

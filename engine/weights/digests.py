@@ -13,6 +13,7 @@ import stat
 import time
 from contextlib import suppress
 from functools import cache
+from io import FileIO
 from pathlib import Path
 
 from engine.formats.opened import FileVersion
@@ -44,31 +45,62 @@ class Digests:
         Also where it is a link, or changes meanwhile. anew: whatever is remembered.
         is_ours: nobody writes to it any more, but links to it come and go: it is remembered however
         young it is, and known by its size and time of writing, until the machine starts anew: what
-        was not on the disk when it crashed may be gone, and the file be of zeros. checked: the
+        was not on the disk when it crashed may be gone, and the file be of zeros. It is hashed once
+        more where something of it has changed that is not the number of its links. checked: the
         version that it must have; OSError for another file under its name.
         """
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(path, flags)
-        with open(descriptor, "rb", buffering=0) as file:
-            status = os.fstat(descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise OSError(f"{path}: not a regular file")
+        with _opened(path) as file:
+            status = os.fstat(file.fileno())
             if checked is not None and FileVersion.of(status) != checked:
                 raise OSError(f"{path}: is not the file that was checked")
             version = _version(status, is_ours)
             record = self._folder / f"{status.st_dev:x}-{status.st_ino:x}.json"
             with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-                known = {} if anew else json.loads(record.read_text(encoding="utf-8"))
-                if known["version"] == version:
-                    return str(known["sha256"])
+                known = {} if anew else json.loads(read_regular(record))
+                digest = str(known["sha256"]) if known["version"] == version else ""
+                names, changed = known.get("names"), known.get("changed")
+                if digest and (not is_ours or changed == status.st_ctime_ns):
+                    return digest
+                if digest and names != status.st_nlink:  # what was changed is the number of links
+                    self._remember(record, version, digest, status)
+                    return digest
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-            if _version(os.fstat(descriptor), is_ours) != version:
+            if _version(os.fstat(file.fileno()), is_ours) != version:
                 raise OSError(f"{path}: changed while it was read")
         age_ns = time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns)
         if is_ours or age_ns > _SETTLED_NS:
-            with suppress(OSError):  # a full disk: it is hashed again next time
-                write_aside(record, json.dumps({"version": version, "sha256": digest}))
+            self._remember(record, version, digest, status)
         return digest
+
+    def _remember(
+        self, record: Path, version: list[int | str], digest: str, status: os.stat_result
+    ) -> None:
+        text = json.dumps(
+            {
+                "version": version,
+                "sha256": digest,
+                "names": status.st_nlink,
+                "changed": status.st_ctime_ns,
+            }
+        )
+        with suppress(OSError):  # a full disk: it is hashed again next time
+            write_aside(record, text)
+
+
+def _opened(path: Path) -> FileIO:
+    """Open a regular file to read; never waits, as a pipe would. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+    file = FileIO(os.open(path, flags))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path}: not a regular file")
+    return file
+
+
+def read_regular(path: Path) -> str:
+    """Return the text of a regular file. Raises OSError for anything else, ValueError."""
+    with _opened(path) as file:
+        return file.read().decode()
 
 
 def remove_old(folder: Path, age_s: float) -> None:

@@ -8,8 +8,11 @@ cache. A backend that has means of its vendor's (SHARE_WEIGHTS) lends by these t
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
+import stat
+import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +30,7 @@ from engine.weights.handle import PIDS
 from engine.weights.lent import Lent, LentPart, LentWeights, Uncut, identity_of
 from engine.weights.location import CacheUnusable
 from engine.weights.private import PrivateFolder
-from engine.weights.store import Identity
+from engine.weights.store import Identity, Store
 
 # Read-only for its owner too: nobody writes to what others have mapped by mistake.
 _MODE = 0o400
@@ -78,7 +81,7 @@ class Lender(Uncut):
             try:
                 self._store = cache.store()
                 super().__init__(self._store.digests)
-                self._folder = PrivateFolder(self._store.folder.parent)
+                self._folder = _private_folder(self._store)
             except CacheUnusable as error:
                 raise SharingError(f"{PIDS}: no folder for what is lent: {error}") from error
             on_failure.callback(self._folder.close)
@@ -155,6 +158,9 @@ class Lender(Uncut):
             if written != folder:
                 try:
                     _link(written, folder)
+                    for name in _names(written) if source.compiled is not None else ():
+                        # Known from now on with one link more: nothing else of it has changed.
+                        self.digests.of(written / name, is_ours=True)
                 except BaseException:
                     if executable := _executable_of(compiled):
                         close(executable)
@@ -192,7 +198,8 @@ class Lender(Uncut):
             names = _names(part.form) if part.form is not None else []
             own = [part.form / name for name in names if part.form is not None]
             for path in own:
-                path.chmod(_MODE)
+                if stat.S_IMODE(path.stat().st_mode) != _MODE:  # else it would look changed
+                    path.chmod(_MODE)
             weights = None
             if shared := part.shared:
                 weights = LentWeights(
@@ -205,7 +212,8 @@ class Lender(Uncut):
                     identity=part.identity, device=part.device, names=tuple(names), weights=weights
                 )
             )
-        lent = Lent(title=title, folder=str(self._store.folder.parent), parts=tuple(parts))
+        beside = self._folder.path.parents[2]  # a cache's, in which the slaves name the files too
+        lent = Lent(title=title, folder=str(beside), parts=tuple(parts))
         try:
             broker = Broker(self._listed, lent.to_bytes(), files)
         except OSError as error:
@@ -226,6 +234,22 @@ def _executable_of(compiled: object) -> Any:
     return compiled[0] if isinstance(compiled, tuple) else compiled
 
 
+def _private_folder(store: Store) -> PrivateFolder:
+    """Make a folder beside the cache; beside another where that is read-only.
+
+    Raises CacheUnusable.
+    """
+    try:
+        return PrivateFolder(store.folder.parent)
+    except CacheUnusable:
+        if not store.is_read_only:
+            raise
+    try:
+        return PrivateFolder()
+    except CacheUnusable:
+        return PrivateFolder(Path(tempfile.gettempdir()) / f"inference-engine-{os.geteuid()}")
+
+
 def _link(form: Path, folder: Path) -> None:
     """Give the files of a form a second name in a folder. Raises SharingError."""
     try:
@@ -233,7 +257,12 @@ def _link(form: Path, folder: Path) -> None:
         for name in _names(form):
             path = folder / name
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            os.link(form / name, path)
+            try:
+                os.link(form / name, path)
+            except OSError as error:
+                if error.errno not in (errno.EXDEV, errno.EROFS):
+                    raise
+                shutil.copyfile(form / name, path)  # from the disk of a read-only cache
     except OSError as error:
         if raised_by_handler(error):
             raise

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import sys
 from pathlib import Path
+
+from engine.host.owners import exposure
+from engine.host.paths import absolute
 
 LAYOUT = "v1"
 """Name of the folder in the cache's that holds all of it: another layout gets another name."""
@@ -47,18 +51,49 @@ def expanded(folder: Path) -> Path:
 def private_folder(folder: Path) -> Path:
     """Return the cache's own folder in `folder`, made where it is not there yet, mode 0700.
 
-    Raises CacheUnusable where it cannot be made, or where another user could write to it: what
-    lies there is executed as a model's graph, its weights are believed.
+    On a read-only disk it may not be there. The path is absolute.
+    Raises CacheUnusable where it cannot be made, or where another user could write to it, or put
+    another in its place: what lies there is executed as a model's graph, its weights are believed.
     """
-    own = folder / LAYOUT
+    own = absolute(folder) / LAYOUT
     try:
-        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_made = _is_made(own)
+        # Where it is missing still, whoever could make it could put anything there.
+        if why := exposure(next(above for above in own.parents if os.path.lexists(above))):
+            raise CacheUnusable(
+                f"{str(own)!r} is not safe from other users: {why}; or set ENGINE_CACHE_DIR to a "
+                "folder below ones that only you and root can write to"
+            )
+        if not is_made:
+            return own
         status = own.lstat()
     except OSError as error:
         raise CacheUnusable(f"{str(own)!r} cannot be made: {error.strerror or error}") from error
     if why := _foreign(status):
         raise CacheUnusable(f"{str(own)!r} {why}; set ENGINE_CACHE_DIR to a folder of your own")
     return own
+
+
+def _is_made(folder: Path) -> bool:
+    """Make a folder, and those above it that are missing, for the user alone.
+
+    Returns False where the disk is read-only. Raises OSError.
+    """
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        return True
+    except FileNotFoundError:
+        if os.path.lexists(folder.parent):  # a link to nowhere
+            raise
+        return _is_made(folder.parent) and _is_made(folder)
+    except OSError as error:
+        if error.errno not in (errno.EROFS, errno.EACCES) or os.path.lexists(folder):
+            raise
+        if not folder.parent.is_dir():
+            raise
+        return False
+    return True
 
 
 def _foreign(status: os.stat_result) -> str:

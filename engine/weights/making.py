@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from engine.backends import warn_once
-from engine.errors import CompiledFormError, EngineError
+from engine.errors import BackendUnavailable, CompiledFormError, EngineError
 from engine.host.interrupts import raised_by_handler
 from engine.weights.store import Damaged, Identity, Outdated, Store
 
@@ -53,6 +53,8 @@ def found_or_made(store: Store, may_write: bool, work: Work[T]) -> T:
     What is wrong with the entry, or with the disk, is a warning. Raises CacheUnusable.
     """
     identity = work.identity
+    if not may_write and store.version(identity) is None:  # a read-only disk has no lock of it
+        return work.make(None)
     while True:
         damaged = None
         with store.locked(identity.name, shared=True, check=work.check):
@@ -100,7 +102,7 @@ def _made(store: Store, work: Work[T]) -> T:
         store.abandon(identity)
         if not work.is_of_disk(error) or raised_by_handler(error):
             raise
-        warn_once(f"the compile cache is not written: {error}")
+        warn_once(f"the compile cache is not written: {_reason(error)}")
         return work.make(None)  # which raises the same where it was not about the cache
     try:
         if not store.commit(identity, work.title) and work.sketched:
@@ -111,6 +113,13 @@ def _made(store: Store, work: Work[T]) -> T:
             raise interrupt from None
         warn_once(f"the compile cache is not written: {error}")
     return made
+
+
+def _reason(error: BaseException) -> BaseException:
+    """Return what a backend has raised, without blame: a disk that fails is not its fault."""
+    cause = error.__cause__
+    is_wrapped = isinstance(error, BackendUnavailable) and isinstance(cause, OSError)
+    return cause if is_wrapped and cause is not None and str(cause) in str(error) else error
 
 
 def _has_room(store: Store, work: Work[T]) -> bool:

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from engine.weights.digests import Digests, remove_old, write_aside
+from engine.weights.digests import Digests, read_regular, remove_old, write_aside
 from engine.weights.location import CacheUnusable, private_folder
 from engine.weights.locks import locked
 
@@ -115,7 +115,8 @@ class Store:
             for name in _FOLDERS:
                 (self.folder / name).mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
-            if error.errno not in (errno.EROFS, errno.EACCES):  # what is there can be read
+            is_empty = not self.folder.exists()  # and read-only
+            if not is_empty and error.errno not in (errno.EROFS, errno.EACCES):  # others are read
                 raise CacheUnusable(f"{str(self.folder)!r} cannot be written: {error}") from error
         self.digests = Digests(self.folder / "digests")
 
@@ -398,7 +399,7 @@ def read_entry(folder: Path) -> Entry:
     """Return an entry as its record says it. Raises Damaged."""
     record = folder / RECORD
     try:
-        said: dict[str, Any] = json.loads(record.read_text(encoding="utf-8"))
+        said: dict[str, Any] = json.loads(read_regular(record))
         digests = {str(name): str(digest) for name, digest in said["files"].items()}
         return Entry(
             folder=folder,

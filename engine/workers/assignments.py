@@ -16,6 +16,7 @@ from engine.workers.protocol import Assignment
 
 if TYPE_CHECKING:
     from engine.context import Context
+    from engine.typing import DecMode
 
 
 def assignments(
@@ -24,15 +25,18 @@ def assignments(
     context: Context,
     config: Mapping[str, Mapping[str, str]],
     dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
+    dec_mode: DecMode = "AES-GCM",
     *,
     is_local: bool = True,
+    batch_axes: Mapping[str, int | None] | None = None,
+    is_proving: bool = False,
 ) -> list[Assignment]:
     """Return what the worker of each device is to build, in the order of the devices.
 
     On cpu a device is a group of CPUs: this machine's are divided, and more workers than there are
     CPUs share them. is_local: the workers are on this machine, whose CPUs are to be divided, and
-    read this very file.
+    read this very file. is_proving: the first one says whether requests may be cut along the
+    batch, which is at `batch_axes`.
     """
     count = len(device_ids)
     groups: list[tuple[int, ...]] = [()] * count
@@ -63,6 +67,8 @@ def assignments(
                 dec_mode=dec_mode,
                 cores=cores,
                 version=version,
+                batch_axes=batch_axes,
+                is_proving=is_proving and not place,
             )
         )
     return found

@@ -28,10 +28,29 @@ class BatchAxes:
     reason: str = ""
 
 
+def find_inputs(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], given: Given | None
+) -> tuple[Axes, bool]:
+    """Return the batch axis of each input, and whether the model takes any batch.
+
+    No axis where they cannot be told. Raises InputError for `given` that does not fit the model.
+    """
+    try:
+        found = _found(inputs, outputs, _checked(given or {}, inputs, outputs))
+    except _Unknown as unknown:
+        return unknown.inputs or (None,) * len(inputs), unknown.is_open
+    return found.inputs, found.is_open
+
+
 def find(
-    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], given: Given | None = None
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    given: Given | None = None,
+    proven: Sequence[int | None] = (),
 ) -> BatchAxes:
     """Return the batch axes of a model.
+
+    proven: the axis of each output, where that was followed through the model.
 
     given: axes by the names of inputs and outputs. The others follow from the batch's name, which
         is that of the open dim at axis 0 of most inputs, or of those at the given axes. Where no
@@ -39,6 +58,13 @@ def find(
     Raises InputError for `given` that does not fit the model or does not say enough.
     """
     axes = _checked(given or {}, inputs, outputs)
+    for spec, axis in zip(outputs, proven):
+        if axes.setdefault(spec.name, axis) != axis:
+            raise InputError(
+                f"batch_axes: output {spec.name!r} has its batch at axis {axis}, but got "
+                f"{axes[spec.name]}; leave it out",
+                spec.name,
+            )
     try:
         return _found(inputs, outputs, axes)
     except _Unknown as error:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import one_line
 from engine.host.channel import Answerer, portable, received
+from engine.host.serve import end_interrupted
 from engine.host.worker import receive_fds
 from engine.workers.protocol import Question
 from engine.workers.served import ServedModel
@@ -47,6 +48,9 @@ def serve(assignment: Assignment, parent: Connection) -> None:
             may_stop = answerer.note == Question.RUN_STOPPABLE
             return model.run(answerer.number, values, outputs, deadline_s, may_stop)
         except Exception:
+            raise
+        except KeyboardInterrupt:  # of a handler that the backend has installed
+            end_interrupted()
             raise
         except BaseException as error:  # it would end the process of who called
             raise RuntimeError(one_line(error)) from error

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from engine.host import fork
 from engine.host.channel import Caller
 from engine.host.interrupts import raised_by_handler
+from engine.host.lack import explained
 from engine.host.worker import Ended
 from engine.host.worker import Worker as Process
 from engine.workers.protocol import Assignment, Lost, Question, Ready
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from engine.types import Progress, Value
     from engine.weights.variables import Update
 
-_CLOSE_S = 2.0
 _TRIM_EVERY = 64  # runs
 
 
@@ -36,7 +36,8 @@ class ProcessWorker:
         self._is_idle = False
         self._sentinel: int | None = None
         self._sending = threading.Lock()
-        self._caller = Caller()
+        with explained("a worker process cannot be started"):
+            self._caller = Caller()
         try:
             self._process = Process("", assignment, module="engine._worker")
         except BaseException:
@@ -74,7 +75,10 @@ class ProcessWorker:
             except Ended as ended:
                 raise self._lost(ended) from None
             if kind == "error":
-                raise value
+                try:
+                    raise value
+                finally:
+                    del value  # the traceback of an error has this frame: no cycle
             if kind == "ready":
                 self._is_idle = True
                 return value  # type: ignore[no-any-return]
@@ -136,7 +140,7 @@ class ProcessWorker:
         """See Worker. One that is idle is let free its model first."""
         self._caller.close()
         if self._is_idle and not self._why:
-            self._process.wait(_CLOSE_S)
+            self._process.finish()
         self._let_go()
 
     def _let_go(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from engine.context import Context
     from engine.formats.opened import FileVersion
     from engine.types import Progress, TensorSpec, Value
+    from engine.typing import DecMode
     from engine.weights.variables import Update
 
 
@@ -67,6 +68,7 @@ class Assignment:
         None where the worker reads a file of its own.
     data_files: that the model has beside its own, by the paths that it names them by, where links
         may be; known once a worker has built it.
+    batch_axes: as the user gave them. is_proving: it is to say whether requests may be cut.
     """
 
     place: int
@@ -76,10 +78,12 @@ class Assignment:
     context: Context
     config: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     dec_key: bytes | None = field(default=None, repr=False)
-    dec_mode: str = "AES-GCM"
+    dec_mode: DecMode = "AES-GCM"
     cores: tuple[int, ...] = ()
     version: FileVersion | None = None
     data_files: Mapping[str, FileVersion] = field(default_factory=dict)
+    batch_axes: Mapping[str, int | None] | None = None
+    is_proving: bool = False
 
     @property
     def is_current(self) -> bool:
@@ -95,12 +99,23 @@ class Assignment:
             return False
 
 
+class Cuts(NamedTuple):
+    """The proof that requests may be cut along the batch.
+
+    reason: why they may not, "" where they may. outputs: the axis of the batch of each, None for
+    one that is the same from every part; () where nothing is proven.
+    """
+
+    reason: str = ""
+    outputs: tuple[int | None, ...] = ()
+
+
 class Ready(NamedTuple):
     """A worker's description of the model that it has built.
 
     keeps_deadlines, can_stop: its backends stop a run at a deadline, and when they are told to.
     data_files: as an assignment has them; empty on another machine. variable_weights: those that
-    were declared.
+    were declared. cuts: None where no proof was asked for.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -109,6 +124,7 @@ class Ready(NamedTuple):
     can_stop: bool
     data_files: Mapping[str, FileVersion]
     variable_weights: tuple[TensorSpec, ...] = ()
+    cuts: Cuts | None = None
 
 
 class Worker(Protocol):

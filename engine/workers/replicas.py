@@ -25,6 +25,7 @@ from engine.workers.slicing import Slicing
 if TYPE_CHECKING:
     from engine.types import TensorSpec, Value
     from engine.workers.hands import Task
+    from engine.workers.protocol import Cuts
     from engine.workers.supervisor import Supervisor
 
 _LOOK_S = 0.05
@@ -40,7 +41,7 @@ class _Seen(NamedTuple):
 class Replicas:
     """The model that each worker of a supervisor has built. Any thread may call any method.
 
-    batch_axes: see Slicing. Raises InputError where those do not fit.
+    batch_axes, cuts, is_forced: see Slicing. Raises InputError where those do not fit.
     """
 
     def __init__(
@@ -49,9 +50,12 @@ class Replicas:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         batch_axes: Mapping[str, int | None] | None,
+        cuts: Cuts | None,
+        *,
+        is_forced: bool = False,
     ) -> None:
         self.supervisor = supervisor
-        self._slicing = Slicing(inputs, outputs, batch_axes)
+        self._slicing = Slicing(inputs, outputs, batch_axes, cuts, is_forced=is_forced)
         self._inputs = tuple(inputs)
         axes = self._slicing.axes.inputs
         # What a worker gets is for the worker's model to check; a request may be larger.
@@ -78,6 +82,11 @@ class Replicas:
         else:
             results = self._slicing.join(self._results(parts, deadline_s, cancel))
         return list(map(as_tensors, results, self._descriptions))
+
+    @property
+    def batching(self) -> str:
+        """How requests are cut, or why they are not."""
+        return self._slicing.description
 
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for the inputs; see Model.get_inputs."""

@@ -1,7 +1,8 @@
 """One of a runner's devices, and the thread that sees to it that a worker serves it.
 
 The thread starts the worker, has it build the model, waits for its end, and begins anew: at once
-after a worker that was of use, after ever longer pauses where starts fail, until it gives up.
+after a worker that was of use, after pauses of at most a second where starts fail, for as long as
+the runner lives. Only over files that have changed no worker is started, until they are back.
 """
 
 from __future__ import annotations
@@ -33,10 +34,8 @@ if TYPE_CHECKING:
 
 FIRST_STARTS = 2
 """The number of starts of a device's first worker, if it dies while it builds."""
-STARTS = 8
-"""The number of starts in a row that may fail of a later one."""
 _PAUSE_S = 0.1  # after the first start that failed; doubled after each
-_LONGEST_PAUSE_S = 10.0
+_LONGEST_PAUSE_S = 1.0  # a device is back soon after what kept it away has passed
 _HEALTHY_S = 1.0  # a worker that ends sooner and has run nothing counts as a start that failed
 _LOOK_S = 0.5  # how often a worker without a sentinel is asked whether it has ended
 
@@ -49,7 +48,7 @@ class State(StrEnum):
     STARTING = "starting"  # it starts, or builds the model
     READY = "ready"
     PAUSED = "paused"  # the last start failed; the next comes soon
-    GIVEN_UP = "given up"  # no further start
+    GIVEN_UP = "given up"  # no start: the first ones failed, or the files have changed
     CLOSED = "closed"
 
 
@@ -234,27 +233,45 @@ class Seat:
             self._discard()
             if self._reason:
                 break
-            if failures >= self._most(failures):
-                if self._was_ready:
-                    log.error("%s is given up after %d starts: %s", self, failures, self.why)
+            if not self._was_ready and failures >= self._first_starts:
                 self._turn(State.GIVEN_UP)
                 return
             if failures:
-                pause_s = min(_PAUSE_S * 2 ** (failures - 1), _LONGEST_PAUSE_S)
-                log.warning("%s: %s; the next start is in %g s", self, self.why, pause_s)
-                self._turn(State.PAUSED)
-                until = time.monotonic() + pause_s
-                while not self._reason and time.monotonic() < until:  # wakes may be of before
-                    self._wait(None, until)
+                self._pause(failures)
+                self._await_files()
+            if self._reason:
+                break
             self.restarts += 1
             self._turn(State.STARTING)
         self._discard()
         self._turn(State.CLOSED)
 
-    def _most(self, failures: int) -> int:
-        if self._was_ready:
-            return STARTS if self.assignment.is_current else 1
+    @property
+    def _first_starts(self) -> int:
+        """The number of starts until the first build counts as failed."""
         return FIRST_STARTS if isinstance(self.error, Lost) else 1
+
+    def _pause(self, failures: int) -> None:
+        """Wait before the next start, after so many in a row that failed."""
+        pause_s = min(_PAUSE_S * 2 ** min(failures - 1, 30), _LONGEST_PAUSE_S)
+        if not failures & (failures - 1):  # the first, second, fourth: it may go on for days
+            log.warning("%s: %s; failed start %d in a row, more follow", self, self.why, failures)
+        self._turn(State.PAUSED)
+        self._sleep(pause_s)
+
+    def _await_files(self) -> None:
+        """Wait until the files are those that the first worker was built of."""
+        if not self._was_ready or self.assignment.is_current:
+            return
+        log.error("%s is given up until the model's files are back: %s", self, self.why)
+        self._turn(State.GIVEN_UP)
+        while not self._reason and not self.assignment.is_current:
+            self._sleep(_LONGEST_PAUSE_S)
+
+    def _sleep(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._reason and time.monotonic() < until:  # wakes may be of before
+            self._wait(None, until)
 
     @property
     def why(self) -> str:

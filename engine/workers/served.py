@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
-from engine.formats.opened import FileVersion
+from engine.formats.opened import FileVersion, state_of
 from engine.model import Model, ModelType
 from engine.tensor import Tensor, arrays_in
 from engine.types import CancelToken, Capability
-from engine.workers.protocol import Assignment, Ready
+from engine.workers.cuts import proven
+from engine.workers.protocol import Assignment, Cuts, Ready
 
 if TYPE_CHECKING:
     from engine.exchange import Change
@@ -65,7 +66,12 @@ class ServedModel:
         keeps_deadlines = not plan.lacks(Capability.DEADLINES)[0]
         weights = recipe.weights if recipe is not None else None
         variable = () if weights is None else weights.specs
-        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files), variable)
+        cuts = None
+        if wanted.is_proving and recipe is not None:
+            cuts = proven(recipe.opened_again, *specs, wanted.batch_axes)
+            if cuts is not None and state_of(plan.source):
+                cuts = Cuts("it keeps state from one predict to the next")
+        return Ready(*specs, keeps_deadlines, self._can_stop, dict(data_files), variable, cuts)
 
     def _refuse_other_files(self, data_files: Mapping[str, FileVersion]) -> None:
         """Raise ModelError where a file was changed since the first workers have read it.

@@ -7,14 +7,17 @@ A model of fixed batch takes parts of its own size: four times its batch are fou
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.backends import warn_once
 from engine.errors import InputError, ModelError
+from engine.serving.batchable import same_sizes
 from engine.types import TensorSpec
 from engine.workers.batch_axes import dim_at, find, has_axes, keep_whole
+from engine.workers.protocol import Cuts
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -25,6 +28,8 @@ class Slicing:
     batch_axes: for inputs and outputs by name the axis of the batch, None for one that has none;
         the others are found, see `batch_axes.find`. In `axes` is what was found. Where it cannot be
         told, requests are not cut, and `axes.reason` says why.
+    cuts: what is proven of cutting an open batch; None where that is not asked for.
+    is_forced: requests are cut also where that is not proven, with a warning.
     Raises InputError for `batch_axes` that do not fit the model or do not say enough.
     """
 
@@ -33,8 +38,18 @@ class Slicing:
         inputs: Sequence[TensorSpec],
         outputs: Sequence[TensorSpec],
         batch_axes: Mapping[str, int | None] | None = None,
+        cuts: Cuts | None = None,
+        *,
+        is_forced: bool = False,
     ) -> None:
-        self.axes = find(inputs, outputs, batch_axes)
+        self._risk = ""  # why parts may give other results than the whole
+        if is_forced and cuts is not None and cuts.reason:
+            self._risk, cuts = cuts.reason, None
+        self.axes = find(inputs, outputs, batch_axes, cuts.outputs if cuts is not None else ())
+        if cuts is not None and cuts.reason:
+            self.axes = replace(self.axes, reason=cuts.reason)
+        self._is_unproven = cuts is not None and bool(cuts.reason)
+        self._same = same_sizes(inputs) if cuts is not None else ()
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
         self._sliced = [
             (place, spec, axis)
@@ -44,6 +59,15 @@ class Slicing:
         bounds = [spec.bounds[axis] for _, spec, axis in self._sliced if spec.bounds]
         self._lowest = max((bound[0] for bound in bounds if bound), default=1) or 1
         self._highest = min((bound[1] for bound in bounds if bound), default=None)
+
+    @property
+    def _advice_to_insist(self) -> str:
+        if not self._is_unproven:
+            return ""
+        return (
+            f'; {keep_whole(self._inputs)} without this warning, or batching="force" to cut them '
+            "where the results of parts may be others"
+        )
 
     def cut(self, arrays: Sequence[Any], workers: int) -> list[list[Any]]:
         """Return the inputs of each part of a request, in order; the arrays are views.
@@ -58,8 +82,10 @@ class Slicing:
             return self._cut_to_size(arrays)
         if self.axes.reason:
             if workers > 1:
-                warn_once(f"requests are not sliced: {self.axes.reason}")
+                warn_once(f"requests are kept whole: {self.axes.reason}{self._advice_to_insist}")
             return [list(arrays)]
+        if self._risk and workers > 1:
+            warn_once(f"requests are cut as asked for, and parts may differ: {self._risk}")
         batch = self._batch(arrays)
         count = min(workers, batch // self._lowest)
         if self._highest is not None:
@@ -84,6 +110,19 @@ class Slicing:
             for spec, axis, *values in zip(self._outputs, self.axes.outputs, *results, strict=True)
         ]
 
+    @property
+    def description(self) -> str:
+        """How requests are cut, or why they are not."""
+        axes = self.axes
+        if all(axis is None for axis in axes.inputs):
+            return f"kept whole: {axes.reason or 'no input has a batch'}"
+        if not axes.is_open:
+            return "cut into the model's own batch"
+        if axes.reason:
+            return f"kept whole: {axes.reason}"
+        forced = f"; forced, and parts may give other results: {self._risk}" if self._risk else ""
+        return f"cut along the batch{forced}"
+
     def _batch(self, arrays: Sequence[Any]) -> int:
         """Return the size of the batch; 1, so that nothing is cut, where arrays have no one size.
 
@@ -95,6 +134,8 @@ class Slicing:
             if len(shape) <= axis or (spec.shape is not None and len(shape) != len(spec.shape)):
                 return 1
             sizes.add(shape[axis])
+        if any(len({arrays[at].shape[axis] for at, axis in axes}) > 1 for axes in self._same):
+            return 1  # what is proven is so for axes of one name that have one size
         return sizes.pop() if len(sizes) == 1 else 1
 
     def _cut_to_size(self, arrays: Sequence[Any]) -> list[list[Any]]:

@@ -48,7 +48,8 @@ class MultiDeviceStatistics(RunnerStatistics):
         return str(self)  # what a prompt shows; an inherited one would be dataclass's
 
     def __str__(self) -> str:
-        lines = RunnerStatistics.__str__(self).splitlines()[:-1]  # without batches: there are none
+        lines = RunnerStatistics.__str__(self).splitlines()[:-1]  # without sizes: nothing is joined
+        lines.append(f"batches    {self.batching}")
         lines.append(f"workers    {self.restarts} restarts, {self.retries} retries")
         return "\n".join([*lines, *(f"           {worker}" for worker in self.workers)])
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
+from engine.host.lack import explained
 from engine.plan.gate import Gate
 from engine.workers.guard import check
 from engine.workers.protocol import MOST_LOST, Lost
@@ -51,10 +52,11 @@ class Supervisor:
         self._reason = ""  # it is closed
         self.count = len(assignments)
         self._weights = Weights()
-        self.seats = [
-            Seat(task, start, self._lock, self._turned, lambda: self._weights)
-            for task in assignments
-        ]
+        with explained(f"{self.path}: a worker cannot be started"):
+            self.seats = [
+                Seat(task, start, self._lock, self._turned, lambda: self._weights)
+                for task in assignments
+            ]
 
     # --------------------------------------------------------------------------------- building
 
@@ -68,7 +70,8 @@ class Supervisor:
         shown = -1
         try:
             for seat in self.seats:
-                seat.begin(None if steps is None else steps.of(seat))
+                with explained(f"{self.path}: {seat} cannot be started"):
+                    seat.begin(None if steps is None else steps.of(seat))
             while (done := self._built()) < len(self.seats):
                 if cancel is not None:
                     cancel.check()
@@ -156,9 +159,17 @@ class Supervisor:
             raise ModelStateError(f"predict failed! {self._reason}")
         try:
             check(deadline_s, cancel)
-        except (Cancelled, DeadlineExceeded) as error:
+        except Cancelled as error:
             error.args = (f"predict failed! {error}",)
             raise
+        except DeadlineExceeded as error:
+            none_is_ready = not any(seat.is_ready for seat in self.seats)
+            why = f"; no worker is ready: {self._reasons()}" if none_is_ready else ""
+            error.args = (f"predict failed! {error}{why}",)
+            raise
+
+    def _reasons(self) -> str:
+        return "; ".join(f"{seat} {seat.why or 'starts'}" for seat in self.seats)
 
     def _refused(self, lost: Sequence[str]) -> RequestRefused:
         return RequestRefused(
@@ -256,10 +267,9 @@ class Supervisor:
             if holder.waits_for_fresh and free and not is_coming:
                 free[0].end("was ended for a request that needs a worker which has run nothing")
         if all(seat.state is State.GIVEN_UP for seat in self.seats):
-            reasons = "; ".join(f"{seat}: {seat.why}" for seat in self.seats)
             raise ModelError(
-                f"predict failed! no worker is left, and none is started any more: {reasons}; "
-                "mend that and build another runner",
+                f"predict failed! no worker is left, and none is started over files that have "
+                f"changed: {self._reasons()}; put them back, or build another runner",
                 self.path,
             )
         return False

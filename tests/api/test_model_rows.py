@@ -304,7 +304,8 @@ def test_wrong_inputs_have_the_documented_texts(
     for outputs in (None, [Tensor()]):
         with pytest.raises(kind) as caught:
             affine.predict(inputs, outputs)
-        assert str(caught.value).startswith(text)
+        said = str(caught.value)
+        assert said.startswith(text) or (said.startswith("input 'x': expected ") and text in said)
 
 
 def test_a_wrong_size_is_told_beside_the_right_one(affine: Model) -> None:
@@ -312,9 +313,9 @@ def test_a_wrong_size_is_told_beside_the_right_one(affine: Model) -> None:
     with pytest.raises(RuntimeError) as caught:
         affine.predict([np.zeros((2, 4), np.float32)])
     assert str(caught.value) == (
-        "data size not equal! Numpy size: 32, Tensor size: 24. input 'x': expected float32[2, 3], "
-        "got float32[2, 4]; axis 1 is fixed to 3 in the model's file: pass that size, try "
-        "model.resize(model.get_inputs(), [[2, 4]]), or export the model with that axis open"
+        "input 'x': expected float32[2, 3], got float32[2, 4]; axis 1 is fixed to 3 in the model's "
+        "file: pass that size, try model.resize(model.get_inputs(), [[2, 4]]), or export the model "
+        "with that axis open (data size not equal! Numpy size: 32, Tensor size: 24)"
     )
 
 

@@ -287,6 +287,17 @@ def test_graphs_are_written_as_text_where_the_variable_asks_for_it(
     assert sum("MSLITE_DUMP_GRAPH_LEVEL=1: " in note for note in converter.report.notes) == count
 
 
+def test_graphs_go_to_the_folder_that_another_variable_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MSLITE_DUMP_GRAPH_LEVEL", "1")
+    monkeypatch.setenv("MSLITE_DUMP_GRAPH_PATH", "./dump_graph/")
+    Converter().convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))
+    assert len(list((tmp_path / "dump_graph").glob("*.ir"))) == 2
+    assert not list(tmp_path.glob("*.ir"))
+
+
 def test_graphs_of_a_model_with_a_key_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

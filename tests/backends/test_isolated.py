@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ import pytest
 
 import engine
 from engine import CancelToken, Model, Tensor
+from engine.backends import open_backend
+from engine.backends.isolated import isolated as isolated_backend
 from engine.errors import (
     BackendUnavailable,
     Cancelled,
@@ -26,8 +29,10 @@ from engine.errors import (
     InputError,
     ModelError,
 )
+from engine.host.child import command, environment
 from engine.testing import models
 from engine.testing.plugins import install
+from engine.types import CompileOptions, Device, ModelSource
 
 ISOLATE = {"common_context": {"isolate": "true"}}
 
@@ -339,6 +344,36 @@ def test_a_crash_while_building_is_an_error(
         isolated(models.affine(tmp_path), name)
 
 
+class _NoThread(threading.Thread):
+    def start(self) -> None:
+        raise RuntimeError("can't start new thread")
+
+
+@pytest.mark.parametrize("how", ["refused", "killed", "cancelled", "not started"])
+def test_a_build_that_fails_keeps_no_view_of_the_weights(
+    how: str, odd: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python before 3.13 dies where it collects a view of a view, which an error's frames hold."""
+    code = {"refused": "raise ModelError('no')", "killed": "os.kill(os.getpid(), 9)"}
+    name = odd(load="from engine.errors import ModelError; " + code.get(how, "time.sleep(600)"))
+    token = CancelToken()
+    if how == "cancelled":
+        threading.Timer(0.3, token.cancel).start()
+    memory = bytearray(100_000)
+    source = ModelSource(
+        format="onnx", path=models.affine(tmp_path), files={"weights": memoryview(memory)}
+    )
+    backend = isolated_backend(open_backend(name))
+    if how == "not started":
+        monkeypatch.setattr(threading, "Thread", _NoThread)
+    with pytest.raises((EngineError, RuntimeError)) as kept:
+        backend.load(source, CompileOptions(device=Device("cpu", 0), cancel=token))
+    monkeypatch.undo()
+    source.files["weights"].release()  # type: ignore[union-attr]
+    memory.clear()  # raises BufferError while there is a view
+    assert kept.value.__traceback__ is not None
+
+
 @pytest.mark.slow
 def test_a_kill_from_outside_is_told_and_gets_over(null_backend: str, tmp_path: Path) -> None:
     with isolated(models.affine(tmp_path), null_backend) as model:
@@ -594,6 +629,84 @@ def test_a_build_is_cancelled_and_its_progress_arrives(
             models.affine(tmp_path), target=name, config=ISOLATE, progress=show, cancel=token
         )
     assert seen == [("thinking", 1, 2)]
+
+
+def test_a_worker_that_takes_long_to_free_its_model_is_not_killed(
+    odd: Callable[..., str], tmp_path: Path
+) -> None:
+    freed = tmp_path / "freed"
+    before = f"""
+from engine.testing.null_run import NullExecutable
+close = NullExecutable.close
+def slow(self):
+    time.sleep(2.5)
+    close(self)
+    open({str(freed)!r}, "w").close()
+NullExecutable.close = slow
+"""
+    with isolated(models.affine(tmp_path), odd(before=before)) as model:
+        model(X)
+    assert freed.exists()
+
+
+INTERRUPTED = """
+import signal, sys, threading
+import numpy as np, numpy.testing
+import engine
+
+path, target, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+config = {"common_context": {"isolate": "true"}}
+x = np.arange(6, dtype=np.float32).reshape(2, 3)
+errors, is_over = [], threading.Event()
+
+def predict_on():
+    number = 0
+    while not is_over.is_set() and not errors:
+        number = (number + 1) % 1000
+        try:
+            np.testing.assert_array_equal(model(x + number)["y"], 2 * (x + number) + 1)
+        except Exception as error:
+            errors.append(error)
+
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+with engine.load(path, target=target, config=config) as model:
+    worker = lambda: model._plan.executable.process().worker.pid
+    first = worker()
+    other = threading.Thread(target=predict_on)
+    other.start()
+    interrupts = 0
+    while interrupts < count and not errors:
+        try:
+            # Again after a while: what is raised in a `__del__` is lost.
+            signal.setitimer(signal.ITIMER_REAL, 2e-4 * (1 + interrupts % 20), 0.005)
+            while True:
+                model(x)
+        except KeyboardInterrupt:
+            interrupts += 1
+        finally:
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                pass
+    is_over.set()
+    other.join()
+    print(errors, worker() == first, (model(x)["y"] == 2 * x + 1).all())
+"""
+
+
+@pytest.mark.parametrize(
+    "count",
+    [300, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+)
+def test_interrupts_of_one_threads_predicts_leave_the_worker_to_the_others(
+    count: int, null_backend: str, tmp_path: Path
+) -> None:
+    path = models.affine(tmp_path)
+    done = subprocess.run(
+        command("-c", INTERRUPTED, str(path), null_backend, str(count)),
+        capture_output=True, text=True, timeout=500, env=environment(), check=False,
+    )  # fmt: skip
+    assert done.stdout == "[] True True\n", done.stderr[-2000:]
 
 
 @pytest.mark.slow

@@ -318,6 +318,39 @@ def test_a_rank_that_does_not_listen_is_ended_all_the_same(tmp_path: Path) -> No
     wait_until_ended(pids)
 
 
+STOPPED = """
+import os, signal, subprocess, sys, time
+if os.environ["ENGINE_RANK"] == "1":
+    if sys.argv[1] == "continued":
+        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+    if sys.argv[1] == "slow":
+        time.sleep(3)
+    else:
+        os.kill(os.getpid(), signal.SIGSTOP)
+print("well")
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["stopped", *(pytest.param(how, marks=pytest.mark.slow) for how in ("continued", "slow"))],
+)
+def test_a_rank_that_is_stopped_when_the_others_have_ended_is_named_and_a_slow_one_waited_for(
+    how: str, tmp_path: Path
+) -> None:
+    script = written(tmp_path, STOPPED)
+    patience = {"ENGINE_RANKS_TIMEOUT_S": "60" if how == "continued" else "1"}
+    status, out, errors = launch("-n", 2, script, how, env=patience)
+    if how != "stopped":
+        assert (status, sorted(out), errors) == (0, ["[0] well", "[1] well"], [])
+        return
+    assert (status, out) == (1, ["[0] well"])
+    assert errors == [
+        "error: rank 1 of 2 was stopped by a signal for longer than 1 s after the others had "
+        "ended, and was killed"
+    ]
+
+
 @pytest.mark.slow
 def test_what_a_rank_leaves_running_ends_with_it(tmp_path: Path) -> None:
     script = written(tmp_path, WAITS.replace("time.sleep(200)\n", ""))

@@ -250,6 +250,48 @@ def test_what_is_no_json_or_no_table_is_refused(data: bytes, says: str) -> None:
     assert says in str(caught.value)
 
 
+def oldest(*instances: tuple[int, str, int]) -> Table:
+    """A table of the form that came before versions: (rank, server, device)."""
+    listed = [
+        {"devices": [{"device_id": str(device), "device_ip": f"192.168.1.{rank}"}],
+         "rank_id": str(rank), "server_id": server}
+        for rank, server, device in instances
+    ]  # fmt: skip
+    group = {"device_num": str(len(listed)), "server_num": "1", "group_name": "",
+             "instance_count": str(len(listed)), "instance_list": listed}  # fmt: skip
+    return {"board_id": "0x0020", "chip_info": "910", "deploy_mode": "lab", "group_count": "1",
+            "group_list": [group], "para_plane_nic_location": "device",
+            "para_plane_nic_name": ["eth0"], "status": "completed"}  # fmt: skip
+
+
+def test_a_table_of_the_form_before_versions_is_read() -> None:
+    table = oldest((1, "10.0.0.5", 0), (0, "10.0.0.5", 1), (2, "10.0.0.6", 0))
+    assert parsed(table) == [
+        Place(0, "10.0.0.5", 1, "192.168.1.0"), Place(1, "10.0.0.5", 0, "192.168.1.1"),
+        Place(2, "10.0.0.6", 0, "192.168.1.2"),
+    ]  # fmt: skip
+    assert parse(json.dumps(table).encode(), "t.json").version == "group_list"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda group: group.update(instance_count="3"), "instance_count: expected 2"),
+        (lambda group: group.update(instance_list=[]), "instance_list: expected a list"),
+        (lambda group: group["instance_list"][1].update(rank_id="0"), "another rank than in"),
+        (lambda group: group["instance_list"][0].update(devices=[]), "devices: expected a list"),
+        (lambda group: group["instance_list"][1].update(group["instance_list"][0], rank_id="1"),
+         "instance_list[1].devices: expected another device than in"),
+    ],
+)  # fmt: skip
+def test_a_broken_rule_of_that_form_is_named(change: Callable[[Table], None], says: str) -> None:
+    table = oldest((0, "10.0.0.5", 0), (1, "10.0.0.5", 1))
+    change(table["group_list"][0])
+    with pytest.raises(CommunicatorError) as caught:
+        parse(json.dumps(table).encode(), "t.json")
+    assert says in str(caught.value)
+
+
 @pytest.mark.parametrize("port", [[], {"a": []}, None, 16666])
 def test_a_port_may_be_anything(port: object) -> None:
     table = v1()

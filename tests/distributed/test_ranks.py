@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import onnx
 import pytest
 import rank_models
+from onnx import TensorProto
 from rank_models import node, save, together
 
 import engine
@@ -131,6 +133,42 @@ def test_stages_that_send_and_receive_give_the_whole_models_output(tmp_path: Pat
     for results in values(on_all(rank_models.staged_mlp(tmp_path), main)):
         for seed, y in enumerate(results):
             np.testing.assert_allclose(y, mlp_of(x_of(3, seed)), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_received_is_of_the_type_that_its_node_says(tmp_path: Path) -> None:
+    """Its reader takes any type, so that nothing else tells it."""
+    first = [together("Send", "x", "sent", rank=1), node("Neg", "x", "y")]
+    second = [
+        together("Receive", "", "r", rank=0, to=TensorProto.FLOAT, sizes=[2, 3]),
+        node("Transpose", "r", "t"), node("Transpose", "t", "y"),
+    ]  # fmt: skip
+    shapes: Any = {"x": [2, 3]}, {"y": [2, 3]}
+    paths = [save(tmp_path / f"m{i}.onnx", each, *shapes) for i, each in enumerate((first, second))]
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    results = values(on_all(paths, lambda rank, plan: predict(plan, x)[0]))
+    np.testing.assert_array_equal(results, [-x, x])
+
+
+def test_a_shape_goes_before_the_tensor_that_no_file_says_it_of(tmp_path: Path) -> None:
+    """By Send and Receive, and by a Broadcast to which one rank alone gives something."""
+    last = together("Broadcast", "z", "y", root=1, with_shape=1, to=TensorProto.FLOAT)
+    first = [together("Send", "x", "sent", rank=1, with_shape=1), deepcopy(last)]
+    del first[1].input[:]
+    second = [
+        together("Receive", "", "r", rank=0, to=TensorProto.FLOAT, with_shape=1),
+        node("Neg", "r", "z"), last,
+    ]  # fmt: skip
+    shapes: Any = {"x": ["n", "m"]}, {"y": ["n", "m"]}
+    paths = [save(tmp_path / f"m{i}.onnx", each, *shapes) for i, each in enumerate((first, second))]
+    sizes = [(2, 3), (2, 3), (2, 3), (1, 4), (0, 3), (200, 300), (2, 3)]
+    inputs = [np.random.default_rng(0).standard_normal(size).astype(np.float32) for size in sizes]
+
+    def main(rank: int, plan: Plan) -> list[Array]:
+        return [predict(plan, x)[0] for x in inputs]
+
+    for results in values(on_all(paths, main)):
+        for x, y in zip(inputs, results, strict=True):
+            np.testing.assert_array_equal(y, -x)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -60,6 +60,67 @@ def test_a_key_that_nobody_writes_is_an_error_after_the_timeout(server: StoreSer
     assert store.get("id", 1.0) == b"after"
 
 
+@pytest.mark.parametrize("turns", [3, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_store_outlives_times_without_a_thread_to_spare(
+    turns: int, server: StoreServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, refused = threading.Thread.start, []
+
+    def start_later(thread: threading.Thread) -> None:
+        if len(refused) < 20:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_later)
+    for turn in range(turns):
+        refused.clear()
+        store = connect(server.address, server.key)
+        store.set(f"id {turn}", b"1")
+        assert len(refused) == 20
+        store.close()
+
+
+def test_a_store_that_waits_for_a_thread_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = threading.Event()
+
+    def refuse(thread: threading.Thread) -> None:
+        tried.set()
+        raise RuntimeError("can't start new thread")
+
+    with StoreServer() as server, socket.socket(socket.AF_UNIX) as stranger:
+        monkeypatch.setattr(threading.Thread, "start", refuse)
+        stranger.connect("\0" + server.address[1:])
+        assert tried.wait(60)
+        server.close()
+        assert not server._accepting.is_alive()
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"", b"\xff", b"{", b"[]", b"7", b"{}", b"[" * 100_000, b'{"do": "get"}', b'{"do": 1}',
+        b'{"do": "get", "key": [], "timeout_s": 1, "rank": 0}',
+        b'{"do": "get", "key": "k", "timeout_s": "soon", "rank": 0}',
+        b'{"do": "get", "key": "k", "timeout_s": 1, "rank": {}}',
+        b'{"do": "get", "key": "k", "timeout_s": 1e300, "rank": 0}',
+    ],
+)  # fmt: skip
+def test_a_malformed_request_is_a_line_in_the_log_and_the_store_serves_on(
+    frame: bytes, server: StoreServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not a traceback of a thread: pytest would fail for that."""
+    store = connect(server.address, server.key)
+    [connection] = store._idle
+    connection.send_bytes(frame)
+    with pytest.raises((EOFError, OSError)):
+        connection.recv_bytes()
+    store.close()
+    [record] = caplog.records
+    assert record.getMessage().startswith("store: closed a connection over a malformed request: ")
+    connect(server.address, server.key).set("id", b"1")
+
+
 def test_a_key_is_written_once(server: StoreServer) -> None:
     store = connect(server.address, server.key)
     store.set("id", b"1")

@@ -277,7 +277,11 @@ def test_bombs_are_valid_onnx(tmp_path: Path) -> None:
         folder.mkdir()
         path = write(folder)
         onnx.checker.check_model(onnx.load(path))
-        source = formats.open_source(path)
+        try:
+            source = formats.open_source(path)
+        except ModelError as error:
+            assert "are allowed" in str(error), name  # noqa: PT017
+            continue
         assert source.graph is not None
         assert [spec.name for spec in source.graph.inputs] == ["x"], name
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import pickle
 import random
 import signal
 import threading
@@ -17,6 +18,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
+from engine.host.arena import Arena
 from engine.host.channel import LOOK_S, Answerer, Caller, received
 
 Ask = Callable[..., Any]
@@ -227,3 +229,39 @@ def test_what_a_signal_handler_raises_is_no_answer(kind: type[OSError]) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         caller.close()
+
+
+@pytest.mark.parametrize("where", ["pickling", "the memory", "copying"])
+def test_a_write_that_fails_keeps_no_view_of_what_was_to_be_written(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python before 3.13 dies where it collects a view of a view, which an error's frames hold."""
+    memory = bytearray(100_000)
+    arena = Arena()
+    values: list[Any] = [pickle.PickleBuffer(memoryview(memory))]
+
+    def fail(*_: Any) -> None:
+        raise OSError("no room")
+
+    if where == "pickling":
+        values.append(threading.Lock())
+    else:
+        place = (arena, "_memory") if where == "the memory" else (np, "frombuffer")
+        monkeypatch.setattr(*place, fail)
+    with pytest.raises((OSError, TypeError)) as kept:
+        arena.write(values)
+    monkeypatch.undo()
+    memory.clear()  # raises BufferError while there is a view
+    assert kept.value.__traceback__ is not None
+    arena.close()
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+def test_what_ends_a_process_is_not_raised_in_another(
+    error: type[BaseException], connect: Callable[..., Ask]
+) -> None:
+    def run(values: list[Any], buffers: Any, deadline_s: float | None) -> list[Any]:
+        raise error("there")
+
+    with pytest.raises(RuntimeError, match=rf"^{error.__name__}: there$"):
+        connect(run)(np.zeros(3))

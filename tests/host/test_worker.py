@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
 
+from engine.errors import ModelError
 from engine.host.child import command, environment
 from engine.host.folder import temporary_folder
 from engine.host.worker import Ended, Worker, ready, receive_fds
@@ -129,6 +133,7 @@ def test_what_takes_longer_than_its_limit_is_told_and_goes_on() -> None:
         ("import ctypes; ctypes.string_at(0)", "crashed with SIGSEGV"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGFPE)", "crashed with SIGFPE"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "was killed with SIGKILL"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "was killed with SIGINT"),
         (
             "import os; os.write(2, b'first\\nlast\\n'); os.abort()",
             r"crashed with SIGABRT \(last\)",
@@ -153,6 +158,58 @@ def test_an_end_is_seen_while_what_was_left_running_holds_the_messages_open() ->
     assert time.monotonic() - begin < 45
 
 
+# Says all, and takes its time to end, as runtimes do: until a file is there.
+SLOW_END = """
+import os, time
+parent.send("all")
+parent.close()
+while not os.path.exists({flag!r}):
+    time.sleep(0.01)
+open({flag!r} + ".seen", "w").close()
+"""
+
+
+def test_a_worker_that_ends_slowly_is_no_end_and_is_not_killed(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    with acting(SLOW_END.format(flag=str(flag))) as worker:
+        assert worker.receive(60) == "all"
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match=r"its process has not ended within 0\.1 s"):
+                worker.receive(0.1)
+        flag.touch()
+        with pytest.raises(Ended, match=r"^ended with status 0$"):
+            worker.receive()
+
+
+def test_a_worker_that_is_left_ends_by_itself_and_is_freed_then(tmp_path: Path) -> None:
+    flag, seen = tmp_path / "flag", tmp_path / "flag.seen"
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    worker = acting(SLOW_END.format(flag=str(flag)))
+    assert worker.receive(60) == "all"
+    pid = worker.pid
+    worker.leave()
+    del worker
+    gc.collect()
+    assert is_alive(pid)
+    flag.touch()
+    assert soon(lambda: not Path(f"/proc/{pid}").exists())  # nor a zombie
+    assert seen.exists()
+    assert soon(lambda: (len(os.listdir("/proc/self/fd")), threading.active_count()) == before)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_worker_that_was_told_to_end_is_waited_for(tmp_path: Path, is_stopped: bool) -> None:
+    flag = tmp_path / "flag"
+    with acting(SLOW_END.format(flag=str(flag))) as worker:
+        assert worker.receive(60) == "all"
+        if is_stopped:
+            worker.signal(signal.SIGSTOP)
+        flag.touch()
+        worker.finish()
+        assert worker.has_ended
+        assert Path(f"{flag}.seen").exists()
+
+
 @pytest.mark.slow  # it waits for the rest
 def test_half_a_message_is_an_end() -> None:
     half = "os.write(parent.fileno(), (1000).to_bytes(4, 'big') + b'half')"
@@ -166,6 +223,28 @@ def test_what_cannot_be_read_is_an_end() -> None:
         with pytest.raises(Ended, match="sent what cannot be read: UnpicklingError"):
             worker.receive(60)
         assert worker.has_ended
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EAGAIN, errno.ENOMEM, errno.ENOSPC])
+@pytest.mark.parametrize("step", ["memfd_create", "pipe", "Popen", "Thread"])
+def test_a_machine_that_lacks_something_is_an_error_that_says_what(
+    step: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        if step == "Thread":
+            raise RuntimeError("can't start new thread")
+        raise OSError(number, os.strerror(number))
+
+    place = {"Popen": subprocess, "Thread": threading}.get(step, os)
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(place, step, refuse)
+    with pytest.raises(
+        ModelError, match=r"^a worker process cannot be started: .*; .* (raise|end|free|make) "
+    ):
+        acting("pass")
+    monkeypatch.undo()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 # -------------------------------------------------------------------------- nothing is left behind
@@ -222,6 +301,36 @@ def test_closing_ends_a_worker_and_what_it_started_and_frees_its_descriptors() -
         gc.collect()
     assert soon(lambda: not any(map(is_alive, pids)))
     assert descriptors() == before
+
+
+def test_a_worker_in_a_cycle_closes_no_descriptor_that_the_collector_has_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Finalizers run in the order in which objects were made; its messages are the older here."""
+    made = [connection.Pipe()]
+    number = made[0][0].fileno()
+    reused: list[int] = []
+
+    class Taker:
+        """Takes the number that the collector has freed, as another thread may."""
+
+        def __del__(self) -> None:
+            reused.append(os.open(os.devnull, os.O_RDONLY))
+
+    taker: list[object] = [Taker()]
+    monkeypatch.setattr(connection, "Pipe", made.pop)
+    worker = Worker(f"{HERE}echo", "hello")
+    monkeypatch.undo()
+    assert worker.receive() == "hello"
+    cycle = [worker, taker]
+    cycle.append(cycle)  # type: ignore[arg-type]
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda hooked: lost.append(hooked.exc_value))
+    del worker, taker, cycle
+    gc.collect()
+    assert lost == []
+    assert reused == [number], "the number of its messages was free"
+    os.close(number)  # raises where the worker has closed it
 
 
 def test_a_worker_has_no_descriptor_of_its_parent_nor_the_key(

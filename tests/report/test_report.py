@@ -16,10 +16,13 @@ import pytest
 
 import engine
 from engine import Model
+from engine.convert.job import Report
+from engine.diagnosis import Finding, Status
+from engine.profiling import Kernel, Profile
 from engine.report.page import page
 from engine.report.summary import ModelSummary
 from engine.testing import models
-from engine.types import NodeState, Placement
+from engine.types import DType, NodeState, Placement, TensorSpec
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -99,6 +102,7 @@ def test_a_prompt_shows_results_as_text(affine: Model, tmp_path: Path) -> None:
         engine.inspect(path),
         engine.compare(path, targets=("null", "null")),
         engine.bench(affine, duration_s=0.01, warmup_s=0),
+        engine.doctor("null"),
     )
     for result in results:
         assert repr(result) == str(result)
@@ -227,6 +231,68 @@ def test_doctor_prints_its_findings() -> None:
     lines = str(found).splitlines()
     assert lines[0] == "machine"
     assert lines[-1] == "no problem"
+
+
+def test_a_notebook_shows_findings_with_what_is_well_folded_away() -> None:
+    found = engine.doctor("null")
+    assert "no problem" in "".join(tree(found._repr_html_()).itertext())
+    machine = (
+        Finding(Status.OK, "disk", "whole"),
+        Finding(Status.NOTE, "<b>fan</b>", "loud"),
+        Finding(Status.PROBLEM, "wire", "<script>rusty</script>", "run: oil & wire"),
+    )
+    page = tree(replace(found, machine=machine, backends=())._repr_html_())
+    words = " ".join(page.itertext())
+    for text in (
+        "problems with: machine", "<b>fan</b>", "<script>rusty</script>", "run: oil & wire"
+    ):  # fmt: skip
+        assert text in words
+    [folded] = page.iter("details")
+    assert "disk" in " ".join(folded.itertext())
+    assert "wire" not in " ".join(folded.itertext())
+
+
+def test_a_notebook_shows_the_hottest_kernels_and_the_sum_by_operator() -> None:
+    kernels = [
+        Kernel(f"k{n}", "Gemm", (n,), "null", "null:0", 1.0, n / 10, n / 240) for n in range(1, 15)
+    ]
+    kernels.append(Kernel("<b>", "Add", (), "null", "null:0", 2.0, 1.5, 0.0625))
+    ordered = sorted(kernels * 2, key=lambda kernel: -kernel.time_s)
+    found = Profile(1.0, 2.0, tuple(ordered), (), 3, ("other",))
+    gemm, add = found.by_operator
+    assert (gemm.op_type, gemm.kernels, gemm.runs) == ("Gemm", 28, 28)
+    assert gemm.time_s == pytest.approx(2 * 10.5)  # 0.1 + ... + 1.4
+    assert (add.op_type, add.kernels, add.runs, add.time_s) == ("Add", 2, 4, 3.0)
+    assert repr(found) == str(found)
+    assert "Gemm, 28 kernels" in str(found)
+    words = " ".join(tree(found._repr_html_()).itertext())
+    for text in ("By operator type", "28 kernels", "<b>", "10 further kernels", "other cannot"):
+        assert text in words
+    assert "0 kernels" in " ".join(tree(replace(found, kernels=())._repr_html_()).itertext())
+
+
+def test_a_conversion_prints_as_text_and_shows_in_a_notebook() -> None:
+    spec = TensorSpec("x", DType.FLOAT32, ("batch", 3))
+    report = Report(
+        files=(Path("net.mindir"),),
+        size_before=2000,
+        size_after=1500,
+        nodes=1,
+        inputs=(spec,),
+        outputs=(replace(spec, name="<y>"),),
+        notes=("a < b",),
+        accuracy={"<y>": {"mean_error": 0.25}},
+        trial={"<y>": np.zeros((2, 3), np.float32)},
+    )
+    lines = str(report).splitlines()
+    assert repr(report) == str(report)
+    assert "net.mindir" in lines[0]
+    assert lines[-1] == "note: a < b"
+    assert "PosixPath" not in str(report)
+    words = " ".join(tree(report._repr_html_()).itertext())
+    for text in ("<y>: float32[batch, 3]", "mean error 0.25", "float32[2, 3]", "a < b"):
+        assert text in str(report)
+        assert text in words
 
 
 def test_the_functions_stay_functions_whatever_is_imported_and_cost_nothing_before() -> None:

@@ -68,7 +68,7 @@ def test_shape_and_dtype_allocate_there_and_data_is_copied_into_that_memory(
 
 def test_memory_is_freed_with_the_last_tensor_that_has_it(fake: ModuleType) -> None:
     tensor = Tensor(X, device="fake")
-    copy = Tensor(tensor)
+    copy = Tensor(tensor, device="fake")
     assert copy.device == "fake:0"
     assert len(fake.memory) == 2
     del tensor
@@ -78,6 +78,18 @@ def test_memory_is_freed_with_the_last_tensor_that_has_it(fake: ModuleType) -> N
     del copy
     gc.collect()
     assert not fake.memory
+
+
+def test_a_copy_is_on_the_host_as_in_mindspore_lite(fake: ModuleType) -> None:
+    tensor = Tensor(X, device="fake")
+    tensor.name = "x"
+    copy = Tensor(tensor)
+    assert (copy.device, copy.name, copy.shape) == ("None:-1", "x", [2, 3])
+    assert len(fake.memory) == 1
+    copy.get_data_to_numpy()[0, 0] = 7
+    np.testing.assert_array_equal(tensor.get_data_to_numpy(), X)
+    empty = Tensor(Tensor(device="fake"))
+    assert (empty.device, empty.shape) == ("None:-1", [])
 
 
 def test_a_device_tensor_goes_in_as_it_is(fake: ModuleType, model: engine.Model) -> None:

@@ -114,7 +114,7 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
         match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)",
     ) as caught:
         load(tmp_path)
-    assert str(caught.value).startswith("build_from_file failed! Error is ")
+    assert str(caught.value).startswith("ENGINE_EXTENSIONS names ")
     assert caught.value.name == "outre"
 
 

@@ -43,31 +43,42 @@ def build(path: Path, backend: str, **settings: Any) -> ModelParallelRunner:
     return runner
 
 
-THRESHOLD = [
-    node("Greater", ["most", "five"], ["is_large"]),
-    node("Neg", ["x"], ["negative"]),
-    node("Where", ["is_large", "negative", "x"], ["y"]),
-]
-
-
-@pytest.mark.parametrize(
-    "nodes",
-    [
-        [node("ReduceMax", ["x"], ["most"], axes=[-2], keepdims=1)],  # the batch, from behind
-        [
-            node("Transpose", ["x"], ["t"], perm=[1, 0]),
-            node("ReduceMax", ["t"], ["m"], axes=[1], keepdims=1),
-            node("Transpose", ["m"], ["most"], perm=[1, 0]),
-        ],
-    ],
-)
 @pytest.mark.parametrize("most", [2, 8])
-def test_samples_that_only_large_values_mix_are_found(
-    null_backend: str, tmp_path: Path, nodes: Sequence[Any], most: int
-) -> None:
-    path = write(tmp_path, [*nodes, *THRESHOLD], ("b", 4))
-    with pytest.raises(ModelError, match="a sample of inf changes the results of its neighbours"):
-        build(path, null_backend, max_batch_size=most)
+def test_samples_that_only_large_values_mix_are_found(most: int) -> None:
+    def mixing(arrays: Sequence[Array]) -> list[Array]:
+        [x] = arrays
+        return [np.where(x.max(0, keepdims=True) > 5, -x, x)]
+
+    found = tried(mixing, rows(("b", 4)), most)
+    assert (found.most, found.reason) == (
+        1,
+        "a sample of inf changes the results of its neighbours",
+    )
+
+
+def test_another_build_must_give_a_sample_alone_the_bits_that_the_first_one_gives() -> None:
+    def added(arrays: Sequence[Array], order: int) -> list[Array]:
+        total = np.zeros(len(arrays[0]), np.float32)
+        for column in arrays[0].T[::order]:
+            total = total + column
+        return [total]
+
+    def by_size(arrays: Sequence[Array]) -> list[Array]:
+        return added(arrays, 1 if len(arrays[0]) == 1 else -1)
+
+    def forward(arrays: Sequence[Array]) -> list[Array]:
+        return added(arrays, 1)
+
+    def backward(arrays: Sequence[Array]) -> list[Array]:
+        return added(arrays, -1)
+
+    first = tried(by_size, rows(("b", 64)), 4)
+    assert (first.most, first.rounded) == (1, 4)
+    assert tried(forward, rows(("b", 64)), 4, by_size).most == 4
+    other = tried(backward, rows(("b", 64)), 4, by_size)
+    assert (other.most, other.reason) == (1, "a sample alone gives other bits than in the original")
+    mixed = tried(lambda arrays: [arrays[0].cumsum(0)], rows(("b", 4)), 4, forward)
+    assert mixed.most == 1
 
 
 def rows(shape: Sequence[Any]) -> list[TensorSpec]:
@@ -170,7 +181,7 @@ def engine_predict(context, inputs, outputs, deadline_s):
 def test_a_model_with_state_is_neither_tried_nor_batched(
     monkeypatch: pytest.MonkeyPatch, null_backend: str, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("engine.parallel_runner.state_of", lambda source: ("total",))
+    monkeypatch.setattr("engine.serving.shared_runs.state_of", lambda source: ("total",))
     path = write(tmp_path, [node("Neg", ["x"], ["y"])], ("b", 4))
     with build(path, null_backend) as runner:
         assert runner.statistics().batching == "off: it keeps state from one predict to the next"

@@ -210,6 +210,91 @@ def decoder(folder: Path, layers: int = 2, tied: bool = True) -> Path:
     return g.save(folder / "decoder.onnx", {"ids": ["b", "s"]}, [y], {"ids": TensorProto.INT64})
 
 
+def cached(folder: Path, vocabulary: int = 40) -> Path:
+    """A decoder with a cache: what it attends to is a past of any length and the new tokens.
+
+    The mask is of all of them, and looked up by places that are computed from sizes; positions are
+    counted on from the past's length.
+    """
+    g = Builder()
+    heads, head = 4, 8
+    width = heads * head
+    table = g.weight(vocabulary, width, scale=1)
+    tokens, before = g.add("Shape", "input_ids"), g.add("Shape", "past_key_values.0.key")
+    batch, new = (g.add("Gather", tokens, g.ints(i), axis=0) for i in (0, 1))
+    past = g.add("Gather", before, g.ints(2), axis=0)
+    zero, one = g.constant(0, np.int64), g.constant(1, np.int64)
+    first, count = g.add("Squeeze", past), g.add("Squeeze", new)
+    total = g.add("Add", first, count)
+    places = g.add("Range", first, total, one)
+    x = g.add("Add", g.add("Gather", table, "input_ids"),
+              g.add("Gather", g.weight(64, width, scale=1), places))  # fmt: skip
+    every = g.add("Range", zero, total, one)
+    seen = g.add("Gather", "attention_mask", every, axis=1)
+    seen = g.add("Cast", g.add("Unsqueeze", seen, g.ints(1, 2)), to=TensorProto.BOOL)
+    later = g.add("Greater", every, g.add("Unsqueeze", places, g.ints(1)))
+    hidden = g.add("Or", g.add("Not", seen), later)
+    results = []
+    for layer in range(2):
+        parts = []
+        for _ in range(3):
+            sizes = g.add("Concat", batch, new, g.ints(heads), g.ints(head), axis=0)
+            part = g.add("Reshape", g.dense(x, width, width), sizes)
+            parts.append(g.add("Transpose", part, perm=[0, 2, 1, 3]))
+        q, k, v = parts
+        k = g.add("Concat", f"past_key_values.{layer}.key", k, axis=2)
+        v = g.add("Concat", f"past_key_values.{layer}.value", v, axis=2)
+        results += [k, v]
+        scores = g.add("MatMul", q, g.add("Transpose", k, perm=[0, 1, 3, 2]))
+        scores = g.add("Where", hidden, g.constant(-1e9, np.float32), scores)
+        mixed = g.add("MatMul", g.add("Softmax", scores, axis=-1), v)
+        mixed = g.add("Transpose", mixed, perm=[0, 2, 1, 3])
+        mixed = g.add("Reshape", mixed, g.add("Concat", batch, new, g.ints(width), axis=0))
+        x = g.add("Add", x, g.dense(mixed, width, width))
+    logits = g.add("MatMul", x, g.weight(width, vocabulary))
+    caches = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
+    inputs: dict[str, list[Any]] = {
+        "input_ids": ["batch_size", "sequence_length"],
+        "attention_mask": ["batch_size", "total_sequence_length"],
+        **{name: ["batch_size", heads, "past_sequence_length", head] for name in caches},
+    }
+    dtypes = dict.fromkeys(("input_ids", "attention_mask"), TensorProto.INT64)
+    return g.save(folder / "cached.onnx", inputs, [logits, *results], dtypes)
+
+
+def cached_inputs(batch: int, new: int, past: int, seed: int = 0) -> dict[str, Array]:
+    """Inputs of `cached` of these sizes."""
+    random = np.random.default_rng(seed)
+    caches = [f"past_key_values.{layer}.{kind}" for layer in (0, 1) for kind in ("key", "value")]
+    mask = random.integers(0, 2, (batch, past + new))
+    mask[:, -1] = 1
+    return {
+        "input_ids": random.integers(0, 40, (batch, new)),
+        "attention_mask": mask,
+        **{n: random.standard_normal((batch, 4, past, 8)).astype(np.float32) for n in caches},
+    }
+
+
+def detector(folder: Path) -> Path:
+    """A detector of any height and width: what was halved is doubled, and joined with itself.
+
+    So both are to be even.
+    """
+    g = Builder()
+
+    def conv(x: str, inside: int, out: int, **more: Any) -> str:
+        weights = g.weight(out, inside, 3, 3), g.weight(out)
+        return str(g.add("Relu", g.add("Conv", x, *weights, pads=[1] * 4, **more)))
+
+    x = conv("x", 3, 8)
+    low = conv(x, 8, 16, strides=[2, 2])
+    scales = g.constant([1, 1, 2, 2], np.float32)
+    high = g.add("Resize", conv(low, 16, 8), "", scales, mode="nearest")
+    y = conv(g.add("Add", x, high), 8, 8)
+    y = g.add("Sigmoid", g.add("Conv", y, g.weight(1, 8, 1, 1), g.weight(1)))
+    return g.save(folder / "detector.onnx", {"x": ["n", 3, "h", "w"]}, [y])
+
+
 def convolutions(folder: Path) -> Path:
     """Convolutions, one a channel, pooling, a join of two branches, then a classifier."""
     g = Builder()
@@ -246,6 +331,33 @@ def lstm(folder: Path) -> Path:
     )  # fmt: skip
     y = g.dense(g.add("Squeeze", y, g.ints(1)), 12, 8)
     return g.save(folder / "lstm.onnx", {"x": [5, "n", 8]}, [y])
+
+
+def gathered(folder: Path) -> Path:
+    """LSTMs, one way and both, that are large enough for their weights to be divided."""
+    g = Builder()
+    x = g.dense("x", 8, 64)
+    weights = [g.weight(1, 256, 64, scale=0.1), g.weight(1, 256, 64, scale=0.1), g.weight(1, 512)]
+    y, _, _ = g.add("LSTM", x, *weights, outputs=3, hidden_size=64)
+    weights = [g.weight(2, 256, 64, scale=0.1), g.weight(2, 256, 64, scale=0.1), g.weight(2, 512)]
+    y = g.add("Squeeze", y, g.ints(1))
+    y, last, _ = g.add("LSTM", y, *weights, outputs=3, hidden_size=64, direction="bidirectional")
+    return g.save(folder / "gathered.onnx", {"x": [5, "n", 8]}, [y, last])
+
+
+def odd(folder: Path) -> Path:
+    """Words, columns and groups of numbers that neither 2 nor 4 ranks divide evenly."""
+    g = Builder()
+    table = g.weight(251, 18)
+    h = g.add("Gather", table, g.add("Cast", g.add("Mul", "x", g.constant(3.0, np.float32)), to=7))
+    parts = g.add("Split", g.dense(h, 18, 27), g.ints(9, 11, 7), outputs=3, axis=-1)
+    h = g.add("Relu", g.add("Concat", *parts, axis=-1))
+    h = g.add("Reshape", g.dense(h, 27, 45), g.ints(0, 0, 9, 5))
+    h = g.add("Reshape", g.add("ReduceMax", h, axes=[3], keepdims=0), g.ints(0, 0, 9, 1))
+    h = g.add("Transpose", h, perm=[0, 2, 1, 3])
+    h = g.add("Conv", h, g.weight(18, 1, 1, 1), group=9)
+    h = g.dense(g.add("GlobalAveragePool", h), 1, 13)
+    return g.save(folder / "odd.onnx", {"x": ["n", 6]}, [h])
 
 
 def unknown(folder: Path) -> Path:

@@ -20,7 +20,7 @@ from processes import facts_of, started
 import engine
 from engine.context import Context
 from engine.sharding import NodeStrategy, Strategy, slice_model
-from engine.sharding.slicing.check_inputs import generated
+from engine.sharding.slicing.check_inputs import generated, shapes_to_try
 from engine.sharding.slicing.emulate import run_ranks
 from engine.sharding.slicing.original import open_original
 
@@ -76,6 +76,8 @@ MODELS: dict[str, Callable[[Path], Path]] = {
     "bert": bert,
     "decoder": models.decoder,
     "lstm": models.lstm,
+    "gathered": models.gathered,
+    "odd": models.odd,
     "unknown": models.unknown,
     "column": models.column,
     "channels": models.channels,
@@ -85,10 +87,16 @@ BIT_EQUAL = {"lstm", "unknown", "column", "channels", "batch"}
 """No sum goes over ranks there: columns, channels of convolutions, the batch, whole operators."""
 
 
+def first_inputs(path: Path) -> dict[str, Any]:
+    """Random inputs of the first shapes that fit together."""
+    model = open_original(path)
+    return generated(model, next(shapes_to_try(model)))
+
+
 def sliced(path: Path, folder: Path, tp: int, strategy: Strategy | None = None) -> None:
     """Slice a model into a folder, beside the inputs that are to be run."""
     slice_model(path, folder, tp=tp, strategy=strategy, replicas=True, check=False)
-    np.savez(folder / "inputs.npz", **generated(open_original(path), 4))
+    np.savez(folder / "inputs.npz", **first_inputs(path))
 
 
 def run_in_processes(folders: Sequence[tuple[Path, str]], tp: int) -> None:
@@ -164,7 +172,7 @@ def test_the_light_models_of_onnx_in_slices(name: str, tp: int, tmp_path: Path) 
     path = with_random_weights(name, tmp_path)
     report = slice_model(path, tmp_path / "out", tp=tp, check=False)
     assert report.divided_bytes > 0.9 * report.weight_bytes
-    np.savez(tmp_path / "out" / "inputs.npz", **generated(open_original(path), 4))
+    np.savez(tmp_path / "out" / "inputs.npz", **first_inputs(path))
     run_in_processes([(tmp_path / "out", path.stem)], tp)
     assert_equal(path, tmp_path / "out", tp, is_exact=False)
 

@@ -20,10 +20,11 @@ from slicing_models import Builder
 
 from engine.context import Context
 from engine.errors import ModelError
+from engine.layouts.rules import elementwise, gather
+from engine.layouts.states import State
 from engine.sharding import NodeStrategy, Strategy, slice_model
 from engine.sharding.slicing import check
 from engine.sharding.slicing.emulate import run_ranks
-from engine.sharding.slicing.rules import elementwise, gather
 from engine.types import DType
 
 Array = np.ndarray[Any, Any]
@@ -207,11 +208,11 @@ def test_every_ranks_rows_of_a_table_are_checked(
     slice_model(path, tmp_path / "out", tp=2, strategy=strategy, context=null_context)
     right = gather._own_rows
 
-    def wrong(rows: int, rank: int) -> Any:  # the last rank looks up others
+    def wrong(rows: int, rank: int, state: State) -> Any:  # the last rank looks up others
         def change(local: Any) -> None:
             constant = local.constant
-            local.constant = lambda v: constant([v[0], v[1] - 1] if isinstance(v, list) else v)
-            right(rows, rank)(local)
+            local.constant = lambda v: constant([0, v[1] - 1] if np.shape(v) and v[0] == 0 else v)
+            right(rows, rank, state)(local)
 
         return change
 

@@ -299,6 +299,36 @@ def test_a_cache_that_another_user_could_write_is_not_used(
     assert "open to others" in caplog.text
 
 
+def test_a_pipe_in_the_place_of_a_record_is_a_damaged_entry(
+    tmp_path, load, cache, compiles, caplog
+) -> None:
+    path = models.affine(tmp_path)
+    run(load(path))
+    [record] = cache.glob("*/entry.json")
+    record.unlink()
+    os.mkfifo(record)
+    with caplog.at_level(logging.WARNING, "engine"):
+        run(load(path))  # used to wait for ever
+    assert "not a regular file" in caplog.text
+    assert len(compiles) == 2
+
+
+def test_an_entry_that_was_changed_with_its_times_kept_is_made_anew(
+    tmp_path, load, cache, compiles
+) -> None:
+    path = models.affine(tmp_path)
+    run(load(path))
+    [file, *_] = sorted(file for file in cache.glob("*/form/**/*") if file.stat().st_size)
+    status = file.stat()
+    with file.open("r+b") as opened:
+        first = opened.read(1)[0]
+        opened.seek(0)
+        opened.write(bytes([first ^ 1]))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    run(load(path))
+    assert len(compiles) == 2
+
+
 def test_a_disk_that_is_full_or_read_only_means_no_cache(
     tmp_path, load, cache, compiles, monkeypatch, caplog
 ) -> None:

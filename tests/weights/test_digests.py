@@ -95,3 +95,35 @@ def test_a_file_that_is_not_the_one_that_was_checked_is_refused(tmp_path, digest
     write(path, b"one")
     with pytest.raises(OSError, match="is not the file that was checked"):
         digests.of(path, checked=checked)
+
+
+def test_a_file_of_ours_that_was_changed_with_its_size_and_time_kept_is_hashed_again(
+    tmp_path, digests
+) -> None:
+    path = tmp_path / "file"
+    write(path, b"one")
+    digests.of(path, is_ours=True)
+    digest = write(path, b"two")  # the same inode, size and time
+    assert digests.of(path, is_ours=True) == digest
+
+
+def test_links_that_come_and_go_do_not_make_a_file_of_ours_another(tmp_path, digests) -> None:
+    path, link = tmp_path / "file", tmp_path / "link"
+    digest = write(path, b"some weights")
+    digests.of(path, is_ours=True)
+    [record] = (tmp_path / "digests").glob("*.json")
+    record.write_text(record.read_text().replace(digest, "0" * 64))
+    link.hardlink_to(path)
+    assert digests.of(path, is_ours=True) == "0" * 64  # known still
+    link.unlink()
+    assert digests.of(path, is_ours=True) == "0" * 64
+
+
+def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path, digests) -> None:
+    path = tmp_path / "file"
+    digest = write(path, b"some weights")
+    digests.of(path, is_ours=True)
+    [record] = (tmp_path / "digests").glob("*.json")
+    record.unlink()
+    os.mkfifo(record)
+    assert digests.of(path, is_ours=True) == digest

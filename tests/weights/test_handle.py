@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import logging
 import mmap
@@ -155,7 +156,7 @@ def test_a_process_that_is_not_listed_is_refused(
     master = lend(slave.pid)
     answer = stranger.build(path, handle_of(master), "null")
     assert_refused(answer, f"process {stranger.pid} is not in the master's {PIDS}")
-    assert answer["text"].startswith("build_from_file failed! Error is ")
+    assert answer["text"].startswith(f"process {stranger.pid} ")
 
 
 def test_a_forked_child_of_a_listed_process_is_refused(
@@ -294,6 +295,46 @@ def test_the_caches_entry_is_lent_as_it_is_and_may_go_meanwhile(
     assert entry.nbytes
     assert left(cache) == []
     assert not folder.exists(), "nothing is made beside the default cache"
+
+
+@pytest.mark.parametrize("has_entry", [True, False])
+def test_what_lies_in_a_read_only_cache_is_lent_from_beside_another(
+    slave: Other, lend: Lend, path: Path, folder: Path, tmp_path: Path, monkeypatch, has_entry
+) -> None:
+    """By the calls of the operating system: modes would not keep root from writing."""
+    cache = tmp_path / "named"
+    common = {"compile_cache": "on", "model_cache_dir": str(cache)}
+    if has_entry:
+        engine.load(path, "null", config={"common_context": common}).close()
+    else:
+        cache.mkdir()
+    before = {file: file.stat().st_ino for file in cache.glob("v1/entries/*/form/*")}
+
+    def refusing(name: str, number: int) -> None:
+        really = getattr(os, name)
+
+        def call(place: Any, *given: Any, **named: Any) -> Any:
+            writes = name != "open" or given[0] & (os.O_CREAT | os.O_RDWR | os.O_WRONLY)
+            if not isinstance(place, int) and cache in Path(place).parents and writes:
+                if name == "access":
+                    return not given[0] & os.W_OK
+                if name != "mkdir" or not os.path.exists(place):
+                    raise OSError(number, os.strerror(number), place)
+            return really(place, *given, **named)
+
+        monkeypatch.setattr(os, name, call)
+
+    for name in ("open", "mkdir", "rename", "unlink", "utime", "access", "chmod"):
+        refusing(name, errno.EROFS)
+    refusing("link", errno.EXDEV)
+    master = lend(slave.pid, **(common | {"compile_cache": "read"}))
+    answer = slave.build(path, handle_of(master), "null")
+    assert answer["y"] == Y
+    assert answer["compiled"] == 0
+    assert len(list((folder / "v1/private").glob("*/0/*"))) == 2
+    master.close()
+    assert left(folder) == []
+    assert {file: file.stat().st_ino for file in cache.glob("v1/entries/*/form/*")} == before
 
 
 @needs_cpu

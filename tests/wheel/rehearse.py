@@ -73,6 +73,7 @@ def rehearse(work: Path) -> None:
             (engine, "--version"),
             (engine, "plugins"),
             (engine, "inspect", "digits/digits.onnx"),
+            (engine, "run", "--example"),
             (engine, "run", "digits/digits.onnx"),
             (python, "digits/classify.py"),
         ):

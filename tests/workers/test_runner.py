@@ -165,7 +165,7 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
 def test_an_interrupt_after_the_build_leaves_no_worker(
     make: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    def interrupt(*_: object) -> None:
+    def interrupt(*_: object, **named: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

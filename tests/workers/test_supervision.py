@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -33,6 +35,49 @@ def test_a_request_whose_worker_dies_is_run_by_another(runner: MultiDeviceRunner
     x = rows(1, CRASH_ONCE)
     check(runner.predict([x]), x)
     assert runner.statistics().retries - before.retries == 1
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT]
+)
+@pytest.mark.parametrize("is_at_work", [False, True])
+def test_no_signal_to_a_worker_reaches_who_called(
+    number: signal.Signals, is_at_work: bool, runner: MultiDeviceRunner
+) -> None:
+    before = runner.statistics()
+    x = rows(1, REST)
+    with ThreadPoolExecutor(1) as clients:
+        if is_at_work:
+            answer = clients.submit(runner.predict, [x])
+            wait_until(lambda: "busy" in states(runner))
+        for pid in pids(runner):
+            os.kill(pid, number)
+        if not is_at_work:
+            answer = clients.submit(runner.predict, [x])
+        check(answer.result(60), x)
+    assert runner.statistics().failed == before.failed
+    wait_until(lambda: states(runner) == ["ready", "ready"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("count", [100])
+def test_a_hundred_interrupts_of_workers_reach_no_caller(
+    count: int, runner: MultiDeviceRunner
+) -> None:
+    before = runner.statistics()
+    with ThreadPoolExecutor(1) as clients:
+        for number in range(count):
+            x = rows(2, number)
+            answer = clients.submit(runner.predict, [x])
+            time.sleep(0.002 * (number % 5))  # before it begins, in it, and after it
+            worker = runner.statistics().workers[number % 2]
+            if worker.state in ("ready", "busy"):
+                os.kill(worker.pid, signal.SIGINT)
+            check(answer.result(60), x)
+    found = runner.statistics()
+    assert (found.failed, found.completed) == (before.failed, before.completed + count)
+    wait_until(lambda: states(runner) == ["ready", "ready"])
 
 
 def test_all_workers_may_die_at_once_in_the_middle_of_requests(runner: MultiDeviceRunner) -> None:

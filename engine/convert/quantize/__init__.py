@@ -59,12 +59,18 @@ def quantize(model: ModelProto, job: Job) -> tuple[ModelProto, list[str], accura
     notes += more
     job.cancel.check()
     notes.append(_summary(model, result, kind))
+    is_exact = kind is not Kind.WEIGHT and not settings.has_reduced_range
+    if is_exact:
+        notes.append(
+            "weights have 8 bits: on x86 processors without VNNI their products saturate, which "
+            "[common_quant_param] reduce_range=true avoids; the accuracy is of exact products"
+        )
     if samples is not None and parts is not None:
         chosen = parts.compare if kind is Kind.FULL else tuple(range(len(samples)))
-        measured = accuracy.measure(model, result, samples.read, chosen, job)
+        measured = accuracy.measure(model, result, samples.read, chosen, job, is_exact=is_exact)
         notes += accuracy.doubts(measured)
     else:
-        measured = _measured_without_data(model, result, specs, job, notes)
+        measured = _measured_without_data(model, result, specs, job, notes, is_exact)
     if settings.common.debug_info_save_path:
         path = accuracy.write_table(measured, Path(settings.common.debug_info_save_path))
         notes.append(f"accuracy is in {path}")
@@ -77,14 +83,15 @@ def _measured_without_data(
     specs: tuple[TensorSpec, ...],
     job: Job,
     notes: list[str],
+    is_exact: bool,
 ) -> accuracy.Accuracy:
     """Compare on made-up inputs; a model that they do not suit is not compared, and a note."""
     if total_bytes(original) > LARGEST:
         notes.append("accuracy was not measured: the model is too large")
         return {}
     try:
-        read, chosen = accuracy.generated(specs), range(accuracy.GENERATED)
-        measured = accuracy.measure(original, quantized, read, chosen, job)
+        read, chosen = accuracy.generated(original, specs), range(accuracy.GENERATED)
+        measured = accuracy.measure(original, quantized, read, chosen, job, is_exact=is_exact)
     except (ModelError, InputError) as error:
         notes.append(
             f"accuracy was not measured: {error}; give data with [data_preprocess_param] "

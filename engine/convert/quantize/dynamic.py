@@ -35,7 +35,7 @@ def quantize_dynamic(model: ModelProto, settings: Settings) -> tuple[ModelProto,
             quantizer = quantizers.ONNXQuantizer(
                 model,
                 per_channel=True,
-                reduce_range=False,
+                reduce_range=settings.has_reduced_range,
                 mode=quantization.quant_utils.QuantizationMode.IntegerOps,
                 static=True,  # or it infers types once more, through files
                 weight_qType=quantization.QuantType.QInt8,

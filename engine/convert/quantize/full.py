@@ -31,6 +31,9 @@ _NOT_QUANTIZED = frozenset(
 )  # fmt: skip
 """Operators that are not quantized."""
 
+_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+"""Operators whose kernels multiply and add integers."""
+
 _MASK_VALUE = 1e30
 """Values beyond it are no measurements but masks ("minus infinity")."""
 
@@ -75,7 +78,7 @@ def quantize_full(
     )
     registry = needed("onnxruntime.quantization.registry", "quantizing a model")
     known = {*registry.QLinearOpsRegistry, *registry.QDQRegistry}
-    target = settings.full.target_device
+    target, is_symmetric = settings.full.target_device, settings.is_for_accelerator
     prepare.mark(model)
     job.progress("quantizing", 0, None)
     try:
@@ -83,19 +86,24 @@ def quantize_full(
             quantizer = quantization.QDQQuantizer(
                 model,
                 per_channel=settings.full.per_channel,
-                reduce_range=False,  # 7 bits suit old processors and cost accuracy on all
+                reduce_range=settings.has_reduced_range,
                 weight_qType=quantization.QuantType.QInt8,
-                activation_qType=quantization.QuantType.QInt8,
+                # On x86, ONNX Runtime's quick kernels take uint8 with int8 weights. It makes uint8
+                # of int8 itself, but for values that several nodes read: those stay in floats.
+                activation_qType=(
+                    quantization.QuantType.QInt8 if is_symmetric else quantization.QuantType.QUInt8
+                ),
                 tensors_range=data,
                 nodes_to_quantize=[],
                 nodes_to_exclude=[*skipped, *masks],
                 op_types_to_quantize=sorted(known - _NOT_QUANTIZED),
                 extra_options={
                     # These devices have no zero point.
-                    "ActivationSymmetric": target in ("NVGPU", "ASCEND"),
+                    "ActivationSymmetric": is_symmetric,
                     # TensorRT wants float biases, and a pair of its own at each input.
                     "QuantizeBias": target != "NVGPU",
                     "DedicatedQDQPair": target == "NVGPU",
+                    "TensorQuantOverrides": _of_full_range(model),
                 },
             )
             quantizer.quantize_model()
@@ -107,6 +115,15 @@ def quantize_full(
     if target in ("DSP", "KIRIN"):
         notes.append(f"[full_quant_param] target_device={target} has no effect")
     return result, notes
+
+
+def _of_full_range(model: ModelProto) -> dict[str, list[dict[str, bool]]]:
+    """Return the quantizer's overrides by which constants that no product reads keep 8 bits."""
+    weights = {
+        name for node in model.graph.node if node.op_type in _PRODUCTS for name in node.input
+    }
+    names = {initializer.name for initializer in model.graph.initializer}
+    return {name: [{"reduce_range": False}] for name in sorted(names - weights)}
 
 
 def _ranges(

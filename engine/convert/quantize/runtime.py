@@ -36,10 +36,11 @@ def needed(module: str, what: str) -> ModuleType:
         ) from error
 
 
-def open_session(model: ModelProto, what: str, **options: Any) -> Any:
+def open_session(model: ModelProto, what: str, *, is_exact: bool = False, **options: Any) -> Any:
     """Return an onnxruntime.InferenceSession of the model on the CPU.
 
-    what: names the model in an error. options: attributes of SessionOptions.
+    what: names the model in an error. is_exact: products of integers do not saturate, whatever the
+    processor; slower where they would. options: attributes of SessionOptions.
     Raises ModelError where ONNX Runtime does not take the model.
     """
     runtime = needed("onnxruntime", "quantizing a model")
@@ -48,6 +49,8 @@ def open_session(model: ModelProto, what: str, **options: Any) -> Any:
     settings.log_severity_level = 3  # errors come as exceptions too
     for name, value in options.items():
         setattr(settings, name, value)
+    if is_exact:
+        settings.add_session_config_entry("session.x64quantprecision", "1")
     size = total_bytes(model)
     if size > LARGEST:
         raise ModelError(

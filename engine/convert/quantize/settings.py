@@ -87,6 +87,7 @@ class Common:
     min_quant_weight_size: Annotated[int, _whole(0, 65535)] = 0
     min_quant_weight_channel: Annotated[int, _whole(0, 65535)] = 16
     skip_quant_node: Annotated[tuple[str, ...], _names] = ()
+    reduce_range: Annotated[bool | None, _truth] = None
     debug_info_save_path: Annotated[str, str] = ""
     enable_encode: Annotated[bool, _truth] = False
     workspace: Annotated[str, str] = ""
@@ -156,6 +157,22 @@ class Settings:
         assert self.common.quant_type is not None  # checked
         return self.common.quant_type
 
+    @property
+    def is_for_accelerator(self) -> bool:
+        """True if the model is for a device that is not a CPU."""
+        return self.kind is Kind.FULL and self.full.target_device in ("NVGPU", "ASCEND")
+
+    @property
+    def has_reduced_range(self) -> bool:
+        """True if weights of products have 7 bits, with which no processor's products saturate.
+
+        x86 processors without VNNI add two products of a uint8 and an int8 in 16 bits:
+        2 * 255 * 64 fits, and 65 in place of 64 does not. Products of two uint8 are exact there,
+        and slower on every x86 processor.
+        """
+        given = self.common.reduce_range
+        return not self.is_for_accelerator if given is None else given
+
 
 _REFUSED = {
     "mixed_bit_weight_quant_param": "mixed-bit weights are not supported; use [common_quant_param] "
@@ -197,9 +214,12 @@ def read_settings(config: Config) -> Settings:
     weight = _read(Weight, "weight_quant_param", config, notes)
     dynamic = _read(Dynamic, "dynamic_quant_param", config, notes)
     data = _read(Data, "data_preprocess_param", config, notes)
-    settings = Settings(common, full, weight, dynamic, data, tuple(notes))
-    _check(settings)
-    return settings
+    _check(Settings(common, full, weight, dynamic, data, ()))
+    if common.quant_type is Kind.WEIGHT and common.reduce_range is not None:
+        notes.append(
+            "[common_quant_param] reduce_range has no effect: WEIGHT_QUANT computes in float32"
+        )
+    return Settings(common, full, weight, dynamic, data, tuple(notes))
 
 
 def _check(settings: Settings) -> None:

@@ -10,6 +10,7 @@ import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
@@ -30,6 +31,7 @@ Shapes: TypeAlias = Mapping[str, Sequence[int]]
 _STEPS = 3  # packages imported, model read, ONNX written
 _NOTE_LINES = 20
 _LOOK_S = 0.05  # how soon a cancel is seen
+_LOG_S = 2.0  # for the traceback that follows an error
 
 # What an exporter gets of the user's environment: these names, and those that begin so.
 _NAMES = frozenset(
@@ -86,24 +88,28 @@ def _run(
     env = {**environment(), "TMPDIR": str(folder)}
     answer: dict[str, Any] = {"done": 0, "error": "", "notes": (), "is_written": False}
     shown = -1
-    with Worker(f"{__name__}:serve", (module, request), env=allowed(env)) as worker:
-        while True:
+    worker = Worker(f"{__name__}:serve", (module, request), env=allowed(env))
+    try:
+        while not answer["is_written"] and not answer["error"]:
             job.cancel.check()
             if answer["done"] > shown:
                 shown = answer["done"]
                 job.progress("exporting", shown, _STEPS)
-            try:
+            with suppress(TimeoutError):
                 answer |= worker.receive(_LOOK_S)
-            except TimeoutError:
-                pass
-            except Ended as ended:
-                end = ended
-                break
-        log = worker.errors()
-    if answer["is_written"] and not end.status:
+    except Ended as ended:
+        how = ended.end if ended.status else "gave no answer"
+        answer["error"] = f"the exporter {how}; the file may be damaged"
+    except BaseException:
+        worker.close()
+        raise
+    if answer["error"]:
+        worker.wait(_LOG_S)
+    log = worker.errors()
+    worker.leave()  # frameworks take seconds to end, after all has been said
+    if not answer["error"]:
         return list(answer["notes"])
-    how = end.end if end.status else "gave no answer"
-    problem = answer["error"] or f"the exporter {how}; the file may be damaged"
+    problem = answer["error"]
     error = ModelError(
         f"{job.model_file}: cannot be converted from {framework}: {problem}", str(job.model_file)
     )

@@ -15,6 +15,7 @@ from engine.formats.onnx import limits
 from engine.formats.onnx.reading import Invalid
 from engine.formats.onnx.scope import Scope, title
 from engine.formats.onnx.tensor import Tensor, read_ints
+from engine.formats.onnx.work import Work
 from engine.formats.protobuf import Budget
 from engine.types import NodeInfo
 
@@ -65,31 +66,31 @@ def check_expanded(nbytes: int) -> None:
 class Part(NamedTuple):
     """The size of a function's body, or of the main graph, and the functions that it calls.
 
-    folding: the cost of its nodes that read nothing but constants.
+    work: of its nodes that read nothing but constants.
     """
 
     nodes: int
     expanded: int
     calls: Counter[FunctionId]
-    folding: int = 0
+    work: Work = Work()
 
 
-def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> int:
+def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> Work:
     """Raise Invalid for functions that call themselves, nest too deep, or inline to too much.
 
-    Returns the cost of folding constants once all are inlined.
+    Returns the work of computing constants in functions once all are inlined.
     """
     written = sum(part.nodes for part in functions.values())
     nodes: dict[FunctionId, int] = {}
     expanded: dict[FunctionId, int] = {}
-    folding: dict[FunctionId, int] = {}
+    works: dict[FunctionId, Work] = {}
     depth: dict[FunctionId, int] = {}
 
-    def inlined(part: Part) -> tuple[int, int, int]:
+    def inlined(part: Part) -> tuple[int, int, Work]:
         return (
             sum(times * nodes[callee] for callee, times in part.calls.items()),
             sum(times * expanded[callee] for callee, times in part.calls.items()),
-            sum(times * folding[callee] for callee, times in part.calls.items()),
+            Work.of((works[callee], times) for callee, times in part.calls.items()),
         )
 
     for function in _callees_first(functions):
@@ -99,19 +100,19 @@ def check_functions(functions: Mapping[FunctionId, Part], main: Part) -> int:
             raise Invalid(
                 f"function {_title(function)} nests more than {limits.FUNCTION_DEPTH} calls deep"
             )
-        more_nodes, more_expanded, more_folding = inlined(part)
+        more_nodes, more_expanded, more_work = inlined(part)
         # Cut off: doubling a thousand times over would count with numbers of a thousand bits.
         nodes[function] = min(part.nodes + more_nodes, limits.NODES)
         expanded[function] = min(part.expanded + more_expanded, 2 * limits.EXPANDED_BYTES)
-        folding[function] = min(part.folding + more_folding, limits.ELEMENTS)
-    more_nodes, more_expanded, more_folding = inlined(main)
+        works[function] = Work.of([(part.work, 1), (more_work, 1)])
+    more_nodes, more_expanded, more_work = inlined(main)
     if more_nodes > limits.INLINED_NODES + written:
         raise Invalid(
             f"the model's functions inline to more than {limits.INLINED_NODES:,} nodes, written "
             f"as {written:,}"
         )
     check_expanded(main.expanded + more_expanded)
-    return main.folding + more_folding
+    return more_work
 
 
 def _callees_first(functions: Mapping[FunctionId, Part]) -> list[FunctionId]:

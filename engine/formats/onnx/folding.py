@@ -1,34 +1,34 @@
 """Work that a runtime does while it loads a model: nodes that read nothing but constants.
 
 Runtimes fold them into constants, whatever that takes: a few lines of a file can ask for hours or
-terabytes. What it takes is estimated here from shapes, as far as the file says them, so that a
-backend can leave folding out and run such nodes in predict, where deadlines hold.
+terabytes. What it takes is estimated here from shapes, as far as the file says them. Of a model
+that asks for more than others do, a backend leaves folding out and runs such nodes in predict. One
+that asks for absurd amounts is refused: no input has a say in it, so it could never run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import TypeAlias
 
 from engine.formats.onnx import limits
 from engine.formats.onnx.reading import DTYPES
-from engine.formats.onnx.scope import Scope
-from engine.formats.onnx.tensor import read_ints
-from engine.formats.protobuf import Budget
+from engine.formats.onnx.small_values import Array
+from engine.formats.onnx.work import Constant, Folded
 from engine.types import NodeInfo
 
-Constant: TypeAlias = tuple[tuple[int, ...], int]
-"""Shape of a constant, and the bits of an element."""
+Values: TypeAlias = Callable[[str], Array | None]
+"""Gives the elements of a small constant by name; None where they are not known."""
 
 
 def folded(
-    node: NodeInfo, inputs: Sequence[Constant], scope: Scope, budget: Budget
-) -> tuple[Constant, int]:
-    """Return what a node makes of constants, and the cost: operations, and 10 for each byte.
+    node: NodeInfo, inputs: Sequence[Constant], values: Values, fill_bits: int = 32
+) -> Folded:
+    """Return what a node makes of constants.
 
-    inputs: those that are there, in order. The result of an operator that is not known here is
-    taken for the inputs broadcast to one shape.
+    inputs: those that are there, in order. fill_bits: of what ConstantOfShape fills with.
+    The result of an operator that is not known here is taken for the inputs broadcast to one shape.
     """
     bits = max((bits for _, bits in inputs), default=32)
     shapes = [shape for shape, _ in inputs]
@@ -40,7 +40,14 @@ def folded(
         shape = _broadcast(shapes)
         operations = prod(map(prod, shapes[:2]))
     elif op_type in ("ConstantOfShape", "Expand", "Tile", "Reshape"):
-        shape = _of_ints(node, shapes, scope, budget)
+        shape = _of_ints(node, shapes, values)
+    elif op_type in ("Range", "Pad", "OneHot", "Resize", "Upsample"):
+        shape = _grown(node, shapes, values)
+    elif op_type in ("RandomNormal", "RandomUniform"):
+        dims = _attribute(node, "shape") or []
+        shape = () if any(dim < 0 for dim in dims) else tuple(dims)
+    elif op_type.startswith("Reduce") and len(shapes) == 1 and "axes" not in node.attributes:
+        shape, operations = (), prod(shapes[0])
     elif op_type == "Concat":
         shape = (sum(map(prod, shapes)),)
     elif op_type == "Transpose":
@@ -50,6 +57,8 @@ def folded(
             map(str, range(len(shapes[0])))
         ):
             shape = tuple(shapes[0][int(axis)] for axis in order)
+    elif op_type in _SHAPED_AS_FIRST and shapes:
+        shape = shapes[0]
     elif op_type in ("Shape", "Size"):
         shape, bits = (limits.RANK,), 64
     elif op_type == "Gather" and len(shapes) > 1:
@@ -61,9 +70,26 @@ def folded(
         number = node.attributes.get("to")
         dtype = DTYPES[number] if isinstance(number, int) and 0 < number < len(DTYPES) else None
         bits = dtype.bits if dtype is not None else bits
+    elif op_type in _CLAIMS:
+        bits = 8
+    elif op_type == "ConstantOfShape":
+        bits = fill_bits
     elements = prod(shape)
-    cost = operations + elements + 10 * (elements * bits // 8)
-    return (shape, bits), min(cost, limits.ELEMENTS)
+    nbytes = min(elements * bits // 8, limits.ELEMENTS)
+    return Folded((shape, bits), min(operations + elements, limits.ELEMENTS), nbytes)
+
+
+_SHAPED_AS_FIRST = frozenset(
+    {
+        # Their other inputs lie along one axis, or say where: nothing is broadcast.
+        "QuantizeLinear", "DequantizeLinear", "BatchNormalization", "InstanceNormalization",
+        "LayerNormalization", "GroupNormalization", "ScatterElements", "ScatterND",
+    }
+)  # fmt: skip
+
+_CLAIMS = frozenset(
+    ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Not", "And", "Or")
+)
 
 
 def _product(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[tuple[int, ...], int]:
@@ -73,14 +99,10 @@ def _product(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[tuple[int, 
     return shape, 2 * prod(shape) * (left[-1] if left else 1)
 
 
-def _of_ints(
-    node: NodeInfo, shapes: Sequence[tuple[int, ...]], scope: Scope, budget: Budget
-) -> tuple[int, ...]:
+def _of_ints(node: NodeInfo, shapes: Sequence[tuple[int, ...]], values: Values) -> tuple[int, ...]:
     """Return the shape that an integer input asks for; one of few elements where it is unknown."""
     position = 0 if node.op_type == "ConstantOfShape" else 1
-    name = node.inputs[position] if position < len(node.inputs) else ""
-    constant = scope.constant(name)
-    asked = read_ints(constant, budget) if constant is not None else None
+    asked = _ints(node, position, values)
     given = shapes[0] if position else ()
     if asked is None or any(size < 0 for size in asked):
         return (prod(given),)
@@ -91,6 +113,56 @@ def _of_ints(
     if node.op_type == "Reshape" and prod(asked) != prod(given):
         return (prod(given),)
     return tuple(asked)
+
+
+def _grown(node: NodeInfo, shapes: Sequence[tuple[int, ...]], values: Values) -> tuple[int, ...]:
+    """Return the shape of what numbers in an input let grow; that of the first where unknown."""
+    given = shapes[0]
+    if node.op_type == "Range":
+        ends = [values(name) for name in node.inputs]
+        if len(ends) == 3 and all(end is not None and end.size == 1 for end in ends):
+            start, limit, step = (float(end.item()) for end in ends if end is not None)
+            count = (limit - start) / step if step else 0.0
+            return (int(max(0.0, min(count, float(limits.ELEMENTS)))),)
+        return (1,)
+    if node.op_type == "Pad":
+        pads = _ints(node, 1, values) or _attribute(node, "pads")
+        if pads is not None and len(pads) == 2 * len(given):
+            both = zip(pads[: len(given)], pads[len(given) :], strict=True)
+            pairs = zip(given, both, strict=True)
+            return tuple(max(0, dim + low + high) for dim, (low, high) in pairs)
+    elif node.op_type == "OneHot":
+        if depth := _ints(node, 1, values):
+            return (*given, max(0, depth[0]))
+    else:
+        sizes = _ints(node, 3, values)
+        if sizes and len(sizes) == len(given):
+            return tuple(max(0, size) for size in sizes)
+        scales = (
+            values(node.inputs[1 if node.op_type == "Upsample" else 2])
+            if len(node.inputs) > (1 if node.op_type == "Upsample" else 2)
+            else None
+        )
+        if scales is not None and scales.size == len(given):
+            pairs_ = zip(given, scales.ravel().tolist(), strict=True)
+            return tuple(int(min(max(0.0, dim * scale), 1e18)) for dim, scale in pairs_)
+    return given
+
+
+def _ints(node: NodeInfo, position: int, values: Values) -> list[int] | None:
+    found = values(node.inputs[position]) if position < len(node.inputs) else None
+    if found is None or found.dtype.kind not in "iu":
+        return None
+    return [int(value) for value in found.ravel()]
+
+
+def _attribute(node: NodeInfo, name: str) -> list[int] | None:
+    """Return an attribute's integers; None for one that is missing, or of another kind."""
+    found = node.attributes.get(name)
+    if not isinstance(found, tuple):
+        return None
+    numbers = [number for number in found if isinstance(number, int)]
+    return numbers if len(numbers) == len(found) else None
 
 
 def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING
 
 from engine.formats.onnx import limits, schema
@@ -14,12 +15,15 @@ from engine.formats.onnx.node import NodeReader, RawAttribute
 from engine.formats.onnx.reading import Invalid, ReadingBudget, text
 from engine.formats.onnx.scope import Scope, title
 from engine.formats.onnx.tensor import Tensor, read_tensor
-from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type
+from engine.formats.onnx.value import DEEP_BYTES, check_depth, read_name_and_type, read_spec
+from engine.formats.onnx.work import Constant, Folded, Work
 from engine.formats.protobuf import Budget, fields
-from engine.types import DType, NodeInfo
+from engine.types import NodeInfo
 
 if TYPE_CHECKING:
-    from engine.formats.onnx.folding import Constant
+    from engine.formats.onnx.folding import Values
+    from engine.formats.onnx.growth import Growth
+    from engine.formats.onnx.small_values import Array
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -29,7 +33,10 @@ class State:
     functions: the model's own ones. calls: how often what is being read calls which of them.
     nodes: in all so far, of which `counted` belong to earlier functions.
     expanded: bytes of constants so far that are computed from constant shapes, or sparse.
-    constants: what can be computed from the file alone, by name; folding: the cost of that so far.
+    constants: what can be computed from the file alone, by name; work: of that so far; values: of
+    small ones that were computed. growth: sizes of what depends on inputs, where any may grow.
+    captured: names that subgraphs read of the graphs around them. inputs: undecoded types of the
+    main graph's.
     repairable: a rule that the model breaks although it says clearly what it means; "" for none.
     """
 
@@ -42,7 +49,11 @@ class State:
     counted: int = 0
     expanded: int = 0
     constants: dict[str, Constant] = field(default_factory=dict)
-    folding: int = 0
+    work: Work = field(default_factory=Work)
+    values: dict[str, Array] = field(default_factory=dict)
+    growth: Growth | None = None
+    captured: set[str] = field(default_factory=set)
+    inputs: dict[str, memoryview | None] = field(default_factory=dict)
     repairable: str = ""
 
     def add_expanded(self, nbytes: int) -> None:
@@ -110,6 +121,8 @@ def read_graph(
                 read_sparse(value, state.files, state.budget, f"an initializer of the {where}")
             )
             state.add_expanded(initializers[-1].nbytes)
+            made = NodeInfo(0, initializers[-1].name, "", "", (), (initializers[-1].name,))
+            state.work.add(made, Folded(((), 8), 0, initializers[-1].nbytes))
         elif tag == schema.GRAPH_VALUE_INFO:
             take()
             graph.value_infos.append(value)
@@ -131,12 +144,18 @@ def read_graph(
             raise Invalid(f"the {where} has two initializers {tensor.name!r}")
         graph.initializers[tensor.name] = tensor
         state.constants[tensor.name] = tensor.shape, tensor.dtype.bits
-        if tensor.dtype is DType.INT64 and len(tensor.shape) < 2 and tensor.nbytes <= 512:
+        if len(tensor.shape) < 2 and tensor.nbytes <= 512:
             scope.constants[tensor.name] = tensor
     _define(scope, (name for name, _ in graph.inputs), "input", where)
+    if outer is None:
+        state.inputs = dict(graph.inputs)
     scope.names.update(graph.initializers)
+    begin = len(state.growth.large) if state.growth is not None else 0
     read_nodes(node_views, state, scope, where, depth, graph.nodes)
     _check_outputs(graph, scope, where)
+    if outer is not None and state.growth is not None and len(state.growth.large) > begin:
+        outputs = (name for name, _ in graph.outputs)
+        state.growth.drop_used(graph.nodes, outputs, state.captured, begin)
     return graph
 
 
@@ -152,7 +171,7 @@ def read_nodes(
     state.nodes += len(views)
     read = state.reader.read
     names, constants, functions = scope.names, scope.constants, state.functions
-    computed = state.constants
+    constant = state.constants
     for index, view in enumerate(views):
         node, overload, attributes = read(view, index)
         for name in node.inputs:
@@ -168,6 +187,8 @@ def read_nodes(
                 ordered = [views[position] for position in order]
                 read_nodes(ordered, state, scope, where, depth, nodes)
                 return
+            if name not in names and name:
+                state.captured.add(name)
         value = None
         for attribute in attributes:
             if attribute.nested:
@@ -183,29 +204,95 @@ def read_nodes(
         op_type = node.op_type
         if op_type == "Constant":
             if value is not None and len(node.outputs) == 1:
-                computed[node.outputs[0]] = value.shape, value.dtype.bits
+                constant[node.outputs[0]] = value.shape, value.dtype.bits
                 if value.nbytes <= 512:
                     constants[node.outputs[0]] = value
         elif functions and (node.domain, op_type, overload) in functions:
             state.calls[node.domain, op_type, overload] += 1
         elif op_type in SHAPE_INPUT:
             state.add_expanded(expanded_bytes(node, value, scope, state.budget))
-        if node.inputs and node.inputs[0] in computed and not attributes:
-            _fold(node, state, scope)
+        if (
+            node.inputs
+            and node.inputs[0] in constant
+            and (not attributes or value is not None)
+            and _fold(node, state, scope, value)
+        ):
+            pass
+        elif node.inputs and (
+            op_type in _GROWING or (state.growth is not None and op_type in state.growth.followed)
+        ):
+            _follow(node, state, scope)
+        elif op_type in _FROM_NOTHING:
+            from engine.formats.onnx.folding import folded  # rare
+
+            state.work.add(node, folded(node, [], _values(state, scope)))
         nodes.append(node)
 
 
-def _fold(node: NodeInfo, state: State, scope: Scope) -> None:
-    """Count what a node costs that reads nothing but constants."""
+_GROWING = frozenset(("Shape", "Size", "Concat", "Expand", "Tile"))
+_FROM_NOTHING = ("RandomNormal", "RandomUniform")  # by their attributes
+
+
+def _fold(node: NodeInfo, state: State, scope: Scope, fill: Tensor | None) -> bool:
+    """Count what a node costs that reads nothing but constants; False for one that reads others.
+
+    fill: what a ConstantOfShape fills with; None for zeros of float32.
+    """
     inputs = [state.constants.get(name) for name in node.inputs if name]
     known = [constant for constant in inputs if constant is not None]
-    if len(known) == len(inputs):
-        from engine.formats.onnx.folding import folded  # rare
+    if len(known) != len(inputs):
+        return False
+    from engine.formats.onnx.folding import folded  # rare
+    from engine.formats.onnx.small_values import computed
 
-        result, cost = folded(node, known, scope, state.budget)
-        state.folding += cost
-        for name in node.outputs:
-            state.constants[name] = result
+    values = _values(state, scope)
+    if state.growth and not state.growth.lengths.keys().isdisjoint(
+        node.inputs
+    ):  # of inputs of fixed sizes
+        state.growth.follow(node, state.constants, values)
+    result = folded(node, known, values, 32 if fill is None else fill.dtype.bits)
+    state.work.add(node, result)
+    for name in node.outputs:
+        state.constants[name] = result.constant
+    if prod(result.constant[0]) <= limits.KNOWN_ELEMENTS and len(node.outputs) == 1:
+        value = computed(node, [values(name) for name in node.inputs if name])
+        if value is not None:
+            state.values[node.outputs[0]] = value
+            state.constants[node.outputs[0]] = value.shape, result.constant[1]
+    return True
+
+
+def _follow(node: NodeInfo, state: State, scope: Scope) -> None:
+    """Note what is known of the size of what a node makes of inputs."""
+    if state.growth is None:
+        from engine.formats.onnx.growth import Growth
+
+        state.growth = Growth()
+    name = node.inputs[0]
+    if node.op_type == "Shape" and not node.attributes and name in state.inputs:
+        kind = state.inputs[name]
+        spec = read_spec(name, kind, name, state.budget) if kind is not None else None
+        shape = spec.shape if spec is not None else None
+        if shape is not None and all(isinstance(dim, int) for dim in shape):
+            import numpy as np
+
+            state.values[node.outputs[0]] = np.array(shape, np.int64)  # folded like a constant
+            state.constants[node.outputs[0]] = (len(shape),), 64
+            state.growth.lengths[node.outputs[0]] = len(shape)
+            return
+    state.growth.follow(node, state.constants, _values(state, scope))
+
+
+def _values(state: State, scope: Scope) -> Values:
+    from engine.formats.onnx.small_values import small_value
+
+    def value(name: str) -> Array | None:
+        if name in state.values:
+            return state.values[name]
+        tensor = scope.constant(name)
+        return None if tensor is None else small_value(tensor, state.budget)
+
+    return value
 
 
 def read_attributes(

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TypeProto
 
+from engine.formats.collectives import WITH_SHAPE, is_collective
 from engine.formats.onnx.graphs import is_small
 from engine.formats.onnx.safe_inference import infer_shapes
 from engine.host.interrupts import raised_by_handler
@@ -46,6 +47,7 @@ def types_of(
         types[sparse.values.name] = onnx.helper.make_tensor_type_proto(
             sparse.values.data_type, sparse.dims
         )
+    types.update({name: kind for name, kind in _received(graph) if name not in types})
     types.update(known)
     opsets = {opset.domain or "ai.onnx": opset.version for opset in model.opset_import}
     while not types.keys() >= {*names}:
@@ -56,6 +58,18 @@ def types_of(
             break
         types.update(further)
     return {name: types[name] for name in names if name in types}
+
+
+def _received(graph: GraphProto) -> Iterator[tuple[str, TypeProto]]:
+    """Yield the types of what other ranks send, as the nodes that receive it say them."""
+    for node in graph.node:
+        if node.op_type == "Receive" and is_collective(node.op_type, node.domain):
+            said = {attribute.name: attribute for attribute in node.attribute}
+            if node.output and "to" in said:
+                sizes: list[int] | None = list(said["sizes"].ints) if "sizes" in said else []
+                if WITH_SHAPE in said:
+                    sizes = None
+                yield node.output[0], onnx.helper.make_tensor_type_proto(said["to"].i, sizes)
 
 
 def is_known(kind: TypeProto) -> bool:

@@ -33,6 +33,16 @@ INLINED_NODES = 65_536  # beyond those written out in the file
 FOLDING, FOLDING_PER_BYTE = 1_000_000_000, 100
 EXPANDED_BYTES = 16 << 30  # one computed tensor, and all constants computed from constant shapes
 
+# What a model may compute of constants alone, or for nothing, at all: so much for any file, and
+# more in proportion to its size. No input decides over it, so no caller's deadline or container
+# limit stands before a load. A rotary cache or a mask takes some megabytes.
+LIVE_BYTES, LIVE_PER_BYTE = 80_000_000, 10  # at one time
+FILLED_BYTES, FILLED_PER_BYTE = 700_000_000, 10  # with one value: ONNX's own "light" networks
+MADE_BYTES, MADE_PER_BYTE = 256_000_000, 50  # one after the other
+OPERATIONS, OPERATIONS_PER_BYTE = 20_000_000_000, 10_000
+SHAPE_ELEMENTS = 65_536  # of a tensor that is put together of shapes: they are written out
+KNOWN_ELEMENTS = 64  # of a small constant whose values are followed
+
 
 def folds_too_much(cost: int, weights_bytes: int) -> bool:
     """Return whether computing constants costs more than real models ask for.

@@ -18,6 +18,7 @@ from engine.formats.onnx.node import NodeReader
 from engine.formats.onnx.reading import Invalid, ReadingBudget, Repairable, text
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.value import read_spec
+from engine.formats.onnx.work import Work, check_work
 from engine.formats.opened import FileVersion
 from engine.formats.protobuf import Budget, TooManyFields, WireError, fields, signed
 from engine.types import GraphInfo, NodeInfo, ParameterInfo, TensorSpec
@@ -199,10 +200,17 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
     state.functions = frozenset(bodies)
     functions: dict[FunctionId, Part] = {}
     for function, body in bodies.items():
-        _read_function(function, body, state)
+        _read_function(function, body, state, len(view))
         functions[function] = _take_part(state)
     graph = read_graph(graph_view, state, "graph")
-    folding = check_functions(functions, _take_part(state))
+    growth, captured = state.growth, state.captured
+    main = _take_part(state)
+    called = check_functions(functions, main)
+    weights_bytes = sum(tensor.nbytes for tensor in graph.initializers.values())
+    file_bytes = max(len(view), sum(t.nbytes for t in graph.initializers.values() if t.location))
+    check_work(main.work, called, file_bytes)
+    if growth is not None:
+        growth.check_unused(graph.nodes, (name for name, _ in graph.outputs), captured, file_bytes)
     if not graph.outputs:
         raise Invalid("the graph has no outputs; expected at least one")
     twice = [
@@ -232,16 +240,17 @@ def _read(view: memoryview, files: ExternalFiles) -> OnnxModel:
         producer=" ".join(part for part in header.producer if part),
         metadata=header.metadata,
     )
-    weights_bytes = sum(tensor.nbytes for tensor in graph.initializers.values())
-    folds_too_much = limits.folds_too_much(folding, weights_bytes)
+    folds_too_much = limits.folds_too_much(main.work.cost + called.cost, weights_bytes)
     return OnnxModel(info, files.used, files.linked_out, files.versions, folds_too_much)
 
 
 def _take_part(state: State) -> Part:
     """Return the counts since the last part."""
-    part = Part(state.nodes - state.counted, state.expanded, state.calls, state.folding)
-    state.counted, state.expanded, state.calls, state.folding = state.nodes, 0, Counter(), 0
+    part = Part(state.nodes - state.counted, state.expanded, state.calls, state.work)
+    state.counted, state.expanded, state.calls, state.work = state.nodes, 0, Counter(), Work()
+    state.growth, state.captured = None, set()
     state.constants.clear()
+    state.values.clear()
     return part
 
 
@@ -272,7 +281,7 @@ def _identify(view: memoryview, budget: Budget) -> FunctionId:
     return domain, name, overload
 
 
-def _read_function(function: FunctionId, view: memoryview, state: State) -> None:
+def _read_function(function: FunctionId, view: memoryview, state: State, file_bytes: int) -> None:
     domain, name, _ = function
     where = f"function {f'{domain}.{name}'!r}"
     scope = Scope()
@@ -291,7 +300,10 @@ def _read_function(function: FunctionId, view: memoryview, state: State) -> None
             state.budget.take()
             defaults.append(value)
     read_attributes(defaults, state, scope, NodeInfo(0, name, name, domain, (), ()))
-    read_nodes(nodes, state, scope, where, 0, [])
+    known: list[NodeInfo] = []
+    read_nodes(nodes, state, scope, where, 0, known)
+    if state.growth is not None:
+        state.growth.check_unused(known, outputs, state.captured, file_bytes)
     for output in outputs:
         if output not in scope.names:
             raise Invalid(f"the {where} promises the output {output!r}, which no node defines")

@@ -17,6 +17,7 @@ from engine.formats.files import open_file
 from engine.formats.onnx import limits, schema, writer
 from engine.formats.onnx.model import read_model
 from engine.formats.onnx.rewrite import StoredTensor, changed, stored_tensor
+from engine.formats.onnx.scan_outputs import with_open_scans
 from engine.formats.onnx.value import read_name_and_type
 from engine.formats.onnx.writer import External, Parts, ValueInfo
 from engine.formats.opened import Array, OpenedSource, Slot, open_external
@@ -79,6 +80,7 @@ def with_variables(
         _slot(stored[name], source, graph)._replace(declared_as=tuple(declared))
         for name, declared in names.items()
     ]
+    data = with_open_scans(data, {slot.name: slot.initial for slot in slots})
     beside = source.folder / "part" if source.folder is not None else None  # just a name
     model = read_model(memoryview(data), beside, source.name, files)
     versions = dict(model.versions)

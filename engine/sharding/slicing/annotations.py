@@ -12,9 +12,9 @@ from pathlib import Path
 from onnx import ModelProto, NodeProto, ShardingSpecProto, numpy_helper
 
 from engine.errors import ModelError
+from engine.layouts.states import State
 from engine.sharding.slicing.original import Original
 from engine.sharding.slicing.partitioner import Choice
-from engine.sharding.slicing.states import State
 from engine.sharding.strategy import NodeStrategy, Strategy
 
 IR_VERSION = 11
@@ -93,5 +93,8 @@ def _spec(model: Original, name: str, state: State, ranks: int) -> ShardingSpecP
         dim.simple_sharding.add(dim_value=len(state.blocks), num_shards=1)
         dim.simple_sharding.add(dim_value=state.blocks[0], num_shards=ranks)
     elif isinstance(size, int):
-        dim.simple_sharding.add(dim_value=size, num_shards=ranks)
+        unit = state.unit or 1
+        dim.simple_sharding.add(dim_value=size // unit, num_shards=ranks)
+        if unit > 1:
+            dim.simple_sharding.add(dim_value=unit, num_shards=1)
     return spec

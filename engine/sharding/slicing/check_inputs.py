@@ -16,13 +16,15 @@ from onnx import NodeProto
 
 from engine.convert.sample_inputs import random
 from engine.errors import ModelError
+from engine.layouts.rules.elementwise import NAMES
+from engine.plan.open_sizes import Shapes, fitting_shapes
 from engine.sharding.slicing.original import Original
-from engine.sharding.slicing.rules.elementwise import NAMES
-from engine.types import DType
+from engine.types import DType, TensorSpec
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 Inputs: TypeAlias = "dict[str, Array]"
 
+_OPEN_SIZE = 4
 _MOST_DRAWS = 8
 _LARGEST = 100
 
@@ -44,34 +46,51 @@ _SECOND = _MOVES - {"Concat"} | {"BitShift", "Div", "Mod", "Pow"}
 """Operators whose further inputs are shapes, axes, or numbers that must not be any."""
 
 
-def drawn(model: Original, size: int, parts: int) -> Iterator[Inputs]:
+def shapes_to_try(model: Original) -> Iterator[Shapes]:
+    """Yield shapes for all inputs, which fit together: as asked for, where that is said.
+
+    Raises ModelError for an input of which too little is known.
+    """
+    specs = []
+    for name in model.inputs:
+        dtype, shape = model.dtype(name), model.shape(name)
+        if dtype is None or shape is None:
+            raise ModelError(
+                f"{model.name}: nothing can stand for input {name!r}, whose shape or type is open; "
+                "slice unchecked (--no-check)"
+            )
+        specs.append(TensorSpec(name, dtype, shape))
+    return fitting_shapes(specs, model.asked, _OPEN_SIZE, "change --input-shape")
+
+
+def drawn(model: Original, shapes: Shapes, parts: int) -> Iterator[Inputs]:
     """Yield sets of inputs; the first suits any model, later ones perhaps not.
 
-    size: of open dims. parts: of a table that is divided; each is looked up in, if only all sets
+    shapes: of all inputs. parts: of a table that is divided; each is looked up in, if only all sets
     of inputs run.
     """
     tables = {name: table_size(model, name) for name in model.inputs}
     draws = 1
     for name, rows in tables.items():
         if rows is not None:
-            count = max(1, prod(_dims(model, name, size)))
+            count = max(1, prod(shapes[name]))
             draws = min(_MOST_DRAWS, max(draws, -(-parts // count)))
     for draw in range(draws):
-        yield generated(model, size, draw=draw, draws=draws)
+        yield generated(model, shapes, draw=draw, draws=draws)
     free = {name for name, rows in tables.items() if rows is None and _is_free(model, name)}
     if free:
-        yield generated(model, size, anything=free)
+        yield generated(model, shapes, anything=free)
 
 
 def generated(
     model: Original,
-    size: int,
+    shapes: Shapes,
     *,
     draw: int = 0,
     draws: int = 1,
     anything: Set[str] = frozenset(),
 ) -> Inputs:
-    """Return random inputs; open dims are `size`.
+    """Return random inputs of these shapes.
 
     draw, draws: which of so many sets this is; together they go through all of a table. anything:
     inputs whose integers need not be 0 or 1.
@@ -79,7 +98,7 @@ def generated(
     chance = np.random.default_rng(draw)
     found = {}
     for name in model.inputs:
-        dims, dtype = _dims(model, name, size), model.dtype(name)
+        dims, dtype = shapes[name], model.dtype(name)
         assert dtype is not None
         rows = table_size(model, name)
         if rows is not None:
@@ -138,13 +157,3 @@ def _is_free(model: Original, name: str) -> bool:
         node.op_type in _ARITHMETIC and (place == 0 or node.op_type not in _SECOND)
         for node, place in _readers(model, name)
     )
-
-
-def _dims(model: Original, name: str, size: int) -> list[int]:
-    shape, dtype = model.shape(name), model.dtype(name)
-    if shape is None or dtype is None:
-        raise ModelError(
-            f"{model.name}: nothing can stand for input {name!r}, whose shape or type is open; "
-            "slice unchecked (--no-check)"
-        )
-    return [dim if isinstance(dim, int) else size for dim in shape]

@@ -11,15 +11,18 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
+from engine.layouts.rules import Op, Way
+from engine.layouts.states import PARTIAL, WHOLE, State, local_size
 from engine.sharding.slicing.original import Original
-from engine.sharding.slicing.rules import Op, Way
-from engine.sharding.slicing.states import PARTIAL, WHOLE, State
 
 FLOPS = 30e9
 BYTES = 8e9
 EXCHANGED_BYTES = 2e9
 EXCHANGE_S = 100e-6
 """Cost of a collective beside its bytes: waiting for each other, and a cut in the model."""
+
+_NEARLY_EVEN = 1.05
+"""Largest part, over that of an even division, that counts as such a one."""
 
 TERMS_VERSION = 9
 """The operator set from which a whole tensor can become a term of a sum: that takes Where."""
@@ -54,8 +57,11 @@ class Costs:
         if whole is None:
             whole = self._work[key] = self._whole_work(op)
         shared = any(state.is_shard for state in (*way.inputs, *way.outputs))
-        left = way.cost if way.cost is not None else 1 / self.ranks if shared else 1.0
+        left = way.cost if way.cost is not None else self._share(op, way) if shared else 1.0
         cost = whole * left
+        for index in way.gathered:
+            exchange = step(way.inputs[index], WHOLE, self._nbytes(op.inputs[index]), self.ranks)
+            cost += exchange.seconds if exchange is not None else inf
         if self._weight_s and op.outputs[0] in self.model.derived:  # a weight that is computed
             for name, state in zip(op.outputs, way.outputs):
                 cost += self.of_weight(name, state) if name else 0.0
@@ -66,8 +72,27 @@ class Costs:
         shape = self.model.shape(name) or ()
         if sum(size != 1 for size in shape) < 2:
             return 0.0  # biases and scales follow what they belong to
-        nbytes = self.model.nbytes(name) / (self.ranks if state.is_shard else 1)
+        nbytes = self.model.nbytes(name) * self.share(name, state)
         return nbytes * (self._weight_s + 1 / BYTES)
+
+    def share(self, name: str, state: State) -> float:
+        """Return how much of a tensor the rank holds that holds the most of it.
+
+        As much as each of equal parts where it is next to that: what a collective costs counts
+        for more than a column.
+        """
+        if not state.is_shard:
+            return 1.0
+        size = (self.model.shape(name) or ())[state.axis] if state.unit else None
+        if not isinstance(size, int):
+            return 1 / self.ranks
+        most = local_size(size, state, self.ranks) / size
+        return 1 / self.ranks if most * self.ranks < _NEARLY_EVEN else most
+
+    def _share(self, op: Op, way: Way) -> float:
+        """Return the largest part of a node's work that a rank has."""
+        held = (*zip(op.inputs, way.inputs), *zip(op.outputs, way.outputs))
+        return max(self.share(name, state) for name, state in held if name and state.is_shard)
 
     def cheapest(
         self, name: str, has: Iterable[State], wanted: State
@@ -122,9 +147,14 @@ def step(state: State, wanted: State, nbytes: int, ranks: int) -> Step | None:
     if state == WHOLE and wanted == PARTIAL:
         return Step(2 * nbytes / BYTES)
     if state.is_shard and wanted == WHOLE:
-        return Step(EXCHANGE_S + part / EXCHANGED_BYTES, "AllGather")
+        packed = 2 * nbytes / BYTES if state.unit else 0.0  # all bring as much as the longest part
+        return Step(EXCHANGE_S + part / EXCHANGED_BYTES + packed, "AllGather")
     if state == PARTIAL and wanted == WHOLE:
         return Step(EXCHANGE_S + 2 * part / EXCHANGED_BYTES, "AllReduce")
-    if state.is_shard and wanted.is_shard and not state.blocks and not wanted.blocks:
+    if state.is_shard and wanted.is_shard and _is_plain(state) and _is_plain(wanted):
         return Step(EXCHANGE_S + part / ranks / EXCHANGED_BYTES, "AllToAll")
     return None
+
+
+def _is_plain(state: State) -> bool:
+    return not state.blocks and not state.unit

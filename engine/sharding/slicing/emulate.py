@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import TypeProto
+from onnx import TypeProto, numpy_helper
 
 from engine.context import Context
 from engine.distributed.reduction import reduction
@@ -62,9 +62,9 @@ def run_parts(
     context: Context,
 ) -> Values:
     """Return what parts of a model, run one after another, make of these names."""
-    types = _types(whole, parts)
+    types = types_between(whole, parts)
     values = dict(inputs)
-    for part, following in zip(parts, _needed(parts, names)):
+    for part, following in zip(parts, needed_after(parts, names)):
         values |= _run(whole.part(part, types), values, context)
         values = {name: value for name, value in values.items() if name in following}
     return {name: values[name] for name in names}
@@ -115,19 +115,27 @@ def _rank(
         else:
             order = [index for index in segment.nodes if index not in constant_nodes(whole)]
             segments += cut(whole, order, {*segment.outputs}, [*segment.inputs])
-    types = _types(whole, segments)
+    types = types_between(whole, segments)
     values: Values = {name: inputs[name] for name in whole.graph.inputs}
-    for segment, following in zip(segments, _needed(segments, names)):
+    for segment, following in zip(segments, needed_after(segments, names)):
         if segment.level:
             for index in segment.nodes:
                 node = graph.nodes[index]
                 if is_collective(node.op_type, node.domain):
-                    brings = values[node.inputs[0]] if node.inputs else None
+                    brings = _brought(node.inputs[0], values, whole, path) if node.inputs else None
                     values[node.outputs[0]] = yield Meeting(node, brings)
         else:
             values |= _run(whole.part(segment, types), values, context)
         values = {name: value for name, value in values.items() if name in following}
     return {name: values[name] for name in names}
+
+
+def _brought(name: str, values: Mapping[str, Any], whole: Whole, path: Path) -> Any:
+    """Return what a rank brings to a collective: what it has computed, or a weight."""
+    if name in values:
+        return values[name]
+    tensor = next(tensor for tensor in whole.proto.graph.initializer if tensor.name == name)
+    return numpy_helper.to_array(tensor, str(path.parent))
 
 
 # --------------------------------------------------------------------------------- collectives
@@ -154,6 +162,8 @@ def _met(waiting: Mapping[int, Meeting], world: int) -> dict[int, Array | None]:
         group = members or list(range(world))
         if all(member in waiting and _is_same(waiting[member].node, node) for member in group):
             brings = [waiting[member].brings for member in group]
+            if node.op_type == "Broadcast":  # ranks may have nothing to give to it
+                brings = [brings[group.index(int(str(node.attributes.get("root", 0))))]]
             given = _COLLECTIVES[node.op_type](node, group, [b for b in brings if b is not None])
             found |= dict(zip(group, given))
     return found
@@ -185,7 +195,7 @@ def _all_to_all(node: NodeInfo, group: Sequence[int], parts: list[Array]) -> lis
 
 
 def _broadcast(node: NodeInfo, group: Sequence[int], parts: list[Array]) -> list[Array]:
-    return [parts[group.index(int(str(node.attributes.get("root", 0))))]] * len(group)
+    return parts * len(group)  # the root's alone
 
 
 _COLLECTIVES: Mapping[str, Callable[[NodeInfo, Sequence[int], list[Array]], list[Array]]] = {
@@ -270,7 +280,7 @@ def cut(whole: Whole, order: Sequence[int], wanted: set[str], given: list[str]) 
     return found
 
 
-def _needed(parts: Sequence[Segment], names: Iterable[str]) -> list[set[str]]:
+def needed_after(parts: Sequence[Segment], names: Iterable[str]) -> list[set[str]]:
     """Return for each part what is still needed when it has run."""
     needed = [set(names)]
     for part in reversed(parts[1:]):
@@ -278,6 +288,7 @@ def _needed(parts: Sequence[Segment], names: Iterable[str]) -> list[set[str]]:
     return needed[::-1]
 
 
-def _types(whole: Whole, parts: Sequence[Segment]) -> dict[str, TypeProto]:
+def types_between(whole: Whole, parts: Sequence[Segment]) -> dict[str, TypeProto]:
+    """Return the types of what goes into and comes out of parts."""
     names = {name for part in parts for name in (*part.inputs, *part.outputs)}
     return types_of(whole.proto, names, guess=True)

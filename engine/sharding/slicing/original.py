@@ -29,7 +29,7 @@ from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
 from engine.host.interrupts import raised_by_handler
-from engine.sharding.slicing import contrib
+from engine.sharding.slicing import contrib, known_shapes
 from engine.types import Dim, DType
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
@@ -47,7 +47,8 @@ class Original:
     proto: the model without Constant nodes and functions of its own; its weights are references.
     nodes: in an order in which they run, what is made of constants alone right before its reader.
     types: of every tensor that is known. constants: the initializers by name. derived: what is
-    computed from constants alone. batched: the inputs whose axis 0 the file leaves open.
+    computed from constants alone. batched: the inputs whose axis 0 the file leaves open. asked:
+    sizes that the user has said for inputs, with which the slices are checked.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Original:
     constants: dict[str, TensorProto] = field(default_factory=dict)
     derived: set[str] = field(default_factory=set)
     batched: tuple[str, ...] = ()
+    asked: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _maps: dict[str, Any] = field(default_factory=dict)
     _dtypes: dict[str, DType | None] = field(default_factory=dict)
     _shapes: dict[str, Shape | None] = field(default_factory=dict)
@@ -196,10 +198,12 @@ def open_original(
     path: str | os.PathLike[str],
     *,
     input_shapes: dict[str, Sequence[int]] | None = None,
+    fixed_axes: int | None = 0,
 ) -> Original:
     """Read a model to slice it. Raises ModelError for a file that is none, or cannot be sliced.
 
-    input_shapes: sizes for the inputs' open dims.
+    input_shapes: sizes for inputs, with which the slices are checked. fixed_axes: how many axes
+    these fix in the slices too, from the first on; None for all.
     """
     file = ModelFile(path)
     if file.encryption:
@@ -233,17 +237,22 @@ def open_original(
                 "ranks; slice the whole model",
                 str(path),
             )
-    return _prepared(opened.name, source, proto, input_shapes or {})
+    return _prepared(opened.name, source, proto, input_shapes or {}, fixed_axes)
 
 
 def _prepared(
-    name: str, source: OpenedSource, proto: ModelProto, shapes: dict[str, Sequence[int]]
+    name: str,
+    source: OpenedSource,
+    proto: ModelProto,
+    shapes: dict[str, Sequence[int]],
+    fixed_axes: int | None,
 ) -> Original:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     batched = tuple(value.name for value in inputs(proto.graph) if _is_batched(value))
-    _set_shapes(proto, shapes, name)
-    original = Original(name, source, proto, batched=batched)
+    _set_shapes(proto, shapes, name, fixed_axes)
+    asked = {name: tuple(shape) for name, shape in shapes.items()}
+    original = Original(name, source, proto, batched=batched, asked=asked)
     constants = original.constants
     constants.update({tensor.name: tensor for tensor in proto.graph.initializer})
     kept = []
@@ -298,7 +307,7 @@ def _known(proto: ModelProto) -> dict[str, TypeProto]:
     """Return all types that can be inferred; behind an operator that onnx does not know, too."""
     known = _inferred(proto)
     for _ in range(_MOST_ROUNDS):  # one more a layer of such operators
-        if not contrib.added(proto, known):
+        if not contrib.added(proto, known) + known_shapes.added(proto, known):
             break
         known = _inferred(proto)
     return known
@@ -321,7 +330,9 @@ def _is_batched(value: ValueInfoProto) -> bool:
     return len(dims) > 0 and not dims[0].HasField("dim_value")
 
 
-def _set_shapes(proto: ModelProto, shapes: dict[str, Sequence[int]], model: str) -> None:
+def _set_shapes(
+    proto: ModelProto, shapes: dict[str, Sequence[int]], model: str, fixed_axes: int | None
+) -> None:
     values = {value.name: value for value in inputs(proto.graph)}
     for name, shape in shapes.items():
         if name not in values:
@@ -329,18 +340,27 @@ def _set_shapes(proto: ModelProto, shapes: dict[str, Sequence[int]], model: str)
                 f"{model}: has no input {name!r}; it has {', '.join(map(repr, values))}"
             )
         tensor = values[name].type.tensor_type
-        if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+        if not tensor.HasField("shape"):
+            for _ in shape:
+                tensor.shape.dim.add()
+        dims = tensor.shape.dim
+        if len(dims) != len(shape):
             raise ModelError(
-                f"{model}: input {name!r} has {len(tensor.shape.dim)} dims, but its shape is given "
-                f"as {list(shape)}"
+                f"{model}: input {name!r} has {len(dims)} dims, but its shape is given as "
+                f"{list(shape)}"
             )
         named = {}
-        dims = list(tensor.shape.dim)
-        tensor.shape.Clear()
-        for index, size in enumerate(shape):
-            if index < len(dims) and dims[index].dim_param:
-                named[dims[index].dim_param] = size
-            tensor.shape.dim.add().dim_value = size
+        for axis, (dim, size) in enumerate(zip(dims, shape)):
+            if dim.HasField("dim_value"):
+                if dim.dim_value != size:
+                    raise ModelError(
+                        f"{model}: input {name!r}: expected {dim.dim_value} along axis {axis}, "
+                        f"which the file fixes, got {size} (--input-shape)"
+                    )
+            elif fixed_axes is None or axis < fixed_axes:
+                if dim.dim_param:
+                    named[dim.dim_param] = size
+                dim.dim_value = size
         for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param in named:

@@ -21,12 +21,12 @@ from onnx import NodeProto
 
 from engine.errors import ModelError
 from engine.formats.onnx.graphs import reads, subgraphs
+from engine.layouts.rules import Op, Way, rule_of
+from engine.layouts.states import PARTIAL, WHOLE, State
 from engine.sharding.slicing.costs import Costs
 from engine.sharding.slicing.dequantized import write_as_arithmetic
 from engine.sharding.slicing.original import Original
 from engine.sharding.slicing.program import Program, Writer
-from engine.sharding.slicing.rules import Op, Way, rule_of
-from engine.sharding.slicing.states import PARTIAL, WHOLE, State
 from engine.sharding.slicing.undivided import NothingDivided
 from engine.types import DType
 
@@ -184,6 +184,9 @@ def _why_whole(op: Op) -> str:
         return "it has a body, which runs whole"
     if op.model.is_random(op.node):
         return "its random numbers are the same on all ranks"
+    unknown = [name for name in (*op.inputs, *op.outputs) if name and op.shape(name) is None]
+    if unknown and any(name in op.model.constants for name in op.inputs):
+        return f"the shape of {unknown[0]!r} is not known; say those of the inputs (--input-shape)"
     if any(len(op.shape(name) or ()) > 1 for name in op.inputs):
         return f"no axis can be divided by {op.ranks}"
     return ""
@@ -231,10 +234,15 @@ def _is_possible(op: Op, way: Way) -> bool:
             if dtype not in _SUMMED:
                 return False
             continue
-        if shape is None or state.axis >= len(shape) or not op.model.is_numeric(name):
+        is_packed = name in op.model.constants and dtype is not DType.STRING  # exchanged by nobody
+        if shape is None or state.axis >= len(shape):
+            return False
+        if not op.model.is_numeric(name) and not is_packed:
             return False
         size = shape[state.axis]
-        if not op.splits(size, state.blocks) or (state.blocks and sum(state.blocks) != size):
+        if not op.splits(size, state.blocks, state.unit):
+            return False
+        if state.blocks and sum(state.blocks) != size:
             return False
     return True
 
@@ -243,7 +251,8 @@ def _note_blocks(
     blocks: dict[str, set[State]], names: Iterable[str], states: Iterable[State]
 ) -> None:
     for name, state in zip(names, states):
-        if name and 0 < len(state.blocks) <= _MOST_BLOCKS:
+        is_plain = not state.blocks and state.unit < 2
+        if name and state.is_shard and not is_plain and len(state.blocks) <= _MOST_BLOCKS:
             known = blocks.setdefault(name, set())
             if len(known) < _MOST_STATES:
                 known.add(state)

@@ -12,10 +12,19 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from engine.formats.collectives import DOMAIN
+from engine.layouts.rules import Way
+from engine.layouts.states import (
+    PARTIAL,
+    WHOLE,
+    Array,
+    State,
+    local_shape,
+    local_size,
+    part,
+)
 from engine.sharding.slicing.costs import Costs, step
+from engine.sharding.slicing.moves import write_cut, write_gather, write_term
 from engine.sharding.slicing.original import Original
-from engine.sharding.slicing.rules import Way
-from engine.sharding.slicing.states import PARTIAL, WHOLE, Array, State, local_shape, part, ranges
 from engine.types import Dim, DType
 
 Shape: TypeAlias = "tuple[Dim, ...]"
@@ -39,7 +48,10 @@ class Weight:
 
 @dataclass(frozen=True)
 class Known:
-    """Facts about a tensor of the program. tensor, state: of the model, "" for a helper."""
+    """Facts about a tensor of the program. tensor, state: of the model, "" for a helper.
+
+    shape: on rank 0, which holds the most of what is divided unevenly.
+    """
 
     tensor: str
     state: State
@@ -60,6 +72,14 @@ class Program:
     weights: dict[str, Weight] = field(default_factory=dict)
     known: dict[str, Known] = field(default_factory=dict)
     collectives: dict[str, int] = field(default_factory=dict)
+
+    def shape_on(self, name: str, rank: int) -> Shape | None:
+        """Return the shape of a tensor as one rank has it; None where it is not known."""
+        known = self.known[name]
+        whole = self.model.shape(known.tensor) if known.tensor else None
+        if whole is None or not known.state.unit:
+            return known.shape
+        return local_shape(whole, known.state, self.ranks, rank)
 
 
 class Writer:
@@ -86,6 +106,8 @@ class Writer:
         for index, (name, state) in enumerate(zip(node.input, way.inputs)):
             if name:
                 own.input[index] = self._name(name, state)
+            if index in way.gathered:
+                own.input[index] = self._gathered(name, state)
         for name in self._captured(node):
             self._name(name, WHOLE)
         for index, name in enumerate(node.output):
@@ -120,6 +142,11 @@ class Writer:
         return self.program
 
     # ---------------------------------------------------------------------------------- names
+
+    @property
+    def model(self) -> Original:
+        """The model whose ranks are written."""
+        return self._model
 
     def fresh(self, wanted: str) -> str:
         """Return a name that nothing has yet."""
@@ -184,6 +211,13 @@ class Writer:
             start = wanted
         return names[state]
 
+    def _gathered(self, tensor: str, state: State) -> str:
+        """Return the name of a whole weight of which each rank holds a part."""
+        names = self._names[tensor]
+        if WHOLE not in names:
+            self._convert(tensor, state, WHOLE)
+        return names[WHOLE]
+
     # ---------------------------------------------------------------------- from state to state
 
     def _convert(self, tensor: str, state: State, wanted: State) -> None:
@@ -196,15 +230,15 @@ class Writer:
         if how.collective == "AllReduce":
             self.collective("AllReduce", source, name, tensor)
         elif how.collective == "AllGather":
-            self._gather(tensor, source, name, state)
+            write_gather(self, tensor, source, name, state)
         elif how.collective == "AllToAll":
             self.collective(
                 "AllToAll", source, name, tensor, split_axis=wanted.axis, concat_axis=state.axis
             )
         elif wanted == PARTIAL:
-            self._term(source, name)
+            write_term(self, tensor, source, name)
         else:
-            self._cut(tensor, source, name, wanted)
+            write_cut(self, tensor, source, name, wanted)
 
     def collective(self, kind: str, source: str, name: str, tensor: str, **attributes: Any) -> None:
         """Write a collective; its position is the same on all ranks."""
@@ -214,61 +248,15 @@ class Writer:
         self.program.nodes.append(node)
         self.program.collectives[node.name] = self._model.nbytes(tensor, 1)
 
-    def _gather(self, tensor: str, source: str, name: str, state: State) -> None:
-        """Write what makes a divided tensor whole: blocks come by rank and are put in order."""
-        if not state.blocks:
-            self.collective("AllGather", source, name, tensor, axis=state.axis)
-            return
-        known = self.program.known[source]
-        mixed = self.fresh(f"{tensor}/by_rank")
-        self.program.known[mixed] = Known("", WHOLE, known.dtype, self._model.shape(tensor))
-        self.collective("AllGather", source, mixed, tensor, axis=state.axis)
-        total, places = sum(state.blocks), []
-        start = 0
-        for block in state.blocks:  # the place in `mixed` of each element, in order
-            own = block // self.ranks
-            for rank in range(self.ranks):
-                begin = rank * (total // self.ranks) + start
-                places.append(np.arange(begin, begin + own, dtype=np.int64))
-            start += own
-        order = self.constant(np.concatenate(places))
+    def add(self, op_type: str, inputs: Sequence[str], name: str, **attributes: Any) -> None:
+        """Write a node with one result, called `name`."""
         self.program.nodes.append(
-            helper.make_node("Gather", [mixed, order], [name], f"order {name}", axis=state.axis)
+            helper.make_node(op_type, inputs, [name], f"{op_type} {name}", **attributes)
         )
 
-    def _term(self, source: str, name: str) -> None:
-        """Write what makes a tensor that all have whole a term of a sum: on rank 0 all of it."""
-        dtype = self.program.known[source].dtype
-        assert dtype is not None
-        is_first = self.constant([np.array(rank == 0) for rank in range(self.ranks)])
-        zero = self.constant(np.zeros((), dtype.numpy))
-        self.program.nodes.append(
-            helper.make_node("Where", [is_first, source, zero], [name], f"term {name}")
-        )
-
-    def _cut(self, tensor: str, source: str, name: str, wanted: State) -> None:
-        """Write what takes a rank's own part of a tensor that it has whole."""
-        shape = self._model.shape(tensor)
-        assert shape is not None
-        size = shape[wanted.axis]
-        assert isinstance(size, int)
-        own = [
-            np.concatenate(
-                [np.arange(*ends, dtype=np.int64) for ends in ranges(size, wanted, r, self.ranks)]
-            )
-            for r in range(self.ranks)
-        ]
-        if wanted.blocks or self._model.opsets.get("", 1) < 10:
-            index = self.constant(own)
-            node = helper.make_node(
-                "Gather", [source, index], [name], f"part {name}", axis=wanted.axis
-            )
-        else:
-            starts = self.constant([part[:1] for part in own])
-            ends = self.constant([part[-1:] + 1 for part in own])
-            axes = self.constant(np.array([wanted.axis], np.int64))
-            node = helper.make_node("Slice", [source, starts, ends, axes], [name], f"part {name}")
-        self.program.nodes.append(node)
+    def note(self, name: str, dtype: DType | None, shape: Shape | None) -> None:
+        """Note what is known of a tensor that the model does not have."""
+        self.program.known[name] = Known("", WHOLE, dtype, shape)
 
 
 class _LocalNode:
@@ -313,12 +301,15 @@ def _word(state: State) -> str:
     return state.kind
 
 
-def nbytes_of(weight: Weight, model: Original, ranks: int) -> int:
+def nbytes_of(weight: Weight, model: Original, ranks: int, rank: int = 0) -> int:
     """Return how many bytes a rank holds of a weight."""
     if weight.values:
         return weight.values[0].nbytes
     whole = model.nbytes(weight.source)
-    return whole // ranks if weight.state.is_shard else whole
+    if not weight.state.is_shard:
+        return whole
+    size = int(model.constants[weight.source].dims[weight.state.axis])
+    return whole * local_size(size, weight.state, ranks, rank) // max(size, 1)
 
 
 def value_of(weight: Weight, model: Original, rank: int, ranks: int) -> Array:

@@ -18,9 +18,10 @@ from engine.cancel import CancelToken
 from engine.formats.collectives import DOMAIN, Part, is_collective
 from engine.formats.micro_batches import KEY, MicroBatches
 from engine.formats.onnx.graphs import reads
-from engine.sharding.slicing.program import Known, Program, Weight, value_of
+from engine.layouts.own_attributes import of_rank
+from engine.layouts.states import PARTIAL, Array, State, local_shape, ranges
+from engine.sharding.slicing.program import Program, Weight, value_of
 from engine.sharding.slicing.stages import with_open_batch
-from engine.sharding.slicing.states import PARTIAL, Array, State, ranges
 from engine.types import DType
 
 PRODUCER = "inference-engine"
@@ -56,7 +57,7 @@ class RankFiles:
         file itself says. member: its place in its stage.
         """
         path = self._folder / f"{self._stem}{part.rank}.onnx"
-        model = _light(program, nodes, outputs)
+        model = _light(program, nodes, outputs, member)
         if self._batches is not None:
             model.metadata_props.add(key=KEY, value=self._batches.text())
             for value in model.graph.input:
@@ -83,7 +84,8 @@ class RankFiles:
         source = program.model.constants[weight.source]
         dtype = DType.from_onnx(source.data_type)
         whole = prod(source.dims) * max(dtype.bits, 8) // 8
-        nbytes = whole // program.ranks if weight.state.is_shard else whole
+        dims = local_shape(tuple(source.dims), weight.state, program.ranks, member)
+        nbytes = whole // max(prod(source.dims), 1) * prod(dims)
         if nbytes < APART_BYTES or dtype is DType.STRING or dtype.bits < 8:
             return _inside(program, name, weight, member)
         array = program.model.array(weight.source)
@@ -96,9 +98,7 @@ class RankFiles:
             data = path.with_name(f"{path.name}.data")
             place = self._append(data, nbytes, stream(array, weight.state, member, program.ranks))
         tensor = TensorProto(name=name, data_type=source.data_type)
-        tensor.dims.extend(source.dims)
-        if weight.state.is_shard:
-            tensor.dims[weight.state.axis] //= program.ranks
+        tensor.dims.extend(dims)
         tensor.data_location = TensorProto.EXTERNAL
         entries = {"location": data.name, "offset": place[0], "length": place[1]}
         for key, value in entries.items():
@@ -164,14 +164,12 @@ def _inside(program: Program, name: str, weight: Weight, member: int) -> TensorP
     tensor = numpy_helper.from_array(value, name)
     tensor.data_type = source.data_type
     del tensor.dims[:]
-    tensor.dims.extend(source.dims)
-    if weight.state.is_shard:
-        tensor.dims[weight.state.axis] //= program.ranks
+    tensor.dims.extend(local_shape(tuple(source.dims), weight.state, program.ranks, member))
     return tensor
 
 
 def _light(
-    program: Program, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto]
+    program: Program, nodes: Sequence[NodeProto], outputs: Sequence[ValueInfoProto], member: int
 ) -> ModelProto:
     """Return a rank's model without its weights."""
     original = program.model.proto
@@ -185,7 +183,7 @@ def _light(
     constants = program.model.constants
     model.graph.input.extend(v for v in original.graph.input if v.name not in constants)
     model.graph.output.extend(outputs)
-    model.graph.node.extend(nodes)
+    model.graph.node.extend(of_rank(node, member) for node in nodes)
     own = {value.name for value in (*model.graph.input, *model.graph.output)}
     for node in nodes:
         if is_collective(node.op_type, node.domain):
@@ -193,11 +191,13 @@ def _light(
                 known = program.known.get(name)
                 if name not in own and name not in program.weights and known is not None:
                     own.add(name)
-                    model.graph.value_info.extend(_described(name, known))
+                    model.graph.value_info.extend(_described(program, name, member))
     return model
 
 
-def _described(name: str, known: Known) -> Iterator[ValueInfoProto]:
+def _described(program: Program, name: str, member: int) -> Iterator[ValueInfoProto]:
+    known = program.known[name]
     if known.dtype is not None:
-        shape = None if known.shape is None else list(known.shape)
+        own = program.shape_on(name, member)
+        shape = None if own is None else list(own)
         yield helper.make_tensor_value_info(name, known.dtype.onnx, shape)

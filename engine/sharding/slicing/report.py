@@ -11,9 +11,9 @@ from onnx import NodeProto
 
 from engine.formats.collectives import is_collective
 from engine.formats.onnx.graphs import reads
+from engine.layouts.states import WHOLE
 from engine.sharding.slicing.partitioner import Choice
 from engine.sharding.slicing.program import Program, nbytes_of
-from engine.sharding.slicing.states import WHOLE
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def rank_report(
     """Return what one rank holds and exchanges."""
     read = {name for node in nodes for name in reads(node)}
     own = {name: weight for name, weight in program.weights.items() if name in read}
-    sizes = {name: nbytes_of(w, program.model, program.ranks) for name, w in own.items()}
+    member = rank % program.ranks
+    sizes = {name: nbytes_of(w, program.model, program.ranks, member) for name, w in own.items()}
     shared = sum(size for name, size in sizes.items() if own[name].is_shared)
     return RankReport(
         rank, stage, file, sum(sizes.values()), shared, _activations(program, nodes),

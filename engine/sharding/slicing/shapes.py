@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from onnx import NodeProto
 
-from engine.sharding.slicing.rules.elementwise import NAMES
+from engine.layouts.rules.elementwise import NAMES
 from engine.types import Dim
 
 Shape: TypeAlias = "list[Dim]"

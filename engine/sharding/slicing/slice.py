@@ -41,6 +41,7 @@ def slice_model(
     annotate: bool = False,
     replicas: bool = False,
     input_shapes: Mapping[str, Sequence[int]] | None = None,
+    fix_shapes: bool = False,
     check: bool = True,
     context: Context | None = None,
     progress: Progress | None = None,
@@ -59,7 +60,9 @@ def slice_model(
     was divided how; a model that brings such is divided so where no strategy is given.
     replicas: also write ranks that each hold the whole model, where nothing can be divided among
     tp ranks; else that is an error with the reason of each node.
-    input_shapes: sizes for open dims, which pipeline stages need.
+    input_shapes: sizes with which the check runs, where it is not to choose those of open dims
+    itself; the slices stay as open as the model. fix_shapes: the slices have these sizes alone, so
+    that also a strategy may divide these axes.
     check: run the slices in this process, on generated inputs, and compare them with the original
     before they are put into place; on the target of `context`, the cpu by default.
     Weights are beside the ranks' files: `<stem><rank>.onnx.data`, and `<stem>.data` for what ranks
@@ -85,7 +88,8 @@ def slice_model(
     names = [f"{path.stem}{rank}.onnx" for rank in range(tp * pp)]
     require_free(folder, path.stem, names, annotate=annotate)
     tell("read", 0, None)
-    original = open_original(path, input_shapes=dict(input_shapes or {}))
+    fixed_axes = None if fix_shapes else int(micro_batches)  # rows of a part are the file's
+    original = open_original(path, input_shapes=dict(input_shapes or {}), fixed_axes=fixed_axes)
     cancel.check()
     tell("choose", 0, None)
     from engine.sharding.slicing.annotations import annotated_strategy, write_annotated
@@ -126,7 +130,9 @@ def slice_model(
                 stage, member = divmod(rank, tp)
                 nodes = stages.nodes(stage, member)
                 part = Part(rank, tp * pp, slicing)
-                paths.append(files.write(program, nodes, stages.outputs(stage), part, member))
+                paths.append(
+                    files.write(program, nodes, stages.outputs(stage, member), part, member)
+                )
                 report.ranks.append(rank_report(program, nodes, rank, stage, paths[-1].name))
                 if rank == 0:
                     report.collectives = _counted(nodes)

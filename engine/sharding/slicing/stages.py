@@ -6,23 +6,29 @@ one at the same place, in the form in which that has it: a part stays a part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
 from onnx import NodeProto, ValueInfoProto, helper
 
 from engine.errors import ModelError
-from engine.formats.collectives import DOMAIN, is_collective
+from engine.formats.collectives import DOMAIN, WITH_SHAPE, is_collective
 from engine.formats.micro_batches import AFTERWARDS, MicroBatches
 from engine.formats.onnx.graphs import reads, subgraphs
+from engine.layouts.batch.source import prove_source
 from engine.sharding.slicing.costs import PRODUCTS
 from engine.sharding.slicing.original import Original
 from engine.sharding.slicing.program import Known, Program, Weight, elements, nbytes_of
+from engine.types import Dim
 
 _WINDOW = 0.3
 """Distance of a cut from where stages are even, in stages: for the thinnest edge near it."""
+
+_OPEN_SIZE = 32
+"""An open size, where the bytes that pass between stages are guessed."""
 
 _SMALL_BYTES, _MOST_NODES = 1 << 16, 32
 """Largest weight, and most nodes, of what a stage makes anew instead of receiving it."""
@@ -63,7 +69,7 @@ class Pipeline:
         received = [
             helper.make_node(
                 "Receive", [], [renamed.get(name, name)], f"Receive {name}", domain=DOMAIN,
-                rank=maker * ranks + member, **_described(program, name),
+                rank=maker * ranks + member, **_described(program, name, member),
             )
             for name, maker in own.receives
         ]  # fmt: skip
@@ -72,6 +78,7 @@ class Pipeline:
             helper.make_node(
                 "Send", [renamed.get(name, name)], [f"{name}/sent to {reader}"],
                 f"Send {name} to {reader}", domain=DOMAIN, rank=reader * ranks + member,
+                **_sent(program, name),
             )
             for name, reader in own.sends
         ]  # fmt: skip
@@ -80,8 +87,8 @@ class Pipeline:
                 sent += self._broadcast(name, member, has=name in renamed)
         return [*received, *nodes, *sent]
 
-    def outputs(self, stage: int) -> list[ValueInfoProto]:
-        """Return the results that a stage's ranks give."""
+    def outputs(self, stage: int, member: int) -> list[ValueInfoProto]:
+        """Return the results that a stage's rank at one place gives."""
         declared = list(self.program.model.proto.graph.output)
         if not self.last_only or stage == len(self.stages) - 1:
             return [with_open_batch(value) for value in declared] if self.batches else declared
@@ -89,7 +96,9 @@ class Pipeline:
         known = self.program.known[name]
         assert known.dtype is not None
         value = helper.make_tensor_value_info(
-            f"{name}/sent to {reader}", known.dtype.onnx, list(known.shape or ())
+            f"{name}/sent to {reader}",
+            known.dtype.onnx,
+            list(self.program.shape_on(name, member) or ()),
         )
         return [with_open_batch(value) if self.batches else value]
 
@@ -120,21 +129,25 @@ class Pipeline:
         ranks, maker = self.program.ranks, self.makers[name]
         own = f"{name}/made"
         nodes = []
-        if not has:  # something of the result's shape, to be written over
-            described = _described(self.program, name)
+        described = _described(self.program, name)
+        more: dict[str, Any] = {AFTERWARDS: 1} if self.batches else {}
+        given = [own]
+        if WITH_SHAPE in described:
+            more |= described
+            given = [own] if has else []
+        elif not has:  # something of the result's shape, to be written over
             dims = f"{name}/sizes"
-            sizes = np.array(described["sizes"], np.int64)
+            sizes = np.array(described.get("sizes", []), np.int64)
             self.program.weights[dims] = Weight(values=(sizes,))
             zero = helper.make_tensor("zero", described["to"], [1], [0])
             nodes.append(
                 helper.make_node("ConstantOfShape", [dims], [own], f"room for {name}", value=zero)
             )
         members = [number * ranks + member for number in range(len(self.stages))]
-        when: dict[str, Any] = {AFTERWARDS: 1} if self.batches else {}
         nodes.append(
             helper.make_node(
-                "Broadcast", [own], [name], f"Broadcast {name}", domain=DOMAIN,
-                root=maker * ranks + member, group=f"place{member}", group_ranks=members, **when,
+                "Broadcast", given, [name], f"Broadcast {name}", domain=DOMAIN,
+                root=maker * ranks + member, group=f"place{member}", group_ranks=members, **more,
             )
         )  # fmt: skip
         return nodes
@@ -181,6 +194,16 @@ def micro_batches(model: Original, count: int) -> MicroBatches:
                 f"{what}: output {name!r} is of shape {shown}; expected the batch of {rows} rows "
                 "along axis 0"
             )
+    proof = prove_source(lambda: model.source, dict.fromkeys(model.batched, 0))
+    reason = proof.reason
+    for name, found in proof.outputs.items():
+        if found.axis != 0 or not found.is_each:
+            reason = reason or f"output {name!r} has not one row for each row of the inputs"
+    if reason:
+        raise ModelError(
+            f"{what}: it is not proven that rows of a batch do not change each other's results: "
+            f"{reason}; slice it without micro-batches"
+        )
     return MicroBatches(rows, model.batched)
 
 
@@ -315,25 +338,42 @@ def _passing(program: Program) -> list[float]:
     for place, node in enumerate(program.nodes):
         for name in node.output:
             known = program.known.get(name)
-            size = elements(known.shape) if known is not None else None
             nbytes = (
                 float("inf")
-                if known is None or known.dtype is None or size is None
-                else (size * max(known.dtype.bits, 8) / 8)
+                if known is None or known.dtype is None or known.shape is None
+                else _guessed_elements(known.shape) * max(known.dtype.bits, 8) / 8
             )
             for at in range(place + 1, last.get(name, place) + 1):
                 passing[at] += nbytes
     return passing
 
 
-def _described(program: Program, name: str) -> dict[str, Any]:
-    """Return the attributes of a Receive. Raises ModelError for a size that is open."""
+def _guessed_elements(shape: Sequence[Dim]) -> int:
+    """Return about how many elements a tensor has; an open size is taken for `_OPEN_SIZE`."""
+    return prod(size if isinstance(size, int) else _OPEN_SIZE for size in shape)
+
+
+def _described(program: Program, name: str, member: int = 0) -> dict[str, Any]:
+    """Return the attributes of a Receive: the shape, or that it goes before the tensor.
+
+    member: the place in its stage of the rank that receives it.
+
+    Raises ModelError for what is no tensor, or of a type that nobody knows.
+    """
     known: Known | None = program.known.get(name)
-    if known is None or known.dtype is None or elements(known.shape) is None:
-        shape = None if known is None else known.shape
+    if known is None or known.dtype is None:
         raise ModelError(
-            f"{program.model.name}: tensor {name!r} goes from one stage to another, and its shape "
-            f"{list(shape) if shape is not None else 'is not known'} is open; fix the sizes of the "
-            "inputs (--input-shape)"
+            f"{program.model.name}: {name!r} goes from one stage to another, and what it is an "
+            "array of is not known; add it to the graph's value_info, or ask for fewer stages "
+            "(--pp)"
         )
-    return {"to": known.dtype.onnx, "sizes": [int(size or 0) for size in known.shape or ()]}
+    own = program.shape_on(name, member)
+    if elements(own) is None:
+        return {"to": known.dtype.onnx, WITH_SHAPE: 1}
+    sizes = [int(size or 0) for size in own or ()]
+    return {"to": known.dtype.onnx, **({"sizes": sizes} if sizes else {})}
+
+
+def _sent(program: Program, name: str) -> dict[str, Any]:
+    """Return the attributes by which a Send is like the Receive of the same tensor."""
+    return {WITH_SHAPE: 1} if WITH_SHAPE in _described(program, name) else {}

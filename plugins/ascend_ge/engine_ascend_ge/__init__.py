@@ -26,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.hookspecs import hookimpl
+from engine.host.imports import ready
 from engine.types import (
     BackendInfo,
     Capability,
@@ -44,7 +45,7 @@ from engine.types import (
     Value,
     Values,
 )
-from engine_ascend_ge.options import OPTIONS
+from engine_ascend_ge.options import OPTIONS, PROVIDERS
 
 if TYPE_CHECKING:
     from engine_ascend_ge.communicator import HcclCommunicator
@@ -60,7 +61,7 @@ def engine_backend() -> BackendInfo:
         name="ascend_ge",
         version=__version__,
         device_types=("ascend",),
-        providers=("ge",),
+        providers=PROVIDERS,
         formats=("onnx", "om"),
         suffixes={".om": "om"},
         options=OPTIONS,
@@ -117,6 +118,7 @@ def engine_predict(
 
 @hookimpl
 def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
+    ready("engine_ascend_ge.memory")
     from engine_ascend_ge import memory
 
     return memory.new_buffer(device, dtype, shape, on_host)
@@ -124,6 +126,7 @@ def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host:
 
 @hookimpl
 def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
+    ready("engine_ascend_ge.streams")
     from engine_ascend_ge import streams
 
     streams.copy(source, target, stream)
@@ -132,6 +135,7 @@ def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
 
 @hookimpl
 def engine_order(device: Device, earlier: int, later: int | None) -> bool:
+    ready("engine_ascend_ge.streams")
     from engine_ascend_ge import streams
 
     streams.order(device.id, earlier, later)
@@ -166,6 +170,7 @@ def engine_allreduce(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.allreduce(comm, send, receive, op, stream, deadline_s)
@@ -180,6 +185,7 @@ def engine_allgather(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.allgather(comm, send, receive, stream, deadline_s)
@@ -195,6 +201,7 @@ def engine_reduce_scatter(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.reduce_scatter(comm, send, receive, op, stream, deadline_s)
@@ -209,6 +216,7 @@ def engine_broadcast(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.broadcast(comm, buffer, root, stream, deadline_s)
@@ -223,6 +231,7 @@ def engine_alltoall(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.alltoall(comm, send, receive, stream, deadline_s)
@@ -233,6 +242,7 @@ def engine_alltoall(
 def engine_send(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.send(comm, buffer, peer, stream, deadline_s)
@@ -243,6 +253,7 @@ def engine_send(
 def engine_receive(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
+    ready("engine_ascend_ge.collectives")
     from engine_ascend_ge import collectives
 
     collectives.receive(comm, buffer, peer, stream, deadline_s)

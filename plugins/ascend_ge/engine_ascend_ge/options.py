@@ -124,6 +124,10 @@ class Settings:
     flags: Mapping[str, str] = field(default_factory=dict)
 
 
+PROVIDERS = ("ge", "ge-v1")
+"""MindSpore Lite's two ways to use GE, which are one here."""
+
+
 def read(options: CompileOptions) -> Settings:
     """Check and read what the user set; ValueError naming the option that does not fit."""
     given = options.options
@@ -136,8 +140,10 @@ def read(options: CompileOptions) -> Settings:
     from engine_ascend_ge import sections  # not while the plugin is imported
 
     raw = sections.flags_of(options.config)
-    if options.provider not in ("", "ge"):
-        raise ValueError(f"provider {options.provider!r}: backend 'ascend_ge' has 'ge' and ''")
+    if options.provider not in ("", *PROVIDERS):
+        raise ValueError(
+            f"provider {options.provider!r}: backend 'ascend_ge' has {_listed(PROVIDERS)} and ''"
+        )
     precision = given.get("precision_mode", "") or options.precision
     if precision not in _PRECISIONS:
         raise ValueError(

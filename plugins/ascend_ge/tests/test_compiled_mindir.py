@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import engine
@@ -42,6 +43,23 @@ def context() -> engine.Context:
     made = engine.Context()
     made.target = ["ascend"]
     return made
+
+
+def test_a_model_that_this_converter_split_has_its_executors(machine: Any, tmp_path: Path) -> None:
+    """y = (2x) + 1, each operator a part."""
+    path = models.affine(tmp_path)
+    [scaled, _] = [node.output[0] for node in onnx.load(path).graph.node]
+    converter = engine.Converter()
+    converter.set_config_info("SplitGraph", {"split_node_name": f"[[{scaled}],[y]]"})
+    converter.convert(engine.FmkType.ONNX, str(path), str(tmp_path / "split"))
+    with MultiModelRunner() as runner:
+        runner.build_from_file(str(tmp_path / "split.mindir"), ModelType.MINDIR, context())
+        first, second = runner.get_model_executor()
+        [middle] = first.predict([X])
+        assert middle.name == second.get_inputs()[0].name == scaled
+        np.testing.assert_array_equal(middle.get_data_to_numpy(), 2 * X)
+        [y] = second.predict([middle])
+        np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
 
 
 def test_executors_run_their_models_in_declared_order(machine: Any, written: Any) -> None:

@@ -77,6 +77,7 @@ def test_what_does_not_fit_is_a_value_error(
 
 def test_another_provider_is_refused(options: Make) -> None:
     read(options(provider="ge"))
+    read(options(provider="ge-v1"))
     with pytest.raises(ValueError, match="provider 'tensorrt'"):
         read(options(provider="tensorrt"))
 

@@ -7,7 +7,8 @@ held against onnx's schemas by a test.
 from __future__ import annotations
 
 from engine.types import DType, NodeInfo
-from engine_cpu.nodes import Body, dtype_of
+from engine_cpu.nodes import Body
+from engine_cpu.tensors import dtype_of
 
 # Operators that only give floats.
 FLOATS = frozenset({

@@ -62,8 +62,8 @@ class CpuExecutable:
             self._mapped = MappedWeights(loaded.form.graph.parent, loaded.form.named)
             self._inside_bytes = loaded.form.named.inside_bytes
         self._observed: Observed | None = None
-        if loaded.form is None and not loaded.rewritten:
-            self._observed = Observed.of(loaded.source, options)
+        if loaded.form is None:
+            self._observed = Observed.of(loaded.read, options)
         self._layout = Layout(self.inputs, self.outputs)
         self._context = CpuContext
         if not self._layout.is_plain:
@@ -122,7 +122,7 @@ class CpuExecutable:
 
         assert self._session is not None, "profile after close"
         optimised = None if self._observed is None else self._observed.optimised()
-        return kernel_times(self._session, self._graph_info, optimised)
+        return kernel_times(self._session, self._graph_info, optimised, self._rewritten)
 
     def memory(self) -> MemoryReport:
         """Report what the session has mapped of a compiled form, else the weights as the file has.

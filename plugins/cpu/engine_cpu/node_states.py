@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,15 +113,28 @@ def _temporary_folder(prefix: str, parent: Path | None) -> Iterator[Path]:
 
 
 def kernel_nodes(
-    graph: GraphInfo, optimised: OptimisedGraph
+    graph: GraphInfo, optimised: OptimisedGraph, rewritten: Collection[int] = ()
 ) -> list[tuple[Kernel, tuple[int, ...]]]:
-    """Return each kernel with the indices of the nodes of `graph` that it computes."""
+    """Return each kernel with the indices of the nodes of `graph` that it computes.
+
+    rewritten: nodes that others are in the place of: kernels before theirs that compute no other
+    node are theirs too.
+    """
     comparison = _Comparison(graph, optimised)
     nodes: dict[int, list[int]] = {id(kernel): [] for kernel in optimised.kernels}
     for index, (state, into) in enumerate(comparison.states()):
         owner = index if state is NodeState.RUNS else into
         if owner is not None and owner in comparison.kernels:
             nodes[id(comparison.kernels[owner])].append(index)
+    writers = {name: kernel for kernel in optimised.kernels for name in kernel.outputs}
+    for index in rewritten:
+        pending = [comparison.kernels[index]] if index in comparison.kernels else []
+        while pending:
+            for name in pending.pop().inputs:
+                kernel = writers.get(name)
+                if kernel is not None and not nodes[id(kernel)]:
+                    nodes[id(kernel)].append(index)
+                    pending.append(kernel)
     return [(kernel, tuple(nodes[id(kernel)])) for kernel in optimised.kernels]
 
 

@@ -10,14 +10,11 @@ import mmap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from engine.model_bytes import Budget, NodeReader, ReadingBudget, fields, schema
 from engine.types import DType, GraphInfo, ModelSource, NodeInfo
+from engine_cpu.tensors import dtype_of
 
 _FIELDS = 10_000_000  # the core has read the model within that
-_SMALL_BYTES = 4096
-_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
 @dataclass
@@ -60,76 +57,6 @@ class Body:
             if found:
                 return memoryview(found[0])
         return None
-
-
-def dtype_of(tensor: memoryview) -> DType | None:
-    """Return a TensorProto's element type."""
-    found = fields(tensor, Budget(_FIELDS))
-    numbers = [value for tag, value in found if tag == schema.TENSOR_DATA_TYPE]
-    return DType.from_onnx(numbers[-1]) if numbers else None
-
-
-def is_empty(tensor: memoryview) -> bool:
-    """Return True for a TensorProto of no elements."""
-    budget = Budget(_FIELDS)
-    for tag, payload in fields(tensor, budget):
-        if tag == schema.TENSOR_DIMS and payload == 0:
-            return True
-        if tag == schema.TENSOR_DIMS_PACKED and 0 in bytes(payload):  # no varint ends so but nought
-            return True
-    return False
-
-
-def has_axes(tensor: memoryview) -> bool:
-    """Return True for a TensorProto that is no scalar."""
-    dims = (schema.TENSOR_DIMS, schema.TENSOR_DIMS_PACKED)
-    return any(tag in dims for tag, _ in fields(tensor, Budget(_FIELDS)))
-
-
-def dims_of(tensor: memoryview) -> list[int] | None:
-    """Return a TensorProto's sizes; None where they are written in an unusual way."""
-    dims = []
-    for tag, payload in fields(tensor, Budget(_FIELDS)):
-        if tag == schema.TENSOR_DIMS_PACKED:
-            return None  # no writer packs them
-        if tag == schema.TENSOR_DIMS:
-            dims.append(payload)
-    return dims
-
-
-def floats_of(tensor: memoryview) -> list[float] | None:
-    """Return a TensorProto's elements; None where they are not float32 or float16, or elsewhere."""
-    kind = dtype_of(tensor)
-    if kind not in (DType.FLOAT32, DType.FLOAT16):
-        return None
-    found: list[float] = []
-    for tag, payload in fields(tensor, Budget(_FIELDS)):
-        if tag == schema.TENSOR_DATA_LOCATION and payload:
-            return None
-        if tag == schema.TENSOR_RAW_DATA:
-            return list(np.frombuffer(payload, kind.value).tolist())
-        if tag in (schema.TENSOR_FLOAT_DATA, schema.TENSOR_FLOAT_DATA_PACKED):
-            found += np.frombuffer(payload, "<f4").tolist()
-    return found or None
-
-
-def integers_of(tensor: memoryview) -> list[int] | None:
-    """Return a TensorProto's elements; None where they are not integers, many, or elsewhere."""
-    if len(tensor) > _SMALL_BYTES or (kind := dtype_of(tensor)) is None:
-        return None
-    budget, values, raw = Budget(_FIELDS), list[int](), None
-    for tag, payload in fields(tensor, budget):
-        if tag == schema.TENSOR_DATA_LOCATION and payload:
-            return None
-        if tag == schema.TENSOR_RAW_DATA:
-            raw = payload
-        elif tag in (schema.TENSOR_INT32_DATA, schema.TENSOR_INT64_DATA):
-            values.append(payload - (1 << 64) if payload >> 63 else payload)
-        elif tag in (schema.TENSOR_INT32_DATA_PACKED, schema.TENSOR_INT64_DATA_PACKED):
-            return None  # no writer packs them; a close look reads them
-    if kind.value not in _INTEGERS:
-        return None
-    return values if raw is None else list(np.frombuffer(raw, kind.value).tolist())
 
 
 def view_of(source: ModelSource) -> memoryview:

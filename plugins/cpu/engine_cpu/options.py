@@ -65,6 +65,12 @@ OPTIONS: Mapping[str, Option] = {
         type=bool,
         default="1",
     ),
+    "batch_invariant": Option(
+        text="sums over middle axes add in the order of a sample alone, whatever the batch; "
+        "ModelParallelRunner turns it on where requests can share runs then",
+        type=bool,
+        default="0",
+    ),
     "session.*": Option(text=_ENTRIES),
     "optimization.*": Option(text=_ENTRIES),
     "mlas.*": Option(text=_ENTRIES),
@@ -85,6 +91,7 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
     has_workarounds(options)  # so that a wrong value is refused with the others
+    is_batch_invariant(options)
     result = ort.SessionOptions()
     result.log_severity_level = 4  # errors come as exceptions, not as lines on stderr
     result.intra_op_num_threads = _intra_op(options.threads)
@@ -123,6 +130,11 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
 def has_workarounds(options: CompileOptions) -> bool:
     """Return whether kernels with known issues are to be avoided."""
     return _is_on(options.options, "workarounds")
+
+
+def is_batch_invariant(options: CompileOptions) -> bool:
+    """Return whether a sample's sums are to have the same bits in every batch."""
+    return _is_on(options.options, "batch_invariant")
 
 
 def shares_workspace(options: CompileOptions) -> bool:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 _NONE: Mapping[int, str] = MappingProxyType({})
 DISABLED = "optimization.disable_specified_optimizers"
-_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
 class Prepared(NamedTuple):
@@ -18,16 +17,26 @@ class Prepared(NamedTuple):
     data: the model for ONNX Runtime; b"" where some node cannot run, or where it takes the model
         as it is. folder: where its external data lies. unsupported: the nodes that cannot run,
         by index, and why. rewritten: those that are computed otherwise than by a kernel of their
-        own, and how. settings: further ones of its session, by key (quantized.py).
+        own, and how. unfused: names of values whose nodes are not to be fused (quantized.py).
+        is_invariant: sums are to add in one order for every size of the batch.
     """
 
     data: bytes = b""
     folder: Path | None = None
     unsupported: Mapping[int, str] = _NONE
     rewritten: Mapping[int, str] = _NONE
-    settings: Mapping[str, str] = _NO_SETTINGS
+    unfused: frozenset[str] = frozenset()
+    is_invariant: bool = False
+
+    @property
+    def is_requested(self) -> bool:
+        """Return True where a model that ONNX Runtime takes is to be written otherwise."""
+        return bool(self.unfused) or self.is_invariant
 
     def guarded(self, guard: Prepared) -> Prepared:
-        """Return this one with another's settings, and its reasons where it has none itself."""
-        rewritten = {**guard.rewritten, **self.rewritten}
-        return self._replace(settings=guard.settings, rewritten=rewritten)
+        """Return this one with another's reasons where it has none itself."""
+        return self._replace(rewritten={**guard.rewritten, **self.rewritten})
+
+
+NOTHING = Prepared()
+"""Nothing to be done: ONNX Runtime takes the model as it is."""

@@ -21,8 +21,9 @@ from engine_cpu import node_rules, trees
 from engine_cpu.element_types import is_float
 from engine_cpu.known_issues import ENDS_PROCESS, IS_WRONG, ORDERS_TREES, version
 from engine_cpu.lists import Lists
-from engine_cpu.nodes import Body, bodies_of, has_axes, integers_of, is_empty, view_of
+from engine_cpu.nodes import Body, bodies_of, view_of
 from engine_cpu.suspicion import Suspicion
+from engine_cpu.tensors import has_axes, integers_of, is_empty
 
 # What holds nodes that the core does not list.
 _NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})

@@ -12,7 +12,7 @@ import re
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,15 @@ def set_up(settings: ort.SessionOptions, folder: Path) -> None:
 
 
 def kernel_times(
-    session: ort.InferenceSession, graph: GraphInfo, optimised: OptimisedGraph | None
+    session: ort.InferenceSession,
+    graph: GraphInfo,
+    optimised: OptimisedGraph | None,
+    rewritten: Collection[int] = (),
 ) -> Sequence[KernelTime]:
     """Return the times of all runs of a session by now; it is measured no longer.
 
     optimised: what it runs; None where that is not known, and so not whose nodes its kernels are.
+    rewritten: nodes that several kernels may compute.
     """
     # ONNX Runtime reads the clock of the day there, where the contract has the monotonic one.
     zero_s = session.get_profiling_start_time_ns() / 1e9 - time.time() + time.monotonic()
@@ -50,7 +54,7 @@ def kernel_times(
         event for event in events if event["cat"] == "Node" and event["name"].endswith(_KERNEL)
     ]
     kernels.sort(key=lambda event: event["ts"])
-    nodes = _nodes(graph, optimised, kernels)
+    nodes = _nodes(graph, optimised, kernels, rewritten)
     return [
         KernelTime(
             predict=bisect_right(starts, event["ts"]) - 1,
@@ -65,7 +69,10 @@ def kernel_times(
 
 
 def _nodes(
-    graph: GraphInfo, optimised: OptimisedGraph | None, events: Iterable[Mapping[str, Any]]
+    graph: GraphInfo,
+    optimised: OptimisedGraph | None,
+    events: Iterable[Mapping[str, Any]],
+    rewritten: Collection[int],
 ) -> dict[str, tuple[int, ...]]:
     """Return the nodes of the model's graph by the name of the kernel in the events."""
     if optimised is None:
@@ -74,7 +81,7 @@ def _nodes(
 
     found: dict[str, tuple[int, ...]] = {}
     unnamed: dict[str, list[tuple[int, ...]]] = defaultdict(list)
-    for kernel, indices in kernel_nodes(graph, optimised):
+    for kernel, indices in kernel_nodes(graph, optimised, rewritten):
         if not kernel.name:
             unnamed[kernel.op_type].append(indices)
         elif kernel.name not in found:

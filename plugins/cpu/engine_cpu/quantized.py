@@ -8,8 +8,8 @@ axis, Conv alike (microsoft/onnxruntime#21712, closed without a change), scales 
 blocks for activations, a bias of another scale. It also rounds float weights between quantized
 values to 8 bits. Seen in 1.23 to 1.32, the newest.
 
-The remedy is a setting of the session that leaves out these fusions: the operators then compute in
-floats, as ONNX defines them. Read from the model's bytes, without onnx.
+Such nodes alone are kept from it (prepare/unfuse.py) and compute in floats, as ONNX defines them;
+all others stay in integers. Read from the model's bytes, without onnx.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from engine.host.lease import leased
 from engine.model_bytes import schema
 from engine.types import DType, ModelSource, NodeInfo
 from engine_cpu.known_issues import version
-from engine_cpu.nodes import Body, bodies_of, dims_of, dtype_of, floats_of, integers_of, view_of
-from engine_cpu.prepared import DISABLED
+from engine_cpu.nodes import Body, bodies_of, view_of
+from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
 
-_DEQUANTIZE, _QUANTIZE = "DequantizeLinear", "QuantizeLinear"
+DEQUANTIZE, QUANTIZE = "DequantizeLinear", "QuantizeLinear"
 _NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _OFFICIAL = frozenset({"", "ai.onnx.ml", "com.microsoft"})
-_NEEDLES = [bytes([schema.NODE_OP_TYPE, len(_DEQUANTIZE)]) + _DEQUANTIZE.encode()]
+_NEEDLES = [bytes([schema.NODE_OP_TYPE, len(DEQUANTIZE)]) + DEQUANTIZE.encode()]
 
 # Operators that become a kernel on integers, and which of their inputs are values.
-_VALUES: Mapping[str, tuple[int, ...]] = {
+VALUES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("Conv", "ConvTranspose", "Gemm", "MatMul", "Add", "Mul"), (0, 1)),
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", "Softmax"), (0,)),
     "Concat": tuple(range(64)),
@@ -44,7 +44,7 @@ _VALUES: Mapping[str, tuple[int, ...]] = {
 }
 _WEIGHTED = frozenset({"Conv", "Gemm", "MatMul"})
 # What ONNX Runtime moves QuantizeLinear and DequantizeLinear across, or drops between them.
-_MOVES = frozenset({
+MOVES = frozenset({
     "Clip", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Relu", "Reshape", "Slice",
     "Squeeze", "Transpose", "Unsqueeze",
 })  # fmt: skip
@@ -60,58 +60,61 @@ _ROUNDED = "onnxruntime rounds float weights between quantized values to 8 bits"
 
 
 class Guard(NamedTuple):
-    """Settings that keep a session right. reasons: by index of the nodes that they are for."""
+    """Nodes that ONNX Runtime would fuse wrongly.
 
-    settings: Mapping[str, str] = MappingProxyType({})
+    names: of values that they make, in subgraphs and functions too. reasons: by the index of those
+    in the main graph.
+    """
+
+    names: frozenset[str] = frozenset()
     reasons: Mapping[int, str] = MappingProxyType({})
 
 
 def guard_of(source: ModelSource) -> Guard:
-    """Return the settings that a model needs; suspicion.may_quantize says which may need any."""
+    """Return the nodes to be kept apart; suspicion.may_quantize says which models may have any."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
     has_inner = not graph.opsets.keys() <= _OFFICIAL or any(
         node.op_type in _NESTS for node in graph.nodes
     )
     reasons: dict[int, str] = {}
-    found = set()
+    names: set[str] = set()
     try:
         is_mapped = source.data is None and source.path is not None
         with leased(str(source.path)) if is_mapped else nullcontext():
             for body in bodies_of(view_of(source), graph, _NEEDLES if has_inner else ()):
-                for node, reason in _Fusions(body).wrong():
-                    found.add(reason)
+                for node, reason in _Fusions(body, source).wrong():
+                    names.update(filter(None, node.outputs))
                     if body.nodes is graph.nodes:
                         reasons[node.index] = f"in floats: {reason}"
     except (OSError, ValueError) as error:  # it is no longer what the core has read
         if isinstance(error, ModelError) or raised_by_handler(error):
             raise
         return Guard()
-    if found == {_ROUNDED}:
-        return Guard({DISABLED: "WeightBiasQuantization"}, reasons)
-    return Guard({OFF: "1"} if found else {}, reasons)
+    return Guard(frozenset(names), reasons)
 
 
 class _Fusions:
     """Nodes of one body that ONNX Runtime would fuse."""
 
-    def __init__(self, body: Body) -> None:
+    def __init__(self, body: Body, source: ModelSource) -> None:
         self._body = body
+        self._source = source
         self._users: dict[str, list[NodeInfo]] = {}
 
     def wrong(self) -> Iterator[tuple[NodeInfo, str]]:
         """Yield the nodes that would be fused wrongly, and why."""
-        if not any(node.op_type == _DEQUANTIZE for node in self._body.nodes):
+        if not any(node.op_type == DEQUANTIZE for node in self._body.nodes):
             return
         for node in self._body.nodes:
             for name in node.inputs:
                 self._users.setdefault(name, []).append(node)
         for node in self._body.nodes:
-            if node.op_type in _VALUES and (reason := self._reason(node)):
+            if node.op_type in VALUES and (reason := self._reason(node)):
                 yield node, reason
 
     def _reason(self, node: NodeInfo) -> str:
-        values = [node.inputs[i] for i in _VALUES[node.op_type] if i < len(node.inputs)]
+        values = [node.inputs[i] for i in VALUES[node.op_type] if i < len(node.inputs)]
         sources = [self._dequantizer(name) for name in values]
         activations = sources[:1] if node.op_type in _WEIGHTED else sources
         if activations[0] is None:
@@ -136,9 +139,9 @@ class _Fusions:
         """Return the node that a value is dequantized by, perhaps before it is moved."""
         for _ in self._body.nodes:
             node = self._body.producer(name)
-            if node is None or node.op_type == _DEQUANTIZE:
+            if node is None or node.op_type == DEQUANTIZE:
                 return node
-            if node.op_type not in _MOVES:
+            if node.op_type not in MOVES:
                 return None
             name = node.inputs[0]
         return None
@@ -163,10 +166,10 @@ class _Fusions:
         while pending:
             node = pending.pop()
             for user in self._users.get(node.outputs[0], ()) if node.outputs else ():
-                if user.op_type == _QUANTIZE:
+                if user.op_type == QUANTIZE:
                     yield user
                 elif user.index not in seen and (
-                    user.op_type in _MOVES or (user.op_type == "Add" and node.op_type == "MatMul")
+                    user.op_type in MOVES or (user.op_type == "Add" and node.op_type == "MatMul")
                 ):
                     seen.add(user.index)
                     pending.append(user)
@@ -194,7 +197,7 @@ class _Fusions:
         """Return True where the weights have one scale, or one for each channel of the result."""
         turned, name = False, node.inputs[1]
         made = self._body.producer(name)
-        while made is not None and made.op_type != _DEQUANTIZE:
+        while made is not None and made.op_type != DEQUANTIZE:
             if made.op_type == "Transpose":
                 if made.attributes.get("perm", (1, 0)) != (1, 0):
                     return False
@@ -210,7 +213,7 @@ class _Fusions:
         if made.attributes.get("block_size") or dims is None or len(dims) != 1:
             return False
         if sizes is None and (quantized := self._body.producer(made.inputs[0])) is not None:
-            sizes = self._dims(quantized.inputs[0]) if quantized.op_type == _QUANTIZE else None
+            sizes = self._dims(quantized.inputs[0]) if quantized.op_type == QUANTIZE else None
         if sizes is None or not isinstance(axis, int):
             return False
         if node.op_type == "Conv":
@@ -235,16 +238,16 @@ class _Fusions:
             others = [item for user in added for item in user.inputs if item != node.outputs[0]]
             name = others[0] if others else ""
         bias = self._body.producer(name) if name else None
-        if bias is None or bias.op_type != _DEQUANTIZE or not self._is_int32(bias.inputs[0]):
+        if bias is None or bias.op_type != DEQUANTIZE or not self._is_int32(bias.inputs[0]):
             return True
         if len(bias.inputs) > 2 and bias.inputs[2]:
-            zeros = self._body.constant(bias.inputs[2])
-            if zeros is None or any(integers_of(zeros) or [1]):
+            zeros = self._elements(bias.inputs[2])
+            if zeros is None or zeros.any():
                 return False
         scales = [self._scales(made.inputs[1]) for made in (*sources, bias) if made is not None]
         if len(scales) != 3 or any(item is None for item in scales):
             return False
-        x, weights, given = (np.asarray(item, np.float64) for item in scales)
+        x, weights, given = (item.astype(np.float64) for item in scales if item is not None)
         product = x * weights
         if given.size not in (1, product.size) and product.size != 1:
             return False
@@ -255,11 +258,14 @@ class _Fusions:
         kind = self._body.types.get(name) if tensor is None else dtype_of(tensor)
         return kind in (None, DType.INT32)
 
-    def _scales(self, name: str) -> list[float] | None:
+    def _scales(self, name: str) -> Array | None:
         node = self._body.producer(name)
         if node is not None and node.op_type == "Constant":
             given = node.attributes.get("value_float", node.attributes.get("value_floats"))
             if given is not None:
-                return [float(x) for x in (given if isinstance(given, tuple) else (given,))]
+                return np.atleast_1d(np.asarray(given, np.float64))
+        return self._elements(name)
+
+    def _elements(self, name: str) -> Array | None:
         tensor = self._body.constant(name)
-        return None if tensor is None else floats_of(tensor)
+        return None if tensor is None else array_of(tensor, self._source)

@@ -19,6 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 from engine.errors import Cancelled, InputError
+from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.types import DType, TensorSpec, ValueKind, Values
 from engine_cpu import shutdown
@@ -62,6 +63,20 @@ class Layout:
             self.is_plain
             and not self.echoes
             and all(spec.dtype is not DType.STRING for spec in (*inputs, *outputs))
+        )
+
+    def may_bind(self, buffers: Sequence[Array]) -> bool:
+        """Return True unless one contradicts what its output declares: no such is ever bound."""
+        return self.is_bindable and all(
+            spec.shape is None
+            or (
+                len(spec.shape) == len(buffer.shape)
+                and all(
+                    dim == size or not isinstance(dim, int)
+                    for dim, size in zip(spec.shape, buffer.shape, strict=True)
+                )
+            )
+            for buffer, spec in zip(buffers, self.outputs, strict=True)
         )
 
     def output_shapes(self, inputs: Sequence[Array]) -> list[tuple[int, ...]] | None:
@@ -146,6 +161,7 @@ class CpuContext:
                 raise
             if self._cancelled:
                 raise Cancelled("predict was cancelled while the model ran") from error
+            ready("engine_cpu.errors")
             from engine_cpu.errors import translated  # rare
 
             raise translated(error) from error  # ONNX Runtime's have no common base
@@ -187,6 +203,7 @@ class CpuContext:
         """Return the RunOptions for one run, as a context manager around it."""
         if deadline_s is None:
             return nullcontext(self._options)
+        ready("engine_cpu.deadline")
         from engine_cpu.deadline import Deadline  # most processes set none
 
         self._deadline = deadline = Deadline(deadline_s)
@@ -206,12 +223,14 @@ class CpuContext:
         if self._layout.output_shapes(inputs) != [result.shape for result in results]:
             self._may_stage = False  # the model does not keep to the shapes that it declares
             return
+        ready("engine_cpu.bound")
         from engine_cpu.bound import Staged  # once a context: it may never come to this
 
         self._staged = Staged(self._session, self._layout, inputs, results, self._options)
 
     def _unstage(self, error: Exception) -> None:
         """Go back to feeding after a staged run failed: that raises the same if the run is why."""
+        ready("engine_cpu.errors")
         from engine_cpu.errors import is_buffer_refused  # rare
 
         self._staged = self._last_shapes = None
@@ -221,9 +240,10 @@ class CpuContext:
     def _bind(self, inputs: list[Array], outputs: list[Array | None]) -> Bound | None:
         """Bind these arrays; None where they cannot be bound and results must be copied."""
         buffers = [buffer for buffer in outputs if buffer is not None]
-        if not self._layout.is_bindable or len(buffers) != len(outputs):
+        if len(buffers) != len(outputs) or not self._layout.may_bind(buffers):
             return None
         if self._bound is None:
+            ready("engine_cpu.bound")
             from engine_cpu.bound import Bound  # once a context, or after an error
 
             self._bound = Bound(self._session, self._layout)

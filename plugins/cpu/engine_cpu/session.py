@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnxruntime as ort
 
-from engine.errors import BackendUnavailable, ModelError
+from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.host.interrupts import raised_by_handler
 from engine.model_bytes import folds_too_much
 from engine.types import (
@@ -30,7 +31,12 @@ from engine.types import (
     ValueKind,
 )
 from engine_cpu import thread_pool
-from engine_cpu.options import has_workarounds, session_options, shares_workspace
+from engine_cpu.options import (
+    has_workarounds,
+    is_batch_invariant,
+    session_options,
+    shares_workspace,
+)
 from engine_cpu.prepared import DISABLED, Prepared
 from engine_cpu.run import PLAIN
 from engine_cpu.suspicion import Suspicion, may_quantize, suspicion_of
@@ -57,6 +63,9 @@ _SPOILED: Mapping[str, Mapping[str, str]] = {
     "is not a graph input, initializer, or output of a previous node": {
         DISABLED: "MatMulScaleFusion;LayerNormFusion;SimplifiedLayerNormFusion",
     },
+    # Its rules for shapes are stricter than its kernels, and see the constants that it has folded:
+    # Range of tensors with one element and an axis. What breaks a rule unfolded is refused again.
+    "[ShapeInferenceError]": {DISABLED: "ConstantFolding"},
 }
 _OUT_OF_MEMORY = "out of memory while compiling"
 
@@ -69,6 +78,7 @@ class CpuModel:
 
     unsupported: the nodes that it cannot run, and why; then there is no session.
     rewritten: nodes that are computed otherwise than by a kernel of their own, and how.
+    read: the model as ONNX Runtime has read it, where that is not as it is.
     form: the compiled form that the session was opened from.
     ranks: checks inputs of no declared rank.
     arena: what its session shares with others, to be held as long as that lives.
@@ -84,8 +94,10 @@ class CpuModel:
         rewritten: Mapping[int, str] | None = None,
         form: CompiledForm | None = None,
         ranks: RankCheck | None = None,
+        read: ModelSource | None = None,
     ) -> None:
         self.source = source
+        self.read = read or source
         self.session = session
         self.form = form
         self.ranks = ranks
@@ -145,7 +157,7 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
     is_ranked = not any(
         spec.shape is None and spec.kind is ValueKind.TENSOR for spec in graph_of(source).inputs
     )
-    is_plain = not carried and suspicion is Suspicion.NONE and is_ranked
+    is_plain = not (carried or suspicion or guard.is_requested) and is_ranked
     folder = None if source.is_secret else options.save_to  # nothing of a secret model is kept
     why_not: Exception | None = None
     if folder is not None and is_plain:
@@ -168,14 +180,24 @@ def _load(source: ModelSource, options: CompileOptions) -> CpuModel:
         if saved is not None:
             return saved
     if why_not is not None and loaded.session is not None:
-        # ONNX Runtime takes the model, so the writing failed, as on a full disk.
-        import logging  # rare
-
-        logging.getLogger("engine").warning(
-            "%s: the compiled form could not be written, and is not kept: %s",
-            source.name, str(why_not).removeprefix(f"{source.name}: "),
-        )  # fmt: skip
+        _tell_unwritten(source, why_not)
     return loaded
+
+
+def _tell_unwritten(source: ModelSource, why: Exception) -> None:
+    """Tell why a model that ONNX Runtime takes has no compiled form. Raises OSError.
+
+    A form that cannot be written, as on a full disk, can be another time: the core builds the model
+    without one. Of a form that is of no use the next would be too, and that is a warning.
+    """
+    reason = str(why).removeprefix(f"{source.name}: ")
+    text = f"{source.name}: the compiled form could not be written, and is not kept: {reason}"
+    is_refused = isinstance(why, ModelError) and not isinstance(why, CompiledFormError)
+    if is_refused or isinstance(why, OSError):  # ONNX Runtime refuses only what it is to write
+        raise OSError(text) from why
+    import logging  # rare
+
+    logging.getLogger("engine").warning("%s", text)
 
 
 def _load_plain(
@@ -187,21 +209,23 @@ def _load_plain(
 ) -> tuple[CpuModel, Prepared]:
     """Return the loaded model, and what it was prepared as.
 
-    guard: the model as it is, with the settings that it needs.
+    guard: the model as it is, with the nodes that are not to be fused.
     """
     settings = session_options(options)
     source = give_files(source, settings)
     workarounds = has_workarounds(options)
     session = refusal = None
     prepared = guard
-    if suspicion is Suspicion.FATAL:  # before any session, which computes constants
-        prepared = _prepared(source, None, carried, workarounds).guarded(guard)
+    is_prepared = suspicion is Suspicion.FATAL or guard.is_requested
+    if is_prepared:  # before any session, which computes constants
+        prepared = _prepared(source, None, carried, workarounds, guard)
     if prepared.unsupported:
         return CpuModel(source, None, prepared.unsupported), prepared
     try:
         session = session_of(source, prepared, settings, options.cancel)
-        if suspicion is Suspicion.FATAL or not (carried or suspicion):
-            return CpuModel(source, session, rewritten=prepared.rewritten), prepared
+        if is_prepared or not (carried or suspicion):
+            read = _as_read(source, prepared)
+            return CpuModel(source, session, rewritten=prepared.rewritten, read=read), prepared
     except ModelError as error:
         from engine_cpu.errors import is_lack  # rare
 
@@ -210,24 +234,33 @@ def _load_plain(
         refusal = error
     if options.cancel is not None:
         options.cancel.check()
-    prepared = _prepared(source, refusal, carried, workarounds).guarded(guard)
+    prepared = _prepared(source, refusal, carried, workarounds, guard)
     if prepared.unsupported:
         return CpuModel(source, None, prepared.unsupported), prepared
     if prepared.data:
         session = session_of(source, prepared, settings, options.cancel)
-    return CpuModel(source, session, rewritten=prepared.rewritten), prepared
+    read = _as_read(source, prepared)
+    return CpuModel(source, session, rewritten=prepared.rewritten, read=read), prepared
+
+
+def _as_read(source: ModelSource, prepared: Prepared) -> ModelSource:
+    if not prepared.data:
+        return source
+    return replace(source, data=prepared.data, folder=prepared.folder)
 
 
 def guard_of(source: ModelSource, options: CompileOptions) -> Prepared:
-    """Return a model as it is, with the settings that keep its session from wrong fusions."""
+    """Return a model as it is, with what is to be computed otherwise than by its own kernels."""
+    guard = Prepared(is_invariant=is_batch_invariant(options))
     if not has_workarounds(options) or not may_quantize(graph_of(source)):
-        return Prepared()
-    from engine_cpu.quantized import guard_of as look  # rare
+        return guard
+    from engine_cpu.quantized import OFF  # rare
+    from engine_cpu.quantized import guard_of as look
 
-    settings, reasons = look(source)
-    if not settings.keys().isdisjoint(options.options):  # the user knows better
-        return Prepared()
-    return Prepared(settings=settings, rewritten=reasons)
+    if OFF in options.options:  # the user knows better
+        return guard
+    names, reasons = look(source)
+    return guard._replace(unfused=names, rewritten=reasons)
 
 
 def session_of(
@@ -237,8 +270,6 @@ def session_of(
     cancel: CancelToken | None,
 ) -> ort.InferenceSession:
     """Make a session of a model as it was prepared, or as it is."""
-    for key, value in prepared.settings.items():
-        _add(settings, key, value)
     if not prepared.data:
         return make_session(source, *_model_of(source, settings), cancel)
     if source.data is None:
@@ -359,12 +390,17 @@ def _stopping(
 
 
 def _prepared(
-    source: ModelSource, refusal: ModelError | None, carried: Sequence[str], workarounds: bool
+    source: ModelSource,
+    refusal: ModelError | None,
+    carried: Sequence[str],
+    workarounds: bool,
+    guard: Prepared,
 ) -> Prepared:
     try:
         from engine_cpu.prepare import prepare
 
-        return prepare(source, refusal is None, carried, workarounds)
+        prepared = prepare(source, refusal is None, carried, workarounds, guard)
+        return prepared.guarded(guard)
     except ModelError:
         raise
     except Exception as error:  # onnx's and protobuf's have no common base

@@ -116,7 +116,7 @@ def take(
     spans in `data`. It links to none where it is not worth that.
     """
     places: dict[str, tuple[Path, Spans]] = {}
-    for table in pool.glob("*.json"):
+    for table in filter(Path.is_file, pool.glob("*.json")):  # a pipe would be waited for
         # A damaged one; RecursionError: of lists in lists.
         with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             for text, spans in json.loads(table.read_text(encoding="utf-8")).items():

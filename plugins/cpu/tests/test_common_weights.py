@@ -344,7 +344,11 @@ def test_a_file_that_cannot_be_written_whole_is_no_form(
     warnings = [record.message for record in caplog.records]
     [told] = [text for text in warnings if "compiled form could not be written" in text]
     assert str(path) in told
+    assert "at fault" not in told
     assert list((cache / "v1/building").iterdir()) == []
+    assert list((cache / "v1/formless").iterdir()) == [], "the next build would write nothing"
+    check(path)  # there is room again
+    assert len(forms(cache)) == 1
 
 
 def test_a_model_that_onnxruntime_takes_only_prepared_is_no_fault_of_the_disk(

@@ -48,6 +48,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.hookspecs import hookimpl
+from engine.host.imports import ready
 from engine.types import (
     BackendInfo,
     Capability,
@@ -151,6 +152,7 @@ def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
 
 @hookimpl
 def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
+    ready("engine_gpu_trt.memory")
     from engine_gpu_trt.memory import allocate
 
     return allocate(device, dtype, shape, on_host)
@@ -158,6 +160,7 @@ def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host:
 
 @hookimpl
 def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
+    ready("engine_gpu_trt.memory")
     from engine_gpu_trt.memory import copy
 
     return copy(source, target, stream)
@@ -165,6 +168,7 @@ def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
 
 @hookimpl
 def engine_order(device: Device, earlier: int, later: int | None) -> bool:
+    ready("engine_gpu_trt.memory")
     from engine_gpu_trt.memory import order
 
     return order(device, earlier, later)
@@ -199,6 +203,7 @@ def engine_allreduce(
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.allreduce(comm, send, receive, op, stream, deterministic, deadline_s)
@@ -212,6 +217,7 @@ def engine_allgather(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.allgather(comm, send, receive, stream, deadline_s)
@@ -227,6 +233,7 @@ def engine_reduce_scatter(
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.reduce_scatter(comm, send, receive, op, stream, deterministic, deadline_s)
@@ -236,6 +243,7 @@ def engine_reduce_scatter(
 def engine_broadcast(
     comm: NcclCommunicator, buffer: Value, root: int, stream: int | None, deadline_s: float | None
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.broadcast(comm, buffer, root, stream, deadline_s)
@@ -249,6 +257,7 @@ def engine_alltoall(
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.alltoall(comm, send, receive, stream, deadline_s)
@@ -258,6 +267,7 @@ def engine_alltoall(
 def engine_send(
     comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.send(comm, buffer, peer, stream, deadline_s)
@@ -267,6 +277,7 @@ def engine_send(
 def engine_receive(
     comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
 ) -> bool:
+    ready("engine_gpu_trt.collectives")
     from engine_gpu_trt import collectives
 
     return collectives.receive(comm, buffer, peer, stream, deadline_s)

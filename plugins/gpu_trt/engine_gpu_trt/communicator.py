@@ -234,12 +234,7 @@ class NcclCommunicator:
             if now_s - begin_s > _SPIN_S:
                 self._look_now_and_then(place, now_s)
                 time.sleep(_PAUSE_S)
-        self.settled(place)
-
-    def settled(self, place: str) -> None:
-        """Raise where what was waited for has ended, and not well; so does what is aborted."""
-        if self._state() not in (nccl.SUCCESS, nccl.IN_PROGRESS):
-            self._look(place)
+        self.refuse_ended()  # what was waited for may be done because it was aborted
 
     def watch(self, queued: Queued) -> None:
         """Leave a collective to the watcher, which is started where there is none."""
@@ -384,8 +379,7 @@ class NcclCommunicator:
         if self._queued:
             self._look_at_queued()
             self.refuse_ended()
-        if self._state() not in (nccl.SUCCESS, nccl.IN_PROGRESS):
-            self._look()
+        # Of what is done nobody asks: a kernel that fails does not end before the group does.
 
     def close(self) -> None:
         """Leave the group, when what is under way is done; twice does nothing."""
@@ -393,7 +387,9 @@ class NcclCommunicator:
             return
         self._free.detach()
         if not self._ended:
-            self._closing = self._flush()
+            # Another rank may be slow to leave: what this one had to do is done all the same.
+            self._closing = self._is_idle()
+            self._closing = self._flush() or self._closing
         self.end("the communicator is closed")
         for thread in (self._aborting, self._watcher):
             if thread is not None and thread is not threading.current_thread():
@@ -402,6 +398,11 @@ class NcclCommunicator:
             while self._queued:
                 self._queued.pop().marker.close()
         _free(self.handle, self.roll)
+
+    def _is_idle(self) -> bool:
+        """Return whether all that this rank has queued is done."""
+        with self.gpu, self._changed:
+            return all(queued.marker.is_reached for queued in self._queued)
 
     def _flush(self) -> bool:
         """Let the group come to the end of what is queued; False where that is not to be had."""

@@ -29,7 +29,7 @@ def find_devices() -> Devices:
 
 def diagnose() -> Sequence[Check]:
     """Check all that this backend needs, in the order in which to mend it."""
-    return [*_driver_checks(), _tensorrt_check(), _nccl_check(), _visible_check()]
+    return [*_driver_checks(), _tensorrt_check(), *_nccl_checks(), _visible_check()]
 
 
 def _driver_checks() -> list[Check]:
@@ -109,22 +109,21 @@ def _lacks(trt: Any) -> dict[str, str]:
     return lacks
 
 
-def _nccl_check() -> Check:
-    """Look for NCCL, which only ranks whose values stay on their devices need."""
+def _nccl_checks() -> list[Check]:
+    """Look for NCCL, which only ranks whose values stay on their devices need.
+
+    Without a driver that cannot be told, and nothing is said of it.
+    """
     try:
         vendor.cuda_driver()
     except Missing:
-        return Check(
-            "NCCL",
-            ok=True,
-            detail="not looked for: it takes the driver and pycuda or cuda-bindings",
-        )
+        return []
     try:
         version = nccl.spelt(nccl.version(nccl.library()))
     except Missing as error:
         detail = f"{error}; ranks exchange tensors through host memory"
-        return Check("NCCL", ok=True, detail=detail, fix=error.fix)
-    return Check("NCCL", ok=True, detail=version)
+        return [Check("NCCL", ok=True, detail=detail, fix=error.fix)]
+    return [Check("NCCL", ok=True, detail=version)]
 
 
 def _device(driver: object, id: int, lacks: Mapping[str, str] | None = None) -> DeviceInfo:

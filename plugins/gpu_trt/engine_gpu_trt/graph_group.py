@@ -62,7 +62,7 @@ class GraphGroup:
             raise
         finally:
             block.is_reached = True
-        comm.settled(place)
+        comm.refuse_ended()
 
     def attach(self, bound: Bound) -> None:
         """Give an execution context the communicator, inside `watched`: all ranks do it at once."""

@@ -411,6 +411,25 @@ def stalls() -> None:
     assert MACHINE.counted["aborted communicators"]
 
 
+def outlived() -> None:
+    """Rank 0 ends in good order while the others still look at what they have finished."""
+    from engine_gpu_trt.communicator import NcclCommunicator
+
+    if RANK:
+        check = NcclCommunicator.check
+
+        def slow(self: NcclCommunicator) -> None:
+            while self.roll.gone("all 999") is None:
+                time.sleep(0.1)
+            self._state = lambda: 6  # type: ignore[method-assign]  # ncclRemoteError
+            check(self)
+
+        NcclCommunicator.check = slow  # type: ignore[method-assign]
+    x = np.full((2, 3), RANK + 1, np.float32)
+    [y] = total()(x=x).values()
+    tell(summed=y.tolist())
+
+
 def cancels() -> None:
     """Rank 0's script ends with an error of its own between two predicts."""
     x = np.ones((2, 3), np.float32)

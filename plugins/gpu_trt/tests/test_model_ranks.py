@@ -103,6 +103,15 @@ def test_a_chain_of_segments_and_collectives_is_waited_for_once(tmp_path: Path) 
         assert fact(lines, "left") == {}
 
 
+@pytest.mark.parametrize("words", [(), ("inside",)], ids=["outside", "inside"])
+def test_a_finished_predict_does_not_miss_a_rank_that_has_ended_in_good_order(
+    words: tuple[str, ...], tmp_path: Path
+) -> None:
+    for lines in ranks("outlived", 2, tmp_path, 0, *words):
+        assert lines[-1]["status"] == 0, lines[-1]["said"]
+        assert fact(lines, "summed") == [[3.0] * 3] * 2
+
+
 def test_collectives_inside_one_engine_give_what_arithmetic_and_the_whole_model_give(
     tmp_path: Path,
 ) -> None:

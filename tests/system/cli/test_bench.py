@@ -14,11 +14,15 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+import engine
 from engine.cli.latency import draw, histogram
 from engine.report.clients import Clients
+from engine.report.measurement import BenchResult
 from engine.report.measurement import latency_summary as summary
+from engine.report.sweep import Point, arrivals, batch_axes, in_batch
 from engine.testing import models
 from engine.testing.plugins import install
+from engine.types import DType, TensorSpec
 
 # ---------------------------------------------------------------------------- what is measured
 
@@ -63,6 +67,79 @@ def test_the_calls_asked_for_are_made_and_timed(count):
     # One client's calls come one after another; those of three overlap.
     assert work.most == count
     assert measured.seconds >= measured.latencies_s.sum() / count
+
+
+@pytest.mark.parametrize("warmup_s", [0, 1e-9])
+def test_the_first_run_is_told_whether_it_counts_or_not(warmup_s):
+    work = Work()
+    seconds = iter([0.02])
+    clients = Clients(lambda: (time.sleep(next(seconds, 0)), work()), warmup_s=warmup_s, calls=3)
+    clients.start()
+    assert clients.wait(60)
+    measured = clients.measured()
+    assert measured.first_s >= 0.02
+    assert (measured.first_s in measured.latencies_s.tolist()) == (warmup_s == 0)
+
+
+def test_a_request_that_waits_for_a_client_has_waited_since_it_was_due():
+    work = Work(0.01)
+    clients = Clients(work, arrivals_s=[0.0] * 5)
+    clients.start()
+    assert clients.wait(60)
+    latencies = clients.measured().latencies_s
+    assert [latency >= 0.01 * place for place, latency in enumerate(latencies, 1)] == [True] * 5
+
+
+def test_no_request_begins_before_it_is_due():
+    begins = []
+    clients = Clients(lambda: begins.append(time.perf_counter()), 2, arrivals_s=[0, 0.03, 0.05])
+    clients.start()
+    assert clients.wait(60)
+    for begin, due in zip(sorted(begins), [0, 0.03, 0.05], strict=True):
+        assert begin - clients.began >= due
+
+
+def test_a_load_that_is_too_much_ends_in_time_with_what_was_served():
+    work = Work(0.01)
+    clients = Clients(work, duration_s=0.05, arrivals_s=[0.0] * 1000)
+    clients.start()
+    assert clients.wait(60)
+    assert 1 <= clients.calls <= 6
+
+
+def test_arrivals_are_as_many_as_the_rate_says_and_the_same_every_time():
+    due = arrivals(500, 20.0, None)
+    assert due[0] == 0
+    assert (np.diff(due) >= 0).all()
+    assert due[-1] < 20
+    assert abs(len(due) - 10_000) < 5 * 100  # a Poisson number's deviation is its mean's root
+    assert np.diff(due).std() == pytest.approx(1 / 500, rel=0.1)  # exponential gaps: std is mean
+    assert arrivals(500, 20.0, None).tolist() == due.tolist()
+    assert len(arrivals(500, None, 7)) == 7
+
+
+def test_a_point_is_overloaded_where_much_of_its_load_was_not_served():
+    def point(runs, due):
+        latencies = np.full(runs, 1e-3)
+        return Point(BenchResult("", "null", (), 1, None, 0, 1, 1.0, latencies), 100.0, due)
+
+    assert [point(runs, 100).is_overloaded for runs in (100, 96, 80)] == [False, False, True]
+    assert not point(1, 1).is_overloaded
+
+
+def test_the_batch_is_every_axis_of_the_first_open_name():
+    ids = TensorSpec("ids", DType.INT64, ("batch", "sequence"))
+    past = TensorSpec("past", DType.FLOAT32, (2, "batch", 4))
+    scale = TensorSpec("scale", DType.FLOAT32, ())
+    axes = batch_axes([ids, past, scale])
+    assert axes == {"ids": (0,), "past": (1,)}
+    values = [np.arange(6).reshape(2, 3), np.arange(16.0).reshape(2, 2, 4), np.float32(3)]
+    grown = in_batch([ids, past, scale], values, axes, 5)
+    assert [np.shape(value) for value in grown] == [(5, 3), (2, 5, 4), ()]
+    np.testing.assert_array_equal(grown[0], values[0][[0, 1, 0, 1, 0]])
+    np.testing.assert_array_equal(grown[1], values[1][:, [0, 1, 0, 1, 0]])
+    with pytest.raises(engine.InputError, match=r"batch is fixed: input 'x' float32\[4\]"):
+        batch_axes([TensorSpec("x", DType.FLOAT32, (4,))])
 
 
 def test_the_warm_up_is_not_counted_and_is_at_least_one_call():
@@ -136,11 +213,15 @@ def test_percentiles_are_linear_between_the_two_nearest(count):
     latencies = np.random.default_rng(count).exponential(1e-3, count)
     shown = summary(latencies)
     if count == 1:
+        assert shown.pop("std") == 0
         assert set(shown.values()) == {float(latencies[0])}
         return
     cuts = statistics.quantiles(latencies, n=100, method="inclusive")  # a second implementation
-    for rank in (50, 90, 99):
+    for rank in (50, 90, 95, 99):
         assert shown[f"p{rank}"] == pytest.approx(cuts[rank - 1], rel=1e-12)
+    thousandths = statistics.quantiles(latencies, n=1000, method="inclusive")
+    assert shown["p99.9"] == pytest.approx(thousandths[998], rel=1e-12)
+    assert shown["std"] == pytest.approx(statistics.pstdev(latencies))
     assert shown["min"] == min(latencies)
     assert shown["max"] == max(latencies)
     assert shown["mean"] == pytest.approx(statistics.fmean(latencies))
@@ -171,7 +252,7 @@ def test_the_drawing_shows_counts_in_proportion_and_marks_the_percentiles(capsys
     assert "▏" in lines[-1]  # one of 1000 can be seen
     assert lines[0].startswith("1.00 ms")
     assert lines[0].endswith("800  p50")
-    assert [line for line in lines if line.endswith("p90 p99")] == [
+    assert [line for line in lines if line.endswith("p90 p95 p99")] == [
         line for line in lines if "  199  " in line
     ]
     assert max(map(len, lines)) <= 80
@@ -184,9 +265,11 @@ def test_prints_percentiles_throughput_and_where_it_ran(cli, tmp_path):
     done = cli("bench", models.affine(tmp_path), "--runs", 200, "--warmup", 0, "--shape", "x=4,3")
     assert (done.status, done.err) == (0, "")
     time_ = r"\d[\d.]* (us|ms|s)"
-    for name in ("p50", "p90", "p99", "min", "max", "mean"):
+    for name in ("p50", "p90", "p95", "p99", "p99.9", "min", "max", "mean", "std"):
         assert re.search(rf"^latency {name} +{time_}$", done.out, re.M), done.out
-    assert re.search(r"^throughput +[\d,.]+ runs/s$", done.out, re.M)
+    samples = r"[\d,.]+ samples/s in batches of 4"
+    assert re.search(rf"^throughput +[\d,.]+ runs/s, {samples}$", done.out, re.M)
+    assert re.search(rf"^first run +{time_}$", done.out, re.M)
     assert re.search(r"^ran on +cpu:0 \(", done.out, re.M)
     assert re.search(r"^CPUs +\d+ usable of \d+, host threads: \d+$", done.out, re.M)
     assert re.search(rf"^measured +200 runs in {time_}, 1 client, without warm-up$", done.out, re.M)
@@ -203,6 +286,8 @@ def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
     assert (values["runs"], values["clients"], values["threads"]) == (10, 2, 3)
     assert (values["warmup_s"], values["interrupted"]) == (0.001, False)
     assert values["throughput_per_s"] == pytest.approx(10 / values["seconds"])
+    assert (values["batch"], values["samples_per_s"]) == (1, values["throughput_per_s"])
+    assert values["first_run_s"] >= 0.1
     latency = values["latency_s"]
     assert latency["min"] >= 0.1
     assert latency["min"] <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
@@ -248,12 +333,61 @@ def test_what_fails_in_a_run_is_one_line_of_error(cli, tmp_path):
     assert done.err.count("\n") == 1
 
 
+# -------------------------------------------------------------------------------------- sweeps
+
+
+def test_batches_are_measured_one_after_the_other(cli, tmp_path):
+    arguments = ("bench", models.affine(tmp_path), "--batches", "1,3,8", "--runs", 20)
+    points = cli(*arguments, "--json").json["points"]
+    assert [point["batch"] for point in points] == [1, 3, 8]
+    for point in points:
+        assert point["runs"] == 20
+        assert point["samples_per_s"] == pytest.approx(point["batch"] * 20 / point["seconds"])
+    lines = cli(*arguments, "--plot").out.splitlines()
+    [heading] = [place for place, line in enumerate(lines) if line.split()[:1] == ["batch"]]
+    rows = lines[heading + 1 :]
+    assert [row.split()[0] for row in rows] == ["1", "3", "8"]
+    assert max(row.count("█") for row in rows) == 20
+
+
+def test_loads_are_offered_one_after_the_other(cli, tmp_path, plugin_folder):
+    install(plugin_folder, "null", "engine.testing.null")
+    arguments = (
+        "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.02",
+        "--rates", "5,1000", "--duration", 0.5, "--warmup", 0,
+    )  # fmt: skip
+    low, high = cli(*arguments, "--json").json["points"]
+    assert (low["offered_per_s"], high["offered_per_s"]) == (5, 1000)
+    assert high["overloaded"]  # 50 a second are all that there can be
+    assert high["due"] > 300 > high["runs"]
+    assert high["latency_s"]["max"] > 5 * 0.02  # it has waited
+    table = cli(*arguments).out.splitlines()
+    assert table[-1].split()[0] == "1,000"
+    assert table[-1].endswith("overloaded")
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--batches", "1,2", "--rates", "5"), "--batches, --rates: expected one of the two"),
+        (("--batches", "0"), "--batches: expected sizes of 1 or more, as 1,2,4,8, got '0'"),
+        (("--batches", "1.5"), "--batches: expected whole numbers, got '1.5'"),
+        (("--rates", "fast"), "--rates: expected requests a second, as 10,20,50, got 'fast'"),
+        (("--rates", "inf"), "--rates: expected requests a second"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_wrong_usage(cli, tmp_path, options, error):
+    done = cli("bench", models.affine(tmp_path), *options)
+    assert done.status == 2
+    assert error in done.err
+
+
 # --------------------------------------------------------------------------------------- plots
 
 
 def test_a_plot_is_drawn_below_the_numbers(cli, tmp_path):
     done = cli("bench", models.affine(tmp_path), "--runs", 300, "--plot")
-    below = done.out.partition("latency mean")[2].splitlines()[2:]
+    below = done.out.partition("latency std")[2].splitlines()[2:]
     assert sum(int(re.findall(r"(\d+)(?:  p.*)?$", line)[0]) for line in below) == 300
 
 

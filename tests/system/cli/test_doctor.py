@@ -56,6 +56,13 @@ def test_a_problem_has_its_fix_below_it_and_status_1(cli, plugin_folder):
     assert done.out.endswith("\n\nproblems with: abacus\n")
 
 
+def test_what_is_well_but_could_be_better_is_a_note(cli, plugin_folder):
+    plugin(plugin_folder, "abacus", "return [Check('wire', True, 'thin', 'run: thicken wire')]")
+    done = cli("doctor", "abacus")
+    assert "note     wire: thin\n         fix: run: thicken wire\n" in done.out
+    assert done.status == 0
+
+
 def test_a_step_that_helps_with_several_is_said_once(cli, plugin_folder):
     two = "return [Check(name, False, 'rusty', 'run: oil all') for name in ('wire', 'frame')]"
     plugin(plugin_folder, "abacus", two)

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from engine.options import nearest
 from engine.testing import models
+
+
+@pytest.mark.parametrize(
+    ("word", "near"),
+    [
+        *((word, "") for word in ("tpu", "xpu", "vpu", "ipu", "hpu", "dsp", "mps")),
+        *((word, "cpu") for word in ("cpi", "CPU", "pcu", "cup", "cppu")),
+        *((word, "gpu") for word in ("gup", "gpi", "gpuu")),
+    ],
+)
+def test_another_device_of_three_letters_is_not_taken_for_a_misspelt_one(word, near):
+    assert nearest(word, ["cpu", "gpu", "ascend"]) == near
 
 
 @pytest.mark.parametrize(
@@ -34,6 +47,9 @@ from engine.testing import models
         ("diff m.onnx m.onnx", "did you mean: engine compare?"),
         ("cache clear", "no such command 'clear'; did you mean: engine cache prune --max-size 0?"),
         ("run m.onnx --repeat 9", "'--repeat'; did you mean: engine bench --runs N?"),
+        ("bench m.onnx --profile", "'--profile'; did you mean: engine run --profile?"),
+        ("run m.onnx --duration 3", "did you mean: engine bench --duration SECONDS?"),
+        ("bench m.onnx --rate 3", "did you mean '--rates'?"),
         ("run m.onnx --target cppu", "invalid value for --target: target elements must be in"),
         ("run m.onnx a.png", "unexpected extra argument (a.png); inputs go behind --input, sev"),
         ("bench m.onnx -i a.png b.png c.png", "(b.png c.png); inputs go behind --input, several"),

@@ -395,6 +395,16 @@ def test_samples_of_odd_widths_are_refused_by_the_file_s_name(cli, tmp_path, bit
     assert f"a.wav: expected 8, 16, 24, 32 or 64 bits a sample, got {bits}; save it" in done.err
 
 
+def test_a_chunk_that_leads_out_of_the_file_is_refused_by_the_file_s_name(cli, tmp_path):
+    file = recording(tmp_path / "a.wav", np.zeros((100, 1)))
+    whole = file.read_bytes()
+    file.write_bytes(whole[:12] + b"LIST" + (1 << 20).to_bytes(4, "little") + whole[12:])
+    done = cli("run", echo(tmp_path / "m.onnx", [1, "n"]), "--input", file)
+    assert done.status == 1
+    assert "a.wav: not a readable WAV file" in done.err
+    assert "a part of it is longer than the file; save it anew" in " ".join(done.err.split())
+
+
 @pytest.mark.parametrize("width", [2, 3, 4])
 def test_a_recording_that_ends_in_a_sample_is_taken_up_to_it(echoed, tmp_path, width):
     file = recording(tmp_path / "a.wav", np.zeros((100, 1)), width)

@@ -65,7 +65,7 @@ def test_what_is_no_model_is_an_error_in_one_line(cli, tmp_path):
 
 
 def test_a_slicing_that_divides_nothing_fails_with_the_reason_of_each_node(cli, tmp_path):
-    odd, out = product(tmp_path / "odd.onnx", 3, 5), tmp_path / "out"
+    odd, out = product(tmp_path / "odd.onnx", 1, 1), tmp_path / "out"
     done = cli("slice", odd, "--tp", "2", "--out", out)
     assert done.status == 1
     assert "product  no axis can be divided by 2" in done.out

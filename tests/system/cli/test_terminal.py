@@ -12,7 +12,7 @@ import pytest
 from engine.testing import models
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-WIDTHS = [40, 80, 200]
+WIDTHS = [40, 64, 72, 80, 200]
 
 
 def shown(text: str) -> list[str]:
@@ -30,6 +30,11 @@ def test_tables_fit_and_break_no_name_and_no_heading(terminal, digits, columns):
     words = " ".join(lines).split()
     for whole in ("probabilities", "operator", "provider", "Gemm", "float32", "parameters"):
         assert whole in words
+    if columns >= 64:
+        assert "onnxruntime:CPUExecutionProvider" in words
+    why = "".join(words)  # nothing is cut off, wherever lines are broken
+    assert columns < 64 or "every" in words
+    assert "node" in why
     assert not re.search("…|Traceback", done.out)
 
 
@@ -78,6 +83,10 @@ def test_a_terminal_gets_styles_and_no_colour_where_none_is_wanted(terminal, dig
     plain = terminal("--help", NO_COLOR="1").out
     assert not any(colour in plain for colour in colours)
     assert shown(plain) == shown(coloured)
+    for arguments in (("--help",), ("inspect", digits / "digits.onnx", "--target", "cpu")):
+        assert not re.search(
+            r"\x1b\[[0-9;]*m", terminal(*arguments, NO_COLOR="1").out
+        )  # bold neither
 
 
 # -------------------------------------------------------------------------------------- in pipes

@@ -314,6 +314,25 @@ def test_a_quantized_model_takes_and_gives_its_own_integers(run: Run) -> None:
     np.testing.assert_array_equal(found, np.maximum(numbers, 3))  # 3 is zero
 
 
+@pytest.mark.parametrize(
+    ("zero", "asked"), [(np.uint8(131), DataType.INT8), (np.int8(3), DataType.UINT8)]
+)
+def test_integers_of_the_other_sign_are_moved_by_128(run: Run, zero: Any, asked: DataType) -> None:
+    """The numbers at the edges are moved; not one of them is rounded."""
+    result, notes = adapt(quantized(zero=zero), job(input_dtype=asked, output_dtype=asked))
+    dtype = np.int8 if asked is DataType.INT8 else np.uint8
+    moved = 3 if asked is DataType.INT8 else 131
+    assert notes == [
+        f"input 'x' is {dtype.__name__}; the model's float is 0.5 * (number - {moved})",
+        f"output 'y' is {dtype.__name__}; the model's float is 0.5 * (number - {moved})",
+    ]
+    assert types(result) == dict.fromkeys("xy", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)))
+    numbers = np.arange(moved - 60, moved + 60).astype(dtype).reshape(IMAGE.shape)
+    found = run(result, x=numbers)["y"]
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.maximum(numbers, moved))
+
+
 def test_its_integers_change_their_layout_too(run: Run) -> None:
     asked = replace(INT8, input_format=Format.NHWC, output_format=Format.NHWC)
     result, _ = adapt(quantized(), asked)
@@ -324,7 +343,6 @@ def test_its_integers_change_their_layout_too(run: Run) -> None:
 @pytest.mark.parametrize(
     "model",
     [
-        quantized(zero=np.uint8(3)),
         quantized(scale=[0.5] * 3, zero=np.full(3, 3, np.int8)),
         quantized(helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Neg", ["y"], ["m"])),
         quantized(helper.make_node("Neg", ["y"], ["m"])),
@@ -344,7 +362,6 @@ def test_its_integers_change_their_layout_too(run: Run) -> None:
         ),
     ],
     ids=[
-        "another type",
         "scales by channel",
         "both floats are read",
         "the output is read",

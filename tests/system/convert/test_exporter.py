@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,32 @@ def test_temporary_files_that_it_leaves_are_gone(
             exporter(body)
     assert Path(seen.read_text()).parents[1] == tmp_path / "temporary"
     assert not list((tmp_path / "temporary").iterdir())
+
+
+@pytest.mark.parametrize("end", ["pass", "os.abort()"])
+def test_the_end_of_an_exporter_that_has_written_all_does_not_count(
+    end: str, exporter: Callable[..., Any], tmp_path: Path
+) -> None:
+    flag = tmp_path / "flag"
+    waiting = f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(flag)!r}), True)]"
+    at_exit = f"import atexit; atexit.register(lambda: ({waiting}, {end.replace('pass', '0')}))"
+    model, _ = exporter(f"{at_exit}; {WRITE}")  # while the exporter still runs
+    assert model.graph.node[0].op_type == "Relu"
+    assert children()
+    flag.touch()
+    limit_s = time.monotonic() + 60
+    while children() and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    assert not children()
+
+
+def children() -> set[int]:
+    """Return this process's children, ended ones that nobody has waited for among them."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 @pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")

@@ -214,3 +214,28 @@ def test_debug_info_is_a_table_of_the_measures(
     assert rows.keys() == measured.keys() == {"probabilities", "label"}
     assert float(rows["probabilities"]["cosine"]) == measured["probabilities"]["cosine"]
     assert rows["label"]["top1_agreement"] == ""
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_results_that_are_not_finite_are_infinitely_far_off(bad: float) -> None:
+    wanted, got = np.array([1, 2, 3, 4], np.float32), np.array([1, 2, bad, 4], np.float32)
+    total = accuracy._Difference()
+    total.add(wanted, got)
+    found = total.measures()
+    assert found["max_abs_error"] == found["mean_abs_error"] == np.inf
+    assert found["snr_db"] == -np.inf
+    assert found["cosine"] == 0
+    assert found["not_finite"] == 1
+    [note] = accuracy.doubts({"y": found})
+    assert note.startswith("output 'y' has 1 values that are infinite or NaN where the original's")
+
+
+def test_an_original_without_finite_values_is_said_to_allow_no_comparison() -> None:
+    total = accuracy._Difference()
+    total.add(np.full(4, np.nan, np.float32), np.ones(4, np.float32))
+    assert total.has_seen
+    found = total.measures()
+    assert np.isnan(found["max_abs_error"])
+    assert found["not_compared"] == 4
+    [note] = accuracy.doubts({"y": found})
+    assert note.startswith("output 'y' cannot be compared: the original itself gives infinite")

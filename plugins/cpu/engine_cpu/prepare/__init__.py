@@ -7,6 +7,8 @@
     special.py   those that are written by hand; forest.py: of ensembles of trees
     ranks.py     inputs of no declared rank
     rewriter.py  all of it, for the nodes of one model
+    unfuse.py    nodes that are not to be fused into a kernel on integers
+    invariant.py sums in an order of adding that does not depend on the batch's size
 
 Needs onnx; imported only when ONNX Runtime has refused a model, or has a kernel in it that
 known_issues.py names.
@@ -26,6 +28,7 @@ from engine.errors import ModelError
 from engine.types import DType, ModelSource
 from engine_cpu.node_rules import AXES, COUNTS_INPUTS, MAX_RANK, NAMED_OUTPUTS, breaches
 from engine_cpu.prepare import opsets
+from engine_cpu.prepare.invariant import sum_in_one_order
 from engine_cpu.prepare.kind import (
     SMALL,
     Opsets,
@@ -40,7 +43,8 @@ from engine_cpu.prepare.kind import (
 )
 from engine_cpu.prepare.rewriter import DOMAIN, Refused, Rewriter
 from engine_cpu.prepare.trial import take
-from engine_cpu.prepared import Prepared
+from engine_cpu.prepare.unfuse import unfuse_inner, unfuse_main
+from engine_cpu.prepared import NOTHING, Prepared
 from engine_cpu.values import CARRIERS
 
 
@@ -49,15 +53,20 @@ def prepare(
     is_taken: bool = False,
     carried: Collection[str] = (),
     workarounds: bool = True,
+    guard: Prepared = NOTHING,
 ) -> Prepared:
     """Rewrite a model in terms that ONNX Runtime takes.
 
     is_taken: ONNX Runtime takes it as it is, as far as is known, and only kernels with known issues
         matter.
     carried: outputs to be given as a type of values.CARRIERS. workarounds: False where known issues
-    matter only if they end the process.
+    matter only if they end the process. guard: what is to be computed otherwise though ONNX
+        Runtime takes it.
     """
+    unfused = guard.unfused
     model = read(source)
+    if unfused:
+        unfuse_inner(model, unfused)
     is_tidied = tidy(model)
     written = {_domain(opset.domain): opset.version for opset in model.opset_import} or {"": 1}
     written.setdefault("", opsets.newest(""))  # what is added needs one
@@ -87,9 +96,13 @@ def prepare(
     nodes = [result for result in results if isinstance(result, NodeProto)]
     called = {i: rewriter.used([node]) for i, node in enumerate(nodes)}
     rewritten = {i: rewriter.notes[calls[0].name] for i, calls in called.items() if calls}
-    if is_taken and not rewritten and not carried and not is_tidied:
+    if guard.is_invariant:
+        rewritten |= sum_in_one_order(model, nodes, scope)
+    if is_taken and not (rewritten or carried or is_tidied or unfused):
         return Prepared()
     folder = _relocate(model, source)
+    if unfused:
+        unfuse_main(model, nodes, unfused)
     _write(model, nodes, rewriter, {**written, **rewriter.versions})
     for output in model.graph.output:
         if output.name in carried:

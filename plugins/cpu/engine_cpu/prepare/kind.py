@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -209,6 +210,18 @@ def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
             sparse.values.data_type, sparse.dims
         )
     return scope
+
+
+def free_names(model: ModelProto, stem: str) -> Iterator[str]:
+    """Yield names that begin with `stem` and that no value of a model has."""
+    pending = [*model.graph.node, *(node for f in model.functions for node in f.node)]
+    taken = {value.name for value in model.graph.input}
+    taken |= {tensor.name for tensor in model.graph.initializer}
+    while pending:
+        node = pending.pop()
+        taken.update(node.output)
+        pending += [inner for graph in subgraphs(node) for inner in graph.node]
+    return (name for i in itertools.count() if (name := f"{stem}.{i}") not in taken)
 
 
 def names_in(graph: GraphProto) -> Iterator[str]:

@@ -272,7 +272,8 @@ class Rewriter:
             body,
             [helper.make_opsetid(*o) for o in {**opsets, **self.versions, DOMAIN: 1}.items()],
         )
-        self.notes[name] = way.how
+        issue = kind.known_issue
+        self.notes[name] = f"{way.how}: {issue.reason}" if issue else way.how
         return name
 
 

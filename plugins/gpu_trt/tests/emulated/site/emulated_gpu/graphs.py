@@ -225,6 +225,13 @@ class Graph:
                 dim.dim_value = size
         fixed = {value.name for value in (*model.graph.input, *model.graph.initializer)}
         computed = [value for value in model.graph.output if value.name not in fixed]
+        # Of what a loop carries ONNX infers no shape, since it may change from one iteration to
+        # the next. TensorRT's may not: it is the one that the file declares.
+        declared = {
+            value.name: _dims(value)
+            for value in computed
+            if value.type.tensor_type.HasField("shape")
+        }
         del model.graph.output[:]
         for value in computed:
             value.type.tensor_type.ClearField("shape")  # as declared is not as computed
@@ -235,7 +242,12 @@ class Graph:
             )
         except (InferenceError, ValueError, RuntimeError) as error:
             raise InvalidShapes(" ".join(str(error).split())) from None
-        known = {value.name: _dims(value) for value in inferred.graph.output}
+        known = {
+            value.name: _dims(value)
+            if value.type.tensor_type.HasField("shape")
+            else declared.get(value.name, ())
+            for value in inferred.graph.output
+        }
         known |= {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
         known |= {value.name: _dims(value) for value in model.graph.input}
         return {value.name: known[value.name] for value in self.outputs}

@@ -1,0 +1,44 @@
+"""Runs a model on inputs that are generated, in other sizes where the first do not fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import TypeVar
+
+from engine.cli.build import Built
+from engine.cli.inputs import Inputs
+from engine.cli.output import aside, note, plain
+from engine.plan.disagreement import disagreement
+from engine.plan.open_sizes import described, first_that_runs
+from engine.report.measurement import ranks_of
+from engine.runtime.filled import shapes_of
+
+R = TypeVar("R")
+
+_SIZES = "say sizes that fit together: --shape NAME=SIZES"
+
+
+def first_fitting(built: Built, inputs: Inputs, run: Callable[[Inputs], R]) -> tuple[Inputs, R]:
+    """Run a model on inputs; where generated ones do not fit together, on others.
+
+    A rank of several tries no others: the ranks would be out of step. Returns the inputs that
+    went well, and what `run` gave.
+    """
+    others = () if ranks_of(built.model) else inputs.others
+
+    def sizes(tried: Inputs) -> str:
+        specs = [given.spec for given in tried.given]
+        shapes = dict(zip((spec.name for spec in specs), shapes_of(tried.values())))
+        cause = disagreement(built.file(), shapes) if built.file is not None else ""
+        return "; ".join(filter(None, (described(specs, shapes), cause)))
+
+    return first_that_runs(chain([inputs], others), run, sizes, _SIZES)
+
+
+def show_inputs(inputs: Inputs, *, again: bool = False) -> None:
+    """Print what a model is run on, a line each. again: with other sizes than those before."""
+    if again:
+        note("note: the model does not run with these sizes; it was run with others:")
+    for value in inputs.given:
+        aside(plain(str(value)))

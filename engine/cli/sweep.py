@@ -1,0 +1,180 @@
+"""`engine bench --batches` and `--rates`: a measurement for each, and a table of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from engine.cli.build import Built, fit_to
+from engine.cli.files import written_whole
+from engine.cli.inputs import Inputs
+from engine.cli.interrupt import start
+from engine.cli.latency import bar
+from engine.cli.output import duration, table
+from engine.report.clients import Clients
+from engine.report.measurement import batch_of, result_of
+from engine.report.sweep import Point, arrivals, batch_axes, in_batch
+from engine.report.wording import rate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from engine.cli.bench import Load
+
+DURATION_S = 2.0
+_BAR = 20
+_SHOWN = ("p50", "p90", "p99", "max")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """The batches or the loads to measure, as on the command line; both "" for no sweep."""
+
+    batches: str = ""
+    rates: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.rates)
+
+    def checked(self) -> tuple[list[int], list[float]]:
+        """Return the numbers of both. Raises a usage error."""
+        if self.batches and self.rates:
+            raise click.BadParameter("expected one of the two", param_hint="--batches, --rates")
+        batches = _numbers(self.batches, "--batches", "sizes of 1 or more, as 1,2,4,8", 1)
+        whole = [int(number) for number in batches]
+        if batches != whole:
+            raise click.BadParameter(
+                f"expected whole numbers, got {self.batches!r}", param_hint="--batches"
+            )
+        return whole, _numbers(self.rates, "--rates", "requests a second, as 10,20,50", 1e-3)
+
+
+def _numbers(text: str, option: str, wanted: str, least: float) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")] if text else []
+    except ValueError:
+        numbers = [math.nan]
+    if not all(least <= number < math.inf for number in numbers):
+        raise click.BadParameter(f"expected {wanted}, got {text!r}", param_hint=option)
+    return numbers
+
+
+def measure(
+    built: Built,
+    inputs: Inputs,
+    sweep: Sweep,
+    load: Load,
+    threads: int,
+    watch: Callable[[Clients, Load], bool],
+) -> tuple[list[Point], bool]:
+    """Return the points, and whether all were measured to the end.
+
+    watch: lets clients run, and returns whether they came to the end, uninterrupted.
+    """
+    batches, rates = sweep.checked()
+    values = inputs.values()
+    axes = batch_axes(built.inputs, built.is_mindir) if batches else {}
+    points: list[Point] = []
+    steps: list[tuple[int | None, float | None]] = [(batch, None) for batch in batches]
+    for batch, offered in steps or [(None, offered) for offered in rates]:
+        given = values if batch is None else in_batch(built.inputs, values, axes, batch)
+        fit_to(built, given)
+        due = None if offered is None else arrivals(offered, load.duration_s, load.runs)
+        clients = Clients(
+            partial(built.model.predict, given), load.clients, load.warmup_s, load.duration_s,
+            load.runs, start, arrivals_s=None if due is None else due.tolist(),
+        )  # fmt: skip
+        label = f"batch {batch}" if offered is None else f"{offered:g} requests/s"
+        completed = watch(clients, replace(load, label=label))
+        if clients.calls:
+            result = result_of(
+                built.model, clients.measured(), threads, built.seconds, load.warmup_s,
+                load.clients, not completed, batch_of(given),
+            )  # fmt: skip
+            points.append(Point(result, offered, 0 if due is None else len(due)))
+        if not completed:
+            return points, False
+    return points, True
+
+
+def show(points: Sequence[Point], plot: bool) -> None:
+    """Print a row for each point; with a plot a bar beside it."""
+    is_load = points[0].rate_per_s is not None
+    heights = [_height(point) for point in points]
+    rows = []
+    for point, height in zip(points, heights, strict=True):
+        result, latency = point.result, point.result.latency_s
+        samples = "" if result.samples_per_s is None else rate(result.samples_per_s)
+        first = f"{result.batch}" if point.rate_per_s is None else rate(point.rate_per_s)
+        row = [first, rate(result.throughput_per_s), *(() if is_load else (samples,))]
+        row += [duration(latency[name]) for name in _SHOWN]
+        if is_load:
+            row.append("overloaded" if point.is_overloaded else "")
+        if plot:
+            row.append(bar(round(height * 1e6), round(max(heights) * 1e6), _BAR))
+        rows.append(row)
+    columns = [">offered/s", ">served/s"] if is_load else [">batch", ">runs/s", ">samples/s"]
+    columns += [f">{name}" for name in _SHOWN] + ([""] if is_load else [])
+    table("", [*columns, *([f"{'p99' if is_load else 'samples/s'} as bars"] if plot else [])], rows)
+
+
+def _height(point: Point) -> float:
+    """Return the number that a plot shows: the tail under a load, samples a second of a batch."""
+    result = point.result
+    if point.rate_per_s is not None:
+        return result.latency_s["p99"]
+    return result.samples_per_s or result.throughput_per_s
+
+
+def values(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the points as plain values, for JSON."""
+    return [
+        {
+            "batch": point.result.batch,
+            "offered_per_s": point.rate_per_s,
+            "due": point.due if point.rate_per_s is not None else None,
+            "overloaded": point.is_overloaded if point.rate_per_s is not None else None,
+            "runs": point.result.runs,
+            "seconds": point.result.seconds,
+            "first_run_s": point.result.first_s,
+            "throughput_per_s": point.result.throughput_per_s,
+            "samples_per_s": point.result.samples_per_s,
+            "latency_s": point.result.latency_s,
+        }
+        for point in points
+    ]
+
+
+def write_figure(figure: Figure, path: Path, points: Sequence[Point], title: str) -> None:
+    """Draw throughput over the batch, or latencies over the load, and write that to `path`."""
+    axes = figure.subplots()
+    if points[0].rate_per_s is not None:
+        offered = [point.rate_per_s or 0.0 for point in points]
+        for name in ("p50", "p99"):
+            heights = [point.result.latency_s[name] * 1e3 for point in points]
+            axes.plot(offered, heights, marker="o", label=name)
+        axes.set_xlabel("requests offered a second")
+        axes.set_ylabel("latency, ms")
+        axes.set_yscale("log")
+    else:
+        sizes = [point.result.batch or 1 for point in points]
+        axes.plot(sizes, [_height(point) for point in points], marker="o", label="samples/s")
+        beside = axes.twinx()
+        tail = [point.result.latency_s["p99"] * 1e3 for point in points]
+        beside.plot(sizes, tail, marker="s", color="tab:orange", label="p99")
+        beside.set_ylabel("p99 of a run, ms")
+        beside.set_ylim(bottom=0)
+        axes.set_xlabel("batch")
+        axes.set_ylabel("samples a second")
+        axes.set_ylim(bottom=0)
+        beside.legend(loc="lower right")
+    axes.set_title(title.replace("$", r"\$"), wrap=True, fontsize="medium")
+    axes.legend(loc="upper left")
+    with written_whole(path) as file:
+        figure.savefig(file, format=path.suffix[1:])

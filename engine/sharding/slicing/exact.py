@@ -1,0 +1,110 @@
+"""Results of a model in float64, to tell how far its own rounding takes it from them.
+
+A model that cancels (a LayerNorm of nearly equal values, a difference of large numbers) makes much
+of the last bit: it is far from the exact result itself, and so is each of its slices, which add in
+another order. Slow, and asked for only where results differ by more than a rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, numpy_helper
+from onnx.inliner import inline_local_functions
+
+from engine.convert.sample_inputs import FLOATS
+from engine.errors import EngineError
+from engine.formats import ModelFile
+from engine.formats.onnx.graphs import subgraphs
+from engine.host.interrupts import raised_by_handler
+from engine.plan.extract import Whole
+from engine.plan.partition import live
+from engine.reference.evaluator import Evaluator, Host, load
+from engine.sharding.slicing.emulate import constant_nodes, cut, needed_after, types_between
+from engine.types import Device, DType, ModelSource
+
+Array: TypeAlias = "np.ndarray[Any, Any]"
+Values: TypeAlias = "dict[str, Any]"
+
+_HOST = Host("reference", Device("cpu"))
+_FLOATS = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
+_TYPES = {"to", "dtype"}
+"""Attributes that name the type of what a node makes."""
+
+
+def run_exactly(path: Path, inputs: Mapping[str, Any], names: Collection[str]) -> Values | None:
+    """Return results of a whole model, computed in float64; None where that cannot be done.
+
+    It cannot for an operator that onnx's reference evaluator does not have.
+    """
+    whole = Whole(ModelFile(path)())
+    order = [index for index in live(whole.graph) if index not in constant_nodes(whole)]
+    parts = cut(whole, order, {*names}, [*inputs])
+    types = types_between(whole, parts)
+    values: Values = {name: _wide(value) for name, value in inputs.items()}
+    for part, following in zip(parts, needed_after(parts, names)):
+        made = _run(whole.part(part, types), values)
+        if made is None:
+            return None
+        values |= made
+        values = {name: value for name, value in values.items() if name in following}
+    return {name: values[name] for name in names}
+
+
+def _run(source: ModelSource, values: Mapping[str, Any]) -> Values | None:
+    try:
+        model = load(source, _HOST)
+        if model.unsupported or model.proto is None:
+            return None
+        proto = inline_local_functions(model.proto)
+        _widen(proto)
+        with np.errstate(all="ignore"):
+            found = Evaluator(proto).run(
+                None, {value.name: values[value.name] for value in proto.graph.input}
+            )
+    except EngineError:
+        return None
+    except Exception as error:  # operators raise whatever numpy raises
+        if raised_by_handler(error):
+            raise
+        return None
+    return dict(zip([value.name for value in proto.graph.output], found, strict=True))
+
+
+def _widen(proto: ModelProto) -> None:
+    for tensor in proto.graph.initializer:
+        _widen_tensor(tensor)
+    _widen_nodes(proto.graph)
+
+
+def _widen_nodes(graph: GraphProto) -> None:
+    for node in graph.node:
+        _widen_node(node)
+        for body in subgraphs(node):
+            for tensor in body.initializer:
+                _widen_tensor(tensor)
+            _widen_nodes(body)
+
+
+def _widen_node(node: NodeProto) -> None:
+    for attribute in node.attribute:
+        if attribute.HasField("t"):
+            _widen_tensor(attribute.t)
+        elif attribute.name in _TYPES and attribute.i in _FLOATS:
+            attribute.i = TensorProto.DOUBLE
+
+
+def _widen_tensor(tensor: TensorProto) -> None:
+    if tensor.data_type in _FLOATS:
+        with suppress(ValueError):  # damaged: whoever runs it says so
+            wide = np.asarray(numpy_helper.to_array(tensor)).astype(np.float64)
+            tensor.CopyFrom(numpy_helper.from_array(wide, tensor.name))
+
+
+def _wide(value: Any) -> Any:
+    is_float = isinstance(value, np.ndarray) and DType.from_numpy(value.dtype) in FLOATS
+    return value.astype(np.float64) if is_float else value

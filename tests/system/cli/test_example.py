@@ -1,0 +1,35 @@
+"""`--example`: the model that comes with the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from engine.cli.example import FILE
+
+DIGITS = Path(__file__).parents[3] / "examples" / "digits"
+
+
+def test_the_example_is_the_model_of_the_examples_folder():
+    assert FILE.read_bytes() == (DIGITS / "digits.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("arguments", [("run",), ("bench", "--runs", 3)])
+def test_the_example_needs_no_file(cli, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = cli(*arguments, "--example")
+    assert done.status == 0
+    assert "input image: float32[1, 1, 8, 8], generated" in done.out
+
+
+def test_the_example_takes_inputs_as_any_model_does(cli):
+    images = DIGITS / "test_images.npz"
+    done = cli("run", "--example", "--input", images, "--values", 4)
+    assert "output data is: 7 6 3 7" in done.out
+
+
+def test_a_model_beside_the_example_is_refused(cli):
+    done = cli("run", "m.onnx", "--example")
+    assert done.status == 2
+    assert "got the model 'm.onnx' and --example; expected one of the two" in done.err

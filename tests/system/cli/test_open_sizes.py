@@ -1,0 +1,133 @@
+"""Commands run models with open sizes without a flag: a cache, pictures; else they say the flag."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import engine
+
+pytestmark = pytest.mark.device("cpu")
+
+
+def cached(folder: Path, names: tuple[str, str, str, str] = ("b", "s", "t", "p")) -> Path:
+    """What is new is put behind a cache, and the mask, which is of both, beside them."""
+    batch, new, total, past = names
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
+        helper.make_node("MatMul", ["x", "w"], ["h"]),
+        helper.make_node("Concat", ["past_key_values.0.key", "h"], ["present"], axis=1),
+        helper.make_node("Unsqueeze", ["attention_mask", "last"], ["m"]),
+        helper.make_node("Cast", ["m"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Concat", ["present", "f"], ["both"], axis=2),
+        helper.make_node("MatMul", ["both", "v"], ["y"]),
+    ]
+    random = np.random.default_rng(0)
+    weights = {
+        "table": random.standard_normal((40, 8)), "w": random.standard_normal((8, 8)),
+        "v": random.standard_normal((9, 8)),
+    }  # fmt: skip
+    constants = [numpy_helper.from_array(v.astype("f"), name) for name, v in weights.items()]
+    constants.append(numpy_helper.from_array(np.array([2]), "last"))
+    graph = helper.make_graph(
+        nodes,
+        "cached",
+        [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [batch, new]),
+            helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [batch, total]),
+            helper.make_tensor_value_info(
+                "past_key_values.0.key", TensorProto.FLOAT, [batch, past, 8]
+            ),
+        ],
+        [
+            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("present", TensorProto.FLOAT, None),
+        ],
+        constants,
+    )
+    path = folder / "cached.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    return path
+
+
+def in_rows_of(folder: Path, count: int) -> Path:
+    """A model of pictures whose numbers must be divisible by one."""
+    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
+    graph = helper.make_graph(
+        nodes,
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", None, count])],
+        [numpy_helper.from_array(np.array([0, -1, count]), "shape")],
+    )
+    path = folder / "rows.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    return path
+
+
+NAMES = [
+    ("batch_size", "sequence_length", "total_sequence_length", "past_sequence_length"),
+    ("s10", "s70", "s53", "s15"),
+]
+
+
+@pytest.mark.parametrize("names", NAMES, ids=["named", "numbered"])
+def test_a_model_with_a_cache_is_run_measured_compared_converted_and_sliced(cli, tmp_path, names):
+    path = cached(tmp_path, names)
+    done = cli("run", path, "--json").json
+    assert [each["shape"] for each in done["inputs"]] == [[1, 1], [1, 2], [1, 1, 8]]
+    asked = cli("run", path, "--shape", "attention_mask=2,7", "--shape", "input_ids=2,3", "--json")
+    assert [each["shape"] for each in asked.json["inputs"]] == [[2, 3], [2, 7], [2, 4, 8]]
+    assert cli("bench", path, "--runs", 3, "--warmup", 0, "--json").json["runs"] == 3
+    assert cli("compare", path, "--b", "cpu", "--json").json["is_within"]
+    assert cli("convert", path, tmp_path / "again.onnx", "--infer").status == 0
+    for divided in ("--tp", "--pp"):
+        out = tmp_path / divided
+        report = cli("slice", path, divided, 2, "--out", out, "--json").json
+        assert [one["output"] for one in report["differences"]] == ["y", "present"]
+        own = onnx.load(out / "cached0.onnx").graph.input[0].type.tensor_type.shape
+        assert [dim.dim_param for dim in own.dim] == [*names[:2]]
+
+
+def test_the_functions_choose_sizes_as_the_commands_do(tmp_path):
+    path = cached(tmp_path, NAMES[1])
+    assert engine.bench(path, runs=2, warmup_s=0).runs == 2
+    assert engine.compare(path, targets=("cpu", "cpu")).is_within
+    group = engine.ModelGroup(engine.ModelGroupFlag.SHARE_WORKSPACE)
+    group.add_model([str(path), str(path)])
+    group.cal_max_size_of_workspace(engine.ModelType.MINDIR, engine.Context())
+
+
+def test_a_size_that_does_not_run_is_followed_by_another(cli, tmp_path):
+    path = in_rows_of(tmp_path, 49)  # 224 is divisible by 7
+    assert cli("run", path, "--json").json["inputs"][0]["shape"] == [1, 3, 224, 224]
+    assert cli("compare", path, "--b", "cpu", "--json").json["inputs"][0]["shape"][2:] == [224] * 2
+    done = cli("run", path)
+    assert "it was run with others" in done.err
+    assert [line.split(",")[2] for line in done.out.splitlines() if "input x" in line] == [
+        " 64",
+        " 224",
+    ]
+
+
+def test_where_no_size_runs_the_error_says_which_were_chosen_and_the_flag(cli, tmp_path):
+    path = in_rows_of(tmp_path, 29)
+    done = cli("run", path)
+    assert done.status == 1
+    assert "chosen, and none of" in done.err
+    assert "runs, as n 1, h 64, w 64; say sizes that fit together: --shape NAME=SIZES" in done.err
+    assert cli("run", path, "--shape", "x=1,3,29,2").status == 0
+
+
+def test_sizes_that_disagree_are_named(cli, tmp_path):
+    sizes = ("--shape", "attention_mask=1,2", "--shape", "input_ids=1,3")
+    done = cli("run", cached(tmp_path, NAMES[0]), *sizes)
+    assert done.status == 1
+    assert "its total_sequence_length is 2 and sequence_length of input 'input_ids' 3" in done.err
+    assert "change --shape" in done.err
