@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from engine.weights.variables import Update
 
 _LOOK_S = 0.05
-_CLOSE_S = 2.0
+_CLOSE_S = 2.0  # for one that is busy, and for the process to be gone
+_FREE_S = 60.0  # for one that is idle, to free its model: some devices take half a minute
 
 
 def start(assignment: Assignment) -> RayWorker:
@@ -59,6 +60,7 @@ class RayWorker:
         self._pid, self._where = 0, ""
         self._why = ""  # it was ended
         self._number = 0  # of runs that were begun
+        self._is_idle = False  # it has a model, and works on nothing
         self._closed = False
         # `control` is for what comes while the actor works, `life` for a call that lasts as long
         # as the actor does.
@@ -149,7 +151,8 @@ class RayWorker:
         self._closed = True
         if not self.has_ended:
             with suppress(Exception):
-                self._is_done(self._call("", "close"), _CLOSE_S)
+                freed = self._call("", "close")
+                self._is_done(freed, _FREE_S if self._is_idle else _CLOSE_S)
         self.end("closed")
         with suppress(Exception):
             self._is_done(self._life, _CLOSE_S)  # its process has gone
@@ -248,7 +251,9 @@ class RayWorker:
 
     def _answer(self, reference: Any) -> Any:
         """Return what the model gave, or raise what it raised."""
+        self._is_idle = False
         is_error, value = self._result(reference)
+        self._is_idle = True
         if is_error:
             raise value
         return value

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,9 @@ from dataclasses import replace
 from engine.testing import null
 from engine.testing.null import *
 
-{before}
+if "pytest" not in sys.modules:  # what it changes is this process's, too
+    pass
+{in_worker}
 
 @hookimpl
 def engine_backend():
@@ -77,12 +80,13 @@ def odd(plugin_folder: Path) -> Callable[..., str]:
     """Install a null backend with other code in some places; predict's runs where x[0] < 0."""
 
     def install_odd(
-        *, load: str = "pass", compile: str = "pass", predict: str = "pass", before: str = "",
-        without: str = "",
+        *, load: str = "pass", compile: str = "pass", predict: str = "pass",
+        in_worker: str = "", without: str = "",
     ) -> str:  # fmt: skip
         source = PLUGIN.format(
-            load=load, compile=compile, predict=predict, before=before, without=without
-        )
+            load=load, compile=compile, predict=predict, without=without,
+            in_worker=indent(in_worker, "    "),
+        )  # fmt: skip
         install(plugin_folder, "odd", "plugin_odd", source=source)
         return "odd"
 
@@ -590,13 +594,12 @@ def test_a_model_is_closed_while_its_next_worker_starts(
 def test_a_cancel_that_fails_in_the_backend_does_not_stop_the_worker(
     odd: Callable[..., str], tmp_path: Path
 ) -> None:
-    broken = (  # in the worker alone: the plugin is imported here too
-        "import sys\n"
+    broken = (
         "from engine.reference.evaluator import EvaluatorContext\n"
         "def broken(self): raise RuntimeError('broken')\n"
-        "if 'pytest' not in sys.modules: EvaluatorContext.cancel = broken"
+        "EvaluatorContext.cancel = broken"
     )
-    name = odd(before=broken)
+    name = odd(in_worker=broken)
     slow = {"odd_context": {"delay_s": "0.5"}}
     with isolated(models.affine(tmp_path), name, **slow) as model, ThreadPoolExecutor(1) as pool:
         first = worker_of(model)
@@ -635,7 +638,7 @@ def test_a_worker_that_takes_long_to_free_its_model_is_not_killed(
     odd: Callable[..., str], tmp_path: Path
 ) -> None:
     freed = tmp_path / "freed"
-    before = f"""
+    slow = f"""
 from engine.testing.null_run import NullExecutable
 close = NullExecutable.close
 def slow(self):
@@ -644,7 +647,7 @@ def slow(self):
     open({str(freed)!r}, "w").close()
 NullExecutable.close = slow
 """
-    with isolated(models.affine(tmp_path), odd(before=before)) as model:
+    with isolated(models.affine(tmp_path), odd(in_worker=slow)) as model:
         model(X)
     assert freed.exists()
 
