@@ -44,7 +44,7 @@ if typing.TYPE_CHECKING:
     from engine.comparison import compare
     from engine.converter import Converter
     from engine.diagnosis import doctor
-    from engine.model_group import ModelGroup
+    from engine.model.group import ModelGroup
     from engine.multi_device import MultiDeviceRunner
     from engine.multi_model import ModelExecutor, MultiModelRunner
     from engine.parallel_runner import ModelParallelRunner
@@ -103,7 +103,7 @@ __all__ = [
 _LATE = {
     "Converter": "engine.converter",
     "ModelExecutor": "engine.multi_model",
-    "ModelGroup": "engine.model_group",
+    "ModelGroup": "engine.model.group",
     "ModelParallelRunner": "engine.parallel_runner",
     "MultiDeviceRunner": "engine.multi_device",
     "MultiModelRunner": "engine.multi_model",

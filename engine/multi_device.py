@@ -22,9 +22,9 @@ from engine.config.wording import prefixed
 from engine.context import Context
 from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.given import absent
-from engine.handle import FORKED, Handle
 from engine.host import fork
 from engine.host.interrupts import undisturbed
+from engine.model.handle import FORKED, Handle
 from engine.plan.gate import Gate
 from engine.serving.lane import Lane
 from engine.serving.statistics import Recorder

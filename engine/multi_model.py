@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 from engine.config.checks import require
 from engine.context import Context
 from engine.errors import ModelError, ModelStateError
-from engine.handle import Handle
 from engine.host.interrupts import raised_by_handler
 from engine.model import Model, ModelType
-from engine.model_build import configuration_of
+from engine.model.build import configuration_of
+from engine.model.handle import Handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,13 +12,13 @@ from engine.config.checks import require, require_int
 from engine.config.wording import own_text, prefixed, reworded
 from engine.context import Context
 from engine.errors import InputError, ModelError, ModelStateError, SettingError
-from engine.exchange import update_together
 from engine.formats.given import absent
-from engine.handle import FORKED, Handle
 from engine.host import fork
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import undisturbed
 from engine.model import Model, ModelType
+from engine.model.handle import FORKED, Handle
+from engine.model.update import update_together
 from engine.runtime.keywords import advised
 from engine.serving.streaming import Streaming
 from engine.tensor import Tensor

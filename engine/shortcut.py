@@ -90,7 +90,7 @@ def load(
     file: Any = os.fspath(model) if isinstance(model, os.PathLike) else model
     if not isinstance(file, str) or not os.path.isfile(file):
         from engine.formats.given import absent, given  # rare
-        from engine.model_build import located
+        from engine.model.build import located
 
         file = given(file)
         if isinstance(file, str) and not located(file, context):

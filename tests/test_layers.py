@@ -21,14 +21,7 @@ LAYERS = (
         "__init__",
         "shortcut",
         "comparison",
-        "handle",
         "model",
-        "model_build",
-        "model_facts",
-        "exchange",
-        "model_group",
-        "model_memory",
-        "profiling",
         "report",  # Model.summary() makes one, and it says what a Model is
         "parallel_runner",
         "multi_device",
@@ -38,7 +31,6 @@ LAYERS = (
         "converter",
     ),
     ("serving",),
-    ("building",),
     ("distributed",),
     ("weights",),
     # tensor and enums are the API's values: runtime takes and gives them, and has their memory.

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, Model, ModelType, Tensor, building
+from engine import Context, Model, ModelType, Tensor
 from engine.backends import open_backend
 from engine.config.reader import number_devices
 from engine.config.sections import sections_of
+from engine.model import recipe
 from engine.testing import models
 from engine.types import CancelToken, DType
 
@@ -151,9 +152,9 @@ def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
     model = affine
     assert model._plan is not None
     pools = [model._plan.pool]
-    build = building.build
+    build = recipe.build
 
-    def close_meanwhile(*given: Any, **named: Any) -> building.Built:
+    def close_meanwhile(*given: Any, **named: Any) -> recipe.Built:
         built = build(*given, **named)
         pools.append(built.plan.pool)
         closing = threading.Thread(target=model.close)
@@ -161,7 +162,7 @@ def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
         closing.join(20)
         return built
 
-    monkeypatch.setattr("engine.exchange.build", close_meanwhile)
+    monkeypatch.setattr("engine.model.update.build", close_meanwhile)
     with pytest.raises(RuntimeError, match="resize failed! Error is the model is closed"):
         model.resize(model.get_inputs(), [[2, 5]])
     assert model._plan is None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine.cli.output import line, size, table
 
 if TYPE_CHECKING:
-    from engine.model_memory import ModelMemory, PartMemory
+    from engine.model.memory import ModelMemory, PartMemory
 
 _SIZES = ("private_bytes", "shared_bytes", "mapped_bytes", "workspace_bytes")
 

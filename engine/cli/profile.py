@@ -10,7 +10,7 @@ from engine.cli.output import line, note, plain
 
 if TYPE_CHECKING:
     from engine.cli.build import Built
-    from engine.profiling import Profile
+    from engine.model.profiling import Profile
 
 
 def measured(built: Built, values: Any, trace: Path | None) -> Profile:

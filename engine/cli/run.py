@@ -37,7 +37,7 @@ from engine.tensor import Array
 from engine.types import DType, ValueKind
 
 if TYPE_CHECKING:
-    from engine.profiling import Profile
+    from engine.model.profiling import Profile
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -9,7 +9,7 @@ from engine.report.picture import text
 from engine.report.wording import counted, duration
 
 if TYPE_CHECKING:
-    from engine.profiling import Profile
+    from engine.model.profiling import Profile
 
 _LEFT = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
 _RIGHT = "text-align:right;padding:1px 12px 1px 0;vertical-align:top"

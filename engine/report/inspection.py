@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from engine.formats import ModelFile
     from engine.formats.mindir import CompiledModels, Description
-    from engine.model_facts import ModelFacts
+    from engine.model.facts import ModelFacts
     from engine.typing import DecMode
 
 

@@ -12,7 +12,7 @@ from engine.report.wording import aligned, counted, plain, size
 from engine.types import GraphInfo, NodeInfo, NodeState, ParameterInfo, Placement, TensorSpec
 
 if TYPE_CHECKING:
-    from engine.model_memory import ModelMemory
+    from engine.model.memory import ModelMemory
 
 __all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
 

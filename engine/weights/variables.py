@@ -1,6 +1,7 @@
 """The variable weights of a model: which they are, and what an update of them says.
 
-How new values reach what runs is not known here: see `engine.building` and `engine.plan.weights`.
+How new values reach what runs is not known here: see `engine.model.update` and
+`engine.plan.weights`.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from engine.workers.cuts import proven
 from engine.workers.protocol import Assignment, Cuts, Ready
 
 if TYPE_CHECKING:
-    from engine.exchange import Change
+    from engine.model.update import Change
     from engine.types import Progress
     from engine.weights.variables import Update
 
@@ -134,7 +134,7 @@ class ServedModel:
 
     def prepare(self, weights: Update) -> list[str]:
         """See Worker.prepare."""
-        from engine.exchange import prepare_updates  # rare
+        from engine.model.update import prepare_updates  # rare
 
         self.settle(take=False)
         self._update = prepare_updates([self._model], weights)
@@ -142,7 +142,7 @@ class ServedModel:
 
     def settle(self, take: bool) -> None:
         """See Worker.settle."""
-        from engine.exchange import drop_updates, make_updates  # rare
+        from engine.model.update import drop_updates, make_updates  # rare
 
         update, self._update = self._update, []
         if update:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType, building
-from engine.model_memory import ModelMemory, PartMemory
+from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType
+from engine.model import recipe
+from engine.model.memory import ModelMemory, PartMemory
 from engine.testing import models
 
 X = np.array([[1, 2, 3]], np.float32)
@@ -26,8 +27,8 @@ def group_of_its_own(
 ) -> Iterator[None]:
     """Groups of this test alone, and a cache of its own."""
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.setattr(building, "groups", {})
-    monkeypatch.setattr("engine.model_build.groups", building.groups)
+    monkeypatch.setattr(recipe, "groups", {})
+    monkeypatch.setattr("engine.model.build.groups", recipe.groups)
     monkeypatch.setattr("engine.backends.discovery._warned", set())
     yield
     assert list(tmp_path.glob("cache/v1/private/*")) == [], "a model was left open"
@@ -100,7 +101,7 @@ def test_models_are_all_paths_or_all_objects(
         ModelGroup(flags).add_model(elements)
     expected = f"models element must be all str or Model, but got {kind} at index {index}."
     assert str(caught.value) == expected
-    assert building.groups == {}
+    assert recipe.groups == {}
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import engine
 from engine import Model
 from engine.convert.job import Report
 from engine.diagnosis import Finding, Status
-from engine.profiling import Kernel, Profile
+from engine.model.profiling import Kernel, Profile
 from engine.report.page import page
 from engine.report.summary import ModelSummary
 from engine.testing import models

@@ -15,7 +15,8 @@ import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import engine
-from engine import Model, ModelType, Tensor, building
+from engine import Model, ModelType, Tensor
+from engine.model import recipe
 from engine.testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -399,9 +400,9 @@ def test_a_model_that_is_closed_while_it_is_updated_stays_closed(
     model = load(mode="rebuild")
     assert model._plan is not None
     pools = [model._plan.pool]
-    build = building.build
+    build = recipe.build
 
-    def close_meanwhile(*given: Any, **named: Any) -> building.Built:
+    def close_meanwhile(*given: Any, **named: Any) -> recipe.Built:
         built = build(*given, **named)
         pools.append(built.plan.pool)
         closing = threading.Thread(target=model.close)
@@ -409,7 +410,7 @@ def test_a_model_that_is_closed_while_it_is_updated_stays_closed(
         closing.join(20)
         return built
 
-    monkeypatch.setattr("engine.exchange.build", close_meanwhile)
+    monkeypatch.setattr("engine.model.update.build", close_meanwhile)
     with pytest.raises(engine.ModelStateError, match="update weight failed! Error is the model is"):
         model.update_weights({"two": floats(3)})
     assert model._plan is None

@@ -20,7 +20,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import engine
-from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType, building
+from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType
+from engine.model import recipe
 
 WIDTH = 512
 LAYER = 4 * WIDTH * WIDTH  # bytes
@@ -73,8 +74,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(folder.parent))
     monkeypatch.delenv("ENGINE_CACHE", raising=False)
     monkeypatch.setattr("engine.backends.discovery._warned", set())
-    monkeypatch.setattr(building, "groups", {})
-    monkeypatch.setattr("engine.model_build.groups", building.groups)
+    monkeypatch.setattr(recipe, "groups", {})
+    monkeypatch.setattr("engine.model.build.groups", recipe.groups)
     yield folder
     gc.collect()
     assert list(folder.glob("private/*")) == []

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require_count, require_int
 from engine.errors import BackendError
-from engine.exchange import measured_copy
 from engine.host.folder import temporary_folder
+from engine.model.update import measured_copy
 from engine.report.wording import plain
 from engine.types import Capability
 
 if TYPE_CHECKING:
-    from engine.model import Model
+    from engine.model.model import Model
     from engine.plan.compile import KernelTimes
 
 __all__ = ["Kernel", "OperatorTime", "Profile", "Run"]

@@ -136,7 +136,7 @@ def lowered_forms(config: Config) -> LoweredForms:
 
 
 class Recipe:
-    """A model's file and settings: to build it, and to build it anew (exchange.py).
+    """A model's file and settings: to build it, and to build it anew (update.py).
 
     file: told its variable weights by the configuration, or by the caller: `names`. path: how
     extensions know it. weights: None where none are variable. sharing: what the model has in common

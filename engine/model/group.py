@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine import building
 from engine.config.checks import require
 from engine.config.wording import prefixed
 from engine.context import Context
-from engine.enums import ModelGroupFlag
+from engine.enums import ModelGroupFlag, ModelType
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
-from engine.model import Model, ModelType
+from engine.model import recipe
+from engine.model.model import Model
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ class ModelGroup:
         if kind is str:
             for path in models:
                 self._paths.append(str(path))
-                building.groups[os.path.realpath(path)] = self._sharing
+                recipe.groups[os.path.realpath(path)] = self._sharing
             return
         objects = [model for model in models if isinstance(model, Model)]
         if self._sharing.workspace:

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.building import Built, Recipe, build
 from engine.config.wording import followed, own_text, prefixed
 from engine.errors import (
     BackendError,
@@ -22,6 +21,7 @@ from engine.errors import (
     ModelStateError,
 )
 from engine.host.interrupts import raised_by_handler
+from engine.model.recipe import Built, Recipe, build
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.formats.opened import Array, OpenedSource
-    from engine.model import Model
+    from engine.model.model import Model
     from engine.plan import Plan
     from engine.runtime.signature import Signature
     from engine.tensor import Tensor

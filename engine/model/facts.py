@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 from engine.config.checks import require
 from engine.config.wording import prefixed
 from engine.errors import EngineError, ModelStateError
-from engine.handle import Handle
+from engine.model.handle import Handle
 from engine.runtime.descriptions import Specs, known_shape, meta_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.building import Built, Recipe
-    from engine.model_memory import ModelMemory
+    from engine.model.memory import ModelMemory
+    from engine.model.recipe import Built, Recipe
     from engine.plan import Plan
     from engine.report.summary import ModelSummary
     from engine.tensor import TensorMeta
@@ -76,7 +76,7 @@ class ModelFacts(Handle):
         that other processes may have mapped too. Raises ModelStateError before building or after
         closing.
         """
-        from engine.model_memory import memory_of  # rare
+        from engine.model.memory import memory_of  # rare
 
         built = self._require_built()
         sharing = self._sharing

@@ -6,7 +6,6 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from engine.building import Recipe, groups
 from engine.config.checks import check_decryption, require, require_watchers
 from engine.config.wording import own_text, prefixed
 from engine.enums import ModelType
@@ -21,7 +20,8 @@ from engine.errors import (
     SharingError,
 )
 from engine.host.interrupts import raised_by_handler
-from engine.model_facts import NOT_BUILT, ModelFacts
+from engine.model.facts import NOT_BUILT, ModelFacts
+from engine.model.recipe import Recipe, groups
 from engine.runtime.keywords import advised
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, cast
@@ -10,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import numpy as np
 
 from engine.config.wording import prefixed
-from engine.enums import ModelGroupFlag as ModelGroupFlag
-from engine.enums import ModelType
 from engine.errors import ModelStateError
-from engine.handle import FORKED
 from engine.host import fork
 from engine.host.imports import ready
-from engine.model_build import BUILDING, ModelBuild
-from engine.model_facts import NOT_BUILT
+from engine.model.build import BUILDING, ModelBuild
+from engine.model.facts import NOT_BUILT
+from engine.model.handle import FORKED
 from engine.runtime.descriptions import recorded
 from engine.runtime.elsewhere import OfModels
 from engine.runtime.inputs import ThreadInputs
@@ -27,28 +24,14 @@ from engine.tensor import Array, Tensor, arrays_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.profiling import Profile
+    from engine.model.profiling import Profile
     from engine.runtime.thread_state import ThreadState
     from engine.serving.lane import Lane
     from engine.types import CancelToken
     from engine.typing import ArrayLike, Inputs
     from engine.weights.variables import Update
 
-__all__ = ["Model", "ModelType"]
-
-
-_OF_THE_PACKAGE = ("ModelExecutor", "ModelGroup", "ModelParallelRunner", "MultiModelRunner")
-"""Names that MindSpore Lite has in its module `model`; the package says where they are here."""
-
-if not TYPE_CHECKING:  # for a type checker it would offer every name
-
-    def __getattr__(name):
-        if name in _OF_THE_PACKAGE:
-            return getattr(sys.modules[__package__], name)
-        raise AttributeError(
-            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
-        )
-
+__all__ = ["Model"]
 
 new = object.__new__
 
@@ -271,7 +254,7 @@ class Model(ModelBuild, OfModels):
         Raises TypeError for arguments of the wrong type, ValueError for counts that differ,
         RuntimeError (InputError) for shapes that the model does not allow and tensors of another.
         """
-        from engine.exchange import resize  # rare
+        from engine.model.update import resize  # rare
 
         resize(self, inputs, dims)
 
@@ -291,7 +274,7 @@ class Model(ModelBuild, OfModels):
         declared, (ModelError, BackendError) where the model cannot be rebuilt. Then nothing has
         changed.
         """
-        from engine.exchange import update_together  # rare
+        from engine.model.update import update_together  # rare
 
         update_together([self], weights)
 
@@ -311,7 +294,7 @@ class Model(ModelBuild, OfModels):
         Raises what predict raises; BackendError where no backend of the model can tell, ModelError
         where its file changed or is kept nowhere (a large model in memory, an encrypted one).
         """
-        from engine.profiling import profile  # rare
+        from engine.model.profiling import profile  # rare
 
         return profile(self, inputs, predicts, warmup)
 
