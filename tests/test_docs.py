@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import pytest
 
 import engine
-from engine import hookspecs
+from engine import hookspecs, types
 from engine.testing.check import LEVELS, Outcome, check
 from engine.testing.plugins import install
 from engine.types import Capability
@@ -26,9 +27,11 @@ from engine.types import Capability
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("**/README.md")]
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("**/README.md")]
     if not {".tox", ".venv", "node_modules"} & set(path.parts)
 )
+BACKENDS = ROOT / "docs/backends"
+REFERENCE = (BACKENDS / "reference.md").read_text()
 HOOKS = [name for name in vars(hookspecs) if name.startswith("engine_")]
 
 
@@ -81,14 +84,14 @@ def test_the_python_of_a_document_runs_and_prints_what_it_says(
 
 
 def test_the_backend_that_the_guide_shows_passes_the_kit(plugin_folder: Path) -> None:
-    guide = (ROOT / "docs/write_a_backend.md").read_text()
-    sections = re.split(r"^## (?=\d)", guide, flags=re.M)[1:]
-    project = tomllib.loads("".join(blocks_in(guide, "toml")))["project"]
+    guide = BACKENDS / "first_backend.md"
+    [project_file] = blocks(guide, "toml")
+    project = tomllib.loads(project_file)["project"]
     package = plugin_folder / "my_package"
     package.mkdir()
-    module = [block for section in sections[1:4] for block in blocks_in(section, "python")]
-    (package / "__init__.py").write_text("\n\n".join(module))
-    (package / "conformance.py").write_text(blocks_in(sections[4], "python")[0])
+    module, conformance = blocks(guide, "python")
+    (package / "__init__.py").write_text(module)
+    (package / "conformance.py").write_text(conformance)
     for number, (group, points) in enumerate(project["entry-points"].items()):
         for name, value in points.items():
             install(plugin_folder, name, value, group=group, distribution=f"guide-{number}")
@@ -99,40 +102,62 @@ def test_the_backend_that_the_guide_shows_passes_the_kit(plugin_folder: Path) ->
 
 
 def test_the_tests_that_the_backend_guide_shows_are_whole() -> None:
-    sections = re.split(r"^## ", (ROOT / "docs/write_a_backend.md").read_text(), flags=re.M)
-    for section in sections[5:7]:
-        for block in blocks_in(section, "python"):
-            namespace: dict[str, Any] = {}
-            exec(compile(block, "write_a_backend.md", "exec"), namespace)
-            if "TestMine" in namespace:
-                namespace["TestMine"]().test_gaps_name_tests_of_the_kit()
+    shown = blocks(BACKENDS / "testing.md", "python")
+    assert shown
+    for block in shown:
+        namespace: dict[str, Any] = {}
+        exec(compile(block, "testing.md", "exec"), namespace)
+        if "TestMine" in namespace:
+            namespace["TestMine"]().test_gaps_name_tests_of_the_kit()
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_each_hook_is_documented_with_its_exact_arguments(hook: str) -> None:
     arguments = ", ".join(signature(getattr(hookspecs, hook)).parameters)
     shown = f"`{arguments}`" if arguments else ""
-    guide = (ROOT / "docs/write_a_backend.md").read_text()
-    assert re.search(rf"^\| `{hook}` \| {re.escape(shown)} ?\|", guide, re.M)
+    assert re.search(rf"^\| `{hook}` \| {re.escape(shown)} ?\|", REFERENCE, re.M)
     assert getattr(hookspecs, hook).__doc__
 
 
 @pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_that_the_core_does_not_call_yet_are_marked(hook: str) -> None:
-    guide = (ROOT / "docs/write_a_backend.md").read_text()
-    [row] = re.findall(rf"^\| `{hook}` \|.*$", guide, re.M)
+    [row] = re.findall(rf"^\| `{hook}` \|.*$", REFERENCE, re.M)
     assert ("planned" in row) == (hook in hookspecs.PLANNED)
 
 
-def test_the_guide_speaks_of_every_capability() -> None:
-    guide = (ROOT / "docs/write_a_backend.md").read_text()
-    missing = [str(flag) for flag in Capability if f"`{flag}`" not in guide]
+def test_the_reference_has_a_row_for_every_capability() -> None:
+    rows = set(re.findall(r"^\| `(\w+)` \|", REFERENCE, re.M))
+    missing = {str(flag) for flag in Capability} - rows
+    assert missing == set()
+
+
+@pytest.mark.parametrize(
+    "protocol",
+    [types.LoadedModel, types.Executable, types.ExecutionContext, types.Communicator],
+    ids=lambda protocol: protocol.__name__,
+)
+def test_the_reference_has_every_member_of_a_protocol(protocol: type) -> None:
+    section = REFERENCE.partition(f"\n### {protocol.__name__}\n")[2].partition("\n#")[0]
+    members = [name for name in vars(protocol) if not name.startswith("_")]
+    missing = [name for name in members if not re.search(rf"`{name}[`(]", section)]
     assert missing == []
 
 
+def test_the_reference_has_every_field_of_the_manifest() -> None:
+    section = REFERENCE.partition("\n### BackendInfo\n")[2].partition("\n#")[0]
+    missing = [
+        field.name for field in fields(types.BackendInfo) if f"`{field.name}`" not in section
+    ]
+    assert missing == []
+
+
+def test_the_testing_page_has_every_level_of_the_kit() -> None:
+    page = (BACKENDS / "testing.md").read_text()
+    assert [level for level in LEVELS if f"`{level}`" not in page] == []
+
+
 def test_each_capability_that_needs_a_hook_is_one_of_the_contracts() -> None:
-    guide = (ROOT / "docs/write_a_backend.md").read_text()
-    named = set(re.findall(r"capability `(\w+)`", guide))
+    named = set(re.findall(r"capability `(\w+)`", REFERENCE))
     assert named <= {str(capability) for capability in Capability}
 
 

@@ -333,5 +333,5 @@ def test_a_check_imports_no_pytest_of_its_own() -> None:
 def test_the_guide_names_the_group_that_is_read() -> None:
     from engine.testing.declared import GROUP
 
-    guide = Path(__file__).parents[2] / "docs/write_a_backend.md"
+    guide = Path(__file__).parents[2] / "docs/backends/packaging.md"
     assert f'[project.entry-points."{GROUP}"]' in guide.read_text()

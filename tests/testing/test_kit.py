@@ -279,7 +279,7 @@ def test_every_case_of_the_kit_can_be_a_gap(order: list[str]) -> None:
 
 
 def test_the_gaps_that_the_guide_shows_exist() -> None:
-    shown = re.findall(r'"(test_[^"]+)": "', (ROOT / "docs/write_a_backend.md").read_text())
+    shown = re.findall(r'"(test_[^"]+)": "', (ROOT / "docs/backends/testing.md").read_text())
 
     class Shown(BackendConformance):
         gaps: ClassVar = dict.fromkeys(shown, "an example")
