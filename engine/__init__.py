@@ -41,16 +41,16 @@ from engine.tensor import Tensor, TensorMeta
 
 if typing.TYPE_CHECKING:
     from engine.backends.listing import backends
-    from engine.comparison import compare
-    from engine.converter import Converter
+    from engine.convert.converter import Converter
     from engine.diagnosis import doctor
     from engine.model.group import ModelGroup
-    from engine.multi_device import MultiDeviceRunner
-    from engine.multi_model import ModelExecutor, MultiModelRunner
-    from engine.parallel_runner import ModelParallelRunner
+    from engine.report.comparison import compare
     from engine.report.inspection import inspect
     from engine.report.machine import devices
     from engine.report.measurement import bench
+    from engine.serving.multi_model import ModelExecutor, MultiModelRunner
+    from engine.serving.parallel_runner import ModelParallelRunner
+    from engine.workers.multi_device import MultiDeviceRunner
 
 __version__ = "0.1.0"
 
@@ -101,15 +101,15 @@ __all__ = [
 ]
 
 _LATE = {
-    "Converter": "engine.converter",
-    "ModelExecutor": "engine.multi_model",
+    "Converter": "engine.convert.converter",
+    "ModelExecutor": "engine.serving.multi_model",
     "ModelGroup": "engine.model.group",
-    "ModelParallelRunner": "engine.parallel_runner",
-    "MultiDeviceRunner": "engine.multi_device",
-    "MultiModelRunner": "engine.multi_model",
+    "ModelParallelRunner": "engine.serving.parallel_runner",
+    "MultiDeviceRunner": "engine.workers.multi_device",
+    "MultiModelRunner": "engine.serving.multi_model",
     "backends": "engine.backends",  # the module itself: see there
     "bench": "engine.report.measurement",
-    "compare": "engine.comparison",
+    "compare": "engine.report.comparison",
     "devices": "engine.report.machine",
     "doctor": "engine.diagnosis",
     "inspect": "engine.report.inspection",

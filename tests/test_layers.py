@@ -16,21 +16,16 @@ ROOT = Path(engine.__file__).parent
 LAYERS = (
     ("__main__", "cli"),
     ("convert", "testing", "diagnosis", "sharding"),
-    ("workers", "_worker"),  # each builds a Model
+    ("workers",),  # each builds a Model
     (
         "__init__",
         "shortcut",
-        "comparison",
         "model",
         "report",  # Model.summary() makes one, and it says what a Model is
-        "parallel_runner",
-        "multi_device",
-        "multi_model",
-        "model_chain",
+        "serving",  # runners have Models, and a Model's requests have a queue
         "context",
         "converter",
     ),
-    ("serving",),
     ("distributed",),
     ("weights",),
     # tensor and enums are the API's values: runtime takes and gives them, and has their memory.
@@ -48,8 +43,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # The API's classes import the work: modules that are themselves imported when they are asked for.
 UPWARD = {
     ("converter.py", "convert"),
-    ("multi_device.py", "workers"),
-    ("__init__.py", "diagnosis"),  # engine.doctor, for type checkers alone
+    *(("__init__.py", name) for name in ("convert", "diagnosis", "workers")),  # type checkers alone
 }
 FILES = sorted(ROOT.rglob("*.py"))
 

@@ -37,9 +37,9 @@ from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, note, plain, table
 from engine.cli.progress import waiting
-from engine.comparison import common_inputs, naming, outputs_of, values_for
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
+from engine.report.comparison import common_inputs, naming, outputs_of, values_for
 from engine.report.inspection import of_file
 from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.runtime.filled import Fill

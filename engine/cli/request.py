@@ -23,7 +23,7 @@ from engine.cli.completion import one_of
 from engine.cli.converter_lite import OUTPUT_IS_LITERAL
 from engine.cli.hints import hint
 from engine.cli.options import KEY_VARIABLE, DecMode
-from engine.converter import SUFFIXES, Converter, job_of
+from engine.convert.converter import SUFFIXES, Converter, job_of
 from engine.enums import DataType, FmkType, Format
 from engine.errors import InputError, ModelError
 from engine.model import ModelType

@@ -30,7 +30,7 @@ from engine.cli.open_sizes import first_fitting, show_inputs
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, duration, is_terminal, line, note, plain
 from engine.cli.progress import waiting
-from engine.comparison import plain_value
+from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.runtime.parts import arrays_of, described
 from engine.tensor import Array

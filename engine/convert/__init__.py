@@ -1,5 +1,6 @@
 """The converter's pipeline: read a model, apply the job's passes, write ONNX.
 
+converter.py   Converter, as scripts have it
 job.py         what is asked, and the report of what was done
 sources/       the frameworks: one file each
 shapes.py      input shapes, and the dims that follow from them; batch.py: another fixed batch,

@@ -1,5 +1,8 @@
-"""Requests of many clients on one built model.
+"""Requests of many clients on built models.
 
+parallel_runner.py   ModelParallelRunner: one model a device
+multi_model.py       MultiModelRunner: a file of several models; model_chain.py: those that run
+                     one after the other
 lane.py         a model behind its gate: where all requests meet, first come, first served
 workers.py      the threads that run what has waited
 submission.py   requests that no thread waits with: futures, deadlines, cancels

@@ -1,5 +1,6 @@
 """Workers: processes that each build the same model for a device of their own and run it.
 
+`multi_device` has MultiDeviceRunner, which serves by them; `__main__` is a worker's process.
 `protocol` says what a runner asks of one. `factory` finds the kinds there are by name.
 """
 

@@ -25,7 +25,7 @@ _TRIM_EVERY = 64  # runs
 
 
 class ProcessWorker:
-    """A process of this machine, started as `python -m engine._worker`. See Worker.
+    """A process of this machine, started as `python -m engine.workers`. See Worker.
 
     Tensors go through memory that both have mapped; the thread that runs waits for them itself.
     """
@@ -39,7 +39,7 @@ class ProcessWorker:
         with explained("a worker process cannot be started"):
             self._caller = Caller()
         try:
-            self._process = Process("", assignment, module="engine._worker")
+            self._process = Process("", assignment, module="engine.workers")
         except BaseException:
             self._caller.close()
             raise

@@ -169,7 +169,7 @@ def test_an_interrupt_after_the_build_leaves_no_worker(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"engine.multi_device.{step}", interrupt)
+        patch.setattr(f"engine.workers.multi_device.{step}", interrupt)
         with pytest.raises(KeyboardInterrupt):
             make(1)
 
@@ -368,7 +368,7 @@ def test_keys_are_in_no_argument_and_no_environment(odd_model: Path, tmp_path: P
         check(runner.predict([rows(2)]), rows(2))
         [process] = children() - before
         command = Path(f"/proc/{process}/cmdline").read_bytes()
-        assert b"engine._worker" in command
+        assert b"engine.workers" in command
         assert key not in command + Path(f"/proc/{process}/environ").read_bytes()
     with pytest.raises(ModelError):
         MultiDeviceRunner(str(secret), [0], context, dec_key=b"0" * 16)

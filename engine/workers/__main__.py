@@ -1,4 +1,4 @@
-"""Be a worker of a MultiDeviceRunner: `python -m engine._worker MESSAGES LIFELINE`.
+"""Be a worker of a MultiDeviceRunner: `python -m engine.workers MESSAGES LIFELINE`.
 
 A program of its own, found by name: it imports nothing of the script that starts it, so that this
 needs no `__main__` guard and may be a notebook. The arguments are descriptors; what is to be built,

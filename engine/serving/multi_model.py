@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.config.declared import Executors
     from engine.formats import ModelFile
     from engine.formats.mindir import CompiledModels
-    from engine.model_chain import Chain
+    from engine.serving.model_chain import Chain
     from engine.tensor import Tensor, TensorMeta
     from engine.types import CancelToken, Progress
     from engine.typing import Inputs
@@ -181,7 +181,7 @@ class MultiModelRunner(Handle):
 
 def _chains(bundle: CompiledModels, built: Callable[[str], Model], path: str) -> list[Chain]:
     """Build each model of a bundle once, and return the chains that its executors run."""
-    from engine.model_chain import Chain, Link
+    from engine.serving.model_chain import Chain, Link
 
     links = []
     for number, graph in enumerate(bundle.graphs):
@@ -220,8 +220,8 @@ def _declared_chains(
 ) -> list[Chain]:
     """Build each part of a divided model once, and return the chains of declared executors."""
     from engine.formats import ModelFile
-    from engine.model_chain import Chain, Link
     from engine.plan.declared_parts import declared_parts
+    from engine.serving.model_chain import Chain, Link
 
     # Executors have no updates, and a weight is in one part.
     kept = {
