@@ -35,7 +35,7 @@ from engine.backends import open_backend
 from engine.formats import open_source
 from engine.formats.onnx.inline import inlined
 from engine.plan.compile import Candidate
-from engine.plan.mixed import Partitioning, compile_parts
+from engine.plan.fallback import Partitioning, compile_parts
 from engine.plan.segments import SegmentedExecutable, predict
 from engine.types import CompileOptions, Device, ModelSource, Threads
 

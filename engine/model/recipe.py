@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.formats import ModelFile
     from engine.formats.opened import Array, FileVersion, OpenedSource
     from engine.plan import Plan
-    from engine.plan.original import Original
+    from engine.plan.source_model import SourceModel
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, Device, ModelSource, Predict, Progress
     from engine.weights.borrower import Borrower
@@ -156,7 +156,7 @@ class Recipe:
     ) -> None:
         self.config = config
         self.path = path
-        self.original: Original | None = None
+        self.original: SourceModel | None = None
         self.compiled: Callable[[], OpenedSource] | None = None
         self.data_files: Mapping[str, FileVersion] = {}
         self.weights: VariableWeights | None = None
@@ -181,7 +181,7 @@ class Recipe:
 
     def build(self, progress: Progress | None, cancel: CancelToken | None) -> Built:
         """Build the model for the first time."""
-        from engine.plan.original import data_files
+        from engine.plan.source_model import data_files
 
         file = self._file
         assert file is not None, "it is built for the first time once"
@@ -251,17 +251,17 @@ class Recipe:
         check_rebuildable(source, self.original is not None and self.original.can_be_had)
         return file.with_constants()
 
-    def _original_of(self, source: OpenedSource) -> Original | None:
+    def _original_of(self, source: OpenedSource) -> SourceModel | None:
         """Return what is kept of where the model came from; None for a compiled form."""
         from engine.formats.opened import OpenedSource
-        from engine.plan.original import Original
+        from engine.plan.source_model import SourceModel
 
         assert self._file is not None
         if source.graph is None or not isinstance(source, OpenedSource):
             return None
         folder = self.config.get("model_file", {}).get("mindir_path")
         names = () if self._declaration is None else self._declaration.names
-        return Original(self._file, source, Path(folder) if folder else None, names)
+        return SourceModel(self._file, source, Path(folder) if folder else None, names)
 
     def opened_again(self) -> OpenedSource:
         """Return the model as its file has it, its variable weights as inputs.
@@ -287,7 +287,7 @@ def _opened_again(
 ) -> OpenedSource:
     """Open a compiled form's file again. Raises ModelError where there is none, or it changed."""
     from engine.formats import ModelFile
-    from engine.plan.original import data_files
+    from engine.plan.source_model import data_files
 
     if path is None:
         raise ModelError("it was compiled and is in memory; build it from its file")

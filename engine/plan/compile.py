@@ -269,17 +269,17 @@ def compile_plan(
     ):
         source = first.forms.identified(source)
         if digest_of(source) and first.forms.has(source, first.key()):
-            from engine.plan.mixed import compile_kept  # rare
+            from engine.plan.fallback import compile_cached_partition  # rare
 
-            plan, further = compile_kept(first, source, further)
+            plan, further = compile_cached_partition(first, source, further)
             if plan is not None:
                 return plan
     plan, unsupported = compile_whole(first, source)
     if plan is not None:
         return plan
-    from engine.plan.mixed import compile_mixed  # rare
+    from engine.plan.fallback import compile_with_fallback  # rare
 
-    return compile_mixed(first, source, unsupported, further)
+    return compile_with_fallback(first, source, unsupported, further)
 
 
 def compile_whole(candidate: Candidate, source: ModelSource) -> tuple[Plan | None, dict[int, str]]:

@@ -24,7 +24,7 @@ from engine.types import (
 )
 
 if TYPE_CHECKING:
-    from engine.plan.mixed import Partitioning
+    from engine.plan.fallback import Partitioning
 
 COLLECTIVES, RESULTS = -1, -2
 """The level of nodes that the ranks run together: no other candidate is ever asked for them."""

@@ -24,9 +24,9 @@ from engine.formats.opened import digest_of
 from engine.plan.collectives import Collective, sequence
 from engine.plan.compile import NOWHERE, Candidate, Opener, Plan, compile_whole
 from engine.plan.contexts import ContextPool, close
-from engine.plan.kept import read
+from engine.plan.fallback import Partitioning, compile_parts, plan_of, remembered
 from engine.plan.micro_batches import MicroBatched
-from engine.plan.mixed import Partitioning, compile_parts, plan_of, remembered
+from engine.plan.partition_cache import read
 from engine.plan.parts import Refused, compile_segments
 from engine.plan.segments import SegmentedExecutable
 from engine.types import (

@@ -15,7 +15,7 @@ from engine.tensor import Tensor
 from engine.types import Dim, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
-    from engine.plan.original import Original
+    from engine.plan.source_model import SourceModel
 
 OPEN = -1
 """A size that stands for an open axis: it is to be as open as in the model's file."""
@@ -139,7 +139,7 @@ def sized_outputs(
     signature: Signature,
     shapes: Sequence[tuple[int, ...]],
     seen: Sequence[Sequence[tuple[int, ...] | None]],
-    original: Original | None,
+    original: SourceModel | None,
 ) -> list[TensorSpec]:
     """See `Signature.sized_outputs`."""
     sizes = symbols_of(signature, shapes)

@@ -15,7 +15,7 @@ from engine.runtime.descriptions import known_shape
 from engine.types import TensorSpec, ValueKind
 
 if TYPE_CHECKING:
-    from engine.plan.original import Original
+    from engine.plan.source_model import SourceModel
     from engine.tensor import Array
     from engine.types import Device, DeviceBuffer
 
@@ -183,7 +183,7 @@ class Signature:
         self,
         shapes: Sequence[tuple[int, ...]],
         seen: Sequence[Sequence[tuple[int, ...] | None]],
-        original: Original | None,
+        original: SourceModel | None,
     ) -> list[TensorSpec]:
         """Return the outputs with their sizes where the inputs have these shapes.
 

@@ -116,7 +116,7 @@ def test_what_cannot_be_measured_says_why(
     monkeypatch.setattr("engine.testing.null_run.NullExecutable.profile", lambda self: 1 / 0)
     with pytest.raises(BackendError, match="profile"):
         affine.profile([X])
-    monkeypatch.setattr("engine.plan.original.KEPT_BYTES", 0)
+    monkeypatch.setattr("engine.plan.source_model.KEPT_BYTES", 0)
     in_memory = Model()
     data = models.affine(Path(affine.model_path_).parent).read_bytes()
     in_memory.build_from_buffer(data, context=null_context)

@@ -451,7 +451,7 @@ def test_a_model_that_is_not_kept_is_not_built_to_be_rebuilt(
     model.build_from_buffer(content, context=context, config_dict=config)
     model.update_weights({"two": floats(3)})  # a small one is
     assert_gives(model, 3, 1)
-    monkeypatch.setattr("engine.plan.original.KEPT_BYTES", 10)
+    monkeypatch.setattr("engine.plan.source_model.KEPT_BYTES", 10)
     with pytest.raises(engine.ModelError, match=r"is rebuild, but it was in memory.*mode = swap"):
         Model().build_from_buffer(content, context=context, config_dict=config)
 

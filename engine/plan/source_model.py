@@ -25,7 +25,7 @@ KEPT_BYTES = 4 << 20
 """A model that cannot be read from its file again is kept in memory up to this size."""
 
 
-class Original:
+class SourceModel:
     """A model's origin: the file, or the bytes that are kept. Any thread may ask.
 
     file: opened by now, with what it gave. folder: where a split MindIR has its data files.

@@ -25,7 +25,7 @@ from engine.plan.parts import COLLECTIVES, RESULTS, Part
 from engine.types import CompileOptions, ModelSource, ShapeRange
 
 if TYPE_CHECKING:
-    from engine.plan.mixed import Partitioning
+    from engine.plan.fallback import Partitioning
 
 RECORD = "partition.json"
 

@@ -29,9 +29,9 @@ from engine.plan.compile import (
     load,
 )
 from engine.plan.contexts import ContextPool, close
-from engine.plan.kept import read, write
 from engine.plan.options import part_options, plan_name
 from engine.plan.partition import Segment, partition
+from engine.plan.partition_cache import read, write
 from engine.plan.parts import COLLECTIVES, RESULTS, Part, Refused, compile_segments, of_a_part
 from engine.plan.transfer import takes_buffers
 from engine.types import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from onnx import TypeProto
 
 
-def compile_mixed(
+def compile_with_fallback(
     first: Candidate,
     source: ModelSource,
     unsupported: Mapping[int, str],
@@ -79,7 +79,7 @@ def compile_mixed(
         raise
 
 
-def compile_kept(
+def compile_cached_partition(
     first: Candidate, source: ModelSource, further: Iterator[Candidate | BackendError]
 ) -> tuple[Plan | None, Iterator[Candidate | BackendError]]:
     """Compile a model as it was partitioned before, without asking or cutting anything.

@@ -12,13 +12,13 @@ from onnx import TensorProto, helper, load, save
 import engine
 from engine.errors import ModelError
 from engine.formats import ModelFile
-from engine.plan.original import Original
 from engine.plan.reshape import reshape
+from engine.plan.source_model import SourceModel
 from engine.testing import models
 
 
 @pytest.fixture
-def original(tmp_path: Path) -> Original:
+def original(tmp_path: Path) -> SourceModel:
     """Two outputs, two and three times as long as the input, which the file does not say."""
     tensor = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -33,10 +33,10 @@ def original(tmp_path: Path) -> Original:
     path = tmp_path / "several.onnx"
     save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
     file = ModelFile(path)
-    return Original(file, file())
+    return SourceModel(file, file())
 
 
-def test_another_output_is_inferred_at_the_same_shapes_too(original: Original) -> None:
+def test_another_output_is_inferred_at_the_same_shapes_too(original: SourceModel) -> None:
     assert original.output_shapes({"x": (5,)}, ["twice"]) == {"twice": (10,)}
     assert original.output_shapes({"x": (5,)}, ["thrice"]) == {"thrice": (15,)}
 
@@ -52,9 +52,9 @@ def external(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path) -> Original:
+def opened(path: Path) -> SourceModel:
     file = ModelFile(path)
-    return Original(file, file())
+    return SourceModel(file, file())
 
 
 def test_data_that_was_written_to_is_not_taken_for_the_model_s(external: Path) -> None:

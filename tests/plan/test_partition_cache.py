@@ -172,7 +172,7 @@ def test_what_a_partition_depends_on_makes_it_anew(
         install("third")
         target = ["null", "third", "second"]
     elif what == "code":
-        monkeypatch.setattr("engine.plan.kept.digest_of_code", lambda parts: "other")
+        monkeypatch.setattr("engine.plan.partition_cache.digest_of_code", lambda parts: "other")
     else:
         model = onnx.load(path)
         model.graph.node[2].op_type = "Neg"
