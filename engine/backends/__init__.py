@@ -10,17 +10,18 @@
 See `backends` below. This module is callable because a function of its name in `engine` would be
 replaced by it as soon as something imports it. Entry points become opened backends here:
 
-records.py       the six states, and the record of a backend
+records.py       the six states, and the record of an entry of a door
 backend.py       one opened backend: its hooks as plain functions, what it can do
 manifest.py      its manifest: checked, options of one kind, as JSON and back
-entry_points.py  what installed distributions offer by name
-discovery.py     names -> backends: what is installed, and what became of it
+entry_points.py  entry points of installed distributions
+doors.py         the groups of entry points, and one resolver for all: names -> objects
+names.py         this project's own backends; discovery.py: names -> backends
 advice.py        what to say about one that is not
 targets.py       an element of `context.target` -> the backend that serves it;
                  device_types.py: where it is no backend's name
 isolated.py      a backend whose models run in workers; isolated_worker.py: a worker's side of it
 probe.py         the same in a process of its own, for plugins that may crash; not imported here
-listing.py       all of them so, for `backends`
+listing.py       all of them so, for `backends`, and the entries of all doors
 """
 
 from __future__ import annotations
@@ -30,18 +31,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from engine.backends.backend import Backend
-from engine.backends.discovery import (
-    GROUP,
-    OFFICIAL,
-    forget,
-    installed,
-    known,
-    open_backend,
-    record,
-    warn_once,
-)
-from engine.backends.records import BackendRecord, BackendState
-from engine.backends.targets import Target, find_target, is_target
+from engine.backends.discovery import GROUP, forget, installed, known, open_backend, record
+from engine.backends.doors import warn_once
+from engine.backends.names import OFFICIAL, Target
+from engine.backends.records import BackendRecord, BackendState, PluginRecord
+from engine.backends.targets import find_target, is_target
 
 if TYPE_CHECKING:
     from engine.backends.listing import Backends
@@ -52,6 +46,7 @@ __all__ = [
     "Backend",
     "BackendRecord",
     "BackendState",
+    "PluginRecord",
     "Target",
     "backends",
     "find_target",

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cache
 
-from engine.backends.discovery import (
-    ANY_VERSION,
-    EXTRAS,
-    GROUP,
-    OFFICIAL,
-    installed,
-    known,
-    points_of,
-    warn_once,
-)
+from engine.backends import doors
+from engine.backends.doors import BACKENDS, warn_once
+from engine.backends.names import EXTRAS, OFFICIAL
 from engine.backends.records import BackendRecord, BackendState
 from engine.host.install import pip_install
 from engine.options import nearest
@@ -30,33 +24,19 @@ SYNONYMS = {
 
 def absent_record(name: str, device_type: str = "", target: str = "") -> BackendRecord:
     """Return the record of a backend that no installed distribution offers for this contract."""
-    others = points_of(ANY_VERSION, name)
-    if others:
-        owner = others[0].owner()
-        return BackendRecord(
-            name=name,
-            state=BackendState.INCOMPATIBLE,
-            reason=f"it speaks contract {others[0].group!r}, this core {GROUP!r}",
-            fix=f"install a version of {owner.get('distribution', name)} made for this core",
-            distribution=owner.get("distribution", ""),
-            version=owner.get("version", ""),
-        )
+    absent = doors.absent(BACKENDS, name)
+    if absent.state is BackendState.INCOMPATIBLE:
+        return BackendRecord(**asdict(absent))
     kind = device_type or next((k for k, v in OFFICIAL.items() if name in (k, v)), "")
     asked = f"target {target!r}: " if target and target.lower() != name else ""
-    here = ", ".join(installed()) or "none"
     hint = "" if kind else hint_for(target or name)
     if kind:
         fix = f"run: {pip_install(EXTRAS[kind])}"
     elif hint:
         fix = hint
     else:
-        fix = "install the distribution that offers it, or correct the name"
-    return BackendRecord(
-        name=name,
-        state=BackendState.NOT_INSTALLED,
-        reason=f"{asked}no installed distribution offers it (installed: {here})",
-        fix=fix,
-    )
+        fix = absent.fix
+    return BackendRecord(name=name, state=absent.state, reason=f"{asked}{absent.reason}", fix=fix)
 
 
 def nearest_target(text: str) -> str:
@@ -65,7 +45,7 @@ def nearest_target(text: str) -> str:
     A word of the vendor's for a device type of the API, or a name that is misspelt.
     """
     name = text.lower().partition(":")[0].removesuffix("executionprovider")
-    return _synonym(name) or nearest(name, (*EXTRAS, *installed()))
+    return _synonym(name) or nearest(name, (*EXTRAS, *doors.names(BACKENDS)))
 
 
 def _nearest_backend(text: str, names: Sequence[str]) -> str:
@@ -95,7 +75,7 @@ def hint_for(text: str) -> str:
 def disabled(text: str) -> tuple[str, ...]:
     """Return the names in ENGINE_DISABLED_BACKENDS; a word, once, on those that are none."""
     names = tuple(filter(None, re.split(r"[,;\s]+", text)))
-    here = known()
+    here = doors.known(BACKENDS)
     for name in names:
         if name not in here:
             near = _nearest_backend(name, here)

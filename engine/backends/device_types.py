@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from engine.backends.discovery import (
-    OFFICIAL,
-    OWN,
     error_of,
     installed,
     open_backend,
     open_backends,
     resolve,
 )
+from engine.backends.names import OFFICIAL, OWN, Target
 from engine.backends.records import BackendRecord
-from engine.backends.targets import Target
 from engine.errors import BackendError, BackendUnavailable
 
 

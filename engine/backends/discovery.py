@@ -1,36 +1,31 @@
 """Entry points -> opened backends.
 
-One resolver finds what a name stands for and puts it into one of six states; `engine plugins` and
-the exception at use time show the same record. Each backend is imported late,
-by name, into a plugin manager of its own: one that fails cannot touch another.
+A name becomes one of six states; `engine plugins` and the exception at use time show the same
+record. Each backend is imported late, by name, into a plugin manager of its own: one that fails
+cannot touch another.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
+from engine.backends import doors
 from engine.backends.backend import Backend
-from engine.backends.entry_points import EntryPoint, entry_points
-from engine.backends.records import BackendRecord, BackendState
+from engine.backends.doors import BACKENDS
+from engine.backends.entry_points import EntryPoint
+from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.errors import (
     BackendIncompatible,
     BackendNotInstalled,
     BackendUnavailable,
     one_line,
-    shortened,
 )
 from engine.host.interrupts import raised_by_handler
 
-GROUP = "engine.backends.v1"
-ANY_VERSION = "engine.backends.v"
-
-# The extra that installs the backend of each device type the API names.
-EXTRAS = {"cpu": "cpu", "gpu": "gpu-trt", "ascend": "ascend-ge"}
-OFFICIAL = {"cpu": "cpu", "gpu": "gpu_trt", "ascend": "ascend_ge"}
-"""This project's own backends, by the device type that each serves."""
-OWN = frozenset((*OFFICIAL.values(), "reference"))
+GROUP = BACKENDS.group
 
 open_backends: dict[str, Backend] = {}
 
@@ -61,17 +56,17 @@ def record(name: str) -> BackendRecord:
 
 def known() -> list[str]:
     """Return the names of the installed backends, of this contract version or another."""
-    return sorted({point.name for point in _found(ANY_VERSION)})
+    return doors.known(BACKENDS)
 
 
 def installed() -> tuple[str, ...]:
     """Return the names of the backends installed for this contract, without importing any."""
-    return tuple(sorted({point.name for point in installed_points()}))
+    return doors.names(BACKENDS)
 
 
 def installed_points() -> tuple[EntryPoint, ...]:
     """Return the entry points of the backends installed for this contract."""
-    return tuple(_found(GROUP))
+    return doors.points(BACKENDS)
 
 
 def forget(name: str) -> None:
@@ -92,16 +87,12 @@ def resolve(
 
     points: see open_backend.
     """
-    points = points_of(GROUP, name, points)
+    points = doors.points_of(name, installed_points() if points is None else points)
     if not points:
         from engine.backends.advice import absent_record  # rare
 
         return absent_record(name), None
     facts: dict[str, Any] = {"name": name, **points[0].owner()}
-
-    def broken(reason: str, fix: str = "") -> tuple[BackendRecord, None]:
-        return _broken(facts, reason, fix), None
-
     if _is_disabled(name):
         return BackendRecord(
             state=BackendState.DISABLED,
@@ -109,38 +100,30 @@ def resolve(
             fix=f"remove {name!r} from ENGINE_DISABLED_BACKENDS",
             **facts,
         ), None
-    if len(points) > 1:
-        owners = ", ".join(sorted(point.owner().get("distribution", "?") for point in points))
-        return broken(f"several distributions offer it: {owners}", "uninstall all but one")
-    warnings: list[str] = []
-    backend = open_backends.get(name)
+    backend = open_backends.get(name) if len(points) == 1 else None
     if backend is None:
+        found, plugin = doors.resolve(BACKENDS, name, points)
+        if found.state is not BackendState.READY:
+            return _of_backend(found), None
         try:
-            plugin = points[0].load()
-        except BaseException as error:  # SystemExit, or a panic of a compiled extension
-            if raised_by_handler(error):
-                raise
-            return broken(f"importing {points[0].value!r} failed: {one_line(error)}")
-        try:
-            backend = Backend(name, plugin, warnings)
+            backend = Backend(name, plugin, [])
         except BaseException as error:
             if raised_by_handler(error):
                 raise
-            return broken(f"{points[0].value!r} is not a backend of this contract: "
-                          f"{one_line(error)}")  # fmt: skip
-    facts["info"] = backend.info
-    facts["warnings"] = backend.warnings
+            return _broken(points[0], f"{points[0].value!r} is not a backend of this contract: "
+                                      f"{one_line(error)}"), None  # fmt: skip
+    facts |= {"info": backend.info, "warnings": backend.warnings}
     if not look_for_devices:
         return BackendRecord(state=BackendState.READY, **facts), backend
     try:
         devices = backend.devices()
-        found = tuple(devices.found)
+        is_there = bool(tuple(devices.found))
     except BaseException as error:
         if raised_by_handler(error):
             raise
-        return broken(f"engine_devices raised {one_line(error)}")
+        return _broken(points[0], f"engine_devices raised {one_line(error)}", **facts), None
     facts["devices"] = devices
-    if not found:
+    if not is_there:
         return BackendRecord(
             state=BackendState.NO_DEVICE, reason=devices.reason, fix=devices.fix, **facts
         ), None
@@ -158,30 +141,16 @@ def _is_disabled(name: str) -> bool:
 
 def crashed(name: str, reason: str) -> BackendRecord:
     """Return the record of a backend whose probe, in a process of its own, did not come back."""
-    points = points_of(GROUP, name)
-    return _broken({"name": name, **(points[0].owner() if points else {})}, reason)
+    return _of_backend(doors.crashed(BACKENDS, name, reason))
 
 
-def _broken(facts: dict[str, Any], reason: str, fix: str = "") -> BackendRecord:
-    fix = fix or f"run: engine doctor {facts['name']}"
-    return BackendRecord(state=BackendState.BROKEN, reason=reason, fix=fix, **facts)
+def _broken(point: EntryPoint, reason: str, **facts: Any) -> BackendRecord:
+    return _of_backend(doors.broken(BACKENDS, point.name, reason, point=point), **facts)
 
 
-def _found(group: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of `group`, or of every version's with ANY_VERSION."""
-    # Somebody's damaged metadata must not hide the others.
-    for point in entry_points(ANY_VERSION, warn_once):
-        if group in (point.group, ANY_VERSION):
-            yield point
-
-
-def points_of(group: str, name: str, found: Iterable[EntryPoint] | None = None) -> list[EntryPoint]:
-    """Return those of that name; of a distribution that is found twice, the first on the path."""
-    points: dict[tuple[str, str], EntryPoint] = {}
-    for point in _found(group) if found is None else found:
-        if point.name == name:
-            points.setdefault((point.group, point.owner().get("distribution", "")), point)
-    return list(points.values())
+def _of_backend(found: PluginRecord, **facts: Any) -> BackendRecord:
+    values = {field.name: getattr(found, field.name) for field in fields(found)}
+    return BackendRecord(**{**values, **facts})
 
 
 def error_of(found: BackendRecord) -> Exception:
@@ -191,15 +160,3 @@ def error_of(found: BackendRecord) -> Exception:
     if found.state is BackendState.INCOMPATIBLE:
         return BackendIncompatible(str(found), found.name)
     return BackendUnavailable(str(found), found.name)
-
-
-_warned: set[str] = set()
-
-
-def warn_once(text: str) -> None:
-    """Log a warning, unless this process has logged the same one before."""
-    if text not in _warned:
-        _warned.add(text)
-        import logging  # rare
-
-        logging.getLogger("engine").warning("%s", shortened(text))

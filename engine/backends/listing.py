@@ -1,10 +1,14 @@
-"""All backends that are installed or belong to this project, with their states."""
+"""All backends that are installed or belong to this project, and the entries of all doors."""
 
 from __future__ import annotations
 
-from engine.backends.discovery import OFFICIAL, known, record
-from engine.backends.probe import TIME_LIMIT_S, probe_all
-from engine.backends.records import BackendRecord, BackendState
+from collections.abc import Iterable
+
+from engine.backends.discovery import known, record
+from engine.backends.doors import BACKENDS, installed_entries
+from engine.backends.names import OFFICIAL
+from engine.backends.probe import TIME_LIMIT_S, probe_all, probe_doors
+from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.config.text import aligned
 
 
@@ -33,7 +37,24 @@ def backends(time_limit_s: float = TIME_LIMIT_S) -> Backends:
     Each is looked at in a process of its own, so that one that crashes takes nothing with it.
     time_limit_s: how long such a process may take.
     """
-    found = {backend.name: backend for backend in probe_all(known(), time_limit_s)}
+    return _with_official(probe_all(known(), time_limit_s))
+
+
+def plugins(time_limit_s: float = TIME_LIMIT_S) -> tuple[Backends, list[PluginRecord]]:
+    """Return the record of each backend as `backends` does, and those of all other entries.
+
+    The latter in the order of the doors, then by name; a group that is no door's comes last.
+    """
+    entries, strays = installed_entries()
+    names = [name for door, name in entries if door is BACKENDS]
+    others = [entry for entry in entries if entry[0] is not BACKENDS]
+    found, records = probe_doors(names, others, time_limit_s)
+    return _with_official(found), [*records, *strays]
+
+
+def _with_official(records: Iterable[BackendRecord]) -> Backends:
+    """Return the records and those of this project's backends that are not installed, in order."""
+    found = {backend.name: backend for backend in records}
     for name in OFFICIAL.values():
         found.setdefault(name, record(name))
     return Backends(

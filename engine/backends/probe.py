@@ -1,4 +1,4 @@
-"""Examine backends, each in a process of its own.
+"""Examine backends, each in a process of its own, and the entries of the other doors in one.
 
     probe("gpu_trt").state
 
@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from threading import Lock
 from typing import Any, TypeVar
 
-from engine.backends import manifest
+from engine.backends import doors, manifest
 from engine.backends.discovery import crashed, record, resolve
-from engine.backends.records import BackendRecord, BackendState
+from engine.backends.doors import DOORS, Door
+from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.errors import Cancelled, one_line
 from engine.host.child import last_words
 from engine.host.worker import Ended, Worker
@@ -43,13 +45,45 @@ class Examination:
 
 def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
     """Return the record of a backend as a fresh process sees it; a crash makes it BROKEN."""
-    return _record(name, _Processes(time_limit_s).ask(name, "record"))
+    return _probe(name, _Processes(time_limit_s))
 
 
 def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[BackendRecord]:
     """Probe several backends, a few at a time; an interrupt ends their processes at once."""
     with _Processes(time_limit_s) as processes:
-        return processes.map(lambda name: _record(name, processes.ask(name, "record")), names)
+        return processes.map(lambda name: _probe(name, processes), names)
+
+
+def probe_doors(
+    names: Sequence[str],
+    entries: Sequence[tuple[Door, str]],
+    time_limit_s: float = TIME_LIMIT_S,
+) -> tuple[list[BackendRecord], list[PluginRecord]]:
+    """Probe several backends, and beside them entries of other doors, by door and name."""
+    with _Processes(time_limit_s) as processes:
+        others = processes.submit(partial(_probe_entries, entries, processes))
+        found = processes.map(lambda name: _probe(name, processes), names)
+        return found, others.result()
+
+
+def _probe(name: str, processes: _Processes) -> BackendRecord:
+    return _record(name, processes.ask(name, "record"))
+
+
+def _probe_entries(
+    entries: Sequence[tuple[Door, str]], processes: _Processes
+) -> list[PluginRecord]:
+    """Return the records of entries, in order; the process that one of them ends has a next."""
+    found: list[PluginRecord] = []
+    while left := entries[len(found) :]:
+        request = [(door.kind, name) for door, name in left]
+        reply = processes.answer_of("engine.backends.probe:answer_for_entries", request)
+        known: Sequence[dict[str, Any]] = reply.values.get("records", ())
+        found += [_entry_from_json(values) for values in known]
+        if len(known) < len(left):
+            door, name = left[len(known)]
+            found.append(doors.crashed(door, name, f"its probe {reply}"))
+    return found
 
 
 def examine_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[Examination]:
@@ -122,11 +156,19 @@ class _Processes:
         """Return the result of `function` for each name, in order; a few at a time."""
         return list(self._pool.map(function, names))
 
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Call a function beside those of `map`."""
+        return self._pool.submit(function)
+
     def ask(self, name: str, *questions: str) -> _Answer:
         """Return what a fresh process answers about backend `name`."""
+        return self.answer_of("engine.backends.probe:answer", (name, questions))
+
+    def answer_of(self, function: str, request: object) -> _Answer:
+        """Return what a function answers in a fresh process; see `Worker`."""
         values: dict[str, Any] = {}
         until = time.monotonic() + self._time_limit_s
-        with self._start(name, questions) as worker:
+        with self._start(function, request) as worker:
             try:
                 while True:
                     values |= worker.receive(max(0, until - time.monotonic()))
@@ -144,11 +186,11 @@ class _Processes:
                     self._running.discard(worker)
             return _Answer(values, end, last_words(worker.errors()))
 
-    def _start(self, name: str, questions: Sequence[str]) -> Worker:
+    def _start(self, function: str, request: object) -> Worker:
         with self._lock:
             if self._is_ended:
                 raise Cancelled("the backends are no longer looked at")
-            worker = Worker("engine.backends.probe:answer", (name, questions))
+            worker = Worker(function, request)
             self._running.add(worker)
             return worker
 
@@ -175,6 +217,11 @@ def to_json(found: BackendRecord) -> dict[str, Any]:
             "fix": found.devices.fix,
         }
     return values
+
+
+def _entry_from_json(values: dict[str, Any]) -> PluginRecord:
+    warnings = tuple(values["warnings"])
+    return PluginRecord(**{**values, "state": BackendState(values["state"]), "warnings": warnings})
 
 
 def _device(info: DeviceInfo) -> dict[str, Any]:
@@ -227,6 +274,18 @@ def answer(request: tuple[str, Sequence[str]], parent: Connection) -> None:
         except BaseException as error:  # SystemExit, or a panic of a compiled extension
             say(fault=f"engine_diagnose raised {one_line(error)}")
     say(stage=_LEAVING)
+
+
+def answer_for_entries(request: Sequence[tuple[str, str]], parent: Connection) -> None:
+    """Answer for entries, by the kind of their door and their name, each as soon as it is known."""
+    by_kind = {door.kind: (door, doors.points(door)) for door in DOORS}
+    records = []
+    for kind, name in request:
+        door, points = by_kind[kind]
+        found, _ = doors.resolve(door, name, points)
+        records.append(asdict(found))
+        parent.send({"records": records})
+    parent.send({"stage": _LEAVING})
 
 
 def _check(check: object) -> dict[str, Any]:

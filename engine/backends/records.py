@@ -1,4 +1,4 @@
-"""The six states of a backend, and its record, which every command and error shows."""
+"""The six states of an entry of a door, and its record, which every command and error shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from engine.value import value
 
 
 class BackendState(StrEnum):
-    """The state of a backend on this machine."""
+    """The state of a backend, or of an entry of another door, on this machine."""
 
     NOT_INSTALLED = "not_installed"
     DISABLED = "disabled"
@@ -20,25 +20,36 @@ class BackendState(StrEnum):
 
 
 @value(kw_only=True)
-class BackendRecord:
-    """All that is known of one backend: its state, and what to do when that is not READY."""
+class PluginRecord:
+    """All that is known of one entry of a door: its state, and what to do when it is not READY.
 
+    kind: the door's, as "format".
+    """
+
+    kind: str
     name: str
     state: BackendState
     distribution: str = ""
     version: str = ""
-    info: BackendInfo | None = None
-    devices: Devices | None = None
     reason: str = ""
     fix: str = ""
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         verb = "has" if self.state is BackendState.NO_DEVICE else "is"
-        text = f"backend {self.name!r} {verb} {self.state.replace('_', ' ')}"
+        text = f"{self.kind} {self.name!r} {verb} {self.state.replace('_', ' ')}"
         if self.reason:
             text += f": {self.reason}"
         return f"{text}; {self.fix}" if self.fix else text
 
     def __repr__(self) -> str:
-        return f"<BackendRecord {self.name!r}: {self.state.replace('_', ' ')}>"
+        return f"<{type(self).__name__} {self.name!r}: {self.state.replace('_', ' ')}>"
+
+
+@value(kw_only=True)
+class BackendRecord(PluginRecord):
+    """The record of a backend, with its manifest and its devices."""
+
+    kind: str = "backend"
+    info: BackendInfo | None = None
+    devices: Devices | None = None

@@ -2,24 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from engine.backends.backend import Backend
-from engine.backends.discovery import (
-    EXTRAS,
-    installed,
-    installed_points,
-    open_backend,
-    open_backends,
-)
-
-
-class Target(NamedTuple):
-    """One element of `context.target` resolved: a backend, the device type and its provider."""
-
-    backend: str
-    device_type: str
-    provider: str = ""
+from engine.backends.discovery import installed, installed_points, open_backend, open_backends
+from engine.backends.names import EXTRAS, Target
 
 
 def is_target(text: str) -> bool:

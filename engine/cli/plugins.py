@@ -1,4 +1,4 @@
-"""`engine plugins`: lists the backends, their state, and what would help."""
+"""`engine plugins`: lists the backends and all other plugins, their state, and what would help."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from engine.backends import BackendRecord, BackendState
-from engine.backends.listing import backends
+from engine.backends import BackendRecord, BackendState, PluginRecord
+from engine.backends.listing import plugins as listed
 from engine.backends.manifest import option_values
 from engine.cli import check, options
 from engine.cli.commands import Group
@@ -27,7 +27,7 @@ EPILOG = """[bold]Examples[/bold]
 
   no device  it works, but finds no device; the reason says why
 
-  broken  it fails to import, or crashed when it was asked for its devices
+  broken  it fails to import, is not what its group expects, or crashed
 
   incompatible  it was made for another version of this package
 
@@ -40,12 +40,12 @@ EPILOG = """[bold]Examples[/bold]
 @options.json
 @click.pass_context
 def plugins(context: click.Context, json: bool) -> None:
-    """List the backends, their state, and what would help.
+    """List the backends and all other plugins, their state, and what would help.
 
-    Each is looked at in a process of its own, so that one that crashes takes nothing with it.
+    They are looked at in processes of their own, so that one that crashes takes nothing with it.
     """
     if context.invoked_subcommand is None:
-        list_backends(json)
+        list_plugins(json)
     else:
         context.obj = json
 
@@ -57,40 +57,50 @@ plugins.add_command(check.check_backend)
 @options.json
 @click.pass_context
 def list_command(context: click.Context, json: bool) -> None:
-    """List the backends: the same as `engine plugins`."""
-    list_backends(json or bool(context.obj))
+    """List the plugins: the same as `engine plugins`."""
+    list_plugins(json or bool(context.obj))
 
 
-def list_backends(json: bool) -> None:
-    """Print one entry for each backend that is installed or that this project ships."""
-    ordered = backends()
+def list_plugins(json: bool) -> None:
+    """Print an entry for each plugin that is installed and each backend that this project ships."""
+    backends, others = listed()
     if json:
-        as_json({"backends": [values(backend) for backend in ordered]})
+        as_json(
+            {
+                "backends": [values(backend) for backend in backends],
+                "plugins": [{"kind": found.kind, **_facts(found)} for found in others],
+            }
+        )
         return
+    rows = [_row(backend, *_about(backend)) for backend in backends]
     table(
         "",
-        ("backend", "state", "version", "serves", "devices"),
-        [
-            (
-                backend.name,
-                _words(backend.state),
-                backend.version,
-                ", ".join(backend.info.device_types) if backend.info else "",
-                tuple(_device(device) for device in values(backend)["devices"]),
-            )
-            for backend in ordered
-        ],
+        ("kind", "name", "state", "package", "about"),
+        [*rows, *(_row(found) for found in others)],
     )
-    for backend in ordered:
-        remarks = [("reason", backend.reason), ("fix", backend.fix)]
-        remarks += [("warning", text) for text in backend.warnings]
-        remarks += [("lacks", text) for text in _lacking(backend)]
+    for found in (*backends, *others):
+        remarks = [("reason", found.reason), ("fix", found.fix)]
+        remarks += [("warning", text) for text in found.warnings]
+        if isinstance(found, BackendRecord):
+            remarks += [("lacks", text) for text in _lacking(found)]
         lines = [f"  {label}: {plain(text)}" for label, text in remarks if text]
         if lines:
             line()
-            line(f"{plain(backend.name)} ({_words(backend.state)}):")
+            name = found.name if isinstance(found, BackendRecord) else f"{found.kind} {found.name}"
+            line(f"{plain(name)} ({_words(found.state)}):")
             for text in lines:
                 line(text)
+
+
+def _row(found: PluginRecord, *about: str) -> tuple[object, ...]:
+    package = f"{found.distribution} {found.version}".strip()
+    return found.kind, found.name, _words(found.state), package, about
+
+
+def _about(backend: BackendRecord) -> list[str]:
+    """Say what a backend serves, and its devices."""
+    serves = [f"serves {', '.join(backend.info.device_types)}"] if backend.info else []
+    return serves + [_device(device) for device in values(backend)["devices"]]
 
 
 def _lacking(backend: BackendRecord) -> list[str]:
@@ -111,14 +121,24 @@ def _device(device: dict[str, Any]) -> str:
     return ", ".join(part for part in parts if part)
 
 
+def _facts(found: PluginRecord) -> dict[str, Any]:
+    """Return what the records of all plugins have, as plain values."""
+    return {
+        "name": found.name,
+        "state": str(found.state),
+        "distribution": found.distribution,
+        "version": found.version,
+        "reason": found.reason,
+        "fix": found.fix,
+        "warnings": list(found.warnings),
+    }
+
+
 def values(backend: BackendRecord) -> dict[str, Any]:
     """Return a record as plain values, as `--json` prints it."""
     info, devices = backend.info, backend.devices
     return {
-        "name": backend.name,
-        "state": str(backend.state),
-        "distribution": backend.distribution,
-        "version": backend.version,
+        **_facts(backend),
         "device_types": list(info.device_types) if info else [],
         "providers": list(info.providers) if info else [],
         "formats": list(info.formats) if info else [],
@@ -135,7 +155,4 @@ def values(backend: BackendRecord) -> dict[str, Any]:
         "options": {
             name: option_values(option) for name, option in (info.options if info else {}).items()
         },
-        "reason": backend.reason,
-        "fix": backend.fix,
-        "warnings": list(backend.warnings),
     }

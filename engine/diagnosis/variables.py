@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from importlib_metadata import entry_points
-
-from engine.backends import installed, is_target
+from engine.backends import doors, installed, is_target
 from engine.diagnosis.finding import Finding, Status
 from engine.errors import CommunicatorError
 from engine.host.threads import local_processes
 from engine.options import nearest
-from engine.runtime.extensions import GROUP as EXTENSIONS
 from engine.weights.compile_cache import Mode
 
 _PREFIX = "ENGINE_"
@@ -63,7 +60,7 @@ def _known(name: str, value: str) -> Finding:
             is_wrong = True
             text += f"; there is no {', '.join(map(repr, absent))} ({here})"
     elif name == "ENGINE_EXTENSIONS":
-        known = sorted({point.name for point in entry_points(group=EXTENSIONS)})
+        known = doors.names(doors.EXTENSIONS)
         absent = [part for part in parts if part not in known]
         if absent:
             status = Status.PROBLEM

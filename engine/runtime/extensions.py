@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from engine.runtime.signature import Signature
     from engine.types import Predict
 
-GROUP = "engine.extensions.v1"
 VARIABLE = "ENGINE_EXTENSIONS"
 
 

@@ -6,9 +6,11 @@ from operator import is_
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from engine.backends import BackendState, doors
+from engine.backends.doors import EXTENSIONS
 from engine.errors import EngineError, ExtensionError, one_line
 from engine.host.interrupts import raised_by_handler
-from engine.runtime.extensions import GROUP, VARIABLE
+from engine.runtime.extensions import VARIABLE
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -123,29 +125,19 @@ def _describe(plan: Plan, signature: Signature, path: str) -> ModelDescription:
 
 def _load(name: str) -> Extension:
     """Import the extension of a name."""
-    from importlib_metadata import entry_points  # rare
-
-    points = entry_points(group=GROUP)
-    named = [point for point in points if point.name == name]
-    if not named:
+    points = doors.points(EXTENSIONS)
+    found, extension = doors.resolve(EXTENSIONS, name, points)
+    if found.state is BackendState.NOT_INSTALLED:
         here = sorted({point.name for point in points})
         raise ExtensionError(
             f"{VARIABLE} names {name!r}, but no such extension is installed (installed: "
             f"{', '.join(here) or 'none'}); install what offers it, or leave it out of {VARIABLE}",
             name,
         )
-    if len(named) > 1:
-        owners = sorted(point.dist.name if point.dist else "?" for point in named)
-        raise _failed(name, f"several distributions offer it: {', '.join(owners)}")
-    try:
-        extension: Extension = named[0].load()
-        if not callable(extension):
-            raise TypeError(f"it is {extension!r}, expected a function")
-    except BaseException as error:  # SystemExit, or a panic of a compiled extension
-        if raised_by_handler(error):
-            raise
-        raise _failed(name, f"importing {named[0].value!r} raised {one_line(error)}") from error
-    return extension
+    if found.state is not BackendState.READY:
+        raise _failed(name, found.reason)
+    loaded: Extension = extension
+    return loaded
 
 
 def _failed(name: str, why: str) -> ExtensionError:

@@ -12,11 +12,11 @@ module of its package and names it beside the backend, under the same name:
 from __future__ import annotations
 
 import pytest
-from importlib_metadata import entry_points
 
+from engine.backends import doors
 from engine.testing import BackendConformance
 
-GROUP = "engine.conformance.v1"
+GROUP = doors.CONFORMANCE.group
 
 
 def conformance_class(backend: str) -> type[BackendConformance]:
@@ -24,13 +24,15 @@ def conformance_class(backend: str) -> type[BackendConformance]:
 
     Raises TypeError where what its distribution names is none.
     """
-    points = list(entry_points(group=GROUP, name=backend))
+    points = [point for point in doors.points(doors.CONFORMANCE) if point.name == backend]
     if not points:
         return type("TestBackend", (BackendConformance,), {"backend": backend})
     values = sorted({point.value for point in points})
     if len(values) > 1:
         raise TypeError(f"{backend!r} is in {GROUP!r} several times: {', '.join(values)}")
-    pytest.register_assert_rewrite(points[0].module)  # so that a failed assert shows its values
+    pytest.register_assert_rewrite(
+        points[0].value.partition(":")[0]
+    )  # so that a failed assert shows its values
     found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, BackendConformance)):
         raise TypeError(f"expected a subclass of BackendConformance, got {found!r}")

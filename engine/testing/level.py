@@ -12,9 +12,8 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pytest
-from importlib_metadata import entry_points
 
-from engine.backends import GROUP, Backend, BackendState, open_backend, record
+from engine.backends import Backend, BackendState, doors, open_backend, record
 from engine.formats import open_source
 from engine.testing import models
 from engine.types import (
@@ -188,7 +187,7 @@ class Level:
     @pytest.fixture
     def plugin(self) -> Backend:
         """The backend's hooks, whether or not there is a device."""
-        points = list(entry_points(group=GROUP, name=self.backend))
+        points = [point for point in doors.points(doors.BACKENDS) if point.name == self.backend]
         assert len(points) == 1, f"backend {self.backend!r} is installed {len(points)} times"
         return Backend(self.backend, points[0].load(), [])
 

@@ -29,7 +29,7 @@ def group_of_its_own(
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(recipe, "groups", {})
     monkeypatch.setattr("engine.model.build.groups", recipe.groups)
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     yield
     assert list(tmp_path.glob("cache/v1/private/*")) == [], "a model was left open"
 

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine import backends
-from engine.backends import BackendState, advice, discovery
+from engine.backends import BackendState, advice, doors, names
 from engine.backends.probe import probe, probe_all
 from engine.host.install import pip_install
 from engine.testing import models
@@ -84,7 +84,7 @@ def test_a_name_that_nothing_offers_is_not_installed_and_says_what_is(null_backe
 def test_a_missing_official_backend_names_the_command_that_installs_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(discovery, "_found", lambda prefix: iter(()))
+    monkeypatch.setattr(doors, "entry_points", lambda prefix, warn: iter(()))
     with pytest.raises(engine.BackendNotInstalled, match=re.escape(pip_install("gpu-trt"))):
         backends.find_target("gpu")
 
@@ -379,8 +379,8 @@ def test_a_target_that_is_none_gets_a_hint(
 def test_a_type_that_a_backend_announces_and_does_not_have_keeps_the_fix_for_it(
     plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(discovery.OFFICIAL, "tpu", "tpu_own")
-    monkeypatch.setitem(discovery.EXTRAS, "tpu", "tpu")
+    monkeypatch.setitem(names.OFFICIAL, "tpu", "tpu_own")
+    monkeypatch.setitem(names.EXTRAS, "tpu", "tpu")
     only = "return Devices((DeviceInfo(Device('cpu', 0), 'the host'),))"
     plugin(plugin_folder, "both", devices=only)
     source = (plugin_folder / "plugin_both.py").read_text()
@@ -401,7 +401,7 @@ def test_a_name_in_the_variable_that_is_no_backend_is_said_once(
     plugin_folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     plugin(plugin_folder, "well")
-    monkeypatch.setattr(discovery, "_warned", set())
+    monkeypatch.setattr(doors, "_warned", set())
     advice.disabled.cache_clear()
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "wel;other well")
     for _ in range(3):
@@ -516,7 +516,7 @@ def test_engine_target_overrides_the_script_and_says_so(
     null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     monkeypatch.setenv("ENGINE_TARGET", "null")
     path = models.affine(tmp_path)
     for _ in range(2):

@@ -23,7 +23,7 @@ Config = dict[str, dict[str, str]]
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the messages logged since the last look, as of a process that has said nothing yet."""
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
 
     class Said(list[str]):
         def __iter__(self) -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 import engine
 from engine import Tensor
-from engine.runtime.extensions import GROUP
+from engine.backends.doors import EXTENSIONS
 from engine.testing import models, plugins
 from engine.testing.interrupts import Interrupter
 
@@ -39,7 +39,9 @@ def notes(plugin_folder: Path) -> Any:
     """Two extensions, "inner" and "outer", that note their events in one list."""
     for name in ("outer", "inner"):
         source = NOTES.format(name=name)
-        plugins.install(plugin_folder, name, f"notes_{name}:wrap", group=GROUP, source=source)
+        plugins.install(
+            plugin_folder, name, f"notes_{name}:wrap", group=EXTENSIONS.group, source=source
+        )
     modules = [importlib.import_module(f"notes_{name}") for name in ("outer", "inner")]
     modules[1].events = modules[0].events
     modules[1].wrap.__globals__["events"] = modules[0].events
@@ -65,7 +67,9 @@ def test_off_means_the_backends_own_function(
 
 
 def test_off_imports_nothing(plugin_folder: Path, tmp_path: Path) -> None:
-    plugins.install(plugin_folder, "bad", "never_imported:wrap", group=GROUP, source="1 / 0")
+    plugins.install(
+        plugin_folder, "bad", "never_imported:wrap", group=EXTENSIONS.group, source="1 / 0"
+    )
     assert load(tmp_path).predict([X])
     assert "never_imported" not in sys.modules
 
@@ -121,8 +125,8 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("1 / 0", "importing 'bad_one:wrap' raised ZeroDivisionError"),
-        ("wrap = 5", "importing 'bad_one:wrap' raised TypeError: it is 5, expected a function"),
+        ("1 / 0", "importing 'bad_one:wrap' failed: ZeroDivisionError"),
+        ("wrap = 5", "'bad_one:wrap' cannot serve as extension: it has no __call__"),
         ("def wrap(model, predict): 1 / 0", "wrapping the model raised ZeroDivisionError"),
         (
             "import sys\ndef wrap(model, predict): sys.exit(3)",
@@ -138,7 +142,7 @@ def test_one_that_fails_is_at_fault_and_leaves_no_model(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
     with pytest.raises(engine.ExtensionError, match=f"extension 'bad' is at fault: .*{message}"):
         load(tmp_path)
@@ -150,7 +154,7 @@ def test_an_error_inside_an_extension_names_it(
     notes: Any, plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "def wrap(model, predict): return lambda *arguments: 1 / 0"
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,bad,inner")
     with pytest.raises(
         engine.ExtensionError,
@@ -181,7 +185,7 @@ def test_an_extension_gives_back_what_the_model_gave_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     source = f"def wrap(model, predict): return lambda *arguments: {returned}"
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=GROUP, source=source)
+    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
     monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
     model = load(tmp_path)
     outputs = [Tensor(np.zeros((2, 3), np.float32))]

@@ -521,7 +521,7 @@ def test_the_flat_spelling_of_the_tutorial_is_taken(
 def test_weights_of_a_device_are_told_not_to_be_shared_and_no_key_to_be_unused(
     lend: Lend, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     with caplog.at_level(logging.WARNING, "engine"):
         for _ in range(2):
             lend(os.getpid())

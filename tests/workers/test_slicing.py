@@ -279,7 +279,7 @@ def test_where_the_batch_cannot_be_told_requests_stay_whole_and_a_warning_says_w
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     slicing = Slicing(inputs, outputs)
     arrays = [np.zeros((4,) * len(spec.shape or ()), np.float32) for spec in inputs]
     with caplog.at_level(logging.WARNING, "engine"):

@@ -73,7 +73,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     folder = tmp_path / "cache" / "v1"
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(folder.parent))
     monkeypatch.delenv("ENGINE_CACHE", raising=False)
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     monkeypatch.setattr(recipe, "groups", {})
     monkeypatch.setattr("engine.model.build.groups", recipe.groups)
     yield folder

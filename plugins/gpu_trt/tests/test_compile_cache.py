@@ -55,7 +55,7 @@ def test_a_lent_engine_is_not_built_again_and_each_process_is_told_to_have_its_o
     from emulated_gpu import counting
 
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(cache))
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     path = models.affine(tmp_path)
     shapes = {"input_shape": "x:[2,3]"}
     lend = {**shapes, "shareable_weight_pid_list": str(os.getpid())}

@@ -111,7 +111,7 @@ def test_settings_that_do_not_fit_are_named(
 def test_a_key_that_nothing_serves_yet_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.backends.discovery._warned", set())
+    monkeypatch.setattr("engine.backends.doors._warned", set())
     path = relu(tmp_path, ("n", 3))
     with caplog.at_level(logging.WARNING, "engine"):
         for _ in range(2):

@@ -39,6 +39,8 @@ def zoo(plugin_folder):
     install(plugin_folder, "torn", "torn", source="import no_such_vendor_library\n")
     install(plugin_folder, "crash", "crash", source="import os; os.kill(os.getpid(), 11)\n")
     install(plugin_folder, "later", "later", group="engine.backends.v99", source="")
+    for name, source in (("seen", "wrap = print"), ("unseen", "import no_such_tracer")):
+        install(plugin_folder, name, f"{name}:wrap", group="engine.extensions.v1", source=source)
     return plugin_folder
 
 
@@ -64,10 +66,29 @@ def test_every_state_is_shown_with_its_reason_and_fix(cli, zoo, monkeypatch):
 def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, zoo):
     done = cli("plugins")
     assert done.status == 0
-    row = next(text for text in done.out.splitlines() if text.startswith("null"))
-    assert row.split()[:3] == ["null", "ready", "1.2.3"]
-    assert ":0" in row
+    rows = done.out.split("\n\n")[0].splitlines()
+    [number] = [
+        number
+        for number, text in enumerate(rows)
+        if text.startswith("backend  ") and " null " in text
+    ]
+    assert rows[number].split()[1:5] == ["null", "ready", "engine-plugin-null", "1.2.3"]
+    assert "null:0" in rows[number + 1]
     assert "  reason: no card in any slot\n  fix: plug one in\n" in done.out
+
+
+def test_the_entries_of_other_doors_are_shown_with_their_package_and_reason(cli, zoo):
+    done = cli("plugins")
+    rows = [row.split() for row in done.out.split("\n\n")[0].splitlines()]
+    assert ["extension", "seen", "ready", "engine-plugin-seen", "0.0.0"] in rows
+    assert ["extension", "unseen", "broken", "engine-plugin-unseen", "0.0.0"] in rows
+    assert "\nextension unseen (broken):\n  reason: importing 'unseen:wrap' failed: " in done.out
+    found = {
+        (each["kind"], each["name"]): each for each in cli("plugins", "--json").json["plugins"]
+    }
+    assert found["extension", "seen"]["state"] == "ready"
+    assert "no_such_tracer" in found["extension", "unseen"]["reason"]
+    assert found["extension", "unseen"]["fix"] == "update or uninstall engine-plugin-unseen"
 
 
 def test_the_cpu_backend_is_ready_here(cli):
@@ -77,9 +98,9 @@ def test_the_cpu_backend_is_ready_here(cli):
 
 
 def test_backends_of_this_project_are_shown_where_they_are_not_installed(cli, monkeypatch):
-    from engine.backends import discovery
+    from engine.backends import doors
 
-    monkeypatch.setattr(discovery, "entry_points", lambda prefix, warn: iter(()))
+    monkeypatch.setattr(doors, "entry_points", lambda prefix, warn: iter(()))
     done = cli("plugins")
     assert done.status == 0
     for name, extra in (("cpu", "cpu"), ("gpu_trt", "gpu-trt"), ("ascend_ge", "ascend-ge")):
