@@ -32,8 +32,8 @@ from typing import TypeAlias
 import numpy as np
 
 from engine.formats.onnx.writer import External, Graph, Node, Tensor, ValueInfo, model_bytes
-from engine.testing.hostile.encode import field, many, varint
 from engine.types import DType
+from engine_testing.encode import field, many, varint
 
 os.environ.setdefault("ENGINE_CACHE", "off")  # a first load is measured
 

@@ -1,5 +1,6 @@
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -8,11 +9,12 @@ import pytest
 
 import engine
 from engine import Context, Model
-from engine.testing import models, plugins
-from engine.testing.fixtures import null_backend, plugin_folder
+from engine_testing import models, plugins
+from engine_testing.fixtures import null_backend, plugin_folder
 
 # What a test builds is no business of the user's cache; its own tests turn it on.
 os.environ["ENGINE_CACHE"] = "off"
+sys.path.insert(0, str(Path(__file__).parent))  # tests of several folders use `hostile`
 
 __all__ = ["null_backend", "plugin_folder"]
 
@@ -41,8 +43,8 @@ SOURCE = """
 from dataclasses import replace
 
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 loads, calls, opened = [], [], []
 # What the evaluator does by itself, without the null backend's device.

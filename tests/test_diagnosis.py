@@ -21,7 +21,7 @@ from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagn
 from engine.diagnosis.packages import CORE, Packages
 from engine.diagnosis.variables import VARIABLES, look_at_variables
 from engine.host.install import pip_install
-from engine.testing.plugins import install
+from engine_testing.plugins import install
 
 ROOT = Path(__file__).parents[1]
 OK, NOTE, PROBLEM = Status.OK, Status.NOTE, Status.PROBLEM
@@ -392,8 +392,8 @@ PLUGIN = """
 import ctypes, os, sys, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 from engine.types import Check, Devices
 
 {before}
@@ -554,7 +554,7 @@ def test_one_that_fails_leaves_the_others(plugin_folder: Path) -> None:
 
 def test_two_distributions_of_one_backend_are_a_problem(plugin_folder: Path) -> None:
     for distribution in ("twin-one", "twin-two"):
-        install(plugin_folder, "twin", "engine.testing.null", distribution=distribution)
+        install(plugin_folder, "twin", "engine_testing.null", distribution=distribution)
     finding = found(only(diagnose(["twin"])).findings, "state")
     assert finding.status is PROBLEM
     assert "twin-one, twin-two" in finding.detail

@@ -20,9 +20,9 @@ import pytest
 
 import engine
 from engine import hookspecs, types
-from engine.testing.check import LEVELS, Outcome, check
-from engine.testing.plugins import install
 from engine.types import Capability
+from engine_testing.check import LEVELS, Outcome, check
+from engine_testing.plugins import install
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(

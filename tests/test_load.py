@@ -14,7 +14,7 @@ import pytest
 import engine
 from engine.config.reader import read_config
 from engine.errors import ModelError
-from engine.testing import models
+from engine_testing import models
 
 X = np.ones((1, 3), np.float32)
 

@@ -7,14 +7,15 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-EXTRAS = ("testing", "cli", "encryption", "plot")
+EXTRAS = ("tests", "cli", "encryption", "plot")
 
 
 def lowest_allowed() -> dict[str, tuple[int, ...]]:
     """Return the highest of the lower bounds of each distribution, by name."""
     core = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     plugin = tomllib.loads((ROOT / "plugins/cpu/pyproject.toml").read_text())["project"]
-    requirements = [*core["dependencies"], *plugin["dependencies"]]
+    kit = tomllib.loads((ROOT / "plugins/kit/pyproject.toml").read_text())["project"]
+    requirements = [*core["dependencies"], *plugin["dependencies"], *kit["dependencies"]]
     for extra in EXTRAS:
         requirements += core["optional-dependencies"][extra]
     found: dict[str, tuple[int, ...]] = {}

@@ -20,8 +20,8 @@ from engine.backends import open_backend
 from engine.config.reader import number_devices
 from engine.config.sections import sections_of
 from engine.model import recipe
-from engine.testing import models
 from engine.types import CancelToken, DType
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

@@ -24,7 +24,7 @@ import pytest
 
 import engine
 from engine import Context, Converter, DataType, FmkType, Model, ModelStateError, ModelType, Tensor
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

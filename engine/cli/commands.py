@@ -127,7 +127,7 @@ class LateGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands' words."""
-        return sorted(self._late)
+        return sorted({*self._late, *self.commands})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported; None for a word that is none."""

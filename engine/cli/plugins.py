@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -9,9 +10,10 @@ import click
 from engine.backends import BackendRecord, BackendState, PluginRecord
 from engine.backends.listing import plugins as listed
 from engine.backends.manifest import option_values
-from engine.cli import check, options
-from engine.cli.commands import Group
+from engine.cli import options
+from engine.cli.commands import LateGroup
 from engine.cli.output import as_json, line, plain, size, table
+from engine.host.install import pip_install
 
 EPILOG = """[bold]Examples[/bold]
 
@@ -36,7 +38,16 @@ EPILOG = """[bold]Examples[/bold]
   not installed  no installed distribution offers it"""
 
 
-@click.group("plugins", cls=Group, epilog=EPILOG, invoke_without_command=True)
+_HAS_KIT = find_spec("engine_testing") is not None
+
+
+@click.group(
+    "plugins",
+    cls=LateGroup,
+    late={"check": "engine_testing.command:check_backend"} if _HAS_KIT else {},
+    epilog=EPILOG,
+    invoke_without_command=True,
+)
 @options.json
 @click.pass_context
 def plugins(context: click.Context, json: bool) -> None:
@@ -50,7 +61,13 @@ def plugins(context: click.Context, json: bool) -> None:
         context.obj = json
 
 
-plugins.add_command(check.check_backend)
+if not _HAS_KIT:
+
+    @plugins.command("check", context_settings={"ignore_unknown_options": True})
+    @click.argument("words", nargs=-1, type=click.UNPROCESSED)
+    def check_without_kit(words: tuple[str, ...]) -> None:
+        """Test whether an installed backend does what every backend must (not installed)."""
+        raise ImportError(f"the conformance kit is not installed; run: {pip_install('testing')}")
 
 
 @plugins.command("list", epilog=EPILOG)

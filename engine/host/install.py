@@ -8,7 +8,7 @@ from pathlib import Path
 _ROOT = Path(__file__).resolve().parents[2]
 
 # The plugin that a checkout has for an extra, and the extra of its own that it takes.
-_PLUGINS = {"cpu": "cpu", "gpu-trt": "gpu_trt[runtime]", "ascend-ge": "ascend_ge"}
+_PLUGINS = {"cpu": "cpu", "gpu-trt": "gpu_trt[runtime]", "ascend-ge": "ascend_ge", "testing": "kit"}
 
 
 def pip_install(extra: str, root: Path = _ROOT) -> str:

@@ -23,7 +23,7 @@ from engine import (
     ModelError,
     ModelType,
 )
-from engine.testing import models
+from engine_testing import models
 
 Refused = tuple[Any, type[Exception], str]
 KEY = "0123456789abcdef" * 2

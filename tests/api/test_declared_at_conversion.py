@@ -22,7 +22,7 @@ from engine import (
 )
 from engine.config import declared
 from engine.errors import InputError
-from engine.testing import models
+from engine_testing import models
 
 X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8
 

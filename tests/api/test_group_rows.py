@@ -15,7 +15,7 @@ import engine
 from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.model import recipe
 from engine.model.memory import ModelMemory, PartMemory
-from engine.testing import models
+from engine_testing import models
 
 X = np.array([[1, 2, 3]], np.float32)
 FLAGS = list(ModelGroupFlag)

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine import Context, DataType, Format, Model, ModelType, Tensor, TensorMeta
-from engine.testing import models
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Step = tuple[type[Exception], str, dict[str, Any]]

@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine import ModelExecutor, ModelType, MultiModelRunner
-from engine.testing import models
+from engine_testing import models
 
 
 def test_a_file_of_one_model_has_one_executor(null_context: engine.Context, tmp_path: Path) -> None:

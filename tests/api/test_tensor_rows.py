@@ -18,7 +18,7 @@ from engine import (
     Tensor,
     TensorMeta,
 )
-from engine.testing import plugins
+from engine_testing import plugins
 
 F32 = DataType.FLOAT32
 
@@ -227,8 +227,8 @@ def test_the_constructor_refuses_what_the_table_refuses(
 GPU = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 from engine.types import Device, DeviceInfo, Devices
 
 @hookimpl

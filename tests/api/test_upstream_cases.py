@@ -15,7 +15,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import engine
 from engine import Converter, FmkType, Model, Tensor
-from engine.testing import models
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 Save = Callable[..., Model]

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine import Context, Model, ModelParallelRunner, ModelType, Tensor
-from engine.testing import models
+from engine_testing import models
 
 X = np.ones((2, 3), np.float32)
 

@@ -13,8 +13,6 @@ from engine.backends.backend import Backend
 from engine.backends.manifest import accepts, describe
 from engine.backends.probe import from_json, probe, to_json
 from engine.hookspecs import hookimpl
-from engine.testing import models
-from engine.testing.plugins import install
 from engine.types import (
     BackendInfo,
     Capability,
@@ -23,6 +21,8 @@ from engine.types import (
     Devices,
     Option,
 )
+from engine_testing import models
+from engine_testing.plugins import install
 
 
 class Plugin:
@@ -77,7 +77,7 @@ def test_a_wrapper_makes_the_record_broken_and_names_the_hook(
     plugin_folder: Path, kind: str, hook: str
 ) -> None:
     source = (
-        "from engine.hookspecs import hookimpl\nfrom engine.testing.null import *\n"
+        "from engine.hookspecs import hookimpl\nfrom engine_testing.null import *\n"
         f"@hookimpl({kind}=True)\ndef {hook}():\n    yield\n"
     )
     install(plugin_folder, "wrapping", "wrapping_plugin", source=source)
@@ -240,7 +240,7 @@ def test_the_values_of_an_option_are_described() -> None:
 
 
 def test_a_probed_record_is_the_one_of_this_process(plugin_folder: Path) -> None:
-    install(plugin_folder, "null", "engine.testing.null")
+    install(plugin_folder, "null", "engine_testing.null")
     here = backends.record("null")
     assert probe("null") == here
     assert from_json(to_json(here)) == here
@@ -290,8 +290,8 @@ def test_an_unknown_provider_of_a_later_target_is_an_error(
     null_backend: str, plugin_folder: Path, tmp_path: Path
 ) -> None:
     source = (
-        "from dataclasses import replace\nfrom engine.testing import null\n"
-        "from engine.testing.null import *\nfrom engine.hookspecs import hookimpl\n"
+        "from dataclasses import replace\nfrom engine_testing import null\n"
+        "from engine_testing.null import *\nfrom engine.hookspecs import hookimpl\n"
         "@hookimpl\ndef engine_backend():\n"
         "    return replace(null.engine_backend(), name='other')\n"
     )
@@ -306,7 +306,7 @@ def test_an_unknown_provider_of_a_later_target_is_an_error(
 TWO_TYPES = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
+from engine_testing import null
 from engine.types import BackendInfo, Device, DeviceInfo, Devices
 
 @hookimpl

@@ -17,8 +17,8 @@ from engine import backends
 from engine.backends import BackendState, advice, doors, names
 from engine.backends.probe import probe, probe_all
 from engine.host.install import pip_install
-from engine.testing import models
-from engine.testing.plugins import install
+from engine_testing import models
+from engine_testing.plugins import install
 
 HOOKS = """
 from engine.hookspecs import hookimpl

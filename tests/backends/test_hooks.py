@@ -54,7 +54,7 @@ def test_a_mark_with_options_is_pluggy_s_too() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "engine.testing.null", "engine_cpu", "engine_cpu.reference", "engine_gpu_trt",
+        "engine_testing.null", "engine_cpu", "engine_cpu.reference", "engine_gpu_trt",
         "engine_ascend_ge",
     ],
 )  # fmt: skip

@@ -31,9 +31,9 @@ from engine.errors import (
     ModelError,
 )
 from engine.host.child import command, environment
-from engine.testing import models
-from engine.testing.plugins import install
 from engine.types import CompileOptions, Device, ModelSource
+from engine_testing import models
+from engine_testing.plugins import install
 
 ISOLATE = {"common_context": {"isolate": "true"}}
 
@@ -41,8 +41,8 @@ PLUGIN = """
 import ctypes, os, signal, sys, time
 from engine.hookspecs import hookimpl
 from dataclasses import replace
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 if "pytest" not in sys.modules:  # what it changes is this process's, too
     pass
@@ -639,7 +639,7 @@ def test_a_worker_that_takes_long_to_free_its_model_is_not_killed(
 ) -> None:
     freed = tmp_path / "freed"
     slow = f"""
-from engine.testing.null_run import NullExecutable
+from engine_testing.null_run import NullExecutable
 close = NullExecutable.close
 def slow(self):
     time.sleep(2.5)

@@ -8,9 +8,9 @@ import pytest
 
 from engine.backends import Backend
 from engine.backends.isolated import isolated
-from engine.testing import BackendConformance
-from engine.testing.level import Trial
-from engine.testing.plugins import install
+from engine_testing import BackendConformance
+from engine_testing.level import Trial
+from engine_testing.plugins import install
 
 pytestmark = pytest.mark.slow
 
@@ -28,5 +28,5 @@ class TestIsolatedNull(BackendConformance):
 
     @pytest.fixture(autouse=True)
     def isolate(self, plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        install(plugin_folder, "null", "engine.testing.null")
+        install(plugin_folder, "null", "engine_testing.null")
         monkeypatch.setattr("engine.plan.options._is_true", lambda *setting: True)

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from engine.host.child import command, environment
-from engine.testing import models
-from engine.testing.plugins import install
+from engine_testing import models
+from engine_testing.plugins import install
 
 PLUGIN = """
 import os, time
 from dataclasses import replace
 from engine.errors import ModelError
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 @hookimpl
 def engine_backend():

@@ -14,8 +14,8 @@ from engine import Context, Model, ModelType
 from engine.config.reader import configuration, read_config
 from engine.config.schema import KNOWN, unused_settings
 from engine.options import is_declared
-from engine.testing import models
-from engine.testing.plugins import install
+from engine_testing import models
+from engine_testing.plugins import install
 
 Config = dict[str, dict[str, str]]
 
@@ -181,8 +181,8 @@ def test_a_backend_that_declares_no_options_gets_all_of_its_section(
     source = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import engine_compile, engine_devices, engine_load, engine_predict
+from engine_testing import null
+from engine_testing.null import engine_compile, engine_devices, engine_load, engine_predict
 
 @hookimpl
 def engine_backend():

@@ -23,7 +23,7 @@ from engine.distributed.new_table import new_table
 from engine.distributed.rank_table import parse
 from engine.errors import CommunicatorError
 from engine.host.child import environment
-from engine.testing.shared_memory import left_since, names
+from engine_testing.shared_memory import left_since, names
 
 pytest.importorskip("click", reason="the command line is not installed")
 

@@ -27,7 +27,7 @@ from engine.distributed.rank_table import read
 from engine.distributed.store import connect
 from engine.errors import CommunicatorError
 from engine.host.child import environment
-from engine.testing.shared_memory import left_since, names
+from engine_testing.shared_memory import left_since, names
 
 LIMIT_S = 150
 

@@ -22,7 +22,7 @@ from engine.distributed.mpiexec import mpiexec_command
 from engine.distributed.new_table import new_table
 from engine.distributed.rank_table import parse
 from engine.errors import CommunicatorError
-from engine.testing.shared_memory import left_since, names
+from engine_testing.shared_memory import left_since, names
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
 pytestmark = [pytest.mark.mpi, test_meeting.needs_mpi]

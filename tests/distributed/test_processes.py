@@ -14,7 +14,7 @@ import rank_models
 from processes import JOIN, facts_of, started
 
 import engine
-from engine.testing.shared_memory import left_since, names
+from engine_testing.shared_memory import left_since, names
 
 needs_cpu = pytest.mark.skipif(
     find_spec("engine_cpu") is None, reason="the cpu backend is not installed"

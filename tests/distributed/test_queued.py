@@ -24,8 +24,8 @@ from engine.errors import CommunicatorError
 from engine.formats import open_source
 from engine.hookspecs import hookimpl
 from engine.plan import Plan, build_plan
-from engine.testing import null
 from engine.types import BackendInfo, Capability, DType
+from engine_testing import null
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

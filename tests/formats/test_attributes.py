@@ -11,8 +11,8 @@ from onnx import AttributeProto, TensorProto, helper
 from engine.errors import ModelError
 from engine.formats import source_from_bytes
 from engine.formats.onnx import limits
-from engine.testing.hostile import encode
 from engine.types import Attribute, GraphInfo, NodeInfo
+from engine_testing import encode
 
 INT_ARRAY = TensorProto(data_type=TensorProto.INT64, dims=[1], int64_data=[3], name="t")
 

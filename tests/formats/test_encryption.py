@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 import engine
 from engine.errors import ModelError
 from engine.formats import ModelFile, encryption, open_source, source_from_bytes
-from engine.testing import models
+from engine_testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
 MAGIC = {"AES-GCM": 0x7F3A5ED8, "AES-CBC": 0x7F3A5ED9, "SM4-CBC": 0x7F3A5EDA}

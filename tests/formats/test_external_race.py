@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hostile.graphs import ADD
 
 import engine
 from engine import formats
 from engine.errors import ModelError
 from engine.formats.opened import open_external
-from engine.testing import models
-from engine.testing.hostile import encode
-from engine.testing.hostile.graphs import ADD
+from engine_testing import encode, models
 
 OUTSIDE = np.full(4, 7, np.float32).tobytes()
 INSIDE = np.ones(4, np.float32).tobytes()

@@ -18,7 +18,8 @@ from engine import formats
 from engine.errors import ModelError
 from engine.formats.onnx import folding
 from engine.formats.onnx.growth import Growth
-from engine.testing.hostile.encode import (
+from engine.types import DType, NodeInfo
+from engine_testing.encode import (
     INT64,
     attribute,
     chain,
@@ -33,7 +34,6 @@ from engine.testing.hostile.encode import (
     type_of,
     value,
 )
-from engine.types import DType, NodeInfo
 
 ONNX_DATA = Path(onnx.__file__).parent / "backend/test/data"
 

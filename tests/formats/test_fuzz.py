@@ -11,18 +11,18 @@ import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hostile
 import numpy as np
 import onnx
 import pytest
 from google.protobuf.message import DecodeError
+from hostile.damage import damage, lengths_in
 from onnx import TensorProto, helper, numpy_helper
 
 from engine import formats
 from engine.errors import ModelError
-from engine.testing import hostile
-from engine.testing.hostile import encode
-from engine.testing.hostile.damage import damage, lengths_in
 from engine.types import GraphInfo
+from engine_testing import encode
 
 Reader = Callable[[onnx.ModelProto], GraphInfo]
 LIGHT = Path(onnx.__file__).parent / "backend/test/data/light"

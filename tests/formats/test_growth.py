@@ -19,7 +19,7 @@ import pytest
 
 from engine import formats
 from engine.errors import ModelError
-from engine.testing.hostile.encode import (
+from engine_testing.encode import (
     attribute,
     chain,
     field,

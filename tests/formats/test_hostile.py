@@ -8,12 +8,12 @@ import tracemalloc
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hostile
 import pytest
 
 from engine import formats
 from engine.errors import ModelError
-from engine.testing import hostile
-from engine.testing.hostile import encode
+from engine_testing import encode
 
 CASES = dict(hostile.cases())
 

@@ -5,6 +5,7 @@ import io
 import pickle
 from pathlib import Path
 
+import hostile
 import numpy as np
 import onnx
 import pytest
@@ -12,8 +13,7 @@ import pytest
 from engine import formats
 from engine.errors import ModelError
 from engine.formats import kinds
-from engine.testing import hostile
-from engine.testing.hostile import encode
+from engine_testing import encode
 
 MINDIR = Path(__file__).resolve().parents[3] / "shared/data/mindir"
 CASES = dict(hostile.cases())

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 import engine
 from engine.errors import ModelError
 from engine.formats import ModelFile, encryption, files, kinds
-from engine.testing import models
+from engine_testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
 KEY = bytes(range(16))

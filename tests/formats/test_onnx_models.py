@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import hostile
 import numpy as np
 import onnx
 import pytest
@@ -14,9 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from engine import formats
 from engine.errors import ModelError
 from engine.formats.files import READ_BYTES
-from engine.testing import hostile
-from engine.testing.hostile import encode
 from engine.types import DType, GraphInfo, ModelSource, ValueKind
+from engine_testing import encode
 
 Reader = Callable[[onnx.ModelProto], GraphInfo]
 

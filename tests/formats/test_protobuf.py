@@ -21,7 +21,7 @@ from engine.formats.protobuf import (
     spans,
     varints,
 )
-from engine.testing.hostile.encode import field, varint
+from engine_testing.encode import field, varint
 
 ONE_FIELD = st.one_of(
     st.tuples(st.just(VARINT), st.integers(0, 2**64 - 1)),

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from engine import formats
 from engine.errors import ModelError
-from engine.testing.hostile import encode
 from engine.types import DType, ModelSource, TensorSpec
+from engine_testing import encode
 
 
 def read(model: onnx.ModelProto) -> ModelSource:

@@ -62,6 +62,7 @@ def difference(case: Case, proof: Proof, seed: int) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_sample_changes_the_results_of_others_where_that_is_proven(family: str) -> None:
+    pytest.importorskip("onnxruntime", reason="onnx's evaluator is not exact in every operator")
     wrong = []
     for number, one in enumerate(FAMILIES[family]()):
         proof = prove(one.model, one.axes())

@@ -17,7 +17,7 @@ from plan_models import REFUSES_TANH, long_chain, node, save
 
 import engine
 from engine.errors import BackendUnavailable, ModelError
-from engine.testing import models, plugins
+from engine_testing import models, plugins
 
 Install = Callable[..., ModuleType]
 NOTES_PROVIDERS = """
@@ -407,7 +407,7 @@ def test_without_the_onnx_package_the_error_asks_for_it(
 
 
 def test_a_model_that_one_target_takes_whole_loads_nothing_for_cutting(tmp_path: Path) -> None:
-    plugins.install(tmp_path, "null", "engine.testing.null")
+    plugins.install(tmp_path, "null", "engine_testing.null")
     code = f"""
 import sys, engine
 engine.load({str(models.affine(tmp_path))!r}, target=["null", "null"])

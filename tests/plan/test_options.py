@@ -19,8 +19,8 @@ from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.plan import build_plan
 from engine.plan.compile import Plan
-from engine.testing import models
 from engine.types import Device, ShapeRange
+from engine_testing import models
 
 Install = Callable[..., ModuleType]
 

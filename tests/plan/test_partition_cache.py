@@ -21,9 +21,9 @@ from engine.backends import find_target, open_backend
 from engine.formats import open_source
 from engine.plan import extract
 from engine.plan.options import Request
-from engine.testing import null_run
 from engine.weights.compile_cache import CompileCache
 from engine.weights.explain import explain
+from engine_testing import null_run
 
 Install = Callable[..., ModuleType]
 X = np.linspace(-1, 1, 7, dtype=np.float32)

@@ -14,7 +14,7 @@ from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.plan.reshape import reshape
 from engine.plan.source_model import SourceModel
-from engine.testing import models
+from engine_testing import models
 
 
 @pytest.fixture

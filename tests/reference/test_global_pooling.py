@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,10 @@ import pytest
 from onnx import TensorProto, helper
 
 import engine
+
+pytestmark = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 
 @pytest.mark.parametrize("sizes", [(5,), (4, 3), (2, 3, 4), (2, 1, 3, 2)])

@@ -21,8 +21,8 @@ from engine.diagnosis import Finding, Status
 from engine.model.profiling import Kernel, Profile
 from engine.report.page import page
 from engine.report.summary import ModelSummary
-from engine.testing import models
 from engine.types import DType, NodeState, Placement, TensorSpec
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

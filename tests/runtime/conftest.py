@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from engine.testing import plugins
+from engine_testing import plugins
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import engine
 from engine import CancelToken, Model
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 
@@ -131,7 +131,7 @@ def test_a_list_of_arrays_is_taken_in_the_order_of_the_inputs(several: Model) ->
         with pytest.raises(engine.InputError) as error:
             wrong()
         assert str(error.value) == (
-            f"model input len:3 not equal input len:2! The model has: {having}"
+            f"model input len:3 not equal input len:2! The model has: {having} (predict failed!)"
         )
     with pytest.raises(TypeError) as not_all:
         several.predict(Z)

@@ -12,8 +12,8 @@ import pytest
 import engine
 from engine import Tensor
 from engine.runtime.casting import listed, widened
-from engine.testing import models
 from engine.types import DType, TensorSpec
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

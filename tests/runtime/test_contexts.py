@@ -19,8 +19,8 @@ import engine
 from engine import CancelToken, Tensor
 from engine.plan.contexts import ContextPool
 from engine.plan.gate import Gate
-from engine.testing import models
-from engine.testing.interrupts import Interrupter
+from engine_testing import models
+from engine_testing.interrupts import Interrupter
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

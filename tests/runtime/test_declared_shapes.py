@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import InputError, Tensor
+
+pytestmark = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 
 def halved(path: Path, declared: list[int | str], target: str) -> engine.Model:

@@ -13,8 +13,8 @@ import pytest
 import engine
 from engine import DataType, Tensor
 from engine.backends import installed
-from engine.testing import models
 from engine.types import Device, DeviceBuffer, DType
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 F32 = DataType.FLOAT32

@@ -21,8 +21,8 @@ import pytest
 import engine
 from engine import DataType, Tensor
 from engine.runtime import dlpack
-from engine.testing import models
 from engine.types import Device, DeviceBuffer, DType
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

@@ -13,8 +13,8 @@ import pytest
 import engine
 from engine import Tensor
 from engine.backends.doors import EXTENSIONS
-from engine.testing import models, plugins
-from engine.testing.interrupts import Interrupter
+from engine_testing import models, plugins
+from engine_testing.interrupts import Interrupter
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

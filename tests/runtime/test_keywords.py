@@ -14,7 +14,7 @@ import engine
 from engine import Converter, FmkType, Model, ModelType
 from engine import ModelParallelRunner as Runner
 from engine.sharding import slice_model
-from engine.testing import models
+from engine_testing import models
 
 MINDIR, ONNX = ModelType.MINDIR, FmkType.ONNX
 X = np.zeros((2, 3), np.float32)

@@ -19,7 +19,7 @@ import pytest
 import engine
 from engine import Context, Model, ModelType, Tensor
 from engine.reference.evaluator import EvaluatorContext, EvaluatorExecutable
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

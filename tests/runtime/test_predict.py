@@ -10,8 +10,8 @@ import pytest
 
 import engine
 from engine import DataType, Model, Tensor
-from engine.testing import models
 from engine.types import DeviceInfo
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

@@ -13,7 +13,7 @@ import pytest
 import engine
 from engine import Model, Tensor
 from engine.config.wording import own_text
-from engine.testing import models
+from engine_testing import models
 
 X = np.ones((2, 3), np.float32)
 SIZE, TYPE = "data size not equal! Numpy size: ", "data type not equal! Numpy type: "

@@ -15,8 +15,8 @@ from onnx import TensorProto, helper
 import engine
 from engine import DataType, Tensor
 from engine.errors import DeadlineExceeded, InputError, ModelError, ModelStateError
-from engine.testing import models, plugins
 from engine.types import DType
+from engine_testing import models, plugins
 
 A = np.array([1, 2], np.float32)
 B = np.array([3, 4, 5], np.float32)
@@ -190,8 +190,8 @@ GIVES = """
 from dataclasses import replace
 import numpy as np
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 @hookimpl
 def engine_backend():

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from engine import Context, ModelParallelRunner
-from engine.testing import models
+from engine_testing import models
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -14,7 +14,7 @@ from steps import wait_until
 
 import engine
 from engine import DeadlineExceeded, InputError, Model, ModelStateError
-from engine.testing import models
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

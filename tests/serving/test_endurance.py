@@ -14,8 +14,8 @@ import pytest
 from steps import wait_until
 
 from engine import CancelToken, Context, EngineError, ModelParallelRunner
-from engine.testing import models
-from engine.testing.interrupts import Interrupter
+from engine_testing import models
+from engine_testing.interrupts import Interrupter
 
 GOOD = np.ones((2, 3), np.float32)
 BAD = np.ones((2, 4), np.float32)

@@ -30,8 +30,8 @@ from engine import (
     QueueFull,
 )
 from engine.serving.statistics import Recorder
-from engine.testing import models
-from engine.testing.interrupts import Interrupter
+from engine_testing import models
+from engine_testing.interrupts import Interrupter
 
 X = np.ones((1, 3), np.float32)
 Make = Callable[..., ModelParallelRunner]

@@ -25,7 +25,7 @@ from engine import (
     ModelParallelRunner,
     Tensor,
 )
-from engine.testing import models
+from engine_testing import models
 
 X = np.ones((1, 3), np.float32)
 Make = Callable[..., ModelParallelRunner]

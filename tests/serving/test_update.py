@@ -12,7 +12,7 @@ import pytest
 import engine
 from engine import Context, InputError, ModelParallelRunner, ModelStateError
 from engine.model.update import update_together
-from engine.testing import models
+from engine_testing import models
 
 X = np.array([[1, 2, 3]], np.float32)
 

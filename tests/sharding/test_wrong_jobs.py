@@ -182,7 +182,7 @@ def test_all_stages_must_be_there(trained: Path, tmp_path: Path) -> None:
         (Layout((3,), (0, -1)), r"'w' is float32\[8, 4\]: dimension 0 of .* be split 3 ways"),
         (Layout((4,), (0,)), "do not fit one tensor: its tensor map .* has 1 entries"),
         (Layout((8,), (-1, -1), (), 0, 1, 3), "the optimizer|same slice"),
-        (Layout((4,), (0, -1), (3, 3, 1, 5)), "gives 12 rows, but the tensor has 8"),
+        (Layout((4,), (0, -1), (3, 3, 1, 5)), "gives 12 in dimension 0, but the tensor has 8"),
         (Layout((4,), (0, -1), (3, 3, 2)), "does not give one number of rows for each of 4"),
         (Layout((4,), (0, -1), field_size=2), "merge it with merge_sliced_parameter"),
     ],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,10 @@ from engine import sharding
 from engine.errors import InputError, ModelError
 from engine.sharding import Layout, NodeStrategy, Strategy
 from engine.sharding.slicing.slice import slice_model
+
+needs_cpu = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 FOLDER = Path(__file__).parents[1] / "data" / "mindir" / "strategies"
 FILES = sorted(FOLDER.glob("*/strategy*"))
@@ -54,6 +59,7 @@ def test_layouts_that_follow_from_the_operators_are_those_that_mindspore_wrote(p
             assert boxes(followed[name], shape, ranks) == expected
 
 
+@needs_cpu
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_the_slices_of_a_file_compute_what_the_whole_model_does(path: Path, tmp_path: Path) -> None:
     strategy = Strategy.load(path)
@@ -65,6 +71,7 @@ def test_the_slices_of_a_file_compute_what_the_whole_model_does(path: Path, tmp_
     assert (report.divided_bytes > 0) == split
 
 
+@needs_cpu
 def test_weights_are_divided_along_the_axes_of_the_file(tmp_path: Path) -> None:
     slice_model(FOLDER / "col_row_tb/full.mindir", tmp_path, tp=2,
                 strategy=FOLDER / "col_row_tb/strategy_rank0.ckpt")  # fmt: skip
@@ -73,6 +80,7 @@ def test_weights_are_divided_along_the_axes_of_the_file(tmp_path: Path) -> None:
     assert boxes(done["fc2.weight"], (4, 16), 2) == [((0, 4), (0, 8)), ((0, 4), (8, 16))]
 
 
+@needs_cpu
 def test_the_merged_strategies_of_all_stages_serve_as_one(tmp_path: Path) -> None:
     (tmp_path / "stages").mkdir()
     for rank in (0, 2):
@@ -88,6 +96,7 @@ def test_the_merged_strategies_of_all_stages_serve_as_one(tmp_path: Path) -> Non
     assert boxes(layouts["b.w"], (4, 6), 2) == [((0, 2), (0, 6)), ((2, 4), (0, 6))]
 
 
+@needs_cpu
 def test_an_operator_that_cannot_be_split_so_is_divided_otherwise_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

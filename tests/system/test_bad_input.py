@@ -13,12 +13,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hostile
 import numpy as np
 import pytest
 
 import engine
-from engine.testing import hostile, models
-from engine.testing.hostile import encode
+from engine_testing import encode, models
 
 CASES = dict(hostile.cases())
 BOMBS = dict(hostile.bombs())

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine.host.child import command, environment
-from engine.testing import models
+from engine_testing import models
 
 # The first predicts of each kind, from which late imports come, under interrupts. Python's own
 # finder is slow, so that most interrupts come in the middle of an import.

@@ -20,9 +20,9 @@ import pytest
 
 import engine
 from engine import CancelToken, Tensor
-from engine.testing import models
-from engine.testing.interrupts import Expired, Interrupter
-from engine.testing.shared_memory import left_since, names
+from engine_testing import models
+from engine_testing.interrupts import Expired, Interrupter
+from engine_testing.shared_memory import left_since, names
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 LARGE = np.ones((5000, 3), np.float32)

@@ -20,11 +20,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from hostile.damage import damage, lengths_in, regrow
 
 import engine
 from engine import formats
 from engine.errors import EngineError
-from engine.testing.hostile.damage import damage, lengths_in, regrow
 from engine.types import DType, TensorSpec
 
 ONNX_DATA = Path(onnx.__file__).parent / "backend/test/data"

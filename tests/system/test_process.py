@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.testing import models
+from engine_testing import models
 
 PROGRAM = """
 import sys
@@ -35,7 +35,7 @@ OWN = {
     "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.fallback",
     "engine.plan.gate", "engine.plan.state", "engine.plan.transfer", "engine.reference",
     "engine.runtime.dlpack", "engine.runtime.placing", "engine.runtime.resizing",
-    "engine.runtime.values", "engine.runtime.wrapping", "engine.testing", "engine.weights.lowered",
+    "engine.runtime.values", "engine.runtime.wrapping", "engine_testing", "engine.weights.lowered",
     "engine_cpu.bound",
     "engine_cpu.compiled", "engine_cpu.compiled_session", "engine_cpu.deadline",
     "engine_cpu.entries", "engine_cpu.errors", "engine_cpu.known_issues", "engine_cpu.mapped",

@@ -73,7 +73,7 @@ def started(plugins: Path, cache: Path) -> Iterator[Other]:
 
 def _main() -> None:
     import engine
-    from engine.testing import null_run
+    from engine_testing import null_run
 
     models: list[engine.Model] = []
     compiled: list[str] = []

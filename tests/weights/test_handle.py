@@ -28,10 +28,10 @@ from other_process import Other, X, started
 import engine
 from engine import Context, Model, ModelType
 from engine.errors import SharingError, SharingRefused
-from engine.testing import models, null_run
-from engine.testing.plugins import install
 from engine.weights.broker import Broker, PidList, ask
 from engine.weights.private import PrivateFolder
+from engine_testing import models, null_run
+from engine_testing.plugins import install
 
 Y = [[3.0, 5.0, 7.0]]  # 2x + 1
 PIDS, HANDLE = "shareable_weight_pid_list", "shareable_weight_mem_handle"
@@ -51,7 +51,7 @@ Lend = Callable[..., Model]
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugins")
-    install(folder, "null", "engine.testing.null")
+    install(folder, "null", "engine_testing.null")
     return folder
 
 

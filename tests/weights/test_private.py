@@ -16,11 +16,11 @@ from engine.backends import open_backend
 from engine.context import Context
 from engine.formats import ModelFile
 from engine.plan import build_plan
-from engine.testing import models
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable
 from engine.weights.private import PrivateFolder, private_cache
 from engine.weights.store import Store
+from engine_testing import models
 
 
 @pytest.fixture

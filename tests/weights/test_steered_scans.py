@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import engine
+
+pytestmark = pytest.mark.skipif(
+    find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
+)
 
 Array = np.ndarray[Any, Any]
 X = np.random.default_rng(0).standard_normal((3, 4, 1)).astype(np.float32)

@@ -17,7 +17,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 import engine
 from engine import Model, ModelType, Tensor
 from engine.model import recipe
-from engine.testing import models
+from engine_testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
 X = np.array([[1, 2, 3]], np.float32)

@@ -12,8 +12,8 @@ from other_process import Other, X, started
 
 import engine
 from engine.errors import BackendUnavailable
-from engine.testing import models
-from engine.testing.plugins import install, installed
+from engine_testing import models
+from engine_testing.plugins import install, installed
 
 SOURCE = Path(__file__).with_name("vendor_backend.py").read_text()
 PIDS, HANDLE = "shareable_weight_pid_list", "shareable_weight_mem_handle"

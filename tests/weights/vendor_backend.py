@@ -12,9 +12,9 @@ import numpy as np
 
 from engine.errors import BackendUnavailable
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *  # noqa: F403
 from engine.types import Capability, SharedWeights
+from engine_testing import null
+from engine_testing.null import *  # noqa: F403
 
 FOLDER = Path(os.environ.get("VENDOR_FOLDER", "."))
 EVERYTHING = os.environ.get("VENDOR_FORM", "yes") == "yes"

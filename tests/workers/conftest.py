@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from engine import Context, MultiDeviceRunner
-from engine.testing import models
-from engine.testing.plugins import installed
-from engine.testing.shared_memory import left_since, names
+from engine_testing import models
+from engine_testing.plugins import installed
+from engine_testing.shared_memory import left_since, names
 
 sys.path.insert(0, str(Path(__file__).parent))
 import odd_backend as odd

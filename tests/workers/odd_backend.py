@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.testing.plugins import install
+from engine_testing.plugins import install
 
 CRASH, HANG, CRASH_ONCE, LEAVE, REST, LAST = -1.0, -2.0, -3.0, -4.0, -5.0, -6.0
 """Values of the first element: die; run for ever; die unless the file that FLAG names is there,
@@ -21,8 +21,8 @@ import os, signal, time
 from dataclasses import replace
 
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 
 def die():

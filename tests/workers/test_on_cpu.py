@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import MultiDeviceRunner
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.skipif(find_spec("engine_cpu") is None, reason="no cpu backend")
 

@@ -21,8 +21,8 @@ from worker_steps import Make, check, children, rows, states, wait_until
 
 from engine import CancelToken, Context, MultiDeviceRunner, Tensor
 from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, ModelStateError
-from engine.testing import models
 from engine.workers.assignments import assignments, core_groups
+from engine_testing import models
 
 
 def test_requests_of_any_batch_give_what_one_process_gives(runner: MultiDeviceRunner) -> None:

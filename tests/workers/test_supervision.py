@@ -16,7 +16,7 @@ from worker_steps import Make, check, children, kill, pids, rows, states, wait_u
 
 from engine import CancelToken, Context, MultiDeviceRunner
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, RequestRefused
-from engine.testing import models
+from engine_testing import models
 
 
 def test_an_idle_worker_that_dies_is_followed_by_another(runner: MultiDeviceRunner) -> None:

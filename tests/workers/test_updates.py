@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -178,7 +179,7 @@ def test_an_interrupt_of_an_update_leaves_all_workers_with_it(declared: Made) ->
                 try:
                     try:
                         runner.update_weights(one(value))
-                        signal.pause()
+                        time.sleep(0.2)  # it may be lost in a finalizer
                     finally:
                         signal.setitimer(signal.ITIMER_REAL, 0)
                 except Interrupt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-from engine.testing import BackendConformance
+from engine_testing import BackendConformance
 
 
 class TestAscendGe(BackendConformance):

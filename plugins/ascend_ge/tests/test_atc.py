@@ -18,9 +18,9 @@ import pytest
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
 from engine.formats import encryption
-from engine.testing import models
 from engine.types import CancelToken, ModelSource
 from engine_ascend_ge import atc
+from engine_testing import models
 
 Build = Callable[..., Any]
 KEY = b"sixteen-byte-key"

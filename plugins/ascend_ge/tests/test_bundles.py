@@ -10,7 +10,7 @@ import pytest
 
 import engine
 from engine import ModelExecutor, ModelType, MultiModelRunner
-from engine.testing import models
+from engine_testing import models
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, CommunicatorError, DeadlineExceeded, ModelError
-from engine.testing import models
 from engine_ascend_ge import acl_call, codes, hccl, hccl_codes
+from engine_testing import models
 
 PUBLISHED = {
     int(code): name

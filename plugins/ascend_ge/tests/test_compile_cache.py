@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing import models
 from engine.weights.store import Store
+from engine_testing import models
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 

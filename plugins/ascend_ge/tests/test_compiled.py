@@ -13,9 +13,9 @@ import pytest
 
 from engine.errors import BackendUnavailable, CompiledFormError
 from engine.formats import encryption, open_source
-from engine.testing import models
 from engine.types import ModelSource
 from engine_ascend_ge import engine_compiled_key
+from engine_testing import models
 
 KEY = b"sixteen-byte-key"
 Start = Callable[..., Any]

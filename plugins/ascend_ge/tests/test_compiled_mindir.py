@@ -12,8 +12,8 @@ import pytest
 
 import engine
 from engine import ModelType, MultiModelRunner
-from engine.testing import models
-from engine.testing.compiled_mindir import bundle_attributes, compiled_mindir
+from engine_testing import models
+from engine_testing.compiled_mindir import bundle_attributes, compiled_mindir
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
 GRAPHS = [(["x"], ["encoded"]), (["encoded"], ["decoded"]), (["decoded"], ["y"])]

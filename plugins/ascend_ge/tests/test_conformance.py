@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from importlib_metadata import entry_points
 
-from engine.testing.declared import GROUP
 from engine_ascend_ge import conformance
+from engine_testing.declared import GROUP
 
 
 class TestAscendGe(conformance.TestAscendGe):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.usefixtures("machine")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from engine.errors import Cancelled, DeadlineExceeded
-from engine.testing import models
 from engine.types import Capability
 from engine_ascend_ge import engine_devices
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -16,7 +16,6 @@ import pytest
 from onnx import TensorProto, helper
 
 from engine.errors import BackendUnavailable, DeadlineExceeded, InputError
-from engine.testing import models
 from engine.types import Device, DeviceBuffer, DType
 from engine_ascend_ge import (
     engine_buffer,
@@ -24,6 +23,7 @@ from engine_ascend_ge import (
     engine_order,
     runtime,
 )
+from engine_testing import models
 
 NPU = Device("ascend", 0)
 F32 = DType.FLOAT32

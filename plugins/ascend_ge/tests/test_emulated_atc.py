@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 Atc = Callable[..., str]
 

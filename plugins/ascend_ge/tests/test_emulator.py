@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 H2D, D2H = 1, 2
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, EngineError, InputError, ModelError
-from engine.testing import models
 from engine_ascend_ge import runtime
+from engine_testing import models
 
 # A call that gives something back cannot have done so if it failed: what it was to give back
 # stays, on the emulated machine as on a real one.

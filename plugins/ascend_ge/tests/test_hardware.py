@@ -16,9 +16,9 @@ import engine
 from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.backends import open_backend
 from engine.formats import open_source
-from engine.testing import models
 from engine.types import CompileOptions
 from engine_ascend_ge import engine_devices, engine_diagnose
+from engine_testing import models
 
 pytestmark = pytest.mark.device("ascend_ge")
 

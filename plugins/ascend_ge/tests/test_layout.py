@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from engine.errors import ModelError
-from engine.testing import models
 from engine.types import DType, GraphInfo, TensorSpec
 from engine_ascend_ge.layout import of_graph, resolved, settled
 from engine_ascend_ge.om import Description, Port, tensor_name
 from engine_ascend_ge.shapes import Shapes
+from engine_testing import models
 
 F32 = DType.FLOAT32
 

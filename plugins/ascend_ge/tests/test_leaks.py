@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 
 @pytest.mark.parametrize("shape", ["x:2,3", "x:-1,3"])

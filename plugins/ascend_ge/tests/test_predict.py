@@ -16,10 +16,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from engine.errors import DeadlineExceeded, InputError, ModelError
-from engine.testing import models
 from engine.types import Device, DType, ShapeRange
 from engine_ascend_ge import runtime
 from engine_ascend_ge.om import Om
+from engine_testing import models
 
 Build = Callable[..., Any]
 Run = Callable[..., Any]

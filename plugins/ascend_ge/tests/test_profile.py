@@ -13,8 +13,8 @@ import pytest
 import engine
 from engine.cli import main
 from engine.errors import DeadlineExceeded, ModelError
-from engine.testing import models
 from engine.types import Capability
+from engine_testing import models
 
 X = np.array([[1, 2, 3]], np.float32)
 

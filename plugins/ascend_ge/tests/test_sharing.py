@@ -16,10 +16,10 @@ from onnx import TensorProto, helper, numpy_helper
 import engine
 from engine import Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.errors import BackendUnavailable
-from engine.testing import models
-from engine.testing.shared_memory import left_since, names
 from engine.types import Capability, ShapeRange, SharedWeights
 from engine_ascend_ge import lending
+from engine_testing import models
+from engine_testing.shared_memory import left_since, names
 
 ROWS, COLUMNS = 256, 64
 WEIGHT = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.testing import BackendConformance
+from engine_testing import BackendConformance
 
 
 class TestCpu(BackendConformance):

@@ -43,7 +43,7 @@ TIME_S = 4.0
 @functools.cache
 def cases() -> list[tuple[bytes, Inputs]]:
     """Return onnx's node tests of one node: models and inputs."""
-    from engine.testing.onnx_suite.cases import load_cases
+    from engine_testing.onnx_suite.cases import load_cases
 
     found = []
     for case in load_cases():

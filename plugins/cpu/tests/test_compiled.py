@@ -19,8 +19,6 @@ from engine.cancel import CancelToken
 from engine.errors import Cancelled, CompiledFormError, InputError
 from engine.formats import open_source
 from engine.options import CONSUMED
-from engine.testing import models
-from engine.testing.shared_memory import left_since, names
 from engine.types import (
     CompileOptions,
     Device,
@@ -37,6 +35,8 @@ from engine_cpu import compiled as compiled_form
 from engine_cpu import compiled_session, session
 from engine_cpu import node_states as node_states_module
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
+from engine_testing import models
+from engine_testing.shared_memory import left_since, names
 
 OPTIONS = CompileOptions(device=Device("cpu"))
 X = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)

@@ -1,7 +1,7 @@
 from importlib_metadata import entry_points
 
-from engine.testing.declared import GROUP
 from engine_cpu.conformance import TestCpu
+from engine_testing.declared import GROUP
 
 
 def test_the_distribution_ships_this_class() -> None:

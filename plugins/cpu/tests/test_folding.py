@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing.hostile.encode import chain, ints, node
+from engine_testing.encode import chain, ints, node
 
 
 def test_products_of_constants_load_at_once_and_stop_at_the_deadline(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ import pytest
 import engine
 from engine.backends import Backend
 from engine.backends.isolated import isolated
-from engine.testing import models
 from engine_cpu.conformance import TestCpu as Cpu
+from engine_testing import models
 
 
 @pytest.mark.slow

@@ -1,7 +1,7 @@
 """onnx's backend suite on the cpu: the score, and the ledger of what does not pass.
 
 After a change that moves it, in this folder:
-python -m engine.testing.onnx_suite cpu --write-ledger onnx_suite_ledger.toml
+python -m engine_testing.onnx_suite cpu --write-ledger onnx_suite_ledger.toml
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import onnxruntime as ort
 import pytest
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_opkernel_def
 
-from engine.testing.onnx_suite import FAULTS, Case, Result, Score, Status, load_cases, run
-from engine.testing.onnx_suite.ledger import Ledger, mistakes, read
 from engine_cpu.known_issues import OPERATORS
+from engine_testing.onnx_suite import FAULTS, Case, Result, Score, Status, load_cases, run
+from engine_testing.onnx_suite.ledger import Ledger, mistakes, read
 
 pytestmark = pytest.mark.filterwarnings("default:.*used all the same:UserWarning")
 LEDGER = Path(__file__).with_name("onnx_suite_ledger.toml")

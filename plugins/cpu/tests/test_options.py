@@ -13,10 +13,10 @@ import pytest
 
 import engine
 from engine import Context, Model, ModelType
-from engine.testing import models
 from engine.types import CompileOptions, Device, Threads
 from engine_cpu import spin
 from engine_cpu.options import OPTIONS, session_options
+from engine_testing import models
 
 
 def options(threads: Threads = Threads(), **settings: str) -> ort.SessionOptions:  # noqa: B008

@@ -22,8 +22,8 @@ import engine
 from engine import Model
 from engine.backends import open_backend
 from engine.formats import open_source
-from engine.testing import models
 from engine.types import CompileOptions, Device
+from engine_testing import models
 
 Build = Callable[..., Model]
 node = helper.make_node

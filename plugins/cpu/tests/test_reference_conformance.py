@@ -1,4 +1,4 @@
-from engine.testing import BackendConformance
+from engine_testing import BackendConformance
 
 
 class TestReference(BackendConformance):

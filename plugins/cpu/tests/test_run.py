@@ -20,8 +20,8 @@ import engine
 from engine import Tensor
 from engine.backends import open_backend
 from engine.formats import open_source
-from engine.testing import models
 from engine.types import CompileOptions, Device
+from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

@@ -20,7 +20,6 @@ from engine.backends import open_backend
 from engine.errors import Cancelled
 from engine.formats import open_source
 from engine.formats.onnx import read_model
-from engine.testing import models
 from engine.types import (
     CancelToken,
     Capability,
@@ -31,6 +30,7 @@ from engine.types import (
 )
 from engine_cpu import session
 from engine_cpu.errors import explained
+from engine_testing import models
 
 X = np.ones((2, 256), np.float32)
 GIVES_FILES = hasattr(onnxruntime.SessionOptions, session._GIVE_FILES)

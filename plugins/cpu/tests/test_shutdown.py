@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 BEGIN = """
 import copy, os, sys, threading, time

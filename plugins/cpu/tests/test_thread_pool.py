@@ -13,7 +13,7 @@ from pathlib import Path
 import onnxruntime
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted in /proc"),

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from engine.testing import BackendConformance
-from engine.testing.level import Trial
 from engine.types import ModelSource, ShapeRange
+from engine_testing import BackendConformance
+from engine_testing.level import Trial
 
 _NO_TYPE = "TensorRT has no {} tensors; the model is refused by name"
 

@@ -21,12 +21,12 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.backends import forget, open_backend
-from engine.testing import BackendConformance  # noqa: F401  # before its modules: see there
-from engine.testing.level import Trial
-from engine.testing.ranks import Ranks
 from engine.types import DType
 from engine_gpu_trt import nccl
 from engine_gpu_trt.cuda import _gpus
+from engine_testing import BackendConformance  # noqa: F401  # before its modules: see there
+from engine_testing.level import Trial
+from engine_testing.ranks import Ranks
 
 EMULATED = [Path(__file__).parent / "emulated" / "site"]
 if os.environ.get("ENGINE_EMULATED_CUDA") != "bindings":  # else pycuda is not installed
@@ -135,7 +135,7 @@ Value = tuple[str, Sequence[int | str] | None] | tuple[str, Sequence[int | str] 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Callable[..., Callable[[Path], Path]]:
-    """Makes a maker of models, as `engine.testing.models` has them, from nodes and values.
+    """Makes a maker of models, as `engine_testing.models` has them, from nodes and values.
 
     model([("Relu", ["x"], ["y"], {...attributes})], [("x", ["n", 3])], [("y", ["n", 3])])
     """

@@ -12,8 +12,8 @@ import numpy as np
 
 from engine.backends import open_backend
 from engine.errors import CommunicatorError
-from engine.testing.rank import Rank
 from engine.types import Device, ReduceOp
+from engine_testing.rank import Rank
 
 
 def error_of(call: Any) -> str:

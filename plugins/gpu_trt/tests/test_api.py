@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 
 def test_a_model_runs_on_the_gpu_target(tmp_path: Path) -> None:

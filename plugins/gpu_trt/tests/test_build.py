@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, Cancelled, ModelError
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import CancelToken, Device, ShapeRange
+from engine_testing import models
+from engine_testing.level import Trial
 
 Make = Callable[..., Any]
 

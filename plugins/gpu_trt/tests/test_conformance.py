@@ -2,8 +2,8 @@
 
 from importlib_metadata import entry_points
 
-from engine.testing.declared import GROUP
 from engine_gpu_trt.conformance import TestGpuTrt
+from engine_testing.declared import GROUP
 
 DEVICES = 2  # NCCL wants one for each rank
 

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 DECLARED = tuple[str | int | None, ...]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import Capability, Device, ShapeRange
 from engine_gpu_trt import vendor
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 Make = Callable[..., Any]
 

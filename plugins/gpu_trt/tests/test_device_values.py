@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, EngineError, InputError
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import Device, DeviceBuffer, DType, ShapeRange
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 Make = Callable[..., Any]
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 
 class Bench:

@@ -14,9 +14,9 @@ import pytest
 
 import engine_gpu_trt as plugin
 from engine.errors import BackendUnavailable, Cancelled, CompiledFormError
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import CancelToken, CompileOptions, Device, Executable, ModelSource, ShapeRange
+from engine_testing import models
+from engine_testing.level import Trial
 
 Make = Callable[..., Any]
 

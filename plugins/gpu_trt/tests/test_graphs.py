@@ -10,9 +10,9 @@ import pytest
 
 import engine_gpu_trt as plugin
 from engine.errors import BackendUnavailable
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import Device, DType, ShapeRange
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 WIDE = {"x": ShapeRange((0, 3), (4, 3), (64, 3))}
 ON = {"cuda_graphs": "on"}

@@ -27,7 +27,7 @@ import numpy as np
 import engine
 from engine.backends import open_backend
 from engine.formats import open_source
-from engine.testing import models
+from engine_testing import models
 from engine.types import CompileOptions, Device, DType, ModelSource, ShapeRange
 from engine_gpu_trt import vendor
 from engine_gpu_trt.cuda import open_gpu

@@ -15,11 +15,11 @@ import pytest
 from onnx import TensorProto, helper
 
 from engine.formats import open_source
-from engine.testing.level import Trial
 from engine.types import CompileOptions, Device
 from engine_gpu_trt import nccl
 from engine_gpu_trt.cuda import open_gpu
 from engine_gpu_trt.options import read_settings
+from engine_testing.level import Trial
 
 ON = {"in_graph_collectives": "on"}
 

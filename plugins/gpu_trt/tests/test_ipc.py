@@ -21,11 +21,11 @@ import engine
 import engine_gpu_trt as plugin
 from engine import Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import Device, DType, SharedWeights
 from engine_gpu_trt.lending import Lender, Loan
 from engine_gpu_trt.outside import take_out
+from engine_testing import models
+from engine_testing.level import Trial
 
 ROWS, COLUMNS = 256, 64
 WEIGHT = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
@@ -217,7 +217,7 @@ import sys
 from pathlib import Path
 from contextlib import ExitStack
 from engine.backends import open_backend
-from engine.testing.level import Trial
+from engine_testing.level import Trial
 from engine.types import ShapeRange
 import engine_gpu_trt as plugin
 import numpy as np

@@ -17,9 +17,9 @@ import pytest
 
 import engine
 from engine.errors import BackendUnavailable
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import ModelSource
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 Make = Callable[..., Callable[[Path], Path]]
 X = np.float32([[1, -2], [3, 4]])

@@ -16,9 +16,9 @@ import pytest
 
 from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import DType, ModelSource, ShapeRange
+from engine_testing import models
+from engine_testing.level import Trial
 
 Make = Callable[..., Any]
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 import engine
 from engine import Tensor
 from engine.backends import open_backend
-from engine.testing import models
 from engine.types import CompileOptions, LoadedModel, ModelSource
+from engine_testing import models
 
 
 def rows(count: int, start: int = 0) -> np.ndarray[Any, Any]:

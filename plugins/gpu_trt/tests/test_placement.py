@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import DType, GraphInfo, NodeInfo, NodeState, ParameterInfo
 from engine_gpu_trt.layers import Layer, read_layers
 from engine_gpu_trt.placement import node_states
+from engine_testing import models
+from engine_testing.level import Trial
 
 Make = Callable[..., Any]
 RUNS, FUSED, FOLDED = NodeState.RUNS, NodeState.FUSED, NodeState.FOLDED

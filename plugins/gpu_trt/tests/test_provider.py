@@ -12,8 +12,8 @@ import pytest
 import engine
 import engine_gpu_trt as plugin
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
-from engine.testing import models
-from engine.testing.level import Trial
+from engine_testing import models
+from engine_testing.level import Trial
 
 X = np.float32([[1, 2, 3]])
 RTX = {"provider": "tensorrt_rtx"}

@@ -70,7 +70,7 @@ def test_mpirun(files: Path) -> None:
 
 def test_a_model_on_many_devices(tmp_path: Path) -> None:
     """MultiDeviceRunner has a process for each emulated GPU, and joins what they give."""
-    from engine.testing import models
+    from engine_testing import models
 
     context = engine.Context()
     context.target = ["gpu"]

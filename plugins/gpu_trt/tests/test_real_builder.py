@@ -42,7 +42,7 @@ COLLECTIVES = (
 
 
 def test_every_model_of_the_kit_is_compared_or_in_the_ledger() -> None:
-    from engine.testing import models
+    from engine_testing import models
 
     made = {
         name
@@ -186,9 +186,9 @@ def _collective(name: str) -> dict[str, Any]:
 def _answer(name: str, folder: Path, real: bool) -> dict[str, Any]:
     from engine.errors import EngineError
     from engine.formats import open_source
-    from engine.testing import models
     from engine.types import CompileOptions, Device, DType
     from engine_gpu_trt import engine_compile, engine_load
+    from engine_testing import models
 
     maker, _, dtype = name.partition(":")
     changes = {"dtype": DType(dtype)} if dtype else {}

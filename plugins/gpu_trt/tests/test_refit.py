@@ -13,9 +13,9 @@ import pytest
 
 import engine_gpu_trt as plugin
 from engine.errors import BackendUnavailable, InputError, ModelError
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import Device, DType
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 Make = Callable[..., Any]
 X = np.float32([[1, 2, 3]])

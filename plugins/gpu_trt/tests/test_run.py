@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable, EngineError, InputError, ModelError
-from engine.testing import models
-from engine.testing.level import Trial
 from engine.types import ShapeRange
+from engine_testing import models
+from engine_testing.level import Trial
 
 Make = Callable[..., Any]
 

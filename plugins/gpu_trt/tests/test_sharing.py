@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.testing import models
-from engine.testing.level import Running, Trial
 from engine.types import Device, MemoryReport
+from engine_testing import models
+from engine_testing.level import Running, Trial
 
 DEVICES = 2
 X = np.float32([[1, 2, 3]])

@@ -9,7 +9,7 @@ import pytest
 
 import engine
 from engine import Tensor
-from engine.testing import models
+from engine_testing import models
 
 X = np.array([[1, 2, 3]], np.float32)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.testing.hostile.encode import varint
+from engine_testing.encode import varint
 
 FLOAT, INT64, STRING, BOOL = 1, 7, 8, 9
 TENSORS, TUPLE, UMONAD, SCALAR = 19, 20, 23, 39

@@ -14,9 +14,9 @@ import pytest
 import engine
 from engine.formats import ModelFile
 from engine.formats.mindir.compiled import Executor, SubGraph
-from engine.testing import models
-from engine.testing.compiled_mindir import bundle_attributes, compiled_mindir
-from engine.testing.plugins import install
+from engine_testing import models
+from engine_testing.compiled_mindir import bundle_attributes, compiled_mindir
+from engine_testing.plugins import install
 
 OM = b"IMOD of CANN, %d"
 GRAPHS = [(["x"], ["h"]), (["h", "m"], ["y", "h2"]), (["h2"], ["z"])]
@@ -73,8 +73,8 @@ from dataclasses import replace
 
 from engine.formats import source_from_bytes
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 
 @hookimpl

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine.errors import DeadlineExceeded, ModelStateError
-from engine.testing.interrupts import Interrupter
+from engine_testing.interrupts import Interrupter
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from engine.cli import main
-from engine.testing.fixtures import plugin_folder  # noqa: F401
+from engine_testing.fixtures import plugin_folder  # noqa: F401
 
 
 @dataclass(frozen=True)

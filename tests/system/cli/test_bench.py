@@ -20,9 +20,9 @@ from engine.report.clients import Clients
 from engine.report.measurement import BenchResult
 from engine.report.measurement import latency_summary as summary
 from engine.report.sweep import Point, arrivals, batch_axes, in_batch
-from engine.testing import models
-from engine.testing.plugins import install
 from engine.types import DType, TensorSpec
+from engine_testing import models
+from engine_testing.plugins import install
 
 # ---------------------------------------------------------------------------- what is measured
 
@@ -277,7 +277,7 @@ def test_prints_percentiles_throughput_and_where_it_ran(cli, tmp_path):
 
 
 def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
-    install(plugin_folder, "null", "engine.testing.null")
+    install(plugin_folder, "null", "engine_testing.null")
     done = cli(
         "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.1",
         "--runs", 10, "--clients", 2, "--warmup", 0.001, "--threads", 3, "--json", "--plot",
@@ -351,7 +351,7 @@ def test_batches_are_measured_one_after_the_other(cli, tmp_path):
 
 
 def test_loads_are_offered_one_after_the_other(cli, tmp_path, plugin_folder):
-    install(plugin_folder, "null", "engine.testing.null")
+    install(plugin_folder, "null", "engine_testing.null")
     arguments = (
         "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.02",
         "--rates", "5,1000", "--duration", 0.5, "--warmup", 0,

@@ -12,8 +12,8 @@ import pytest
 
 import engine
 from engine.formats.encryption import encrypt
-from engine.testing import models
 from engine.weights.locks import locked
+from engine_testing import models
 
 
 @pytest.fixture

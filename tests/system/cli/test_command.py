@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 
 def test_version_is_the_packages(cli):

@@ -98,9 +98,9 @@ def test_commands_and_options_are_offered(candidates):
 
 @pytest.mark.parametrize("command", ["run", "bench", "inspect"])
 def test_targets_are_offered_also_after_a_comma(candidates, plugin_folder, command):
-    from engine.testing.plugins import install
+    from engine_testing.plugins import install
 
-    install(plugin_folder, "null", "engine.testing.null")
+    install(plugin_folder, "null", "engine_testing.null")
     targets = candidates(f"engine {command} m.onnx --target ")
     assert targets[:3] == ["cpu", "gpu", "ascend"]
     assert "null" in targets
@@ -109,9 +109,9 @@ def test_targets_are_offered_also_after_a_comma(candidates, plugin_folder, comma
 
 
 def test_settings_are_offered_for_the_target_in_the_line(candidates, plugin_folder):
-    from engine.testing.plugins import install
+    from engine_testing.plugins import install
 
-    install(plugin_folder, "null", "engine.testing.null")
+    install(plugin_folder, "null", "engine_testing.null")
     assert candidates("engine run m.onnx --set cpu_context.sp") == ["cpu_context.spin_us="]
     assert "common_context.isolate=" in candidates("engine bench m.onnx --set common")
     of_null = candidates("engine run m.onnx --target null --set null_context.del")
@@ -131,7 +131,7 @@ def test_settings_of_a_conversion_are_those_of_quantization(candidates):
 
 
 def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(tmp_path):
-    from engine.testing.plugins import install
+    from engine_testing.plugins import install
 
     info = install(tmp_path, "torn", "torn")
     (info / "entry_points.txt").write_text("[engine.backends.v1\nnothing here")

@@ -14,7 +14,7 @@ import pytest
 import engine
 from engine.convert.quantize import settings
 from engine.formats import encryption
-from engine.testing import models
+from engine_testing import models
 
 KEY = "00112233445566778899aabbccddeeff"
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 import engine
-from engine.testing.plugins import install
+from engine_testing.plugins import install
 
 PLUGIN = """
 import ctypes, os, sys, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 from engine.types import Check
 
 @hookimpl

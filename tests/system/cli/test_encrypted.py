@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.formats import encryption
-from engine.testing import models
+from engine_testing import models
 
 NETS = Path(__file__).parents[2] / "data" / "mindir" / "nets"
 GCM, CBC, SM4 = (NETS / f"enc_{name}.mindir" for name in ("AES-GCM_16", "AES-CBC_24", "SM4-CBC_16"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from engine.options import nearest
-from engine.testing import models
+from engine_testing import models
 
 
 @pytest.mark.parametrize(

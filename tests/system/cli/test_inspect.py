@@ -12,7 +12,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 
 def test_shows_inputs_outputs_operators_and_parameters(cli, digits):

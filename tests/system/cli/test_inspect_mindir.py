@@ -62,7 +62,7 @@ def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:
 
 
 def test_it_shows_the_models_and_executors_of_a_bundle_for_ascend(cli, tmp_path: Path) -> None:
-    from engine.testing.compiled_mindir import bundle_attributes, compiled_mindir
+    from engine_testing.compiled_mindir import bundle_attributes, compiled_mindir
 
     path = tmp_path / "split.mindir"
     graphs = [(["x"], ["h"]), (["h"], ["y"])]

@@ -12,7 +12,7 @@ import pytest
 
 from engine.cli.output import Talk, set_talk
 from engine.cli.progress import progress
-from engine.testing import models
+from engine_testing import models
 
 
 @pytest.mark.parametrize(

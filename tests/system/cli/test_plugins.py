@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine.testing.plugins import install
+from engine_testing.plugins import install
 
 NO_DEVICE = """
 from engine.hookspecs import hookimpl
@@ -34,7 +34,7 @@ def engine_predict(context, inputs): ...
 @pytest.fixture
 def zoo(plugin_folder):
     """One backend for each state."""
-    install(plugin_folder, "null", "engine.testing.null", version="1.2.3")
+    install(plugin_folder, "null", "engine_testing.null", version="1.2.3")
     install(plugin_folder, "lonely", "lonely", source=NO_DEVICE)
     install(plugin_folder, "torn", "torn", source="import no_such_vendor_library\n")
     install(plugin_folder, "crash", "crash", source="import os; os.kill(os.getpid(), 11)\n")

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing.check import LEVELS
-from engine.testing.plugins import install
+from engine_testing.check import LEVELS
+from engine_testing.plugins import install
 
 PLUGIN = """
 import os, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 @hookimpl
 def engine_backend():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from engine.testing import models
+from engine_testing import models
 
 
 def test_the_hottest_kernels_are_printed_below_the_outputs(cli, tmp_path):

@@ -15,8 +15,8 @@ import pytest
 import engine
 from engine.report.measurement import DeviceShare, devices_text
 from engine.runtime.parts import arrays_of, described, value_of
-from engine.testing import models
 from engine.types import DType
+from engine_testing import models
 
 MINDIR = Path(__file__).parents[2] / "data" / "mindir"
 

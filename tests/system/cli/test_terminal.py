@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 WIDTHS = [40, 64, 72, 80, 200]

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing import models
-from engine.testing.plugins import install
+from engine_testing import models
+from engine_testing.plugins import install
 
 PLUGIN = """
 import os, signal
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine.testing import null
-from engine.testing.null import *
+from engine_testing import null
+from engine_testing.null import *
 
 @hookimpl
 def engine_backend():

@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 import engine
 from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError
 from engine.convert import scratch, write
-from engine.testing import models
+from engine_testing import models
 
 MINDIR = Path(__file__).parents[2] / "data" / "mindir"
 FILES = json.loads((MINDIR / "manifest.json").read_text())["files"]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine.testing import models
+from engine_testing import models
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("engine_cpu", reason="needs the cpu backend")

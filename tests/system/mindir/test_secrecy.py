@@ -13,7 +13,7 @@ import pytest
 from onnx import helper, numpy_helper
 
 from engine.formats import encryption
-from engine.testing.shared_memory import left_since, names
+from engine_testing.shared_memory import left_since, names
 
 KEY = bytes(range(16))
 LENET = Path(__file__).parents[2] / "data" / "mindir" / "lenet_bn.mindir"

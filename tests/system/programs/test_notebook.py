@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.testing import models
+from engine_testing import models
 
 pytestmark = pytest.mark.slow
 

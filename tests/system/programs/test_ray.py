@@ -16,7 +16,7 @@ import pytest
 
 import engine
 from engine import BackendUnavailable, DeadlineExceeded, InputError
-from engine.testing import models
+from engine_testing import models
 
 
 @pytest.fixture(scope="module", autouse=True)

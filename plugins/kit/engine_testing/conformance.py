@@ -1,0 +1,79 @@
+"""The conformance kit: a class of tests to inherit, of what every backend must do.
+
+A plugin's whole test_conformance.py:
+
+    from engine_testing import BackendConformance
+
+    class TestMine(BackendConformance):
+        backend = "mine"
+
+The levels are classes of their own, one file each; read there what is asked. Features that a
+backend does not announce are skipped with the reason. What it must do and cannot is named in
+`gaps`, each with why: such a test has to fail, so that the list stays true. The simplest tests
+run first: mend the first failure before you read the next.
+"""
+
+from __future__ import annotations
+
+from engine_testing.compiled import CompiledForms
+from engine_testing.contexts import Contexts
+from engine_testing.device_values import DeviceValues
+from engine_testing.errors import Errors
+from engine_testing.lifecycle import Leaks, LifeCycle, Reports
+from engine_testing.manifest import Manifest
+from engine_testing.ownership import Buffers, Inputs, Results
+from engine_testing.process import Process
+from engine_testing.profile import Profiles
+from engine_testing.ranks import Ranks
+from engine_testing.semantics import Semantics
+from engine_testing.settings import Settings
+from engine_testing.sharing import Sharing
+from engine_testing.threads import Stopping, Threads, UsersView
+from engine_testing.weights import Weights
+
+__all__ = ["BackendConformance"]
+
+
+class BackendConformance(
+    # Last first: pytest runs the tests of a class from its farthest base on.
+    Leaks,
+    Ranks,
+    Sharing,
+    Weights,
+    Profiles,
+    DeviceValues,
+    CompiledForms,
+    Contexts,
+    UsersView,
+    Stopping,
+    Threads,
+    Process,
+    Settings,
+    Reports,
+    LifeCycle,
+    Errors,
+    Buffers,
+    Inputs,
+    Results,
+    Semantics,
+    Manifest,
+):
+    """All levels; see `engine_testing.level.Level` for the attributes that a subclass may set."""
+
+    def test_gaps_name_tests_of_the_kit(self) -> None:
+        known = {name: _cases(name) for name in dir(BackendConformance) if name.startswith("test_")}
+        for gap in (*self.gaps, *self.crashes):
+            test = gap.partition("[")[0]
+            assert test in known, f"gap {gap!r} names no test of the kit"
+            assert gap in (test, *known[test]), (
+                f"gap {gap!r} names no case of its test; there are: {known[test]}"
+            )
+
+
+def _cases(test: str) -> list[str]:
+    """Return the names that pytest gives to the cases of a test; none without parameters."""
+    marks = getattr(getattr(BackendConformance, test), "pytestmark", ())
+    # Tests of the kit have at most one parameter, whose values pytest names like this.
+    return [
+        f"{test}[{getattr(value, '__name__', value)}]" for mark in marks for value in mark.args[1]
+    ]

@@ -1,0 +1,245 @@
+"""The base of all levels of the kit: a backend on trial, and how answers are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from engine.backends import Backend, BackendState, doors, open_backend, record
+from engine.formats import open_source
+from engine.types import (
+    Capability,
+    CompileOptions,
+    Executable,
+    ExecutionContext,
+    LoadedModel,
+    ModelSource,
+    ShapeRange,
+    Value,
+    Values,
+)
+from engine_testing import models
+
+Array: TypeAlias = npt.NDArray[Any]
+Maker: TypeAlias = Callable[[Path], Path]
+"""A function of `engine_testing.models`, or one like it."""
+
+
+def floats(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
+    """Return the values as an array of float32."""
+    return np.array(values, np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An execution context and what it belongs to."""
+
+    backend: Backend
+    executable: Executable
+    context: ExecutionContext
+
+    def predict(
+        self,
+        *inputs: Value,
+        outputs: Sequence[Value] | None = None,
+        deadline_s: float | None = None,
+    ) -> Values:
+        """Call engine_predict once."""
+        return self.backend.predict(self.context, list(inputs), outputs, deadline_s)
+
+
+class Trial:
+    """A backend on trial: opens what a test asks for as the core would, and closes it afterwards.
+
+    backend: its hooks. device: what it runs on, the first that the backend finds unless a level's
+    `device_type` says otherwise. folder: where models are written.
+    """
+
+    def __init__(self, backend: Backend, folder: Path, closing: ExitStack) -> None:
+        self.backend = backend
+        self.folder = folder
+        self.device = backend.devices().found[0].device
+        self._closing = closing
+
+    def choose_device(self, device_type: str) -> None:
+        """Run on the first device of a type. Skips the test where there is none."""
+        for found in self.backend.devices().found:
+            if found.device.type == device_type:
+                self.device = found.device
+                return
+        pytest.skip(f"backend {self.backend.name!r} finds no device of type {device_type!r} here")
+
+    def options(self, **changes: Any) -> CompileOptions:
+        """Return the options that a user without a wish gives, with changes."""
+        precision = "enforce_fp32" if self.device.type in ("cpu", "gpu") else ""
+        return replace(CompileOptions(device=self.device, precision=precision), **changes)
+
+    def source(self, model: Maker | ModelSource) -> ModelSource:
+        """Return a model as the core hands it to a backend."""
+        return model if isinstance(model, ModelSource) else open_source(str(model(self.folder)))
+
+    def load(self, model: Maker | ModelSource, **changes: Any) -> LoadedModel:
+        """Load a model."""
+        loaded = self.backend.load(self.source(model), self.options(**changes))
+        self._closing.callback(loaded.close)
+        return loaded
+
+    def compile(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Executable:
+        """Compile a model; where shapes must be fixed, for those of `inputs`."""
+        source = self.source(model)
+        options = self.options(**{"shapes": self.shapes(source, inputs), **changes})
+        executable = self.build(source, options)
+        self._closing.callback(executable.close)
+        return executable
+
+    def build(self, source: ModelSource, options: CompileOptions) -> Executable:
+        """Load and compile, and let go of the loaded model; the caller closes the executable."""
+        loaded = self.backend.load(source, options)
+        try:
+            return self.backend.compile(loaded, options)
+        finally:
+            loaded.close()
+
+    def open(self, model: Maker | ModelSource, *inputs: Array, **changes: Any) -> Running:
+        """Compile a model and open a context."""
+        return self.context(self.compile(model, *inputs, **changes))
+
+    def context(self, executable: Executable, beside: Running | None = None) -> Running:
+        """Open one more context of an executable; beside another one, it shares its workspace."""
+        opener: Any = executable.open_context
+        context = opener() if beside is None else opener(beside=beside.context)
+        self._closing.callback(context.close)
+        return Running(self.backend, executable, context)
+
+    def run(self, model: Maker | ModelSource, *inputs: Array) -> Values:
+        """Return the model's outputs for these inputs."""
+        return self.open(model, *inputs).predict(*inputs)
+
+    def close_later(self, *things: Executable | LoadedModel | ExecutionContext) -> None:
+        """Close what a test has opened itself, after it, the last first."""
+        for thing in things:
+            self._closing.callback(thing.close)
+
+    def end_later(self, owner: Any) -> None:
+        """Close the owner of what is lent after the test, before the lender."""
+        close = getattr(owner, "close", None)
+        if close is not None:
+            self._closing.callback(close)
+
+    def shapes(self, source: ModelSource, inputs: Sequence[Array]) -> dict[str, ShapeRange]:
+        """Return CompileOptions.shapes for a backend that must know shapes beforehand."""
+        if self.backend.can(Capability.DYNAMIC_SHAPES) or source.graph is None:
+            return {}
+        return {
+            spec.name: ShapeRange(array.shape, array.shape, array.shape)
+            for spec, array in zip(source.graph.inputs, inputs, strict=False)
+            if not all(isinstance(dim, int) for dim in spec.shape or (None,))
+        }
+
+
+class Level:
+    """The base of every level of the kit; a subclass that names a backend is tested.
+
+    backend: its name, as in its entry point.
+    rtol, atol: how far results in floating point may be from the closed form. A backend that
+        computes in float16 sets 1e-2 and says why; with 1e-5, TF32 and less are caught.
+    vendor_modules: what importing the plugin must not import, beside the usual runtimes.
+    option: the name of one option that the backend knows; lets the kit misspell it.
+    device_type: the type of the device on trial, by default the first that is found. A backend
+        with several types ("cpu", "npu") has a class for each.
+    gaps: what the backend is known not to do: a test's name, with or without its parameters
+        ("test_x" or "test_x[int8]") -> why. Such a test must fail: one that passes is an error,
+        so the list cannot outlive the gap.
+    shares_devices: False where two ranks of a group need two devices, as with NCCL.
+    trials: what opens models for the tests; a subclass of Trial may give other options or shapes.
+    crashes: like `gaps`, for what would end the process or hang: such a test is not run. Take
+        its entry out to see whether it is still so.
+    """
+
+    backend: ClassVar[str] = ""
+    rtol: ClassVar[float] = 1e-5
+    atol: ClassVar[float] = 1e-6
+    vendor_modules: ClassVar[tuple[str, ...]] = ()
+    option: ClassVar[str] = ""
+    device_type: ClassVar[str] = ""
+    shares_devices: ClassVar[bool] = True
+    trials: ClassVar[type[Trial]] = Trial
+    gaps: ClassVar[Mapping[str, str]] = {}
+    crashes: ClassVar[Mapping[str, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _expect_gap(self, request: pytest.FixtureRequest) -> None:
+        case = request.node.name
+        test = case.partition("[")[0]
+        if reason := self.crashes.get(case) or self.crashes.get(test):
+            pytest.xfail(f"not run: {reason}")
+        if reason := self.gaps.get(case) or self.gaps.get(test):
+            request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+    @pytest.fixture
+    def plugin(self) -> Backend:
+        """The backend's hooks, whether or not there is a device."""
+        points = [point for point in doors.points(doors.BACKENDS) if point.name == self.backend]
+        assert len(points) == 1, f"backend {self.backend!r} is installed {len(points)} times"
+        return Backend(self.backend, points[0].load(), [])
+
+    @pytest.fixture
+    def trial(self, tmp_path: Path) -> Iterator[Trial]:
+        """The backend on trial; everything that the test opened is closed after it.
+
+        Skips where there is no device, with the backend's reason.
+        """
+        found = record(self.backend)
+        if found.state is BackendState.NO_DEVICE:
+            pytest.skip(str(found))
+        plugin = open_backend(self.backend)
+        with ExitStack() as closing:
+            trial = self.trials(plugin, tmp_path, closing)
+            if self.device_type:
+                trial.choose_device(self.device_type)
+            yield trial
+
+    def require(self, trial: Trial, capability: Capability) -> None:
+        """Skip the test of a backend without `capability`, or whose device lacks it."""
+        if reason := trial.backend.lacks(capability, trial.device):
+            pytest.skip(reason)
+
+    def assert_close(self, actual: Value, expected: Array) -> None:
+        """Assert equal dtype, shape and values; floating point within rtol and atol."""
+        assert isinstance(actual, np.ndarray), f"expected a host array, got {type(actual)}"
+        assert actual.dtype == expected.dtype, f"expected {expected.dtype}, got {actual.dtype}"
+        assert actual.shape == expected.shape, f"expected {expected.shape}, got {actual.shape}"
+        if expected.dtype.kind == "f":
+            rtol = max(self.rtol, 2 * float(np.finfo(expected.dtype).eps))
+            np.testing.assert_allclose(actual, expected, rtol=rtol, atol=self.atol)
+        else:
+            np.testing.assert_array_equal(actual, expected)
+
+
+def time_slow(trial: Trial) -> tuple[Running, Array, float]:
+    """Return a running model, an input, and how long these take: at least 0.3 s anywhere."""
+    rows = 512
+    while True:
+        x = np.ones((rows, models.SLOW_WIDTH), np.float32)
+        running = trial.open(models.slow, x)
+        whole_s = time_predict(running, x)
+        if whole_s >= 0.3:
+            return running, x, whole_s
+        if rows >= 2**19:
+            pytest.skip(f"{rows} rows take {whole_s:.3f} s: too fast to be stopped")
+        rows = int(rows * min(max(0.4 / whole_s, 1.2), 8))
+
+
+def time_predict(running: Running, x: Array) -> float:
+    """Return how long a predict takes, in seconds."""
+    start = time.monotonic()
+    running.predict(x)
+    return time.monotonic() - start

@@ -1,0 +1,278 @@
+"""Level of the kit: threads, deadlines, cancelling, and the users' view through Model."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+import engine
+from engine.errors import Cancelled, DeadlineExceeded
+from engine.types import CancelToken, Capability, ExecutionContext
+from engine_testing import models
+from engine_testing.level import (
+    Array,
+    Level,
+    Running,
+    Trial,
+    floats,
+    time_predict,
+    time_slow,
+)
+
+THREADS = 4
+CALLS = 50
+
+
+def _grid(value: float) -> Array:
+    return np.full((2, 3), value, np.float32)
+
+
+class Threads(Level):
+    """An executable is any thread's, a context one thread's at a time."""
+
+    def test_threads_with_contexts_of_their_own_get_their_own_results(self, trial: Trial) -> None:
+        executable = trial.compile(models.several)
+        contexts = [trial.context(executable) for _ in range(THREADS)]
+
+        def work(number: int) -> None:
+            for call in range(CALLS):
+                value = 100 * number + call
+                y, b, x = contexts[number].predict(
+                    _grid(value), _grid(number), np.full(3, call, np.float32)
+                )
+                self.assert_close(y, _grid(value - number))
+                self.assert_close(b, _grid(number * call))
+                self.assert_close(x, _grid(value + call))
+
+        _run_threads(work)
+
+    def test_a_context_may_change_threads(self, trial: Trial) -> None:
+        running = trial.open(models.scalar)
+        [y] = running.predict(np.array(1, np.float32))
+        self.assert_close(y, np.array(3, np.float32))
+        turn = threading.Lock()
+
+        def work(number: int) -> None:
+            for _ in range(10):
+                with turn:
+                    [y] = running.predict(np.array(number, np.float32))
+                self.assert_close(y, np.array(2 * number + 1, np.float32))
+
+        _run_threads(work)
+        [y] = running.predict(np.array(1, np.float32))
+        self.assert_close(y, np.array(3, np.float32))
+
+    def test_contexts_may_be_opened_at_once(self, trial: Trial) -> None:
+        executable = trial.compile(models.scalar)
+        opened: list[ExecutionContext] = []
+
+        def work(number: int) -> None:
+            for _ in range(5):
+                context = executable.open_context()
+                opened.append(context)
+                [y] = trial.backend.predict(context, [np.array(number, np.float32)], None, None)
+                self.assert_close(y, np.array(2 * number + 1, np.float32))
+
+        _run_threads(work)
+        assert len({id(context) for context in opened}) == len(opened), "two threads got one"
+        for context in opened:
+            context.close()
+
+    def test_models_may_be_built_by_several_threads_at_once(self, trial: Trial) -> None:
+        source = trial.source(models.scalar)
+        opened: list[Running] = []
+
+        def work(number: int) -> None:
+            running = trial.open(source)
+            opened.append(running)
+            [y] = running.predict(np.array(number, np.float32))
+            self.assert_close(y, np.array(2 * number + 1, np.float32))
+
+        _run_threads(work, count=2)
+        for running in opened:  # used where they were not built, after those threads have ended
+            [y] = running.predict(np.array(3, np.float32))
+            self.assert_close(y, np.array(7, np.float32))
+
+    def test_a_context_may_be_closed_by_another_thread(self, trial: Trial) -> None:
+        executable = trial.compile(models.scalar)
+        contexts: list[Running] = [trial.context(executable) for _ in range(THREADS)]
+        for running in contexts:
+            running.predict(np.array(1, np.float32))
+        _run_threads(lambda number: contexts[number].context.close())
+        [y] = trial.context(executable).predict(np.array(1, np.float32))
+        self.assert_close(y, np.array(3, np.float32))
+
+
+class Stopping(Level):
+    """Long work stops when it is told to, and leaves everything usable."""
+
+    def test_a_predict_stops_at_its_deadline(self, trial: Trial) -> None:
+        self.require(trial, Capability.DEADLINES)
+        running, x, whole_s = time_slow(trial)
+        whole, stopped = [whole_s], [whole_s]
+        # Interleaved, and the best of both: other processes slow this one down and let go.
+        for _ in range(8):
+            start = time.monotonic()
+            with pytest.raises(DeadlineExceeded):
+                running.predict(x, deadline_s=start + min(whole) / 10)
+            stopped.append(time.monotonic() - start)
+            whole.append(time_predict(running, x))
+            if min(stopped) < min(whole) / 2:
+                break
+        assert min(stopped) < min(whole) / 2, (
+            f"told to stop after {min(whole) / 10:.2f} s, predict stopped after "
+            f"{min(stopped):.2f} s at best; undisturbed it takes {min(whole):.2f} s"
+        )
+        # The context is usable afterwards, and the old deadline forgotten.
+        small = x[:3] if trial.backend.can(Capability.DYNAMIC_SHAPES) else x
+        [y] = running.predict(small)
+        self.assert_close(y, np.roll(small, models.SLOW_STEPS, axis=1))
+
+    def test_a_deadline_that_has_passed_stops_a_predict(self, trial: Trial) -> None:
+        self.require(trial, Capability.DEADLINES)
+        x = np.ones((4096, models.SLOW_WIDTH), np.float32)
+        running = trial.open(models.slow, x)
+        with pytest.raises(DeadlineExceeded):
+            running.predict(x, deadline_s=time.monotonic() - 1)
+
+    def test_a_deadline_that_is_kept_changes_nothing(self, trial: Trial) -> None:
+        self.require(trial, Capability.DEADLINES)
+        x = np.ones((2, 3), np.float32)
+        running = trial.open(models.affine, x)
+        for _ in range(3):
+            [y] = running.predict(x, deadline_s=time.monotonic() + 60)
+            self.assert_close(y, 2 * x + 1)
+
+    def test_a_cancelled_compile_does_not_begin(self, trial: Trial) -> None:
+        self.require(trial, Capability.CANCEL_COMPILE)
+        token = CancelToken()
+        token.cancel()
+        with pytest.raises(Cancelled):
+            trial.compile(models.affine, np.ones((1, 3), np.float32), cancel=token)
+
+    def test_a_compile_is_cancelled_on_its_way(self, trial: Trial) -> None:
+        self.require(trial, Capability.CANCEL_COMPILE)
+        token = CancelToken()
+        with pytest.raises(Cancelled):
+            trial.compile(
+                models.slow,
+                np.ones((1, models.SLOW_WIDTH), np.float32),
+                cancel=token,
+                progress=lambda phase, done, total: token.cancel(),
+            )
+        x = np.ones((1, 3), np.float32)
+        [y] = trial.run(models.affine, x)
+        self.assert_close(y, 2 * x + 1)
+
+    def test_progress_only_goes_forward(self, trial: Trial) -> None:
+        steps: dict[str, list[tuple[int, int | None]]] = {}
+        trial.compile(
+            models.slow,
+            np.ones((1, models.SLOW_WIDTH), np.float32),
+            progress=lambda phase, done, total: steps.setdefault(phase, []).append((done, total)),
+        )
+        for phase, seen in steps.items():
+            assert phase, "a phase has no name"
+            done = [step for step, _ in seen]
+            assert done == sorted(done), f"phase {phase!r} goes back: {done}"
+            assert all(total is None or 0 <= step <= total for step, total in seen), (
+                f"phase {phase!r} has more steps done than there are: {seen}"
+            )
+
+
+class UsersView(Level):
+    """The same backend through engine.Model, as its users meet it."""
+
+    def test_threads_share_a_model(self, trial: Trial) -> None:
+        with _build(trial, models.several(trial.folder)) as model:
+
+            def work(number: int) -> None:
+                kept = []
+                for call in range(CALLS):
+                    value = 100 * number + call
+                    results = model.predict(
+                        [_grid(value), _grid(number), np.full(3, call, np.float32)]
+                    )
+                    kept.append((value, call, results))
+                for value, call, results in kept:
+                    y, b, x = (tensor.get_data_to_numpy() for tensor in results)
+                    self.assert_close(y, _grid(value - number))
+                    self.assert_close(b, _grid(number * call))
+                    self.assert_close(x, _grid(value + call))
+
+            _run_threads(work)
+
+    def test_results_have_the_models_names(self, trial: Trial) -> None:
+        z, a, m = _grid(5), _grid(2), floats([1, 2, 3])
+        with _build(trial, models.several(trial.folder)) as model:
+            results = model.predict({"m": m, "z": z, "a": a})
+            assert [tensor.name for tensor in results] == ["y", "b", "x"]
+            outputs = model(z=z, a=a, m=m)
+            self.assert_close(outputs["y"], z - a)
+            self.assert_close(outputs["b"], a * m)
+            self.assert_close(outputs["x"], z + m)
+
+    def test_preallocated_outputs_are_filled_again_and_again(self, trial: Trial) -> None:
+        x, y = np.zeros((2, 3), np.float32), np.zeros((3, 2), np.float32)
+        other_x, other_y = _grid(7), np.zeros((3, 2), np.float32)
+        rows = floats([[0], [1], [2]])
+        tensors = [engine.Tensor(x)], [engine.Tensor(y)]
+        others = [engine.Tensor(other_x)], [engine.Tensor(other_y)]
+        with _build(trial, models.no_batch(trial.folder)) as model:
+            for value in range(4):
+                x[:] = value
+                model.predict(*tensors)
+                self.assert_close(y, x.T + rows)
+                model.predict(*others)
+                self.assert_close(other_y, other_x.T + rows)
+                self.assert_close(y, x.T + rows)
+                for step in range(3):
+                    x[:] = 10 * value + step
+                    model.predict(*tensors)
+                    self.assert_close(y, x.T + rows)
+
+    @pytest.mark.parametrize("layout", ["plain", "strided", "reversed", "fortran", "transposed"])
+    def test_arrays_of_any_layout_are_read(self, trial: Trial, layout: str) -> None:
+        x = np.arange(6, dtype=np.float32).reshape(2, 3)
+        views: dict[str, Array] = {
+            "plain": x.copy(),
+            "strided": np.repeat(x, 2, axis=1)[:, ::2],
+            "reversed": np.ascontiguousarray(x[::-1])[::-1],
+            "fortran": np.asfortranarray(x),
+            "transposed": np.ascontiguousarray(x.T).T,
+        }
+        view = views[layout]
+        with _build(trial, models.no_batch(trial.folder)) as model:
+            [y] = model.predict([view])
+            self.assert_close(y.get_data_to_numpy(), x.T + floats([[0], [1], [2]]))
+            np.testing.assert_array_equal(view, x, err_msg="predict changed its input")
+
+
+def _build(trial: Trial, path: object) -> engine.Model:
+    return engine.load(str(path), target=trial.backend.name)
+
+
+def _run_threads(work: Callable[[int], None], count: int = THREADS) -> None:
+    """Run work(0), work(1), ... at once; raise the first error of any."""
+    barrier = threading.Barrier(count)
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            barrier.wait(timeout=60)
+            work(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=120)
+    assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+    if errors:
+        raise errors[0]

@@ -1,0 +1,115 @@
+"""The null backend beyond the kit: its options, and buffers over inputs."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import engine
+from engine.backends import open_backend
+from engine.errors import DeadlineExceeded, ModelError
+from engine.formats import open_source
+from engine.types import CompileOptions
+from engine_testing import models
+from engine_testing.null import DEVICE, Settings
+
+
+def test_operators_can_be_declared_unsupported(null_backend: str, tmp_path: Path) -> None:
+    backend = open_backend(null_backend)
+    options = CompileOptions(device=DEVICE, options={"unsupported_ops": "Relu, Add"})
+    loaded = backend.load(open_source(str(models.affine(tmp_path))), options)
+    assert dict(loaded.unsupported) == {1: "option 'unsupported_ops' names its operator"}
+    with pytest.raises(ModelError, match=r"node 1 'shift' \(ai\.onnx\.Add\)"):
+        backend.compile(loaded, options)
+
+
+def test_a_model_with_a_declared_gap_is_refused_by_the_core(
+    null_backend: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelError, match="Add 'shift'"):
+        engine.load(
+            models.affine(tmp_path),
+            target=null_backend,
+            config={"null_context": {"unsupported_ops": "Add"}},
+        )
+
+
+def test_a_predict_can_be_made_to_take_long(null_backend: str, tmp_path: Path) -> None:
+    config = {"null_context": {"delay_s": "0.2"}}
+    x = np.ones((1, 3), np.float32)
+    with engine.load(models.affine(tmp_path), target=null_backend, config=config) as model:
+        start = time.monotonic()
+        assert model(x=x)["y"].tolist() == [[3, 3, 3]]
+        assert time.monotonic() - start >= 0.2
+    config["null_context"]["delay_s"] = "300"
+    with engine.load(models.affine(tmp_path), target=null_backend, config=config) as model:
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            model.predict([x], timeout_s=0.02)
+        assert time.monotonic() - start < 200
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
+def test_a_delay_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="'delay_s': expected seconds, 0 or more, got"):
+        Settings.parse({"delay_s": text})
+
+
+def test_a_misspelt_option_is_told_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown option 'delay'; did you mean 'delay_s'"):
+        Settings.parse({"delay": "1"})
+
+
+def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> None:
+    """A loop is one node of the main graph: the clock is looked at in its body too."""
+    from onnx import TensorProto, helper, save_model
+
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go_on"], ["still"]),
+         helper.make_node("Add", ["value", "value"], ["twice"])],
+        "body",
+        [helper.make_tensor_value_info("round", TensorProto.INT64, []),
+         helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("value", TensorProto.FLOAT, [])],
+        [helper.make_tensor_value_info("still", TensorProto.BOOL, []),
+         helper.make_tensor_value_info("twice", TensorProto.FLOAT, [])],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["rounds", "go", "x"], ["y"], body=body)],
+        "endless",
+        [
+            helper.make_tensor_value_info("rounds", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, []),
+        ],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
+    )
+    path = tmp_path / "endless.onnx"
+    model = helper.make_model(
+        graph, ir_version=models.IR_VERSION, opset_imports=[helper.make_opsetid("", models.OPSET)]
+    )
+    save_model(model, path)
+    with engine.load(path, target=null_backend) as loop:
+        start = time.monotonic()
+        with pytest.raises(DeadlineExceeded):
+            loop.predict([np.array(10**9), np.array(True), np.array(0, np.float32)], timeout_s=0.05)
+        assert time.monotonic() - start < 200  # all its rounds would take hours
+
+
+def test_a_buffer_over_an_input_that_is_an_output_too_is_filled_last(
+    null_backend: str, tmp_path: Path
+) -> None:
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
+    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y, x])
+    path = tmp_path / "passes_on.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    array = np.arange(4, dtype=np.float32)
+    other = np.empty(4, np.float32)
+    with engine.load(path, target=null_backend) as model:
+        model.predict([array], [engine.Tensor(array), engine.Tensor(other)])
+    np.testing.assert_array_equal(array, [0, -1, -2, -3])
+    np.testing.assert_array_equal(other, [0, 1, 2, 3])

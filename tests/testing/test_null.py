@@ -1,9 +1,0 @@
-import pytest
-
-from engine.testing import BackendConformance
-
-
-@pytest.mark.usefixtures("null_backend")
-class TestNull(BackendConformance):
-    backend = "null"
-    option = "delay_s"
