@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from engine.testing.plugins import install
 
 from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
 from engine.backends.listing import plugins
 from engine.backends.records import PluginRecord
-from engine.testing.plugins import install
 
 GOOD = "def wrap(model, predict):\n    return predict\n"
 
