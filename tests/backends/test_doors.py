@@ -13,6 +13,7 @@ from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
 from engine.backends.listing import plugins
 from engine.backends.records import PluginRecord
+from engine.host.install import pip_install
 
 GOOD = "def wrap(model, predict):\n    return predict\n"
 
@@ -90,7 +91,7 @@ def test_a_conformance_class_without_the_kits_packages_names_the_extra(plugin_fo
     found = record("kit", CONFORMANCE)
     assert found.state is BackendState.NOT_INSTALLED
     assert found.reason == "it needs 'no_such_test_runner', which is not installed"
-    assert "inference-engine[testing]" in found.fix
+    assert pip_install("testing") in found.fix
 
 
 def test_all_doors_are_listed_and_a_bad_entry_stops_no_other(plugin_folder: Path) -> None:
