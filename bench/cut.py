@@ -34,8 +34,9 @@ from onnx import TensorProto
 from engine.backends import open_backend
 from engine.formats import open_source
 from engine.formats.onnx.inline import inlined
-from engine.plan.compile import Candidate
-from engine.plan.fallback import Partitioning, compile_parts
+from engine.plan.fallback import compile_parts
+from engine.plan.partitioning import Partitioning
+from engine.plan.plan import Candidate
 from engine.plan.segments import SegmentedExecutable, predict
 from engine.types import CompileOptions, Device, ModelSource, Threads
 

@@ -27,7 +27,7 @@ from engine.types import Capability
 
 if TYPE_CHECKING:
     from engine.model.model import Model
-    from engine.plan.compile import KernelTimes
+    from engine.plan.reports import KernelTimes
 
 __all__ = ["Kernel", "OperatorTime", "Profile", "Run"]
 

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING
 from engine.backends import Backend, find_target, warn_once
 from engine.errors import BackendError, BackendUnavailable, ModelError
 from engine.formats.collectives import is_collective
-from engine.formats.opened import state_of, variables_of
+from engine.formats.opened import digest_of, state_of, variables_of
 from engine.host.interrupts import raised_by_handler
-from engine.plan.compile import Candidate, CompiledForms, Plan, compile_plan
+from engine.plan.compile import compile_whole
 from engine.plan.options import Request
-from engine.types import CancelToken, Device, GraphInfo, ModelSource, Progress
+from engine.plan.plan import Candidate, CompiledForms, Plan
+from engine.types import CancelToken, Capability, Device, GraphInfo, ModelSource, Progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,7 +90,7 @@ def build_plan(
             continue
         source = file(backend.info.suffixes)
         if variable_weights or variables_of(source):
-            from engine.plan.weights import check_declared, with_weights  # rare
+            from engine.plan.weights import check_declared  # rare
 
             check_declared(source, variable_weights)
         if cancel is not None:
@@ -107,6 +108,8 @@ def build_plan(
                 plan = compile_plan(first, source, further)
             try:
                 if variables_of(source):
+                    from engine.plan.weighted import with_weights  # rare
+
                     plan = with_weights(plan)
                 if state_of(source):
                     from engine.plan.state import with_state  # rare
@@ -188,6 +191,32 @@ def _further(
             asked.add((backend.name, options.provider))
             completing += backend.info.completed_by
             yield Candidate(backend, options, are_listed, first.forms)
+
+
+def compile_plan(
+    first: Candidate, source: ModelSource, further: Iterator[Candidate | BackendError]
+) -> Plan:
+    """Compile a model for `first`, and for others the nodes which that reports as unsupported.
+
+    further: the candidates for such nodes, in the order in which they are to be asked, opened
+        when they are taken; an error is one that cannot be had.
+    """
+    if first.forms is not None and not first.backend.lacks(
+        Capability.MIXED_PLACEMENT, first.options.device
+    ):
+        source = first.forms.identified(source)
+        if digest_of(source) and first.forms.has(source, first.key()):
+            from engine.plan.fallback import compile_cached_partition  # rare
+
+            plan, further = compile_cached_partition(first, source, further)
+            if plan is not None:
+                return plan
+    plan, unsupported = compile_whole(first, source)
+    if plan is not None:
+        return plan
+    from engine.plan.fallback import compile_with_fallback  # rare
+
+    return compile_with_fallback(first, source, unsupported, further)
 
 
 def _needs_ranks(graph: GraphInfo | None) -> bool:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from engine.context import Context
-    from engine.plan.compile import Plan
+    from engine.plan.plan import Plan
 
 _ROLLUP = "/proc/self/smaps_rollup"
 

@@ -17,9 +17,10 @@ import numpy as np
 
 from engine.errors import Cancelled, ModelError
 from engine.formats.micro_batches import MicroBatches
-from engine.plan.compile import Opener
 from engine.plan.contexts import close
-from engine.plan.segments import CompiledSegment, SegmentedExecutable
+from engine.plan.dataflow import CompiledSegment
+from engine.plan.plan import Opener
+from engine.plan.segments import SegmentedExecutable
 from engine.plan.steps import SegmentedContext
 from engine.plan.transfer import Transfer
 from engine.types import Device, DeviceBuffer, ExecutionContext, TensorSpec, Value, Values

@@ -14,18 +14,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.errors import ModelError
 from engine.formats import source_of_part
 from engine.formats.code import digest_of_code
 from engine.plan.options import plan_name
 from engine.plan.partition import Segment
-from engine.plan.parts import COLLECTIVES, RESULTS, Part
+from engine.plan.partitioning import COLLECTIVES, RESULTS, Partitioning
+from engine.plan.parts import Part
 from engine.types import CompileOptions, ModelSource, ShapeRange
-
-if TYPE_CHECKING:
-    from engine.plan.fallback import Partitioning
 
 RECORD = "partition.json"
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from engine.errors import ModelError
 from engine.formats.opened import state_of, variables_of
-from engine.plan import segments
-from engine.plan.compile import Candidate, compile_all, compile_loaded
+from engine.plan.compile import NOWHERE
 from engine.plan.contexts import close
+from engine.plan.dataflow import CompiledSegment
 from engine.plan.partition import Segment
+from engine.plan.partitioning import RESULTS, Partitioning
+from engine.plan.plan import Candidate
+from engine.plan.segments import SegmentedExecutable
 from engine.types import (
     CompileOptions,
     Executable,
@@ -22,12 +24,6 @@ from engine.types import (
     Progress,
     TensorSpec,
 )
-
-if TYPE_CHECKING:
-    from engine.plan.fallback import Partitioning
-
-COLLECTIVES, RESULTS = -1, -2
-"""The level of nodes that the ranks run together: no other candidate is ever asked for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +54,7 @@ def of_a_part(error: ModelError, segment: Segment, candidate: Candidate) -> Mode
     )
 
 
-def compile_segments(
-    partitioning: Partitioning, parts: Sequence[Part]
-) -> segments.SegmentedExecutable:
+def compile_segments(partitioning: Partitioning, parts: Sequence[Part]) -> SegmentedExecutable:
     """Compile the parts and number the values that go in, between them and out."""
     graph = partitioning.source.graph
     assert graph is not None
@@ -72,14 +66,14 @@ def compile_segments(
         last.update(dict.fromkeys((*part.segment.inputs, *part.segment.outputs), part.segment))
     for spec in graph.outputs:
         last.pop(spec.name, None)
-    compiled: list[segments.CompiledSegment] = []
+    compiled: list[CompiledSegment] = []
     with ExitStack() as on_failure:
         for count, part in enumerate(parts, 1):
             executable = _compile_part(part, f"segment {count} of {len(parts)}")
             on_failure.callback(close, executable)
             segment = part.segment
             compiled.append(
-                segments.CompiledSegment(
+                CompiledSegment(
                     backend=part.candidate.backend,
                     executable=executable,
                     device=part.options.device,
@@ -96,7 +90,7 @@ def compile_segments(
         placed = {index for part in parts for index in part.segment.nodes}
         source = partitioning.source
         held = (*state_of(source), *variables_of(source))
-        executable = segments.SegmentedExecutable(
+        executable = SegmentedExecutable(
             compiled,
             inputs=tuple(_bounded(spec, number, compiled) for number, spec in graph_inputs),
             outputs=graph.outputs,
@@ -115,27 +109,16 @@ def _compile_part(part: Part, title: str) -> Executable:
         options.cancel.check()
     if options.progress is not None:
         options = replace(options, progress=_titled(options.progress, title))
-    backend, forms = part.candidate.backend, part.candidate.forms
-    loaded = part.loaded
-
-    def build(source: ModelSource, options: CompileOptions) -> Executable:
-        nonlocal loaded
-        if options.save_to is not None and loaded is not None:
-            close(loaded)  # a form is written while a model is loaded, by a load of its own
-            loaded = None
-        if loaded is not None and source.compiled is None:
-            return compile_loaded(backend, loaded, options)
-        executable, unsupported = compile_all(backend, source, options)
-        if executable is None:
-            raise Refused(next(iter(unsupported.values())))
-        return executable
-
+    forms = part.candidate.forms or NOWHERE
     try:
-        if forms is None:
-            return build(part.source, options)
-        return forms.use(backend, part.source, options, build)
+        executable, unsupported = forms.compiled(
+            part.candidate.backend, part.source, options, part.loaded
+        )
     except ModelError as error:
         raise of_a_part(error, part.segment, part.candidate) from error
+    if executable is None:
+        raise Refused(next(iter(unsupported.values())))
+    return executable
 
 
 def _titled(progress: Progress, title: str) -> Progress:
@@ -143,9 +126,7 @@ def _titled(progress: Progress, title: str) -> Progress:
     return lambda phase, done, total: progress(f"{title}: {phase}", done, total)
 
 
-def _bounded(
-    spec: TensorSpec, number: int, compiled: Sequence[segments.CompiledSegment]
-) -> TensorSpec:
+def _bounded(spec: TensorSpec, number: int, compiled: Sequence[CompiledSegment]) -> TensorSpec:
     """Return a model's input in the tightest bounds that its readers were compiled for."""
     readers = [
         (segment.backend.name, segment.executable.inputs[segment.reads.index(number)].bounds)

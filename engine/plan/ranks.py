@@ -22,12 +22,14 @@ from engine.formats.collectives import Part, is_collective, part_of
 from engine.formats.micro_batches import micro_batches_of
 from engine.formats.opened import digest_of
 from engine.plan.collectives import Collective, sequence
-from engine.plan.compile import NOWHERE, Candidate, Opener, Plan, compile_whole
+from engine.plan.compile import NOWHERE, compile_whole
 from engine.plan.contexts import ContextPool, close
-from engine.plan.fallback import Partitioning, compile_parts, plan_of, remembered
+from engine.plan.fallback import compile_parts, plan_of
 from engine.plan.micro_batches import MicroBatched
 from engine.plan.partition_cache import read
+from engine.plan.partitioning import Partitioning, remembered
 from engine.plan.parts import Refused, compile_segments
+from engine.plan.plan import Candidate, Opener, Plan
 from engine.plan.segments import SegmentedExecutable
 from engine.types import (
     Capability,

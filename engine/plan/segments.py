@@ -6,51 +6,19 @@ signature of engine_predict. What a context does in a run is in `steps`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
-from engine.backends import Backend
-from engine.plan.compile import KernelTimes, PartReports, attribute_errors_to, part_profile
+from engine.plan.attribution import attribute_errors_to
 from engine.plan.contexts import close
+from engine.plan.dataflow import CompiledSegment, Dataflow
+from engine.plan.reports import KernelTimes, PartReports, part_profile, total
 from engine.plan.steps import SegmentedContext
-from engine.plan.transfer import Transfer
-from engine.types import Device, Executable, MemoryReport, Placement, TensorSpec, Values
+from engine.types import Device, MemoryReport, Placement, TensorSpec, Values
 
 
-@dataclass(frozen=True, slots=True)
-class CompiledSegment:
-    """A part of a model that one backend has compiled.
-
-    Values of a run are numbered: the model's inputs first, then what the segments write.
-    nodes: which nodes of the whole model its nodes are, in its order. device: where it runs.
-    reads, writes: the numbers of its inputs and outputs. ends: the numbers of the values that
-    nobody reads afterwards. resident: those of its outputs that stay on its device.
-    is_shared: other ranks take part in it: it runs once in each predict, whatever becomes of that.
-    is_afterwards: it exchanges results of a pipeline, when all micro-batches are through.
-    """
-
-    backend: Backend
-    executable: Executable
-    device: Device
-    nodes: tuple[int, ...]
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-    ends: tuple[int, ...]
-    resident: frozenset[int] = frozenset()
-    is_shared: bool = False
-    is_afterwards: bool = False
-
-
-class SegmentedExecutable:
-    """Segments in running order.
-
-    inputs, outputs: the whole model's. results: the numbers of the outputs among the values of a
-    run. width: how many values there are. held: how many of the inputs, the last ones, the core
-    holds itself (state, variable weights): contexts may keep them.
-    rest: the placement of nodes that are in no segment.
-    steady: for each segment, whether its outputs have the same shapes whenever its inputs do, so
-    that buffers can be given for them. True until a run shows otherwise; any thread may clear it.
-    """
+class SegmentedExecutable(Dataflow):
+    """Segments in running order, as an executable. rest: where nodes are that are in no segment."""
 
     def __init__(
         self,
@@ -62,36 +30,14 @@ class SegmentedExecutable:
         rest: Sequence[Placement],
         held: int = 0,
     ) -> None:
-        self.segments = tuple(segments)
-        self.inputs = inputs
-        self.outputs = outputs
-        self.results = results
-        self.width = width
-        self.held = held
-        self.steady = [True] * len(self.segments)
-        self.transfer = Transfer((segment.backend, segment.device) for segment in self.segments)
+        super().__init__(segments, inputs, outputs, results, width, held)
         self.rest = tuple(rest)
-        for index, segment in enumerate(self.segments):
-            if segment.is_shared and getattr(segment.executable, "has_changing_shapes", False):
-                self.allocate_from(index)  # a run cannot be repeated to find that out
 
     @property
     def concurrency(self) -> int:
         """Return how many predicts at once are worth having: as many as in the slowest segment."""
         counts = (getattr(segment.executable, "concurrency", 0) for segment in self.segments)
         return min(filter(None, counts), default=0)
-
-    def allocate_from(self, index: int) -> None:
-        """Note that the shapes of what this segment writes depend on the data.
-
-        So do those of what is made of it.
-        """
-        changing: set[int] = set()
-        for later in range(index, len(self.segments)):
-            segment = self.segments[later]
-            if later == index or not changing.isdisjoint(segment.reads):
-                self.steady[later] = False
-                changing.update(segment.writes)
 
     def open_context(self) -> SegmentedContext:
         """Open a context of every segment."""
@@ -138,11 +84,6 @@ class SegmentedExecutable:
         """Close every segment's executable."""
         for segment in self.segments:
             close(segment.executable)
-
-
-def total(reports: Iterable[MemoryReport]) -> MemoryReport:
-    """Return the sum of reports."""
-    return MemoryReport(*map(sum, zip(*map(astuple, (MemoryReport(), *reports)), strict=True)))
 
 
 def predict(

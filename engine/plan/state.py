@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from engine.formats.opened import state_of
-from engine.plan.compile import KernelTimes, Opener, PartReports, Plan
 from engine.plan.contexts import ContextPool
-from engine.plan.segments import total
-from engine.plan.weights import held_by_core
+from engine.plan.plan import Opener, Plan
+from engine.plan.reports import KernelTimes, PartReports, held_by_core, total
 from engine.types import Executable, ExecutionContext, MemoryReport, Placement, Values
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -23,8 +23,9 @@ from engine.errors import (
     one_line,
 )
 from engine.host.interrupts import raised_by_handler
-from engine.plan.compile import Opener
 from engine.plan.contexts import close
+from engine.plan.dataflow import Dataflow
+from engine.plan.plan import Opener
 from engine.plan.workspace import (
     BoundRun,
     Seen,
@@ -43,9 +44,6 @@ from engine.types import (
     Values,
 )
 
-if TYPE_CHECKING:
-    from engine.plan.segments import SegmentedExecutable
-
 Shapes: TypeAlias = tuple[Any, ...]
 
 MOST_WORKSPACES = 4
@@ -59,8 +57,8 @@ _FINAL = (BackendError, Cancelled, CommunicatorError, DeadlineExceeded)
 class SegmentedContext:
     """One context of each segment, and the way of the values through them."""
 
-    def __init__(self, executable: SegmentedExecutable) -> None:
-        self._executable = executable
+    def __init__(self, flow: Dataflow) -> None:
+        self._flow = flow
         self._contexts: list[ExecutionContext] = []
         self._seen: dict[Shapes | None, list[Seen]] = {}
         self._workspaces: dict[Shapes | None, Workspace] = {}
@@ -70,7 +68,7 @@ class SegmentedContext:
         self._recorded: list[Seen] | None = None
         neighbours: dict[tuple[str, Device], ExecutionContext] = {}
         with ExitStack() as opened:
-            for segment in executable.segments:
+            for segment in flow.segments:
                 where = (segment.backend.name, segment.device)
                 shares = not segment.backend.lacks(Capability.SHARE_WORKSPACE, segment.device)
                 context = Opener(segment.backend, segment.executable).open_context(
@@ -113,7 +111,7 @@ class SegmentedContext:
             if isinstance(error, _FINAL) or not isinstance(error, Exception):
                 raise
             failed = self._running
-            is_final = failed is None or self._executable.segments[failed.index].is_shared
+            is_final = failed is None or self._flow.segments[failed.index].is_shared
             if is_final or raised_by_handler(error):
                 raise
         else:
@@ -147,9 +145,9 @@ class SegmentedContext:
         failed = self._running
         assert failed is not None, "a run fails in a step"
         results, now = self._run_first(inputs, outputs, deadline_s, failed.index, values)
-        for index, segment in enumerate(self._executable.segments):
+        for index, segment in enumerate(self._flow.segments):
             if any(seen[n] is not None and now[n] != seen[n] for n in segment.writes):
-                self._executable.allocate_from(index)
+                self._flow.allocate_from(index)
         return results
 
     def _forget(self) -> None:
@@ -176,7 +174,7 @@ class SegmentedContext:
         if step.devices is not None:
             for index, value in enumerate(taken):
                 if isinstance(value, DeviceBuffer) and value.device not in step.devices:
-                    taken[index] = self._executable.transfer.to_host(value)
+                    taken[index] = self._flow.transfer.to_host(value)
         if step.may_keep:
             kept = step.kept
             if kept is not None and all(map(_is, kept, taken)):
@@ -194,8 +192,8 @@ class SegmentedContext:
             if buffer is None or isinstance(buffer, Device):
                 values[number] = result
             elif result is not buffer:
-                spec = self._executable.segments[step.index].executable.outputs[index]
-                self._executable.transfer.fill(buffer, result, spec)
+                spec = self._flow.segments[step.index].executable.outputs[index]
+                self._flow.transfer.fill(buffer, result, spec)
             if self._recorded is not None:
                 self._recorded[number] = _seen(result)
         for number in step.ends:
@@ -213,15 +211,15 @@ class SegmentedContext:
 
         begin: the segment to begin with. made: the values that those before it have made.
         """
-        executable = self._executable
-        values: list[Value] = [*inputs, *[None] * (executable.width - len(inputs))]
-        for segment in executable.segments[:begin]:
+        flow = self._flow
+        values: list[Value] = [*inputs, *[None] * (flow.width - len(inputs))]
+        for segment in flow.segments[:begin]:
             for number in segment.writes:
                 values[number] = made[number]
-        given = direct_buffers(executable, inputs, outputs or ())
+        given = direct_buffers(flow, inputs, outputs or ())
         steps = []
-        for index, segment in enumerate(executable.segments[begin:], begin):
-            step = Step(index, executable, self._contexts[index])
+        for index, segment in enumerate(flow.segments[begin:], begin):
+            step = Step(index, flow, self._contexts[index])
             buffers = [given.get(number) for number in segment.writes]
             step.given = buffers if any(buffer is not None for buffer in buffers) else None
             step.ends = segment.ends
@@ -239,9 +237,9 @@ class SegmentedContext:
         finally:
             self._recorded = None
         results = []
-        for number in overwritten(executable, inputs, outputs or ()):
-            values[number] = owned(values[number], executable.transfer)
-        for index, number in enumerate(executable.results):
+        for number in overwritten(flow, inputs, outputs or ()):
+            values[number] = owned(values[number], flow.transfer)
+        for index, number in enumerate(flow.results):
             value = values[number]
             entry = outputs[index] if outputs is not None else None
             results.append(self._delivered(value, entry, index, number < len(inputs)))
@@ -254,16 +252,16 @@ class SegmentedContext:
 
         is_input: it is an input as well, so that it must be copied: the caller owns what it gets.
         """
-        transfer = self._executable.transfer
+        transfer = self._flow.transfer
         if entry is None:
             return owned(value, transfer) if is_input else transfer.to_host(value)
         if isinstance(entry, Device):
             is_there = isinstance(value, DeviceBuffer) and value.device == entry
             if is_there and not is_input:
                 return value
-            return transfer.to_device(value, entry, self._executable.outputs[index].name)
+            return transfer.to_device(value, entry, self._flow.outputs[index].name)
         if value is not entry:
-            transfer.fill(entry, value, self._executable.outputs[index])
+            transfer.fill(entry, value, self._flow.outputs[index])
         filled: Value = entry
         return filled
 
@@ -271,7 +269,7 @@ class SegmentedContext:
         """Return what the core expects for an exception in a step."""
         if isinstance(error, EngineError) or step is None:
             return error
-        name = self._executable.segments[step.index].backend.name
+        name = self._flow.segments[step.index].backend.name
         return ModelError(f"backend {name!r} raised {one_line(error)}", at_fault=name)
 
     # -------------------------------------------------------------------------------- preparing
@@ -282,7 +280,7 @@ class SegmentedContext:
             shapes: Shapes = tuple([value.shape for value in inputs])  # type: ignore[union-attr]
         except AttributeError:
             return None
-        if self._executable.transfer.devices:
+        if self._flow.transfer.devices:
             devices = [getattr(value, "device", "cpu") for value in inputs]
             return (*shapes, *map(str, devices))
         return shapes
@@ -294,7 +292,7 @@ class SegmentedContext:
             return None
         if len(self._workspaces) >= MOST_WORKSPACES:
             del self._workspaces[next(iter(self._workspaces))]
-        workspace = Workspace(self._executable, self._contexts, seen)
+        workspace = Workspace(self._flow, self._contexts, seen)
         self._workspaces[shapes] = workspace
         return workspace
 

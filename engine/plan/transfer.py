@@ -9,7 +9,7 @@ import numpy as np
 
 from engine.backends import Backend
 from engine.errors import InputError
-from engine.plan.compile import attribute_errors_to
+from engine.plan.attribution import attribute_errors_to
 from engine.types import Capability, Device, DeviceBuffer, DType, TensorSpec, Value
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

@@ -13,7 +13,7 @@ from engine.plan.contexts import close
 from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
-    from engine.plan.compile import Plan
+    from engine.plan.plan import Plan
 
 
 def try_run(plan: Plan) -> None:

@@ -16,15 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from operator import is_
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from engine.plan.dataflow import CompiledSegment, Dataflow
 from engine.plan.transfer import Transfer, may_overlap, takes_buffers
 from engine.types import Device, DeviceBuffer, ExecutionContext, Value, Values
-
-if TYPE_CHECKING:
-    from engine.plan.segments import CompiledSegment, SegmentedExecutable
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
@@ -50,10 +48,8 @@ class Step:
         "taken", "writes",
     )  # fmt: skip
 
-    def __init__(
-        self, index: int, executable: SegmentedExecutable, context: ExecutionContext
-    ) -> None:
-        segment = executable.segments[index]
+    def __init__(self, index: int, flow: Dataflow, context: ExecutionContext) -> None:
+        segment = flow.segments[index]
         self.index = index
         self.predict = segment.backend.predict
         self.context = context
@@ -65,7 +61,7 @@ class Step:
         self.may_keep = False
         self.ends: tuple[int, ...] = ()
         self.devices: frozenset[Device] | None = None
-        if executable.transfer.devices:
+        if flow.transfer.devices:
             own = takes_buffers(segment.backend, segment.device)
             self.devices = frozenset({segment.device} if own else ())
 
@@ -79,32 +75,28 @@ class Workspace:
 
     def __init__(
         self,
-        executable: SegmentedExecutable,
+        flow: Dataflow,
         contexts: Sequence[ExecutionContext],
         seen: Sequence[Seen],
     ) -> None:
-        self._executable = executable
+        self._flow = flow
         self._contexts = contexts
         self.seen = seen
-        self._users = len(executable.inputs) - executable.held
-        self._readers = Counter(
-            number for segment in executable.segments for number in segment.reads
-        )
+        self._users = len(flow.inputs) - flow.held
+        self._readers = Counter(number for segment in flow.segments for number in segment.reads)
         self._extra: dict[int, Array] = {}  # only needed where the caller gives buffers
         outside = {number for number in range(self._users) if not self._is_copied(number)}
         self._own = self._allocate(outside)
         self._staged = [
             (buffer, number) for number, buffer in self._own.items() if number < self._users
         ]
-        self.values: list[Value] = [None] * executable.width
+        self.values: list[Value] = [None] * flow.width
         for number, buffer in self._own.items():
             self.values[number] = buffer
-        self._passed = [
-            number for number in range(len(executable.inputs)) if number not in self._own
-        ]
-        self._open = [number for number in range(executable.width) if number not in self._own]
+        self._passed = [number for number in range(len(flow.inputs)) if number not in self._own]
+        self._open = [number for number in range(flow.width) if number not in self._own]
         self.steps = [
-            self._step(index, self.values, outside) for index in range(len(executable.segments))
+            self._step(index, self.values, outside) for index in range(len(flow.segments))
         ]
 
     # ------------------------------------------------------------- without the caller's buffers
@@ -121,14 +113,14 @@ class Workspace:
     def results(self, inputs: Values) -> list[Value]:
         """Return the outputs in memory of the caller's own."""
         results: list[Value] = []
-        for number in self._executable.results:
+        for number in self._flow.results:
             buffer = self._own.get(number)
             if number < len(inputs):
-                results.append(owned(inputs[number], self._executable.transfer))
+                results.append(owned(inputs[number], self._flow.transfer))
             elif buffer is not None:
                 results.append(buffer.copy())
             else:
-                results.append(self._executable.transfer.to_host(self.values[number]))
+                results.append(self._flow.transfer.to_host(self.values[number]))
         return results
 
     def clear(self) -> None:
@@ -143,17 +135,17 @@ class Workspace:
 
         last: the run before. Its lists are used again where all in them is the same.
         """
-        executable = self._executable
+        flow = self._flow
         values = [*inputs, *self.values[len(inputs) :]]
-        for segment, is_steady in zip(executable.segments, executable.steady, strict=True):
+        for segment, is_steady in zip(flow.segments, flow.steady, strict=True):
             for number in segment.writes:
                 if values[number] is None and is_steady and number not in segment.resident:
                     values[number] = self._extra_buffer(number)
-        direct = direct_buffers(executable, inputs, outputs)
+        direct = direct_buffers(flow, inputs, outputs)
         for number, buffer in direct.items():
             values[number] = buffer
         steps = []
-        for index in range(len(executable.segments)):
+        for index in range(len(flow.segments)):
             step = self._step(index, values, set())
             before = [self.steps[index]]
             if last is not None and last.workspace is self:  # else shapes may differ
@@ -161,7 +153,7 @@ class Workspace:
             step.taken = _same(step.taken, [other.taken for other in before])
             step.given = _same(step.given, [other.given for other in before])
             steps.append(step)
-        return BoundRun(self, executable, steps, values, inputs, outputs)
+        return BoundRun(self, flow, steps, values, inputs, outputs)
 
     def _extra_buffer(self, number: int) -> Array | None:
         seen = self.seen[number]
@@ -186,7 +178,7 @@ class Workspace:
             to be copied are added. Segments that touch such a value allocate what they write.
         Buffers of values that nobody reads any more serve for later ones of the same shape.
         """
-        executable = self._executable
+        flow = self._flow
         own: dict[int, Array] = {}
         idle: dict[Any, list[Array]] = defaultdict(list)
 
@@ -198,11 +190,11 @@ class Workspace:
         for number in range(self._users):
             if number not in outside:
                 take(number)
-        for segment, is_steady in zip(executable.segments, executable.steady, strict=True):
+        for segment, is_steady in zip(flow.segments, flow.steady, strict=True):
             large = {
                 number
                 for number in segment.writes
-                if number in executable.results and not self._is_copied(number)
+                if number in flow.results and not self._is_copied(number)
             }
             outside |= large
             if is_steady and outside.isdisjoint((*segment.reads, *segment.writes)):
@@ -216,8 +208,8 @@ class Workspace:
 
     def _step(self, index: int, values: Sequence[Value], outside: set[int]) -> Step:
         """Return the call of a segment with what is fixed of these values put in."""
-        segment = self._executable.segments[index]
-        step = Step(index, self._executable, self._contexts[index])
+        segment = self._flow.segments[index]
+        step = Step(index, self._flow, self._contexts[index])
         taken = [values[number] for number in segment.reads]
         is_host = not any(isinstance(value, DeviceBuffer) for value in taken)
         if is_host and all(value is not None for value in taken):
@@ -235,21 +227,21 @@ class BoundRun:
     def __init__(
         self,
         workspace: Workspace,
-        executable: SegmentedExecutable,
+        flow: Dataflow,
         steps: Sequence[Step],
         values: list[Value],
         inputs: Values,
         outputs: Values,
     ) -> None:
         self.workspace = workspace
-        self._executable = executable
+        self._flow = flow
         self.steps = steps
         self.values = values
         self._inputs = inputs
         self._outputs = outputs
         self._arrays = tuple(inputs)
         self._shapes = [getattr(value, "shape", None) for value in inputs]
-        self._overwritten = overwritten(executable, inputs, outputs)
+        self._overwritten = overwritten(flow, inputs, outputs)
 
     def holds(self, inputs: Values, outputs: Values | None) -> bool:
         """Return whether this is the run for these lists: the very same mean the same arrays.
@@ -265,27 +257,23 @@ class BoundRun:
 
     def deliver(self) -> Values:
         """Return the outputs in the caller's buffers; where none is given, in new memory."""
-        executable = self._executable
+        flow = self._flow
         results: list[Value] = []
-        saved = {n: owned(self.values[n], executable.transfer) for n in self._overwritten}
-        for number, entry, spec in zip(
-            executable.results, self._outputs, executable.outputs, strict=True
-        ):
+        saved = {n: owned(self.values[n], flow.transfer) for n in self._overwritten}
+        for number, entry, spec in zip(flow.results, self._outputs, flow.outputs, strict=True):
             value = saved.get(number, self.values[number])
             if entry is None:
                 # A copy of our buffer; a list or dict is new in every run, and the caller's.
                 is_array = isinstance(value, np.ndarray | DeviceBuffer)
-                results.append(owned(value, executable.transfer) if is_array else value)
+                results.append(owned(value, flow.transfer) if is_array else value)
                 continue
             if value is not entry:
-                executable.transfer.fill(entry, value, spec)
+                flow.transfer.fill(entry, value, spec)
             results.append(entry)
         return self._outputs if all(map(is_, results, self._outputs)) else results
 
 
-def direct_buffers(
-    executable: SegmentedExecutable, inputs: Values, outputs: Values
-) -> Mapping[int, Any]:
+def direct_buffers(flow: Dataflow, inputs: Values, outputs: Values) -> Mapping[int, Any]:
     """Return the entries of `outputs` that segments may fill themselves, by the value's number.
 
     What overlaps an input is filled last: a later segment may read that input. What lies on another
@@ -293,12 +281,12 @@ def direct_buffers(
     """
     wanted = {
         number: entry
-        for number, entry in zip(executable.results, outputs)
-        if entry is not None and number >= len(executable.inputs)
+        for number, entry in zip(flow.results, outputs)
+        if entry is not None and number >= len(flow.inputs)
     }
     if not wanted:
         return {}
-    makers = {number: segment for segment in executable.segments for number in segment.writes}
+    makers = {number: segment for segment in flow.segments for number in segment.writes}
     tensors = [tensor for value in inputs for tensor in _tensors(value)]
     return {
         number: entry
@@ -308,11 +296,11 @@ def direct_buffers(
     }
 
 
-def overwritten(executable: SegmentedExecutable, inputs: Values, outputs: Values) -> list[int]:
+def overwritten(flow: Dataflow, inputs: Values, outputs: Values) -> list[int]:
     """Return the numbers of the inputs that are outputs too and that filling outputs may change."""
     return [
         number
-        for number in {*executable.results}
+        for number in {*flow.results}
         if number < len(inputs)
         and any(may_overlap(entry, t) for entry in outputs for t in _tensors(inputs[number]))
     ]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from engine.backends import OFFICIAL, Backend, find_target, open_backend
 from engine.backends.discovery import open_backends
 from engine.errors import BackendError, BackendUnavailable
-from engine.plan.compile import attribute_errors_to
+from engine.plan.attribution import attribute_errors_to
 from engine.plan.transfer import Memory as PlanMemory
 from engine.types import Capability, Device, DeviceBuffer, DType
 

@@ -16,10 +16,18 @@ from pathlib import Path, PurePath
 from engine.backends import Backend
 from engine.errors import CompiledFormError, SharingError
 from engine.host.interrupts import raised_by_handler
-from engine.types import CancelToken, Capability, CompileOptions, ModelSource, SharedWeights
+from engine.plan.compile import compile_all
+from engine.plan.plan import Compiled
+from engine.types import (
+    CancelToken,
+    Capability,
+    CompileOptions,
+    LoadedModel,
+    ModelSource,
+    SharedWeights,
+)
 from engine.weights.broker import ask
-from engine.weights.compile_cache import Build, T
-from engine.weights.handle import HANDLE
+from engine.weights.handle_settings import HANDLE
 from engine.weights.lent import Lent, Uncut, identity_of
 from engine.weights.location import CacheUnusable
 from engine.weights.private import PrivateFolder
@@ -81,14 +89,14 @@ class Borrower(Uncut):
             os.close(top)
         return vendors
 
-    def use(
+    def compiled(
         self,
         backend: Backend,
         source: ModelSource,
         options: CompileOptions,
-        build: Build[T],
-    ) -> T:
-        """Return what `build` makes of the form that the master lends of this model."""
+        loaded: LoadedModel | None = None,
+    ) -> Compiled:
+        """Open the form that the master lends of this model."""
         identity = identity_of(self.digests, backend, source, options)
         device = str(options.device)
         fitting = (
@@ -100,7 +108,7 @@ class Borrower(Uncut):
         if part is None:
             raise SharingError(self._difference(identity, device, source.name))
         if part.names:
-            source = replace(source, compiled=self._folder.path / f"{number}")
+            source, loaded = replace(source, compiled=self._folder.path / f"{number}"), None
         if part.weights is not None:
             if reason := backend.lacks(Capability.SHARE_WEIGHTS, options.device):
                 raise SharingError(f"{source.name}: cannot borrow weights: {reason}")
@@ -114,7 +122,7 @@ class Borrower(Uncut):
             )
             options = replace(options, shared_weights=weights)
         try:
-            compiled = build(source, options)
+            compiled = compile_all(backend, source, options, loaded)
         except CompiledFormError as error:  # a copy of its own is not what was asked for
             if interrupt := raised_by_handler(error):
                 raise interrupt from None

@@ -12,19 +12,34 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.backends import Backend, warn_once
 from engine.formats.opened import OpenedSource
 from engine.host.interrupts import raised_by_handler
 from engine.options import nearest
-from engine.types import Capability, CompileOptions, GraphInfo, ModelSource
+from engine.plan.compile import compile_all
+from engine.types import Capability, CompileOptions, GraphInfo, LoadedModel, ModelSource
 
 if TYPE_CHECKING:  # small models need none of it
+    from engine.plan.plan import Compiled
     from engine.weights.store import Identity, Store
 
 T = TypeVar("T")
-Build = Callable[[ModelSource, CompileOptions], T]
+
+
+class Build(Protocol):
+    """The work that the cache saves: `compile_all`, or what stands around it."""
+
+    def __call__(
+        self,
+        backend: Backend,
+        source: ModelSource,
+        options: CompileOptions,
+        loaded: LoadedModel | None = None,
+    ) -> Compiled:
+        """See `compile_all`."""
+
 
 MIN_BYTES = 8 << 20
 """Weights from which on a model is kept; a .mindir of that size is kept lowered."""
@@ -135,15 +150,21 @@ class CompileCache:
             return f"its weights are {weights_text(source)}, and {IS_SMALL}"
         return ""
 
-    def use(
-        self, backend: Backend, source: ModelSource, options: CompileOptions, build: Build[T]
-    ) -> T:
-        """Return what `build` makes: of the model's entry; or of the model, making the entry.
+    def compiled(
+        self,
+        backend: Backend,
+        source: ModelSource,
+        options: CompileOptions,
+        loaded: LoadedModel | None = None,
+        build: Build = compile_all,
+    ) -> Compiled:
+        """Compile a model: what its entry holds; or the model itself, making the entry.
 
-        What is wrong with the cache is a warning, and the model is built without it.
+        What is wrong with the cache is a warning, and the model is built without it. loaded: see
+        CompiledForms. build: compiles it.
         """
         if self.why_unused(backend, source, options):
-            return build(source, options)
+            return build(backend, source, options, loaded)
         from engine.weights.identity import identify, key_of, sketch
         from engine.weights.location import CacheUnusable
         from engine.weights.making import Work, found_or_made
@@ -153,12 +174,12 @@ class CompileCache:
             key = key_of(backend, options)
             sketched = sketch(key, source)
             if store.is_formless(sketched):
-                return build(source, options)
+                return build(backend, source, options)
             identity = identify(store.digests, key, source)
 
-            def make(folder: Path | None) -> T:
+            def make(folder: Path | None) -> Compiled:
                 if folder is None:
-                    return build(source, options)
+                    return build(backend, source, options)
                 shared = store.shared(identity.key["backend"])
                 given = source
                 if not backend.lacks(Capability.FILES_IN_MEMORY, options.device):
@@ -166,13 +187,14 @@ class CompileCache:
 
                     # Weights that stay mapped instead of being parsed: a third of the time.
                     given = with_weights_apart(source)
-                return build(given, replace(options, save_to=folder, cache_folder=shared))
+                own = replace(options, save_to=folder, cache_folder=shared)
+                return build(backend, given, own)
 
             work = Work(
                 identity=identity,
                 title=source.name,
                 nbytes=weights_bytes(source),
-                read=lambda form: build(replace(source, compiled=form), options),
+                read=lambda form: build(backend, replace(source, compiled=form), options),
                 make=make,
                 check=options.cancel.check if options.cancel is not None else None,
                 sketched=sketched,
@@ -182,7 +204,7 @@ class CompileCache:
             if interrupt := raised_by_handler(error):
                 raise interrupt from None
             warn_once(f"the compile cache is not used: {error}")
-            return build(source, options)
+            return build(backend, source, options)
 
     # ---------------------------------------------------------------------------- partitions
 

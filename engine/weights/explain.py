@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.plan.compile import Candidate
+from engine.plan.plan import Candidate
 from engine.weights.compile_cache import (
     IS_SMALL,
     MIN_BYTES,

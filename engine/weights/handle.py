@@ -5,11 +5,12 @@
              handle = master.get_model_info("shareable_weight_mem_handle")
     slave    builds the same model with {"common_context": {"shareable_weight_mem_handle": handle}}
 
-    handle.py      this: the settings
-    lent.py        what is lent, as it goes from one process to another
-    broker.py      the master's socket: gives what is lent to the processes of the list
-    lender.py      the master's build
-    borrower.py    a slave's build
+    handle.py           this: what a build lends or borrows
+    handle_settings.py  its settings
+    lent.py             what is lent, as it goes from one process to another
+    broker.py           the master's socket: gives what is lent to the processes of the list
+    lender.py           the master's build
+    borrower.py         a slave's build
 
 A handle is a random number, and names a socket of the master's; it opens nothing to a process that
 is not on the list. The sections [ascend_context], as in MindSpore Lite, [common_context] and those
@@ -22,39 +23,32 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engine.errors import SharingError
+from engine.weights.compile_cache import CompileCache
+from engine.weights.handle_settings import HANDLE, PIDS, handle_of, pids_of, setting_of
 
 if TYPE_CHECKING:
-    from engine.plan.compile import CompiledForms
     from engine.types import CancelToken
     from engine.weights.borrower import Borrower
     from engine.weights.lender import Lender
-
-PIDS = "shareable_weight_pid_list"
-HANDLE = "shareable_weight_mem_handle"
-
-BITS = 63
-"""A handle is a positive number of so many bits: scripts pass it on in a signed 64-bit integer."""
-
-_MOST_DIGITS = 10  # of a pid
+    from engine.weights.sharing import GroupForms
 
 
 def sharing_of(
     config: Mapping[str, Mapping[str, str]],
-    forms: CompiledForms,
+    forms: CompileCache | GroupForms,
     cancel: CancelToken | None = None,
 ) -> Lender | Borrower | None:
     """Return what lends or borrows weights in a build, as a configuration asks for; None for none.
 
     forms: what the build uses otherwise. Raises SharingError.
     """
-    pids, handle = _setting(config, PIDS), _setting(config, HANDLE)
+    pids, handle = setting_of(config, PIDS), setting_of(config, HANDLE)
     if pids is not None and handle is not None:
         raise SharingError(
             f"{PIDS} and {HANDLE} are both set, but a model either lends its weights or borrows "
             "another's; give the list to the master and the handle to its slaves"
         )
     if pids is not None:
-        from engine.weights.compile_cache import CompileCache
         from engine.weights.lender import Lender
 
         return Lender(pids_of(pids), CompileCache.of(config), forms)
@@ -63,50 +57,3 @@ def sharing_of(
 
         return Borrower(handle_of(handle), cancel)
     return None
-
-
-def pids_of(text: str) -> tuple[int, ...]:
-    """Return the processes of a list as "12, 34". Raises SharingError.
-
-    0 is left out: the tutorial's script lists one for the master itself.
-    """
-    pids = []
-    for part in map(str.strip, text.split(",")):
-        if not (part.isascii() and part.isdecimal() and len(part) <= _MOST_DIGITS):
-            raise SharingError(
-                f"{PIDS} must be numbers of processes, as '1234, 5678', but got {text!r}; take "
-                "them from Model().get_model_info('current_pid') in the slaves"
-            )
-        pids.append(int(part))
-    listed = tuple(dict.fromkeys(pid for pid in pids if pid))
-    if not listed:
-        raise SharingError(
-            f"{PIDS} names no process, but got {text!r}; take the numbers from "
-            "Model().get_model_info('current_pid') in the slaves"
-        )
-    return listed
-
-
-def handle_of(text: str) -> int:
-    """Return a handle from its decimal text. Raises SharingError for what is none."""
-    number = text.strip()
-    is_number = number.isascii() and number.isdecimal() and len(number) <= len(str(1 << BITS))
-    if not is_number or not 0 < int(number) < 1 << BITS:
-        raise SharingError(
-            f"{HANDLE} must be the number that get_model_info('{HANDLE}') gives in the master, "
-            f"but got {text!r}; it gives one once the master is built with {PIDS}"
-        )
-    return int(number)
-
-
-def _setting(config: Mapping[str, Mapping[str, str]], key: str) -> str | None:
-    """Return the value of a key in the sections that have it; None where none has."""
-    given = {
-        name: keys[key]
-        for name, keys in config.items()
-        if name.endswith("_context") and key in keys
-    }
-    if len(set(given.values())) > 1:
-        said = " and ".join(f"[{name}] {text!r}" for name, text in given.items())
-        raise SharingError(f"{key} has several values: {said}; set it in one section")
-    return next(iter(given.values()), None)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from engine.backends import Backend
 from engine.formats.opened import OpenedSource
-from engine.plan.compile import attribute_errors_to
+from engine.plan.attribution import attribute_errors_to
 from engine.types import CompileOptions, ModelSource
 
 if TYPE_CHECKING:

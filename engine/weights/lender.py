@@ -15,22 +15,35 @@ import stat
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from engine.backends import Backend, warn_once
 from engine.errors import SharingError
 from engine.host.interrupts import raised_by_handler
-from engine.plan.compile import CompiledForms, attribute_errors_to
+from engine.plan.attribution import attribute_errors_to
+from engine.plan.compile import compile_all
 from engine.plan.contexts import close
-from engine.types import Capability, CompileOptions, Executable, ModelSource, SharedWeights
+from engine.plan.plan import Compiled
+from engine.types import (
+    Capability,
+    CompileOptions,
+    Executable,
+    LoadedModel,
+    ModelSource,
+    SharedWeights,
+)
 from engine.weights.broker import Broker, PidList
-from engine.weights.compile_cache import Build, CompileCache, T
-from engine.weights.handle import PIDS
+from engine.weights.compile_cache import CompileCache
+from engine.weights.handle_settings import PIDS
 from engine.weights.lent import Lent, LentPart, LentWeights, Uncut, identity_of
 from engine.weights.location import CacheUnusable
 from engine.weights.private import PrivateFolder
 from engine.weights.store import Identity, Store
+
+if TYPE_CHECKING:
+    from engine.weights.sharing import GroupForms
 
 # Read-only for its owner too: nobody writes to what others have mapped by mistake.
 _MODE = 0o400
@@ -65,14 +78,16 @@ class _Part:
 
 
 class Lender(Uncut):
-    """Compiled forms of a build whose weights are lent: see `engine.plan.compile.CompiledForms`.
+    """Compiled forms of a build whose weights are lent: see `engine.plan.plan.CompiledForms`.
 
     pids: of the processes that may borrow. cache: beside which what is lent lies. forms: where the
     forms are kept otherwise, in that cache or beside it.
     Raises SharingError for a pid that no process has, or where nothing can be kept for others.
     """
 
-    def __init__(self, pids: tuple[int, ...], cache: CompileCache, forms: CompiledForms) -> None:
+    def __init__(
+        self, pids: tuple[int, ...], cache: CompileCache, forms: CompileCache | GroupForms
+    ) -> None:
         self._forms = forms
         self._parts: list[_Part] = []
         with ExitStack() as on_failure:
@@ -87,14 +102,14 @@ class Lender(Uncut):
             on_failure.callback(self._folder.close)
             self._held = on_failure.pop_all()
 
-    def use(
+    def compiled(
         self,
         backend: Backend,
         source: ModelSource,
         options: CompileOptions,
-        build: Build[T],
-    ) -> T:
-        """Return what `build` makes, and keep what it was made of for the slaves."""
+        loaded: LoadedModel | None = None,
+    ) -> Compiled:
+        """Compile a model, and keep what it was made of for the slaves."""
         has_means = not backend.lacks(Capability.SHARE_WEIGHTS, options.device)
         if source.is_secret and not has_means:
             raise SharingError(
@@ -106,12 +121,8 @@ class Lender(Uncut):
         part = _Part(identity, str(options.device))
         if has_means:
             options = replace(options, lend="machine")
-
-        def keep(source: ModelSource, options: CompileOptions) -> T:
-            return self._build(part, backend, source, options, build)
-
-        compiled = self._forms.use(backend, source, options, keep)
-        executable = _executable_of(compiled)
+        build = partial(self._build, part)
+        executable, unsupported = self._forms.compiled(backend, source, options, loaded, build)
         try:
             if executable is None:
                 part.form = None  # others compile its nodes
@@ -128,7 +139,7 @@ class Lender(Uncut):
                 close(executable)
             raise
         self._parts.append(part)
-        return compiled
+        return executable, unsupported
 
     def _build(
         self,
@@ -136,8 +147,8 @@ class Lender(Uncut):
         backend: Backend,
         source: ModelSource,
         options: CompileOptions,
-        build: Build[T],
-    ) -> T:
+        loaded: LoadedModel | None = None,
+    ) -> Compiled:
         """Build, and link the form that was read or written into the folder of this process."""
         part.form, part.why = None, ""
         folder = self._folder.path / str(len(self._parts))
@@ -153,7 +164,8 @@ class Lender(Uncut):
             folder.mkdir(mode=0o700)
             written = folder
             options = replace(options, save_to=folder)
-        compiled = build(source, options)
+            loaded = None  # a form is written while a model is loaded, by a load of its own
+        executable, unsupported = compile_all(backend, source, options, loaded)
         if written is not None:
             if written != folder:
                 try:
@@ -162,14 +174,14 @@ class Lender(Uncut):
                         # Known from now on with one link more: nothing else of it has changed.
                         self.digests.of(written / name, is_ours=True)
                 except BaseException:
-                    if executable := _executable_of(compiled):
+                    if executable is not None:
                         close(executable)
                     raise
             if _names(folder):
                 part.form = folder
             else:
                 part.why = f"backend {backend.name!r} has no compiled form of it"
-        return compiled
+        return executable, unsupported
 
     def _share(self, backend: Backend, executable: Executable, identity: Identity) -> SharedWeights:
         with attribute_errors_to(backend, "engine_share_weights"):
@@ -227,11 +239,6 @@ class Lender(Uncut):
     def close(self) -> None:
         """Let go of what `finish` has not lent; twice does nothing."""
         self._held.close()
-
-
-def _executable_of(compiled: object) -> Any:
-    """Return what came of a build: of a model also None, and the nodes that cannot run."""
-    return compiled[0] if isinstance(compiled, tuple) else compiled
 
 
 def _private_folder(store: Store) -> PrivateFolder:

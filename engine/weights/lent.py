@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import SharingError
 from engine.formats.opened import OpenedSource
-from engine.plan.compile import KeepsNoPartition
+from engine.plan.plan import KeepsNoPartition
 from engine.types import Capability, CompileOptions, ModelSource
 from engine.weights.identity import identify, key_of, model_digest
 from engine.weights.location import CacheUnusable

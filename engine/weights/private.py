@@ -14,23 +14,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.host import fork
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable, default_folder, expanded
+from engine.weights.store import PRIVATE, Store
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
-
-    from engine.weights.store import Store
-
-_PRIVATE = "private"
 
 
 class PrivateFolder:
@@ -43,23 +39,20 @@ class PrivateFolder:
     """
 
     def __init__(self, parent: Path | None = None) -> None:
-        from engine.weights.store import Store
-
         store = Store(expanded(parent) if parent else default_folder())
         name = secrets.token_hex(16)
-        self.path = store.folder / _PRIVATE / name
+        self.path = store.folder / PRIVATE / name
         with ExitStack() as on_failure:
             # The lock first: a folder that nobody holds is removed by whoever sees it.
             on_failure.enter_context(store.locked(name))
             try:
                 self.path.parent.mkdir(mode=0o700, exist_ok=True)
-                sweep(store)
+                store.sweep_private()
                 self.path.mkdir(mode=0o700)
             except OSError as error:
                 text = f"{str(self.path)!r} cannot be made: {error.strerror or error}"
                 raise CacheUnusable(text) from error
-            lock = store.folder / "locks" / name
-            on_failure.callback(_remove, self.path, lock)
+            on_failure.callback(store.remove_private, name)
             held = on_failure.pop_all()
         self._closing = weakref.finalize(self, _close, held, os.getpid())
 
@@ -111,25 +104,6 @@ def private_cache(parent: Path | None = None) -> PrivateCache:
     parent: the cache that it lies beside; None for the default one. Raises CacheUnusable.
     """
     return PrivateCache(PrivateFolder(parent))
-
-
-def sweep(store: Store) -> None:
-    """Remove the private folders beside a cache whose processes have been killed."""
-    try:
-        names = os.listdir(store.folder / _PRIVATE)
-    except OSError:
-        return
-    for name in names:
-        with suppress(CacheUnusable), store.locked(name, wait=False) as is_left:
-            if is_left:
-                _remove(store.folder / _PRIVATE / name, store.folder / "locks" / name)
-
-
-def _remove(folder: Path, lock: Path) -> None:
-    """Remove a private folder and the name of its lock, which the caller holds."""
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        lock.unlink(missing_ok=True)
 
 
 def _close(held: ExitStack, process: int) -> None:

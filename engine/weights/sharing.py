@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends import warn_once
+from engine.plan.compile import compile_all
 from engine.types import Capability
 from engine.weights.compile_cache import Build, CompileCache, Mode, T, mode_of
 
 if TYPE_CHECKING:
     from engine.backends import Backend
-    from engine.plan.compile import Plan
-    from engine.types import CompileOptions, ModelSource
+    from engine.plan.plan import Compiled, Plan
+    from engine.types import CompileOptions, LoadedModel, ModelSource
     from engine.weights.private import PrivateCache
 
 # A model whose own weights take less than a page shares nothing worth a word.
@@ -119,15 +120,20 @@ class GroupForms:
         self._is_lending = is_lending
         self.why_not = why_not
 
-    def use(
-        self, backend: Backend, source: ModelSource, options: CompileOptions, build: Build[T]
-    ) -> T:
-        """Return what `build` makes; see CompileCache."""
+    def compiled(
+        self,
+        backend: Backend,
+        source: ModelSource,
+        options: CompileOptions,
+        loaded: LoadedModel | None = None,
+        build: Build = compile_all,
+    ) -> Compiled:
+        """See CompileCache."""
         self.why_not = self.why_not or self._cache.why_unused(backend, source, options)
         if self._is_lending and not backend.lacks(Capability.SHARE_WEIGHTS, options.device):
             options = replace(options, lend="process")
         with _turn:  # of two that are written at once, neither would find the other's tensors
-            return self._cache.use(backend, source, options, build)
+            return self._cache.compiled(backend, source, options, loaded, build)
 
     def identified(self, source: ModelSource) -> ModelSource:
         """See CompiledForms."""

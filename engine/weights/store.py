@@ -33,6 +33,7 @@ from engine.weights.location import CacheUnusable, private_folder
 from engine.weights.locks import locked
 
 FORM, RECORD = "form", "entry.json"
+PRIVATE = "private"
 
 _SHARED, _LINKED = "shared", "linked"
 _FOLDERS = ("entries", "building", "locks", "digests", _SHARED, "formless")
@@ -388,11 +389,22 @@ class Store:
             if is_ours and not self.names():
                 shutil.rmtree(self.folder / _SHARED, ignore_errors=True)
                 (self.folder / "locks" / _SHARED).unlink(missing_ok=True)
-        from engine.weights.private import sweep  # which stands on this module
-
-        sweep(self)
+        self.sweep_private()
         remove_old(self.folder / "formless", _FORMLESS_S)
         remove_old(self.folder / "digests", 90 * 86400)
+
+    def sweep_private(self) -> None:
+        """Remove the folders that processes had for themselves and left when they were killed."""
+        for name in _listed(self.folder / PRIVATE):
+            with suppress(CacheUnusable), self.locked(name, wait=False) as is_left:
+                if is_left:
+                    self.remove_private(name)
+
+    def remove_private(self, name: str) -> None:
+        """Remove a process's own folder and the name of its lock, which the caller holds."""
+        shutil.rmtree(self.folder / PRIVATE / name, ignore_errors=True)
+        with suppress(OSError):
+            (self.folder / "locks" / name).unlink(missing_ok=True)
 
 
 def read_entry(folder: Path) -> Entry:

@@ -28,8 +28,8 @@ from engine.errors import (
 )
 from engine.formats import open_source
 from engine.plan import build_plan
-from engine.plan.compile import Plan
 from engine.plan.options import part_options
+from engine.plan.plan import Plan
 from engine.runtime.signature import Signature
 from engine.types import CompileOptions, Device, DeviceBuffer, DType, ShapeRange, TensorSpec
 

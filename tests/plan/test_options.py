@@ -18,7 +18,7 @@ from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.plan import build_plan
-from engine.plan.compile import Plan
+from engine.plan.plan import Plan
 from engine.types import Device, ShapeRange
 from engine_testing import models
 

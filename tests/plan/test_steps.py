@@ -19,7 +19,7 @@ import engine
 from engine.errors import Cancelled, InputError
 from engine.formats import open_source
 from engine.plan import build_plan
-from engine.plan.compile import Plan
+from engine.plan.plan import Plan
 from engine.plan.workspace import COPIED_BYTES
 from engine.types import Device, DeviceBuffer, DType
 

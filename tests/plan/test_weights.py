@@ -21,7 +21,7 @@ from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats import open_source
 from engine.formats.opened import OpenedSource, Slot
 from engine.plan import build_plan
-from engine.plan.compile import Plan
+from engine.plan.plan import Plan
 from engine.types import Device, DType, ModelSource
 
 needs_cpu = pytest.mark.skipif(

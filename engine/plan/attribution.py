@@ -1,0 +1,58 @@
+"""Attribution of errors: an exception out of a hook is reported as the fault of its backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from engine.errors import BackendUnavailable, EngineError, ModelError, one_line
+from engine.host.interrupts import raised_by_handler
+from engine.host.lack import lack_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from engine.backends import Backend
+
+
+class attribute_errors_to:
+    """Report what no hook may raise in the block as the backend's fault, in one line.
+
+    Not what a signal handler raised, in whatever the backend has made of it.
+    """
+
+    __slots__ = ("_backend", "_hook")
+
+    def __init__(self, backend: Backend, hook: str) -> None:
+        self._backend = backend
+        self._hook = hook
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        interrupt = raised_by_handler(error)
+        if interrupt is error:
+            return
+        if interrupt is not None:
+            raise interrupt
+        # ValueError: what an option's value may raise. Others: also SystemExit, or a panic of a
+        # compiled extension.
+        if isinstance(error, EngineError | ValueError | MemoryError | KeyboardInterrupt):
+            return
+        backend = self._backend
+        if lack := lack_of(error):  # of the machine: nobody is at fault
+            raise ModelError(
+                f"{self._hook} of backend {backend.name!r}: {error}; {lack}"
+            ) from error
+        raise BackendUnavailable(
+            f"backend {backend.name!r} is at fault: its {self._hook} raised {one_line(error)}; "
+            f"report it to the authors of {backend.name!r} {backend.info.version}",
+            backend.name,
+        ) from error
