@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.cli.files import storable
 from engine.cli.folder import shape_text, spec_values, type_text
-from engine.cli.output import counted, duration, fields, line, plain, size, table
+from engine.cli.output import aside, counted, duration, fields, line, plain, size, table
 from engine.runtime.parts import arrays_of, described
 from engine.tensor import Array
 
@@ -48,9 +48,9 @@ def show(job: Job, report: Report) -> None:
         gave = [(name, (what, first)) for name, what, first in _trial_rows(report)]
         table("Trial run", ("output", "gave"), gave)
     if report.notes:
-        line()
+        aside("")
         for text in report.notes:
-            line(f"note: {plain(text)}")
+            aside(f"note: {plain(text)}")
     line()
     line("CONVERT RESULT SUCCESS:0")
 

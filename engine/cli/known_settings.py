@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import fields
 from typing import NamedTuple
 
 import click
@@ -56,14 +55,8 @@ def _of_target(name: str) -> Iterator[tuple[str, Setting]]:
 
 
 def _of_converter() -> Iterator[tuple[str, Setting]]:
-    from engine.convert.quantize.settings import Common, Data, Dynamic, Full, Weight
+    from engine.convert.quantize.settings import KEYS
 
-    for kind, section in (
-        (Common, "common_quant_param"),
-        (Full, "full_quant_param"),
-        (Weight, "weight_quant_param"),
-        (Dynamic, "dynamic_quant_param"),
-        (Data, "data_preprocess_param"),
-    ):
-        for field in fields(kind):
-            yield f"{section}.{field.name}", Setting()
+    for section, keys in KEYS.items():
+        for key in keys:
+            yield f"{section}.{key}", Setting()

@@ -11,7 +11,7 @@ from engine.cli import options
 from engine.cli.build import parse_shapes, parse_targets, require_file
 from engine.cli.commands import Choice, Command, Integer
 from engine.cli.interrupt import interruptible
-from engine.cli.output import as_json, fields, line, plain, size, table
+from engine.cli.output import as_json, aside, fields, line, plain, size, table
 from engine.cli.progress import progress
 from engine.types import CancelToken
 
@@ -180,6 +180,12 @@ def _show(report: Report) -> None:
             for rank in report.ranks
         ],
     )  # fmt: skip
+    if report.counted_shapes:
+        shapes = " ".join(
+            f"{plain(name)}={','.join(map(str, shape))}"
+            for name, shape in report.counted_shapes.items()
+        )
+        line(f"activations and sends are those of a predict with open sizes of 1: {shapes}")
     if report.tp > 1 and report.whole:
         rows = [(one.name, size(one.nbytes), one.reason) for one in report.whole[:_MOST_ROWS]]
         table("Weights that are whole on each rank", ("weight", ">size", "reason"), rows)
@@ -197,5 +203,5 @@ def _show(report: Report) -> None:
             ],
         )  # fmt: skip
     if report.note:
-        line()
-        line(f"note: {plain(report.note)}")
+        aside("")
+        aside(f"note: {plain(report.note)}")

@@ -31,7 +31,10 @@ def warn(config: Mapping[str, Mapping[str, str]]) -> list[str]:
 
 def unknown(config: Mapping[str, Mapping[str, str]]) -> str:
     """Return a line on the first section or key that nothing ever reads; "" for none."""
-    return next((unused.text for unused in _unused(config) if unused.is_unknown), "")
+    from engine.convert.quantize import settings
+
+    texts = (unused.text for unused in _unused(config) if unused.is_unknown)
+    return next(texts, "") or settings.unknown(config)
 
 
 def _unused(config: Mapping[str, Mapping[str, str]]) -> Iterator[Unused]:
@@ -40,9 +43,8 @@ def _unused(config: Mapping[str, Mapping[str, str]]) -> Iterator[Unused]:
     from engine.backends import OFFICIAL, installed
     from engine.config.schema import unused_settings
 
-    read = ("model_file", *_QUANTIZING)
     with_sections = (*OFFICIAL, *OFFICIAL.values(), *installed())
-    yield from unused_settings(config, "converter", read, {}, lambda: with_sections)
+    yield from unused_settings(config, "converter", _QUANTIZING, {}, lambda: with_sections)
 
 
 def unread(job: Job) -> Iterator[str]:

@@ -159,18 +159,27 @@ def test_weights_with_a_scale_for_each_block_are_divided_between_blocks(
     dtype: int, axis: int, tmp_path: Path
 ) -> None:
     g, chance = Builder(opset=21), np.random.default_rng(0)
-    values = chance.integers(0, 15, (48, 96))
-    weights = onnx.helper.make_tensor("packed", dtype, [48, 96], values.reshape(-1).tolist())
+    values = chance.integers(0, 15, (48, 192))
+    weights = onnx.helper.make_tensor("packed", dtype, [48, 192], values.reshape(-1).tolist())
     g.weights.append(weights)
-    scale = g.constant(chance.uniform(0.01, 0.02, (3, 96)).astype(np.float32))
+    scale = g.constant(chance.uniform(0.01, 0.02, (3, 192)).astype(np.float32))
     w = g.add("DequantizeLinear", "packed", scale, axis=0, block_size=16)
     path = g.save(tmp_path / "model.onnx", {"x": [4, 48]}, [g.add("MatMul", "x", w)])
     splits = ((1, 3), (3, 1)) if axis == 0 else ((1, 1), (1, 3))
     strategy = Strategy({"MatMul_1": NodeStrategy(splits)})
     report = slice_model(path, tmp_path / "out", tp=3, strategy=strategy)
+    nbytes = 48 * 192 // (2 if dtype == TensorProto.UINT4 else 1)  # two of 4 bits are in a byte
+    assert report.weight_bytes == nbytes + 4 * 3 * 192
+    for rank in report.ranks:  # and the sizes of what is reshaped
+        assert 0 <= rank.weight_bytes - report.weight_bytes // 3 < 64
     for file in report.files:
-        [own] = [t for t in onnx.load(file).graph.initializer if t.data_type == dtype]
-        assert list(own.dims) == ([16, 96] if axis == 0 else [48, 32])
+        [own] = [
+            tensor
+            for tensor in onnx.load(file, load_external_data=False).graph.initializer
+            if tensor.data_type == dtype
+        ]
+        assert list(own.dims) == ([16, 192] if axis == 0 else [48, 64])
+        assert {entry.key: entry.value for entry in own.external_data}["length"] == f"{nbytes // 3}"
 
 
 @pytest.mark.parametrize("columns", [1024, 251])

@@ -9,8 +9,8 @@ from __future__ import annotations
 import difflib
 import logging
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
@@ -187,6 +187,18 @@ SECTIONS = (
 )  # fmt: skip
 """A configuration that has one of these asks for quantization."""
 
+KEYS: Mapping[str, tuple[str, ...]] = {
+    section: tuple(field.name for field in fields(kind))
+    for section, kind in (
+        ("common_quant_param", Common),
+        ("full_quant_param", Full),
+        ("weight_quant_param", Weight),
+        ("dynamic_quant_param", Dynamic),
+        ("data_preprocess_param", Data),
+    )
+}
+"""The keys of each section that is read."""
+
 _NO_EFFECT = {
     "enable_encode": "weights are stored as plain integers",
     "workspace": "large models need no folder of their own",
@@ -270,9 +282,7 @@ def _read(shape: type[_Section], section: str, config: Config, notes: list[str])
     for key, text in config.get(section, {}).items():
         bare = _bare(text)
         if key not in readers:
-            near = difflib.get_close_matches(key.lower(), readers, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(readers)}"
-            text = f"configuration key [{section}] {key} is unknown and not read; {hint}"
+            text = _unknown(section, key, readers)
             logging.getLogger("engine").warning(text)
             notes.append(text)
         elif bare:  # an empty value is one that was not given
@@ -283,6 +293,25 @@ def _read(shape: type[_Section], section: str, config: Config, notes: list[str])
             if values[key] and key in _NO_EFFECT:
                 notes.append(f"[{section}] {key} has no effect: {_NO_EFFECT[key]}")
     return shape(**values)
+
+
+def unknown(config: Config) -> str:
+    """Return a line on the first key that no section of quantizing has; "" for none."""
+    return next(
+        (
+            _unknown(section, key, known)
+            for section, known in KEYS.items()
+            for key in config.get(section, {})
+            if key not in known
+        ),
+        "",
+    )
+
+
+def _unknown(section: str, key: str, known: Collection[str]) -> str:
+    near = difflib.get_close_matches(key.lower(), known, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    return f"configuration key [{section}] {key} is unknown and not read; {hint}"
 
 
 def _bare(text: str) -> str:

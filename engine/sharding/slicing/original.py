@@ -138,7 +138,7 @@ class Original:
         shape, dtype = self.shape(name), self.dtype(name)
         if shape is None or dtype is None:
             return 4 * open_size
-        return prod(d if isinstance(d, int) else open_size for d in shape) * max(dtype.bits, 8) // 8
+        return stored_bytes(dtype, prod(d if isinstance(d, int) else open_size for d in shape))
 
     def value(self, name: str) -> Array | None:
         """Return the elements of a small constant; None for anything else."""
@@ -192,6 +192,11 @@ class Original:
         """Return whether a tensor's elements are whole bytes that ranks can exchange."""
         dtype = self.dtype(name)
         return dtype is not None and dtype is not DType.STRING and dtype.bits >= 8
+
+
+def stored_bytes(dtype: DType, elements: int) -> int:
+    """Return the bytes of so many elements as a file stores them; a text counts as one byte."""
+    return (elements * (dtype.bits or 8) + 7) // 8
 
 
 def open_original(

@@ -19,12 +19,11 @@ from engine.layouts.states import (
     Array,
     State,
     local_shape,
-    local_size,
     part,
 )
 from engine.sharding.slicing.costs import Costs, step
 from engine.sharding.slicing.moves import write_cut, write_gather, write_term
-from engine.sharding.slicing.original import Original
+from engine.sharding.slicing.original import Original, stored_bytes
 from engine.types import Dim, DType
 
 Shape: TypeAlias = "tuple[Dim, ...]"
@@ -305,11 +304,9 @@ def nbytes_of(weight: Weight, model: Original, ranks: int, rank: int = 0) -> int
     """Return how many bytes a rank holds of a weight."""
     if weight.values:
         return weight.values[0].nbytes
-    whole = model.nbytes(weight.source)
-    if not weight.state.is_shard:
-        return whole
-    size = int(model.constants[weight.source].dims[weight.state.axis])
-    return whole * local_size(size, weight.state, ranks, rank) // max(size, 1)
+    tensor = model.constants[weight.source]
+    own = local_shape(tuple(tensor.dims), weight.state, ranks, rank)
+    return stored_bytes(DType.from_onnx(tensor.data_type), prod(own))
 
 
 def value_of(weight: Weight, model: Original, rank: int, ranks: int) -> Array:

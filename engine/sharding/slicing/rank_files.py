@@ -20,6 +20,7 @@ from engine.formats.micro_batches import KEY, MicroBatches
 from engine.formats.onnx.graphs import reads
 from engine.layouts.own_attributes import of_rank
 from engine.layouts.states import PARTIAL, Array, State, local_shape, ranges
+from engine.sharding.slicing.original import stored_bytes
 from engine.sharding.slicing.program import Program, Weight, value_of
 from engine.sharding.slicing.stages import with_open_batch
 from engine.types import DType
@@ -83,20 +84,19 @@ class RankFiles:
             return numpy_helper.from_array(np.ascontiguousarray(own).reshape(own.shape), name)
         source = program.model.constants[weight.source]
         dtype = DType.from_onnx(source.data_type)
-        whole = prod(source.dims) * max(dtype.bits, 8) // 8
         dims = local_shape(tuple(source.dims), weight.state, program.ranks, member)
-        nbytes = whole // max(prod(source.dims), 1) * prod(dims)
-        if nbytes < APART_BYTES or dtype is DType.STRING or dtype.bits < 8:
+        nbytes = stored_bytes(dtype, prod(dims))
+        if nbytes < APART_BYTES or dtype is DType.STRING:
             return _inside(program, name, weight, member)
-        array = program.model.array(weight.source)
         if weight.is_shared:
             data = self._folder / f"{self._stem}.data"
             place = self._shared.get(weight.source)
             if place is None:
-                place = self._shared[weight.source] = self._append(data, nbytes, [array])
+                pieces = _pieces(program, weight, dtype, member)
+                place = self._shared[weight.source] = self._append(data, nbytes, pieces)
         else:
             data = path.with_name(f"{path.name}.data")
-            place = self._append(data, nbytes, stream(array, weight.state, member, program.ranks))
+            place = self._append(data, nbytes, _pieces(program, weight, dtype, member))
         tensor = TensorProto(name=name, data_type=source.data_type)
         tensor.dims.extend(dims)
         tensor.data_location = TensorProto.EXTERNAL
@@ -105,9 +105,7 @@ class RankFiles:
             tensor.external_data.add(key=key, value=str(value))
         return tensor
 
-    def _append(
-        self, data: Path, nbytes: int, arrays: Iterator[Array] | list[Array]
-    ) -> tuple[int, int]:
+    def _append(self, data: Path, nbytes: int, arrays: Iterator[Array]) -> tuple[int, int]:
         """Write arrays at the end of a file; returns offset and length. Large ones begin a page."""
         align = _PAGE if nbytes >= _PAGE else _LINE
         with data.open("ab") as file:
@@ -118,6 +116,16 @@ class RankFiles:
                 _write(file, array)
             length = file.tell() - offset
         return offset, length
+
+
+def _pieces(program: Program, weight: Weight, dtype: DType, member: int) -> Iterator[Array]:
+    """Yield what a rank holds of a weight as its file has it: short elements packed."""
+    if dtype.bits < 8:
+        own = np.ascontiguousarray(value_of(weight, program.model, member, program.ranks))
+        yield np.frombuffer(numpy_helper.from_array(own).raw_data, np.uint8)
+    else:
+        array = program.model.array(weight.source)
+        yield from stream(array, weight.state, member, program.ranks)
 
 
 def stream(array: Array, state: State, rank: int, count: int) -> Iterator[Array]:

@@ -12,6 +12,7 @@ from onnx import NodeProto
 from engine.formats.collectives import is_collective
 from engine.formats.onnx.graphs import reads
 from engine.layouts.states import WHOLE
+from engine.sharding.slicing.original import Original, stored_bytes
 from engine.sharding.slicing.partitioner import Choice
 from engine.sharding.slicing.program import Program, nbytes_of
 
@@ -57,7 +58,9 @@ class Report:
     """Result of a slicing. files: the ranks' models in order.
 
     weight_bytes: of the original. divided_bytes: of these, what was divided. collectives: of one
-    rank's predict, by kind. differences: () where nothing was compared; note: then why.
+    rank's predict, by kind. counted_shapes: of the inputs with open sizes, as the bytes of the
+    ranks' activations and exchanges take them. differences: () where nothing was compared; note:
+    then why.
     """
 
     model: str
@@ -69,6 +72,7 @@ class Report:
     divided_bytes: int = 0
     collectives: dict[str, int] = field(default_factory=dict)
     ranks: list[RankReport] = field(default_factory=list)
+    counted_shapes: dict[str, list[int]] = field(default_factory=dict)
     whole: list[WholeWeight] = field(default_factory=list)
     undivided_nodes: dict[str, str] = field(default_factory=dict)
     differences: list[Difference] = field(default_factory=list)
@@ -107,6 +111,16 @@ def rank_report(
     )  # fmt: skip
 
 
+def counted_shapes(model: Original) -> dict[str, list[int]]:
+    """Return the shapes of the inputs with open sizes, with 1 for each open size."""
+    shapes = {name: model.shape(name) or () for name in model.inputs}
+    return {
+        name: [size if isinstance(size, int) else 1 for size in shape]
+        for name, shape in shapes.items()
+        if not all(isinstance(size, int) for size in shape)
+    }
+
+
 def _local_bytes(program: Program, name: str) -> int:
     known = program.known.get(name)
     if known is None or known.dtype is None or known.shape is None:
@@ -114,7 +128,7 @@ def _local_bytes(program: Program, name: str) -> int:
     count = 1
     for size in known.shape:
         count *= size if isinstance(size, int) else 1
-    return count * max(known.dtype.bits, 8) // 8
+    return stored_bytes(known.dtype, count)
 
 
 def _activations(program: Program, nodes: Sequence[NodeProto]) -> int:

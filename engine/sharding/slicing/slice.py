@@ -109,7 +109,7 @@ def slice_model(
     if not replicas:
         require_divided(original, choice)
     program = write_program(original, choice)
-    from engine.sharding.slicing.report import Report, rank_report, whole_weights
+    from engine.sharding.slicing.report import Report, counted_shapes, rank_report, whole_weights
     from engine.sharding.slicing.stages import micro_batches as in_parts
     from engine.sharding.slicing.stages import pipeline
 
@@ -147,6 +147,7 @@ def slice_model(
                     )
             report.weight_bytes = sum(original.nbytes(name) for name in original.constants)
             report.divided_bytes = _divided(program)
+            report.counted_shapes = counted_shapes(original)
             report.whole = whole_weights(program, choice)
             report.undivided_nodes = choice.reasons if tp > 1 else {}
             if check:

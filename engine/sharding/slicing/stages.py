@@ -20,7 +20,7 @@ from engine.formats.micro_batches import AFTERWARDS, MicroBatches
 from engine.formats.onnx.graphs import reads, subgraphs
 from engine.layouts.batch.source import prove_source
 from engine.sharding.slicing.costs import PRODUCTS
-from engine.sharding.slicing.original import Original
+from engine.sharding.slicing.original import Original, stored_bytes
 from engine.sharding.slicing.program import Known, Program, Weight, elements, nbytes_of
 from engine.types import Dim
 
@@ -341,7 +341,7 @@ def _passing(program: Program) -> list[float]:
             nbytes = (
                 float("inf")
                 if known is None or known.dtype is None or known.shape is None
-                else _guessed_elements(known.shape) * max(known.dtype.bits, 8) / 8
+                else stored_bytes(known.dtype, _guessed_elements(known.shape))
             )
             for at in range(place + 1, last.get(name, place) + 1):
                 passing[at] += nbytes

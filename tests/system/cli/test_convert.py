@@ -318,6 +318,7 @@ def test_what_has_no_effect_is_noted(cli, affine, tmp_path, arguments, note):
     done = cli("convert", affine, tmp_path / "out", *arguments)
     assert done.status == 0
     assert note in done.text
+    assert "note:" not in cli("convert", affine, tmp_path / "out", *arguments, "-q").out
     assert "has no effect" not in cli("convert", affine, tmp_path / "out", "--trainModel=false").out
 
 
@@ -355,6 +356,8 @@ def test_what_has_no_effect_is_noted(cli, affine, tmp_path, arguments, note):
             "expected one shape for each input",
         ),
         (["m.onnx", "out", "--set", "a"], "expected SECTION.KEY=VALUE"),
+        (["m.onnx", "out", "--set", "common_quant_param.quant_typ=x"], "mean 'quant_type'?"),
+        (["m.onnx", "out", "--set", "model_file.path=x"], "known: mindir_path"),
     ],
 )
 def test_wrong_usage_is_status_2_and_names_the_help(

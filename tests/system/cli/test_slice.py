@@ -41,6 +41,7 @@ def test_it_slices_and_says_what_each_rank_holds(cli, net, tmp_path):
     assert done.status == 0
     assert "Against the original" in done.out
     assert f"{net.stem}1.onnx" in done.out
+    assert "sends are those of a predict with open sizes of 1: x=1,4\n" in done.out
     assert (tmp_path / "out" / f"{net.stem}1.onnx").exists()
 
 
