@@ -9,8 +9,8 @@ from typing import TypeVar
 from engine.cli.build import Built
 from engine.cli.inputs import Inputs
 from engine.cli.output import aside, note, plain
-from engine.plan.disagreement import disagreement
-from engine.plan.open_sizes import described, first_that_runs
+from engine.plan.disagreement import sizes_and_disagreement
+from engine.plan.open_sizes import first_that_runs
 from engine.report.measurement import ranks_of
 from engine.runtime.filled import shapes_of
 
@@ -30,8 +30,8 @@ def first_fitting(built: Built, inputs: Inputs, run: Callable[[Inputs], R]) -> t
     def sizes(tried: Inputs) -> str:
         specs = [given.spec for given in tried.given]
         shapes = dict(zip((spec.name for spec in specs), shapes_of(tried.values())))
-        cause = disagreement(built.file(), shapes) if built.file is not None else ""
-        return "; ".join(filter(None, (described(specs, shapes), cause)))
+        source = built.file() if built.file is not None else None
+        return sizes_and_disagreement(source, specs, shapes)
 
     return first_that_runs(chain([inputs], others), run, sizes, _SIZES)
 

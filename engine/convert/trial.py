@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from engine.config.wording import own_text
@@ -11,8 +10,8 @@ from engine.convert.job import Job
 from engine.convert.sample_inputs import ones
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.formats import ModelFile
-from engine.plan.disagreement import disagreement
-from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
+from engine.plan.disagreement import sizes_and_disagreement
+from engine.plan.open_sizes import first_that_runs, fitting_shapes
 from engine.types import TensorSpec, ValueKind
 
 
@@ -34,7 +33,7 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
             _, results = first_that_runs(
                 fitting_shapes(inputs),
                 lambda shapes: built.predict([_ones(spec, shapes) for spec in inputs]),
-                partial(_described, file, inputs),
+                lambda shapes: sizes_and_disagreement(file(), inputs, shapes),
                 "convert it without infer, or with input_shape",
             )
         except (ModelError, InputError, ModelStateError) as error:
@@ -49,12 +48,6 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
             raise
         names = [spec.name for spec in built.outputs]
         return dict(zip(names, map(arrays_in, results), strict=True))
-
-
-def _described(
-    file: ModelFile, inputs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]
-) -> str:
-    return "; ".join(filter(None, (described(inputs, shapes), disagreement(file(), shapes))))
 
 
 def _ones(spec: TensorSpec, shapes: Mapping[str, tuple[int, ...]]) -> Any:

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import ModelError
+from engine.plan.open_sizes import described
+from engine.types import ModelSource, TensorSpec
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TypeProto
 
-    from engine.types import ModelSource
-
     Dims = Sequence[str | int | None]
-    Shapes = Mapping[str, Sequence[int]]
+    Shapes = Mapping[str, tuple[int, ...]]
 
 _ELEMENTWISE = frozenset(
     ("Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max",
@@ -38,13 +38,33 @@ def disagreement(source: ModelSource, shapes: Shapes) -> str:
         return ""
     try:
         from engine.plan.extract import read
-        from engine.plan.ranges import without_weights
     except ImportError:
         return ""
     try:
-        model = without_weights(read(source))
+        model = read(source)
     except ModelError:  # the file is gone; the run's own error counts
         return ""
+    return disagreement_in(model, shapes)
+
+
+def sizes_and_disagreement(
+    model: ModelSource | ModelProto | None, specs: Sequence[TensorSpec], shapes: Shapes
+) -> str:
+    """Return the sizes of open axes, and which two of them cannot be, for people."""
+    if model is None:
+        cause = ""
+    elif isinstance(model, ModelSource):
+        cause = disagreement(model, shapes)
+    else:
+        cause = disagreement_in(model, shapes)
+    return "; ".join(filter(None, (described(specs, shapes), cause)))
+
+
+def disagreement_in(given: ModelProto, shapes: Shapes) -> str:
+    """Do as `disagreement`, for a model that is read."""
+    from engine.plan.ranges import without_weights
+
+    model = without_weights(given)
     axes = _marked(model, shapes)
     if len(axes) < 2:
         return ""

@@ -18,7 +18,8 @@ from engine.convert.quantize.runtime import open_session
 from engine.convert.sample_inputs import random
 from engine.errors import InputError, one_line
 from engine.formats.arrays import Array
-from engine.plan.open_sizes import described, first_that_runs, fitting_shapes
+from engine.plan.disagreement import disagreement_in, sizes_and_disagreement
+from engine.plan.open_sizes import first_that_runs, fitting_shapes
 from engine.types import TensorSpec
 
 Accuracy = dict[str, dict[str, float]]
@@ -144,7 +145,10 @@ def measure(
         try:
             results = [model.run(names, sample) for model in models]
         except Exception as error:  # onnxruntime's own, of no common base
-            raise InputError(f"sample {index}: the model cannot run: {one_line(error)}") from error
+            shapes = {name: np.shape(value) for name, value in sample.items()}
+            cause = disagreement_in(original, shapes)
+            said = "; ".join(filter(None, (one_line(error), cause)))
+            raise InputError(f"sample {index}: the model cannot run: {said}") from error
         for name, wanted, got in zip(names, *results):
             if isinstance(wanted, np.ndarray) and wanted.dtype.kind in "fiub":
                 sums[name].add(wanted, got)
@@ -201,7 +205,9 @@ def generated(model: ModelProto, specs: Sequence[TensorSpec]) -> Callable[[int],
         except Exception as error:  # onnxruntime's own, of no common base
             raise InputError(f"the model cannot run: {one_line(error)}") from error
 
-    found, _ = first_that_runs(fitting_shapes(specs), run, partial(described, specs), "")
+    found, _ = first_that_runs(
+        fitting_shapes(specs), run, partial(sizes_and_disagreement, model, specs), ""
+    )
     return partial(sample, found)
 
 

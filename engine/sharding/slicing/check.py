@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -13,8 +14,9 @@ from engine.context import Context
 from engine.convert.sample_inputs import FLOATS
 from engine.errors import EngineError, ModelError, one_line
 from engine.formats.micro_batches import MicroBatches
-from engine.plan.open_sizes import first_that_runs
-from engine.sharding.slicing.check_inputs import drawn, generated, shapes_to_try
+from engine.plan.disagreement import sizes_and_disagreement
+from engine.plan.open_sizes import Shapes, first_that_runs
+from engine.sharding.slicing.check_inputs import drawn, generated, input_specs, shapes_to_try
 from engine.sharding.slicing.emulate import run_original, run_ranks
 from engine.sharding.slicing.exact import run_exactly
 from engine.sharding.slicing.near_ties import explained, rounded_otherwise
@@ -66,7 +68,7 @@ def compare_parts(
     shapes, _ = first_that_runs(
         shapes_to_try(model),
         lambda shapes: run_original(path, generated(model, shapes), context),
-        str,
+        partial(sizes_and_disagreement, model.source, input_specs(model)),
         "say sizes that fit together (--input-shape)",
     )
     halves = [generated(model, shapes, draw=draw, draws=2) for draw in range(2)]
@@ -95,8 +97,10 @@ def _expected(
 ) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]]]:
     """Yield inputs with which the original runs, and what it gives."""
     failure: ModelError | None = None
+    first: Shapes | None = None
     for shapes in shapes_to_try(model):
         has_run = False
+        first = first or shapes
         for inputs in drawn(model, shapes, parts):
             try:
                 expected = run_original(path, inputs, context)
@@ -111,9 +115,12 @@ def _expected(
                 yield inputs, expected
         if has_run:
             return
+    assert first is not None, "there are shapes to try"
+    sizes = sizes_and_disagreement(model.source, input_specs(model), first)
+    why = "; ".join(filter(None, (str(failure), sizes)))
     raise ModelError(
-        f"{model.name}: does not run on generated inputs ({failure}), so its slices cannot be "
-        "checked; say how large its open dims are (--input-shape), or slice unchecked (--no-check)"
+        f"{model.name}: does not run on generated inputs ({why}), so its slices cannot be checked; "
+        "say how large its open dims are (--input-shape), or slice unchecked (--no-check)"
     ) from failure
 
 

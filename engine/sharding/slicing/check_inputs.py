@@ -51,6 +51,11 @@ def shapes_to_try(model: Original) -> Iterator[Shapes]:
 
     Raises ModelError for an input of which too little is known.
     """
+    return fitting_shapes(input_specs(model), model.asked, _OPEN_SIZE, "change --input-shape")
+
+
+def input_specs(model: Original) -> list[TensorSpec]:
+    """Return what a caller gives. Raises ModelError for an input of which too little is known."""
     specs = []
     for name in model.inputs:
         dtype, shape = model.dtype(name), model.shape(name)
@@ -60,7 +65,7 @@ def shapes_to_try(model: Original) -> Iterator[Shapes]:
                 "slice unchecked (--no-check)"
             )
         specs.append(TensorSpec(name, dtype, shape))
-    return fitting_shapes(specs, model.asked, _OPEN_SIZE, "change --input-shape")
+    return specs
 
 
 def drawn(model: Original, shapes: Shapes, parts: int) -> Iterator[Inputs]:

@@ -131,3 +131,40 @@ def test_sizes_that_disagree_are_named(cli, tmp_path):
     assert done.status == 1
     assert "its total_sequence_length is 2 and sequence_length of input 'input_ids' 3" in done.err
     assert "change --shape" in done.err
+
+
+def test_axes_that_cannot_have_their_sizes_are_named_by_slice_and_by_convert(cli, tmp_path):
+    five, w = (numpy_helper.from_array(np.ones((n, 32), "f"), f"w{n}") for n in (5, 4))
+    value = helper.make_tensor_value_info
+    nodes = [
+        helper.make_node("MatMul", ["x", "y"], ["h"], "join"),
+        helper.make_node("MatMul", ["h", "w4"], ["z"]),
+        helper.make_node("MatMul", ["x", "w5"], ["v"]),  # so that no size that is tried runs
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "two",
+        [
+            value("x", TensorProto.FLOAT, ["n", 3, "h", "w"]),
+            value("y", TensorProto.FLOAT, ["k", 4]),
+        ],
+        [value("z", TensorProto.FLOAT, None), value("v", TensorProto.FLOAT, None)],
+        [five, w],
+    )
+    path = tmp_path / "two.onnx"
+    opsets = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    said = (
+        "axis 3 of input 'x' is {} and axis 0 of input 'y' {}, but MatMul 'join' needs them to be "
+        "equal"
+    )
+    shapes = ("--input-shape", "x=1,3,2,5", "--input-shape", "y=6,4")
+    done = cli("slice", path, "--tp", "2", "--out", tmp_path / "slices", *shapes)
+    assert done.status == 1
+    assert said.format(5, 6) in done.err
+    (tmp_path / "q.ini").write_text("[common_quant_param]\nquant_type=WEIGHT_QUANT\n"
+                                    "min_quant_weight_channel=4\n")  # fmt: skip
+    done = cli("convert", path, tmp_path / "out", "--quantize", tmp_path / "q.ini")
+    assert done.status == 0
+    assert "note: accuracy was not measured: " in done.out
+    assert said.format(64, 1) in done.out
