@@ -18,6 +18,7 @@ import numpy as np
 
 from engine.errors import Cancelled, EngineError, one_line
 from engine.plan.open_sizes import shapes_of_size
+from engine.serving.other_axes import listed, proven_elsewhere
 from engine.types import DType, ModelSource, TensorSpec, ValueKind
 
 Array = np.ndarray[Any, Any]
@@ -97,9 +98,15 @@ def why_not(
         from engine.layouts.batch.source import prove_source  # with the onnx package
     except ImportError:
         return "to follow the batch through it takes the onnx package; run: pip install onnx"
-    proof = prove_source(open_again, dict.fromkeys((spec.name for spec in inputs), 0))
+    first = dict.fromkeys((spec.name for spec in inputs), 0)
+    proof = prove_source(open_again, first)
     if proof.reason:
-        return proof.reason
+        elsewhere = proven_elsewhere(open_again, inputs, first)
+        if not elsewhere:
+            return proof.reason
+        return (
+            f"{proof.reason}; if the batch is {listed(elsewhere)}, export it with the batch first"
+        )
     for spec in outputs:
         found = proof.outputs.get(spec.name)
         if found is None or found.axis != 0 or not found.is_each:

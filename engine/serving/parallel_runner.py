@@ -100,7 +100,7 @@ class ModelParallelRunner(Handle, Streaming):
             is an error that names the node.
         batching: "force" has requests share runs without that proof and whatever the trial finds;
             it gives up that a request's results depend on its own inputs alone. Other clients'
-            data may then change them.
+            data may then change them. A model without an open batch is an error then.
         max_delay_us: how long, in microseconds, a request waits for others to share its run. None
             waits for those alone whom the last run has just served, a quarter of a run's time
             at most, so that a lone client never waits; 0 takes along only who waits anyway.

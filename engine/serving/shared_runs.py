@@ -76,11 +76,14 @@ def share_runs(
             for lane in lanes:
                 lane.batch(replace(batching, same=same))
             return lanes, str(batching)
-    if wishes.most is not None:
+    asked = {} if wishes.most is None else {"max_batch_size": f"max_batch_size={wishes.most}"}
+    if is_forced:
+        asked["batching"] = 'batching="force"'
+    if asked:
         insist = "" if is_forced or not is_possible else advice
         raise ModelError(
-            f"{wishes.path}: its requests cannot share runs (max_batch_size={wishes.most}): "
-            f"{reason}; leave max_batch_size out{insist}",
+            f"{wishes.path}: its requests cannot share runs ({', '.join(asked.values())}): "
+            f"{reason}; leave {' and '.join(asked)} out{insist}",
             wishes.path,
         )
     return lanes, f"off: {reason}"

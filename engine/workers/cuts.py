@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from engine.errors import InputError
+from engine.serving.other_axes import proven_elsewhere
 from engine.types import ModelSource, TensorSpec
 from engine.workers.batch_axes import Given, find_inputs
 from engine.workers.protocol import Cuts
@@ -34,5 +35,6 @@ def proven(
     names = [spec.name for spec in inputs]
     proof = prove_source(open_again, dict(zip(names, axes)))
     if proof.reason:
-        return Cuts(proof.reason)
+        elsewhere = {} if given else proven_elsewhere(open_again, inputs, dict(zip(names, axes)))
+        return Cuts(proof.reason, elsewhere=elsewhere)
     return Cuts("", tuple(proof.outputs[spec.name].axis for spec in outputs))

@@ -103,11 +103,13 @@ class Cuts(NamedTuple):
     """The proof that requests may be cut along the batch.
 
     reason: why they may not, "" where they may. outputs: the axis of the batch of each, None for
-    one that is the same from every part; () where nothing is proven.
+    one that is the same from every part; () where nothing is proven. elsewhere: axes of the inputs
+    along which they might be, if one of these is the batch.
     """
 
     reason: str = ""
     outputs: tuple[int | None, ...] = ()
+    elsewhere: Mapping[str, int] = {}
 
 
 class Ready(NamedTuple):

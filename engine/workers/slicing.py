@@ -15,6 +15,7 @@ import numpy as np
 from engine.backends import warn_once
 from engine.errors import InputError, ModelError
 from engine.serving.batchable import same_sizes
+from engine.serving.other_axes import listed
 from engine.types import TensorSpec
 from engine.workers.batch_axes import dim_at, find, has_axes, keep_whole
 from engine.workers.protocol import Cuts
@@ -48,6 +49,7 @@ class Slicing:
         self.axes = find(inputs, outputs, batch_axes, cuts.outputs if cuts is not None else ())
         if cuts is not None and cuts.reason:
             self.axes = replace(self.axes, reason=cuts.reason)
+        self._elsewhere = dict(cuts.elsewhere) if cuts is not None else {}
         self._is_unproven = cuts is not None and bool(cuts.reason)
         self._same = same_sizes(inputs) if cuts is not None else ()
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
@@ -64,9 +66,12 @@ class Slicing:
     def _advice_to_insist(self) -> str:
         if not self._is_unproven:
             return ""
+        elsewhere = ""
+        if axes := self._elsewhere:
+            elsewhere = f"; if the batch is {listed(axes)}, pass batch_axes={axes}"
         return (
-            f'; {keep_whole(self._inputs)} without this warning, or batching="force" to cut them '
-            "where the results of parts may be others"
+            f"{elsewhere}; {keep_whole(self._inputs)} without this warning, or "
+            'batching="force" to cut them where the results of parts may be others'
         )
 
     def cut(self, arrays: Sequence[Any], workers: int) -> list[list[Any]]:

@@ -414,6 +414,19 @@ def test_a_gate_that_a_variable_weight_may_open_is_no_proof(
         assert "ReduceMax 'most': it reduces the batch" in runner.statistics().batching
 
 
+def test_insisting_on_shared_runs_of_a_fixed_batch_is_an_error_with_the_reason(
+    null_backend: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, [helper.make_node("Neg", ["x"], ["y"])], x=(2, 4), y=(2, 4))
+    message = (
+        r'runs \(batching="force"\): input \'x\' has no open first axis: .*; leave batching out$'
+    )
+    with pytest.raises(ModelError, match=message):
+        batched(path, null_backend, None, batching="force")
+    with batched(path, null_backend, None) as runner:
+        assert "off: input 'x'" in runner.statistics().batching
+
+
 @pytest.mark.parametrize("mode", ["swap", "rebuild"])
 def test_what_a_variable_weight_holds_proves_nothing(
     null_backend: str, tmp_path: Path, mode: str

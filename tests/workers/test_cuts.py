@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from engine import Context, MultiDeviceRunner
 from engine.errors import InputError
 from engine.formats import open_source
+from engine.serving.batchable import why_not
 from engine.workers.cuts import proven
 from engine.workers.protocol import Cuts
 from engine.workers.slicing import Slicing
@@ -90,6 +91,33 @@ def test_where_the_batch_is_is_no_insistence(tmp_path: Path) -> None:
         assert cuts is not None
         assert (not cuts.reason) == is_cut
     assert cuts_of(path, {"x": None}) is None
+
+
+@pytest.mark.parametrize(
+    ("x", "elsewhere"),
+    [(["seq", "batch", 4], {"x": 1}), ([None, None, 4], {"x": 1}), (["n", 2, 4], {})],
+)
+def test_a_batch_that_is_not_first_is_named_with_how_to_say_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, x: list[Any], elsewhere: dict[str, int]
+) -> None:
+    name = f"cell of {x}"  # a warning comes once in a process
+    lstm = node("LSTM", ["x", "w", "r"], ["y"], name, hidden_size=3)
+    weights = {"w": np.ones((1, 12, 4), np.float32), "r": np.ones((1, 12, 3), np.float32)}
+    path = write(tmp_path, [lstm], x, [x[0], 1, x[1], 3], **weights)
+    cuts = cuts_of(path)
+    assert cuts is not None
+    assert cuts.elsewhere == elsewhere
+    source = open_source(path)
+    assert source.graph is not None
+    specs = source.graph.inputs, source.graph.outputs
+    slicing = Slicing(*specs, None, cuts)
+    assert len(slicing.cut([np.ones((6, 2, 4), np.float32)], 3)) == 1
+    advice = "if the batch is axis 1 of 'x', pass batch_axes={'x': 1}"
+    assert (advice in caplog.text) == bool(elsewhere)
+    proven_there = Slicing(*specs, elsewhere, cuts_of(path, elsewhere))
+    assert len(proven_there.cut([np.ones((6, 2, 4), np.float32)], 3)) == (2 if elsewhere else 1)
+    reason = why_not(lambda: source, *specs)
+    assert ("export it with the batch first" in reason) == bool(elsewhere)
 
 
 def test_the_axes_of_outputs_are_followed_where_names_do_not_tell(tmp_path: Path) -> None:
