@@ -186,12 +186,14 @@ class Load:
     click.option(
         "--batches",
         default="",
+        show_default=False,
         metavar="N,N,...",
         help="Measure batches of these sizes, one after the other: a table of throughput.",
     ),
     click.option(
         "--rates",
         default="",
+        show_default=False,
         metavar="R,R,...",
         help="Offer so many requests a second, at random times, one load after the other: a table "
         "of latencies, with the load that is too much. --clients are served at once.",
@@ -245,7 +247,7 @@ def bench(
 
             inputs, _ = first_fitting(built, inputs, tried)
         if sweep:
-            points, completed = in_sweep(built, inputs, sweep, load, how.threads, _measure)
+            points, completed = in_sweep(built, inputs, sweep, load, how.threads, _measure, shapes)
             _print_sweep(points, inputs, plot, json)
             if figure is not None and plot_file is not None:
                 write_sweep(figure, plot_file, points, _title(model, points[0].result))

@@ -13,6 +13,7 @@ _OPTIONS_ELSEWHERE = {
     for name, words in {
         "target": "provider providers execution-provider ep backend device",
         "a": "target provider device",
+        "batches": "batch-size batch-sizes batch",
         "shape": "batch-size batch-sizes batch input-shape shapes",
         "runs": "iterations iters repeat count n",
         "clients": "concurrency streams nstreams",

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import numpy as np
 
 from engine.cli.build import Built, fit_to
 from engine.cli.files import written_whole
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import start
 from engine.cli.latency import bar
-from engine.cli.output import duration, table
+from engine.cli.output import duration, note, plain, table
 from engine.report.clients import Clients
 from engine.report.measurement import batch_of, result_of
 from engine.report.sweep import Point, arrivals, batch_axes, in_batch
@@ -72,14 +73,24 @@ def measure(
     load: Load,
     threads: int,
     watch: Callable[[Clients, Load], bool],
+    shaped: Collection[str] = (),
 ) -> tuple[list[Point], bool]:
     """Return the points, and whether all were measured to the end.
 
-    watch: lets clients run, and returns whether they came to the end, uninterrupted.
+    watch: lets clients run, and returns whether they came to the end, uninterrupted. shaped: the
+    inputs whose shapes the user has said.
     """
     batches, rates = sweep.checked()
     values = inputs.values()
     axes = batch_axes(built.inputs, built.is_mindir) if batches else {}
+    for spec, value in zip(built.inputs, values, strict=True):
+        shape = value.shape if isinstance(value, np.ndarray) else ()
+        sizes = {shape[axis] for axis in axes.get(spec.name, ()) if axis < len(shape)} - {1}
+        if spec.name in shaped and sizes:
+            note(
+                f"note: --shape: the batch of {sizes.pop()} for {plain(spec.name)!r} is not "
+                "measured: --batches says which are"
+            )
     points: list[Point] = []
     steps: list[tuple[int | None, float | None]] = [(batch, None) for batch in batches]
     for batch, offered in steps or [(None, offered) for offered in rates]:
@@ -97,7 +108,9 @@ def measure(
                 built.model, clients.measured(), threads, built.seconds, load.warmup_s,
                 load.clients, not completed, batch_of(given),
             )  # fmt: skip
-            points.append(Point(result, offered, 0 if due is None else len(due)))
+            count = 0 if due is None else len(due)
+            last_due_s = None if due is None or load.runs is None else float(due[-1])
+            points.append(Point(result, offered, count, last_due_s))
         if not completed:
             return points, False
     return points, True
@@ -115,13 +128,19 @@ def show(points: Sequence[Point], plot: bool) -> None:
         row = [first, rate(result.throughput_per_s), *(() if is_load else (samples,))]
         row += [duration(latency[name]) for name in _SHOWN]
         if is_load:
-            row.append("overloaded" if point.is_overloaded else "")
+            row.append(_verdict(point))
         if plot:
             row.append(bar(round(height * 1e6), round(max(heights) * 1e6), _BAR))
         rows.append(row)
     columns = [">offered/s", ">served/s"] if is_load else [">batch", ">runs/s", ">samples/s"]
     columns += [f">{name}" for name in _SHOWN] + ([""] if is_load else [])
     table("", [*columns, *([f"{'p99' if is_load else 'samples/s'} as bars"] if plot else [])], rows)
+
+
+def _verdict(point: Point) -> str:
+    if point.is_overloaded:
+        return "overloaded"
+    return "too short to judge" if point.is_too_short else ""
 
 
 def _height(point: Point) -> float:
@@ -139,7 +158,7 @@ def values(points: Sequence[Point]) -> list[dict[str, Any]]:
             "batch": point.result.batch,
             "offered_per_s": point.rate_per_s,
             "due": point.due if point.rate_per_s is not None else None,
-            "overloaded": point.is_overloaded if point.rate_per_s is not None else None,
+            "overloaded": point.is_overloaded if _is_judged(point) else None,
             "runs": point.result.runs,
             "seconds": point.result.seconds,
             "first_run_s": point.result.first_s,
@@ -149,6 +168,10 @@ def values(points: Sequence[Point]) -> list[dict[str, Any]]:
         }
         for point in points
     ]
+
+
+def _is_judged(point: Point) -> bool:
+    return point.rate_per_s is not None and not point.is_too_short
 
 
 def write_figure(figure: Figure, path: Path, points: Sequence[Point], title: str) -> None:

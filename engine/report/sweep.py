@@ -19,21 +19,36 @@ _KEPT_UP = 0.95
 when the time is up, and chance makes a few more."""
 
 
+_FEWEST = 20
+"""Requests of which that part is at least one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Point:
     """One measurement of a sweep.
 
     rate_per_s, due: the load that was offered, and the requests of it; None and 0 in a closed loop.
+    last_due_s: when the last of a number of requests was due, all of which are served; None where
+    the measurement ends at a time.
     """
 
     result: BenchResult
     rate_per_s: float | None = None
     due: int = 0
+    last_due_s: float | None = None
 
     @property
     def is_overloaded(self) -> bool:
         """True where the model could not serve what was offered: then its queue only grows."""
+        if self.last_due_s is not None and self.rate_per_s is not None:
+            waiting = (self.result.seconds - self.last_due_s) * self.rate_per_s
+            return waiting > (1 - _KEPT_UP) * self.due + self.result.clients
         return self.result.runs < _KEPT_UP * self.due - 1
+
+    @property
+    def is_too_short(self) -> bool:
+        """True where too few requests were due to tell that the model can serve the load."""
+        return self.due < _FEWEST and not self.is_overloaded
 
 
 def batch_axes(specs: Sequence[TensorSpec], is_mindir: bool = False) -> dict[str, tuple[int, ...]]:

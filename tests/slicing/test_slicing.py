@@ -226,7 +226,7 @@ def test_stages_run_any_batch_in_parts_and_exchange_the_results_once(tmp_path: P
     ("how", "message"),
     [
         ({"pp": 1, "tp": 2}, r"is not cut into stages; ask for two or more \(--pp\)"),
-        ({"input_shapes": None}, r"an open axis 0 that gets one size for all \(--input-shape\)"),
+        ({"input_shapes": None}, "give --input-shape as well, for example --input-shape x=4,8$"),
         ({"rows": "mixed"}, "not proven .*: ReduceMean 'ReduceMean_2': it reduces the batch"),
         ({"rows": "gated"}, "not proven .*: ReduceMax 'ReduceMax_7': it reduces the batch"),
         ({"rows": "summed"}, "is of shape .*; expected the batch of 4 rows along axis 0"),

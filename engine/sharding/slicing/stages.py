@@ -180,6 +180,13 @@ def micro_batches(model: Original, count: int) -> MicroBatches:
     if count < 2:
         raise ModelError(f"{what}: it is not cut into stages; ask for two or more (--pp)")
     sizes = {name: (model.shape(name) or (None,))[0] for name in model.batched}
+    if missing := [name for name, size in sizes.items() if not isinstance(size, int)]:
+        flags = " ".join(f"--input-shape {name}={_example(model, name)}" for name in missing)
+        raise ModelError(
+            f"{what}: how many rows a part of the batch has is not said for "
+            f"{', '.join(f'input {name!r}' for name in missing)}, whose axis 0 is open; give "
+            f"--input-shape as well, for example {flags}"
+        )
     [rows, *others] = {*sizes.values()} or {None}
     if others or not isinstance(rows, int):
         raise ModelError(
@@ -205,6 +212,12 @@ def micro_batches(model: Original, count: int) -> MicroBatches:
             f"{reason}; slice it without micro-batches"
         )
     return MicroBatches(rows, model.batched)
+
+
+def _example(model: Original, name: str) -> str:
+    """Return sizes for an input, 4 rows of it and 16 for other open axes."""
+    _, *others = model.shape(name) or (None,)
+    return ",".join(map(str, (4, *(size if isinstance(size, int) else 16 for size in others))))
 
 
 def pipeline(

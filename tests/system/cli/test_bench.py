@@ -125,6 +125,19 @@ def test_a_point_is_overloaded_where_much_of_its_load_was_not_served():
 
     assert [point(runs, 100).is_overloaded for runs in (100, 96, 80)] == [False, False, True]
     assert not point(1, 1).is_overloaded
+    assert [point(due, due).is_too_short for due in (1, 19, 20)] == [True, True, False]
+    assert not point(1, 10).is_too_short
+
+
+def test_of_a_number_of_requests_one_that_ends_late_is_overloaded():
+    def point(seconds, runs=100, clients=1):
+        result = BenchResult("", "null", (), 1, None, 0, clients, seconds, np.full(runs, 1e-3))
+        return Point(result, 100.0, runs, last_due_s=1.0)
+
+    assert [point(seconds).is_overloaded for seconds in (1.01, 1.05, 1.2)] == [False, False, True]
+    assert not point(1.2, clients=20).is_overloaded  # as many are served at once
+    assert point(1.2, runs=3).is_overloaded
+    assert point(1.01, runs=3).is_too_short
 
 
 def test_the_batch_is_every_axis_of_the_first_open_name():
@@ -343,6 +356,11 @@ def test_batches_are_measured_one_after_the_other(cli, tmp_path):
     for point in points:
         assert point["runs"] == 20
         assert point["samples_per_s"] == pytest.approx(point["batch"] * 20 / point["seconds"])
+    assert cli(*arguments, "--shape", "x=1,3").err == ""
+    said = cli(*arguments, "--shape", "x=5,3").err
+    assert (
+        said == "note: --shape: the batch of 5 for 'x' is not measured: --batches says which are\n"
+    )
     lines = cli(*arguments, "--plot").out.splitlines()
     [heading] = [place for place, line in enumerate(lines) if line.split()[:1] == ["batch"]]
     rows = lines[heading + 1 :]
@@ -364,6 +382,8 @@ def test_loads_are_offered_one_after_the_other(cli, tmp_path, plugin_folder):
     table = cli(*arguments).out.splitlines()
     assert table[-1].split()[0] == "1,000"
     assert table[-1].endswith("overloaded")
+    assert table[-2].endswith("too short to judge")
+    assert low["overloaded"] is None
 
 
 @pytest.mark.parametrize(

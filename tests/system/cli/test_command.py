@@ -49,6 +49,7 @@ def test_help_names_a_default_a_range_and_what_a_flag_does_not_take(cli):
     assert "--seed N For --fill random. [default: 0; N>=0]" in text
     assert "--json Print JSON, for programs." in text
     assert "Usage: engine run [OPTIONS] [MODEL] Run a model once" in text
+    assert 'default: ""' not in cli("bench", "--help").text
 
 
 def test_help_explains_the_exit_statuses(cli):

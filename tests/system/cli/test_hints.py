@@ -34,6 +34,7 @@ def test_another_device_of_three_letters_is_not_taken_for_a_misspelt_one(word, n
         ("run m.onnx --device cpu", "no such option '--device'; did you mean '--target'?"),
         ("compare m.onnx --device cpu", "no such option '--device'; did you mean '--a'?"),
         ("run m.onnx --batch-size 4", "did you mean '--shape'?"),
+        ("bench m.onnx --batch 4", "did you mean '--batches'?"),
         ("run --model m.onnx", "no such option '--model'; the model goes without an option"),
         ("bench m.onnx --iterations 9", "did you mean '--runs'?"),
         ("bench m.onnx --concurrency 9", "did you mean '--clients'?"),
