@@ -33,15 +33,19 @@ def show(job: Job, report: Report) -> None:
         rows = [(spec.name, type_text(spec), shape_text(spec)) for spec in specs]
         table(title, ("name", "type", "shape"), rows)
     if report.accuracy:
-        measures = list(
-            dict.fromkeys(name for values in report.accuracy.values() for name in values)
-        )
+        from engine.convert.job import title_of
+
+        shown = {
+            name: {title_of(key): value for key, value in values.items()}
+            for name, values in report.accuracy.items()
+        }
+        measures = list(dict.fromkeys(name for values in shown.values() for name in values))
         table(
             "Accuracy against the original",
-            ("output", *(f">{measure.replace('_', ' ')}" for measure in measures)),
+            ("output", *(f">{measure}" for measure in measures)),
             [
                 (name, *(f"{values[key]:.6g}" if key in values else "" for key in measures))
-                for name, values in report.accuracy.items()
+                for name, values in shown.items()
             ],
         )
     if report.trial:

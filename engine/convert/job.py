@@ -131,7 +131,7 @@ class Report:
             "took": duration(self.seconds),
         }
         for name, measures in self.accuracy.items():
-            values = (f"{key.replace('_', ' ')} {value:.6g}" for key, value in measures.items())
+            values = (f"{title_of(key)} {value:.6g}" for key, value in measures.items())
             found[f"accuracy of {name}"] = ", ".join(values)
         for name, value in self.trial.items():
             found[f"trial's {name}"] = _shortly(value)
@@ -150,6 +150,11 @@ class Report:
         from engine.report import fragments  # rare
 
         return fragments.facts("conversion", self.facts(), self.notes)
+
+
+def title_of(measure: str) -> str:
+    """Return a measure of accuracy for people: an output has one agreement, or none."""
+    return "agreement" if measure == "top1_agreement" else measure.replace("_", " ")
 
 
 def _shortly(value: Any) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto
 
-from engine.convert.job import Job
+from engine.convert.job import Job, title_of
 from engine.convert.quantize.calibration import Sample
 from engine.convert.quantize.runtime import open_session
 from engine.convert.sample_inputs import random
@@ -173,7 +173,7 @@ def doubts(accuracy: Accuracy) -> list[str]:
             )
         elif any(measures.get(key, 1.0) < limit for key, limit in LOW.items()):
             values = ", ".join(
-                f"{key} {measures[key]:.3g}"
+                f"{title_of(key)} {measures[key]:.3g}"
                 for key in ("cosine", "snr_db", "top1_agreement", "agreement")
                 if key in measures
             )

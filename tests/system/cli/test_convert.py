@@ -281,6 +281,9 @@ def test_weights_are_quantized_and_compared(cli, digits, tmp_path, option):
     done = cli("convert", path, tmp_path / "out", f"{option}={tmp_path / 'q.ini'}")
     assert done.status == 0, done.err
     assert "Accuracy against the original" in done.text
+    [columns] = [line.split() for line in done.out.splitlines() if line.startswith("output  ")]
+    assert columns[-1:] == ["agreement"]  # of the scores' places and of the labels
+    assert columns.count("agreement") == 1
     assert "note: WEIGHT_QUANT: " in done.text
     assert (tmp_path / "out.mindir").stat().st_size < 0.5 * path.stat().st_size
     facts = cli(

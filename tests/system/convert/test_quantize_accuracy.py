@@ -169,7 +169,7 @@ def test_a_low_accuracy_gets_a_word_and_labels_are_compared_as_such() -> None:
     good = {"cosine": 0.999, "snr_db": 40.0}
     found = {"good": good, "bad": {"cosine": 0.972, "snr_db": 12.6}, "label": {"agreement": 0.5}}
     bad, label = accuracy.doubts(found)
-    assert bad.startswith("the accuracy of output 'bad' is low (cosine 0.972, snr_db 12.6); try ")
+    assert bad.startswith("the accuracy of output 'bad' is low (cosine 0.972, snr db 12.6); try ")
     assert "'label' is low (agreement 0.5)" in label
     sums = accuracy._Difference()
     sums.add(np.array([1, 2, 3, 4]), np.array([1, 2, 3, 9]))
