@@ -119,42 +119,12 @@ _LATE = {
 _MODULES = {"converter": "engine.converter"}
 """Modules of MindSpore Lite's that scripts reach by the package; the others are imported by it."""
 
-_LOAD = "engine.load(path) gives a model"
-_SETTINGS = "engine.load takes settings: threads=1, config={'cpu_context': {'spin_us': 0}}"
-_RUN = "a model runs where it is called: engine.load(path)(x=array)"
-_NO_GRADIENTS = "a model only runs: there are no gradients to switch off"
-_ELSEWHERE = {
-    "InferenceSession": _LOAD,
-    "Session": _LOAD,
-    "Core": _LOAD,
-    "compile_model": _LOAD,
-    "read_model": _LOAD,
-    "SessionOptions": _SETTINGS,
-    "GraphOptimizationLevel": "pass config={'cpu_context': {'graph_optimization': 'basic'}}",
-    "RunOptions": "timeout_s= and cancel= of a call stop a run",
-    "IOBinding": "model.predict(inputs, outputs) fills Tensors, also on a device",
-    "OrtValue": "engine.Tensor(array, device='gpu:0') is memory on a device",
-    "set_default_logger_severity": "logging.getLogger('engine').setLevel(logging.ERROR)",
-    "get_available_providers": "engine.backends() says what there is",
-    "get_all_providers": "engine.backends() says what there is",
-    "get_device": "engine.devices() says what there is",
-    "cuda": "engine.devices() says what there is",
-    "device": "engine.load(path, target='gpu', device_id=0)",
-    "no_grad": _NO_GRADIENTS,
-    "inference_mode": _NO_GRADIENTS,
-    "from_numpy": "engine.Tensor(array)",
-    "run": _RUN,
-    "predict": _RUN,
-}
-"""Names of onnxruntime, OpenVINO and torch, and what does it here."""
-
 if not typing.TYPE_CHECKING:  # for a type checker it would offer every name
 
     def __getattr__(name):
         where = _LATE.get(name) or _MODULES.get(name)
         if where is None:
-            hint = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            text = f"module {__name__!r} has no attribute {name!r}{hint}"
+            text = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(text, name=name, obj=sys.modules[__name__])
         from importlib import import_module
 

@@ -11,7 +11,6 @@ from engine.config.wording import own_text, reworded
 from engine.context import Context
 from engine.errors import EngineError, ModelNotFound
 from engine.model import Model, ModelType
-from engine.runtime.keywords import advised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-@advised("engine.load")
 def load(
     model: str | os.PathLike[str] | bytes | BinaryIO | ModelProto,
     target: str | Sequence[str] = "cpu",

@@ -17,7 +17,6 @@ from engine.config.wording import followed
 from engine.enums import NUMPY_NAMES, DataType, Format
 from engine.errors import InputError
 from engine.host.imports import ready
-from engine.runtime.elsewhere import OfTensors
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -81,7 +80,7 @@ class Description:
         self.wraps = wraps
 
 
-class Tensor(OfTensors):
+class Tensor:
     """A named array that a model takes or gives.
 
     Tensor(array) wraps a numpy array without a copy (one that is not C-contiguous, aligned and in

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import onnx
@@ -303,80 +303,10 @@ def test_a_bool_is_no_number(path: Path, argument: str) -> None:
         engine.load(path, **{argument: True})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["run", "forward", "infer"])
-def test_what_others_call_running_is_told_how_it_is_done(affine: engine.Model, name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; call the model: model\(x="):
-        getattr(affine, name)
-    assert not hasattr(affine, name)
-    assert name not in dir(affine)
-    assert {"predict", "inputs", "model_path_"} <= set(dir(affine))
-    for other, hint in (
-        ("eval", "only runs"),
-        ("cuda", "engine.load"),
-        ("get_providers", "model.placement"),
-    ):
-        with pytest.raises(AttributeError, match=hint):
-            getattr(affine, other)
-    with pytest.raises(AttributeError, match=r"'Model' object has no attribute 'sumary'$"):
-        affine.sumary  # type: ignore[attr-defined]  # noqa: B018
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("half", "runs in the types of its file"),
-        ("train", "only runs"),
-        ("state_dict", "model.update_weights"),
-        ("run_with_iobinding", r"model.predict\(inputs, outputs\)"),
-        ("input_names", r"\[spec.name for spec in model.inputs\]"),
-        ("set_providers", "engine.load"),
-    ],
-)
-def test_what_sessions_and_modules_have_is_told_what_does_it_here(
-    affine: engine.Model, name: str, hint: str
-) -> None:
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'; .*{hint}"):
-        getattr(affine, name)
-
-
-@pytest.mark.parametrize("name", ["reshape", "squeeze", "max", "float", "view", "topk"])
-def test_what_arrays_and_torch_s_tensors_have_is_told_where_it_is(name: str) -> None:
-    with pytest.raises(AttributeError, match=rf"no attribute '{name}'; .*tensor\.numpy\(\)"):
-        getattr(engine.Tensor(np.zeros(2, np.float32)), name)
-
-
-@runtime_checkable
-class Runs(Protocol):
-    """A session of onnxruntime, as an adapter tells one."""
-
-    def run(self, names: object, feeds: object) -> object: ...
-    def get_inputs(self) -> object: ...
-    def get_overridable_initializers(self) -> object: ...
-
-
-@runtime_checkable
-class Predicts(Protocol):
-    def predict(self, inputs: object) -> object: ...
-    def close(self) -> None: ...
-
-
-def test_a_protocol_that_asks_for_more_than_hinted_names_is_answered(affine: engine.Model) -> None:
-    assert isinstance(affine, Predicts)
-    assert not isinstance(affine, Runs)
-    assert not isinstance(engine.Tensor(np.zeros(2, np.float32)), Predicts)
-    assert getattr(affine, "run", None) is None
-    assert getattr(type(affine), "run", None) is None
-
-
 def test_python_suggests_names_of_the_package() -> None:
     with pytest.raises(AttributeError) as error:
         engine.Modle  # type: ignore[attr-defined]  # noqa: B018
     assert (error.value.name, error.value.obj) == ("Modle", engine)  # what Python goes by
-    with pytest.raises(AttributeError, match=r"'InferenceSession'; engine\.load\(path\) gives"):
-        engine.InferenceSession  # type: ignore[attr-defined]  # noqa: B018
-    for name, hint in (("SessionOptions", "threads=1, config="), ("no_grad", "no gradients")):
-        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; .*{hint}"):
-            getattr(engine, name)
 
 
 def test_a_file_opened_for_text_is_told_how_it_is_opened(path: Path) -> None:

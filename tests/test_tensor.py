@@ -303,24 +303,6 @@ def test_a_tensor_of_one_element_is_a_number() -> None:
             convert(Tensor(np.zeros(2, np.float32)))
 
 
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [
-        ("argmax", r"its array has it: tensor\.numpy\(\)$"),
-        ("tolist", r"tensor\.numpy\(\)$"),
-        ("type", r"tensor\.dtype is its type$"),
-        ("detach", r"tensor\.numpy\(\) is its array, torch\.from_dlpack\(tensor\) torch's$"),
-        ("nmae", "$"),
-    ],
-)
-def test_what_other_tensors_have_is_told_where_it_is(name: str, hint: str) -> None:
-    tensor = Tensor(np.zeros(2, np.float32))
-    with pytest.raises(AttributeError, match=f"^'Tensor' object has no attribute '{name}'.*{hint}"):
-        getattr(tensor, name)
-    assert name not in dir(tensor)
-    assert {"shape", "numpy", "dtype"} <= set(dir(tensor))
-
-
 def test_other_libraries_tensors_are_refused_with_what_makes_an_array_of_them() -> None:
     class Other:
         def __array__(self, dtype: object = None, copy: object = None) -> np.ndarray:  # type: ignore[type-arg]

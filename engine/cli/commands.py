@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from engine.cli.help import HelpContext
-from engine.cli.hints import command_elsewhere, hint
+from engine.cli.hints import hint
 from engine.cli.output import Talk, set_talk
 from engine.errors import ModelError
 
@@ -106,9 +106,6 @@ class Group(click.Group):
         is_known = word.startswith("-") or self.get_command(ctx, word) is not None
         if not is_known and not ctx.resilient_parsing:
             near = hint(word, self.list_commands(ctx))
-            path = " ".join((*ctx.command_path.split()[1:], word))
-            if meant := command_elsewhere(path):
-                near = f"; did you mean: {ctx.command_path} {meant}?"
             if ctx.parent is None and not near and os.path.exists(word):
                 near = f"; did you mean: {ctx.command_path} run {shlex.quote(word)}?"
             raise click.UsageError(f"no such command {word!r}{near}", ctx)

@@ -12,7 +12,6 @@ from engine.config.settings import Settings, setting
 from engine.enums import DataType, FmkType, Format
 from engine.errors import BackendError, InputError, ModelError
 from engine.model import ModelType
-from engine.runtime.keywords import advised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -228,7 +227,6 @@ class Converter(Settings):
         """
         return self._report
 
-    @advised("Converter.convert")
     def convert(
         self,
         fmk_type: FmkType,

@@ -22,7 +22,6 @@ from engine.errors import (
 from engine.host.interrupts import raised_by_handler
 from engine.model.facts import NOT_BUILT, ModelFacts
 from engine.model.recipe import Recipe, groups
-from engine.runtime.keywords import advised
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,7 +48,6 @@ class ModelBuild(ModelFacts):
         # Reentrant, so that a progress callback that builds this model is refused, not stuck.
         self._building = threading.RLock()
 
-    @advised("Model.build_from_file")
     def build_from_file(
         self,
         model_path: str,
@@ -118,7 +116,6 @@ class ModelBuild(ModelFacts):
         self._build("build_from_file", recipe, progress, cancel)
         self.model_path_ = path
 
-    @advised("Model.build_from_buffer")
     def build_from_buffer(
         self,
         model_bytes: bytes,

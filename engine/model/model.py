@@ -16,9 +16,7 @@ from engine.model.build import BUILDING, ModelBuild
 from engine.model.facts import NOT_BUILT
 from engine.model.handle import FORKED
 from engine.runtime.descriptions import recorded
-from engine.runtime.elsewhere import OfModels
 from engine.runtime.inputs import ThreadInputs
-from engine.runtime.keywords import advised
 from engine.tensor import Array, Tensor, arrays_in
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ new = object.__new__
 _CLOSED = "the model is closed; build a new one"
 
 
-class Model(ModelBuild, OfModels):
+class Model(ModelBuild):
     """One trained model.
 
     Build it once, run it from any number of threads: each gets input tensors and results of its
@@ -53,7 +51,6 @@ class Model(ModelBuild, OfModels):
     this version.
     """
 
-    @advised("Model")
     def __init__(self) -> None:
         super().__init__()
         self._dims: Sequence[Sequence[int]] | None = None  # of the last resize
@@ -152,7 +149,6 @@ class Model(ModelBuild, OfModels):
             tensors.append(tensor)
         return tensors
 
-    @advised("Model.predict_async")
     async def predict_async(
         self,
         inputs: Inputs,
@@ -278,7 +274,6 @@ class Model(ModelBuild, OfModels):
 
         update_together([self], weights)
 
-    @advised("Model.profile")
     def profile(
         self,
         inputs: Inputs,

@@ -19,7 +19,6 @@ from engine.runtime.casting import widened
 from engine.runtime.differences import Comparison, compare_outputs
 from engine.runtime.filled import Fill, run_filled
 from engine.runtime.foreign import is_array
-from engine.runtime.keywords import advised
 from engine.runtime.parts import arrays_of
 from engine.shortcut import load
 from engine.tensor import Tensor
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "compare", "outputs_of", "values_for"]
 
 
-@advised("engine.compare")
 def compare(
     a: Model | str | os.PathLike[str],
     b: Model | str | os.PathLike[str] | None = None,

@@ -20,7 +20,6 @@ from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
 from engine.report.wording import aligned, counted, duration, rate
 from engine.runtime.filled import Fill, run_filled
-from engine.runtime.keywords import advised
 from engine.types import Placement
 
 if TYPE_CHECKING:
@@ -127,7 +126,6 @@ class BenchResult:
         return "\n".join(aligned(shown.items()))
 
 
-@advised("engine.bench")
 def bench(
     model: Model | str | os.PathLike[str],
     inputs: Inputs | None = None,

@@ -19,7 +19,6 @@ from engine.host.interrupts import undisturbed
 from engine.model import Model, ModelType
 from engine.model.handle import FORKED, Handle
 from engine.model.update import update_together
-from engine.runtime.keywords import advised
 from engine.serving.streaming import Streaming
 from engine.tensor import Tensor
 
@@ -70,7 +69,6 @@ class ModelParallelRunner(Handle, Streaming):
 
     # --------------------------------------------------------------------------------- building
 
-    @advised("ModelParallelRunner.build_from_file")
     def build_from_file(
         self,
         model_path: str,

@@ -13,7 +13,6 @@ from engine.cancel import CancelToken
 from engine.errors import ModelError
 from engine.formats.collectives import Part
 from engine.host.folder import temporary_folder
-from engine.runtime.keywords import advised
 from engine.sharding.files import NotAFolder
 from engine.sharding.strategy import Strategy
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 WHERE = ("all", "last")
 
 
-@advised("slice_model")
 def slice_model(
     model: str | os.PathLike[str],
     out: str | os.PathLike[str],
