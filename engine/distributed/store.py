@@ -36,6 +36,7 @@ from multiprocessing.connection import (
 from typing import Any, Protocol, runtime_checkable
 
 from engine.errors import CommunicatorError, one_line
+from engine.host.blocks import Closing
 from engine.host.peers import credentials_of
 from engine.types import Store
 
@@ -52,7 +53,7 @@ _SET, _GET = "set", "get"
 _DONE, _TAKEN, _MISSING, _OVER, _FAILED = b"d", b"t", b"m", b"o", b"f"
 
 
-class StoreServer:
+class StoreServer(Closing):
     """Holds the keys of one job; any number of ranks connect. A context manager.
 
     address: where ranks connect: the name of a Unix socket that serves this user alone.
@@ -110,12 +111,6 @@ class StoreServer:
             self._listener.close()
         for connection in list(self._connections):
             _shut_down(connection)
-
-    def __enter__(self) -> StoreServer:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _accept(self) -> None:
         while not self._closed:

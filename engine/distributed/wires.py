@@ -19,6 +19,7 @@ from contextlib import ExitStack, suppress
 
 from engine.distributed.store import exchange
 from engine.errors import CommunicatorError
+from engine.host.blocks import Closing
 from engine.host.peers import credentials, dial
 from engine.types import CommunicatorOptions
 
@@ -151,7 +152,7 @@ def connect_all(options: CommunicatorOptions, descriptor: int) -> Mapping[int, t
     return connected
 
 
-class _Callers:
+class _Callers(Closing):
     """Callers that a rank has accepted and that have not said yet who they are.
 
     refused: connections by user, of those that are not this process's. They cost a look at their
@@ -206,12 +207,6 @@ class _Callers:
         """Let those go that never spoke; twice does nothing."""
         while self._silent:
             self._silent.popitem()[1].close()
-
-    def __enter__(self) -> _Callers:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _hello(wire: socket.socket, token: bytes) -> tuple[int, int]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
-from types import TracebackType
 
 from engine.errors import EngineError, ModelError
+from engine.host.blocks import Translating
 from engine.host.interrupts import raised_by_handler
 
 _ADVICE = {
@@ -30,7 +30,7 @@ def lack_of(error: BaseException | None) -> str:
     return ""
 
 
-class explained:
+class explained(Translating):
     """Raise a ModelError for what the block lacks of the machine; other errors pass.
 
     what: what could not be done, the beginning of the message.
@@ -41,14 +41,6 @@ class explained:
     def __init__(self, what: str) -> None:
         self._what = what
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is not None and (lack := lack_of(error)) and not raised_by_handler(error):
+    def _translate(self, error: BaseException) -> None:
+        if (lack := lack_of(error)) and not raised_by_handler(error):
             raise ModelError(f"{self._what}: {error}; {lack}") from error

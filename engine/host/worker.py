@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from engine.host import fork
+from engine.host.blocks import Closing
 from engine.host.child import ending, environment, has_ended, kill, last_words, start
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.host.lack import explained, lack_of
@@ -58,7 +59,7 @@ class Ended(Exception):
         self.last_words = last_words
 
 
-class Worker:
+class Worker(Closing):
     """One worker process.
 
     function: "module:name" of a function (request, connection) that is called there; what it
@@ -124,12 +125,6 @@ class Worker:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         if hasattr(self, "_started"):

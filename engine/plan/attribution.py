@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import BackendUnavailable, EngineError, ModelError, one_line
+from engine.host.blocks import Translating
 from engine.host.interrupts import raised_by_handler
 from engine.host.lack import lack_of
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from engine.backends import Backend
 
 
-class attribute_errors_to:
+class attribute_errors_to(Translating):
     """Report what no hook may raise in the block as the backend's fault, in one line.
 
     Not what a signal handler raised, in whatever the backend has made of it.
@@ -26,17 +25,7 @@ class attribute_errors_to:
         self._backend = backend
         self._hook = hook
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            return
+    def _translate(self, error: BaseException) -> None:
         interrupt = raised_by_handler(error)
         if interrupt is error:
             return

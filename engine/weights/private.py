@@ -17,19 +17,15 @@ import secrets
 import weakref
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from engine.host import fork
+from engine.host.blocks import Closing
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable, default_folder, expanded
 from engine.weights.store import PRIVATE, Store
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
 
-
-class PrivateFolder:
+class PrivateFolder(Closing):
     """An empty folder of this process's own, mode 0700, removed by `close` or with its owner.
 
     path: where it is. Also removed when this object is collected, when the process ends, and by
@@ -60,19 +56,8 @@ class PrivateFolder:
         """Remove it with all that is in it; twice does nothing."""
         self._closing()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-
-class PrivateCache(CompileCache):
+class PrivateCache(Closing, CompileCache):
     """A compile cache in a `PrivateFolder`: for models of any size, and written by default.
 
     `close` removes it. Models that were built with it keep the files that they have mapped.
@@ -85,17 +70,6 @@ class PrivateCache(CompileCache):
     def close(self) -> None:
         """Remove it; twice does nothing."""
         self._owned.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def private_cache(parent: Path | None = None) -> PrivateCache:

@@ -10,22 +10,16 @@ from engine.layouts.states import Array, lengths
 
 def conv(op: Op) -> Iterator[Way]:
     """Conv: output channels; whole groups of channels; samples."""
-    x, w = op.shape(op.inputs[0]), op.shape(op.inputs[1])
-    if x is None or w is None or len(w) < 3:
-        return
-    groups = int(op.attribute("group", 1))
-    for state in op.axis_states(op.outputs[0], 0):
-        yield op.way({0: state}, {0: state})
-    if groups == 1:
-        for state in op.axis_states(op.outputs[0], 1):
-            own = state.on(0)
-            yield op.way({1: own, 2: own}, {0: state})
-        return
-    yield from _groups(op, groups, x[1], w[0], 0)
+    yield from _by_channels(op, 0)
 
 
 def conv_transpose(op: Op) -> Iterator[Way]:
     """ConvTranspose: as Conv, but its weights have the output channels in their second axis."""
+    yield from _by_channels(op, 1)
+
+
+def _by_channels(op: Op, weights: int) -> Iterator[Way]:
+    """Divide samples, output channels or groups. weights: their axis of the output channels."""
     x, w = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if x is None or w is None or len(w) < 3:
         return
@@ -34,11 +28,12 @@ def conv_transpose(op: Op) -> Iterator[Way]:
         yield op.way({0: state}, {0: state})
     if groups == 1:
         for state in op.axis_states(op.outputs[0], 1):
-            yield op.way({1: state.on(1), 2: state.on(0)}, {0: state})
+            yield op.way({1: state.on(weights), 2: state.on(0)}, {0: state})
         return
-    channels = op.shape(op.outputs[0])
-    if channels is not None:
-        yield from _groups(op, groups, x[1], channels[1], 1)
+    out = w[weights]
+    if weights and isinstance(out, int):  # there the weights have those of one group
+        out *= groups
+    yield from _groups(op, groups, x[1], out, weights)
 
 
 def _groups(op: Op, groups: int, inside: object, out: object, weights: int) -> Iterator[Way]:
