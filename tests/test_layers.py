@@ -28,9 +28,10 @@ LAYERS = (
     ),
     ("distributed",),
     ("weights",),
-    # tensor and enums are the API's values: runtime takes and gives them, and has their memory.
-    ("runtime", "tensor", "enums"),
+    ("runtime",),
     ("plan",),
+    ("tensor",),
+    ("enums",),
     ("reference", "model_bytes"),  # for plugins
     ("layouts",),  # how operators carry a divided axis: for slicing, and for sharing runs
     ("formats",),

@@ -11,7 +11,7 @@ import numpy as np
 from engine.cli.input_files import IMAGES, RECORDINGS, InputFile
 from engine.errors import InputError
 from engine.runtime.parts import described
-from engine.tensor import Array
+from engine.tensor.description import Array
 from engine.types import TensorSpec, ValueKind
 
 Shape = tuple[int, ...]

@@ -48,7 +48,7 @@ from engine.types import TensorSpec
 if TYPE_CHECKING:
     from engine.model import Model
     from engine.runtime.differences import Comparison, Largest, OutputComparison
-    from engine.tensor import Array
+    from engine.tensor.description import Array
 
 EPILOG = """[bold]Examples[/bold]
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from engine.cli.output import strict
-from engine.tensor import Array
+from engine.tensor.description import Array
 
 STANDARD_OUTPUT = "-"
 

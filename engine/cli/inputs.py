@@ -23,7 +23,7 @@ from engine.plan.open_sizes import fitting_shapes
 from engine.runtime.advice import for_axes
 from engine.runtime.filled import HOW, Fill, stand_in
 from engine.runtime.parts import arrays_of, described, value_of
-from engine.tensor import Array
+from engine.tensor.description import Array
 from engine.types import DType, TensorSpec, ValueKind
 
 Shape = tuple[int, ...]

@@ -33,7 +33,7 @@ from engine.cli.progress import waiting
 from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
 from engine.runtime.parts import arrays_of, described
-from engine.tensor import Array
+from engine.tensor.description import Array
 from engine.types import DType, ValueKind
 
 if TYPE_CHECKING:

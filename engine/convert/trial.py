@@ -23,7 +23,7 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     """
     from engine.context import Context
     from engine.model import Model
-    from engine.tensor import arrays_in
+    from engine.tensor.tensor import arrays_in
     from engine.weights.compile_cache import UNCACHED
 
     with Model() as built:

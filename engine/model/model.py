@@ -17,7 +17,9 @@ from engine.model.facts import NOT_BUILT
 from engine.model.handle import FORKED
 from engine.runtime.descriptions import recorded
 from engine.runtime.inputs import ThreadInputs
-from engine.tensor import Array, Tensor, arrays_in
+from engine.tensor import Tensor
+from engine.tensor.description import Array
+from engine.tensor.tensor import arrays_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

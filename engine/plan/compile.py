@@ -7,10 +7,10 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from engine.backends import Backend
+from engine.backends.attribution import attribute_errors_to
 from engine.errors import CompiledFormError
 from engine.formats.opened import check_unchanged
 from engine.host.interrupts import raised_by_handler
-from engine.plan.attribution import attribute_errors_to
 from engine.plan.contexts import ContextPool, close
 from engine.plan.plan import Candidate, Compiled, CompiledForms, KeepsNoPartition, Opener, Plan
 from engine.types import Capability, CompileOptions, Executable, LoadedModel, ModelSource

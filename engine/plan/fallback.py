@@ -12,10 +12,10 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from engine.backends.attribution import attribute_errors_to
 from engine.errors import BackendError, ModelError
 from engine.formats.opened import digest_of
 from engine.host.interrupts import raised_by_handler
-from engine.plan.attribution import attribute_errors_to
 from engine.plan.compile import NOWHERE, compile_whole, load
 from engine.plan.contexts import ContextPool, close
 from engine.plan.options import part_options, plan_name

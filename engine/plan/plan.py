@@ -7,7 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from engine.backends import Backend
-from engine.plan.attribution import attribute_errors_to
+from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import ContextPool
 from engine.plan.reports import InParts, KernelTimes, PartReports, part_profile
 from engine.types import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
-from engine.plan.attribution import attribute_errors_to
+from engine.backends.attribution import attribute_errors_to
 from engine.types import Capability, Device, DeviceBuffer, KernelTime, MemoryReport, Value
 
 if TYPE_CHECKING:

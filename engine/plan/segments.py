@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.plan.attribution import attribute_errors_to
+from engine.backends.attribution import attribute_errors_to
 from engine.plan.contexts import close
 from engine.plan.dataflow import CompiledSegment, Dataflow
 from engine.plan.reports import KernelTimes, PartReports, part_profile, total

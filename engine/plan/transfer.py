@@ -3,72 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.backends import Backend
 from engine.errors import InputError
-from engine.plan.attribution import attribute_errors_to
-from engine.types import Capability, Device, DeviceBuffer, DType, TensorSpec, Value
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
+from engine.tensor.device_memory import Memory
+from engine.types import Capability, Device, DeviceBuffer, TensorSpec, Value
 
 
 def takes_buffers(backend: Backend, device: Device) -> bool:
     """Return whether a backend takes and gives values in the memory of `device`."""
     return not backend.lacks(Capability.DEVICE_BUFFERS, device)
-
-
-def may_overlap(one: object, other: object) -> bool:
-    """Return whether two tensors may have memory in common; False for what is no tensor."""
-    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
-        return np.may_share_memory(one, other)
-    if isinstance(one, DeviceBuffer) and isinstance(other, DeviceBuffer):
-        first, second = sorted((one, other), key=lambda buffer: buffer.pointer)
-        is_beside = first.pointer + first.nbytes <= second.pointer
-        return one.device == other.device and not is_beside and second.nbytes > 0
-    return False
-
-
-class Memory:
-    """A backend's memory on one device. Any thread may call any method."""
-
-    def __init__(self, backend: Backend, device: Device) -> None:
-        self.backend = backend
-        self.device = device
-        self._allocate = backend.bind("engine_buffer")
-        self._copy = backend.bind("engine_copy")
-
-    def allocate(self, dtype: DType, shape: tuple[int, ...]) -> DeviceBuffer:
-        """Return new memory, whose contents are undefined."""
-        if dtype is DType.STRING:
-            raise InputError(f"strings cannot be put on {self.device}; leave them on the host")
-        with attribute_errors_to(self.backend, "engine_buffer"):
-            buffer = self._allocate(self.device, dtype, shape, False)
-            if not isinstance(buffer, DeviceBuffer):
-                raise TypeError(f"it returned {type(buffer)}, expected a DeviceBuffer")
-        return buffer
-
-    def copy(self, source: Array | DeviceBuffer, target: Array | DeviceBuffer) -> None:
-        """Copy a tensor to where another of its dtype and shape is; complete on return."""
-        with attribute_errors_to(self.backend, "engine_copy"):
-            done = self._copy(source, target, None)
-            if done is not True:
-                raise TypeError(f"it returned {done!r}, expected True")
-
-    def to_host(self, buffer: DeviceBuffer) -> Array:
-        """Return a new array with what a buffer holds."""
-        array: Array = np.empty(buffer.shape, buffer.dtype.numpy)
-        self.copy(buffer, array)
-        return array
-
-    def to_device(self, value: Array | DeviceBuffer) -> DeviceBuffer:
-        """Return a new buffer with what a tensor on the host or of this backend holds."""
-        dtype = value.dtype if isinstance(value, DeviceBuffer) else DType.from_numpy(value.dtype)
-        buffer = self.allocate(dtype, value.shape)
-        self.copy(value, buffer)
-        return buffer
 
 
 class Transfer:

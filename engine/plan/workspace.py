@@ -21,7 +21,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.plan.dataflow import CompiledSegment, Dataflow
-from engine.plan.transfer import Transfer, may_overlap, takes_buffers
+from engine.plan.transfer import Transfer, takes_buffers
+from engine.tensor.device_memory import may_overlap
 from engine.types import Device, DeviceBuffer, ExecutionContext, Value, Values
 
 Array: TypeAlias = "np.ndarray[Any, Any]"

@@ -18,16 +18,16 @@ from engine.report.measurement import ranks_of
 from engine.runtime.casting import widened
 from engine.runtime.differences import Comparison, compare_outputs
 from engine.runtime.filled import Fill, run_filled
-from engine.runtime.foreign import is_array
 from engine.runtime.parts import arrays_of
 from engine.shortcut import load
 from engine.tensor import Tensor
+from engine.tensor.protocols import is_array
 from engine.types import DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from engine.tensor import Array
+    from engine.tensor.description import Array
     from engine.typing import Inputs
 
 __all__ = ["Comparison", "compare", "outputs_of", "values_for"]

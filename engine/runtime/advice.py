@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.runtime.foreign import is_array
+from engine.tensor.protocols import is_array
 from engine.types import Dim, TensorSpec
 
 Shape = tuple[int, ...]

@@ -9,9 +9,9 @@ import numpy as np
 
 from engine.errors import InputError
 from engine.options import nearest
-from engine.runtime.foreign import is_array
 from engine.runtime.signature import Signature, known, listed
-from engine.tensor import arrays_in
+from engine.tensor.protocols import is_array
+from engine.tensor.tensor import arrays_in
 from engine.types import ValueKind
 
 if TYPE_CHECKING:

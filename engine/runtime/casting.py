@@ -14,7 +14,7 @@ import numpy as np
 from engine.errors import InputError, one_line
 from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
-from engine.tensor import Array
+from engine.tensor.description import Array
 from engine.types import DType, TensorSpec
 
 _PLAIN = (bool, int, float, complex, str)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from engine.enums import DataType, Format
 from engine.host.imports import ready
-from engine.tensor import Description, Tensor, TensorMeta
+from engine.tensor import Tensor, TensorMeta
+from engine.tensor.description import Description
 
 if TYPE_CHECKING:
     from engine.types import Dim, Predict, TensorSpec, Values

@@ -19,7 +19,8 @@ from engine.host.imports import ready
 from engine.runtime.descriptions import known_shape
 from engine.runtime.signature import listed
 from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
-from engine.tensor import Array, Tensor, plain
+from engine.tensor import Tensor
+from engine.tensor.description import Array, plain
 from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def check_buffers(
     given = [buffer for buffer in buffers if isinstance(buffer, np.ndarray | DeviceBuffer)]
     if len(given) > 1:
         ready("engine.plan.transfer")
-        from engine.plan.transfer import may_overlap
+        from engine.tensor.device_memory import may_overlap
     for index, buffer in enumerate(given):
         if any(may_overlap(buffer, other) for other in given[:index]):
             raise InputError("two outputs were given the same memory; give each its own")
@@ -221,8 +222,8 @@ def _on_device(
         raise _another_type(spec, dtype, buffer)
     if buffer.device in devices:
         return buffer
-    ready("engine.runtime.memory")
-    from engine.runtime.memory import to_host  # rare
+    ready("engine.tensor.memory")
+    from engine.tensor.memory import to_host  # rare
 
     return plain(to_host(buffer))
 

@@ -23,13 +23,13 @@ def take(item: Any, spec: TensorSpec, device: Device | None, role: str = "input"
     kind = type(item)
     try:
         if hasattr(kind, "__dlpack__") and hasattr(kind, "__dlpack_device__"):
-            ready("engine.runtime.dlpack")
-            from engine.runtime.dlpack import take as take_dlpack
+            ready("engine.tensor.dlpack")
+            from engine.tensor.dlpack import take as take_dlpack
 
             return take_dlpack(item)
         if hasattr(item, "__cuda_array_interface__"):
-            ready("engine.runtime.dlpack")
-            from engine.runtime.dlpack import take_cuda_interface
+            ready("engine.tensor.dlpack")
+            from engine.tensor.dlpack import take_cuda_interface
 
             own = device is not None and device.type == "gpu"
             return take_cuda_interface(item, device if own and device else Device("gpu"))
@@ -50,9 +50,3 @@ def take(item: Any, spec: TensorSpec, device: Device | None, role: str = "input"
             spec.name,
         ) from error
     return None
-
-
-def is_array(item: Any) -> bool:
-    """Return whether an object is one array or tensor, of whatever library."""
-    protocols = ("__array__", "__dlpack__", "__cuda_array_interface__")
-    return any(hasattr(type(item), name) for name in protocols)

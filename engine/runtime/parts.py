@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.tensor import Array
+from engine.tensor.description import Array
 from engine.types import DType
 
 

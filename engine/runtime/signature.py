@@ -16,7 +16,7 @@ from engine.types import TensorSpec, ValueKind
 
 if TYPE_CHECKING:
     from engine.plan.source_model import SourceModel
-    from engine.tensor import Array
+    from engine.tensor.description import Array
     from engine.types import Device, DeviceBuffer
 
 
@@ -87,8 +87,7 @@ class Signature:
                     )
             return [inputs.get(name) for name in self.names]
         if not isinstance(inputs, list | tuple):
-            ready("engine.runtime.foreign")
-            from engine.runtime.foreign import is_array  # rare
+            from engine.tensor.protocols import is_array  # rare
 
             if len(self.names) == 1 and is_array(inputs):
                 return [inputs]

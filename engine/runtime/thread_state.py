@@ -28,7 +28,8 @@ from engine.errors import (
 from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler
 from engine.runtime.descriptions import description_for
-from engine.tensor import Array, Tensor
+from engine.tensor import Tensor
+from engine.tensor.description import Array
 from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.runtime.casting import are_literals
 from engine.runtime.thread_state import ThreadState, are_results, memory_of
-from engine.tensor import Array, Description, Tensor
+from engine.tensor import Tensor
+from engine.tensor.description import Array, Description
 from engine.types import DType, TensorSpec, Value, ValueKind
 
 new = object.__new__

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engine.backends import Backend
+from engine.backends.attribution import attribute_errors_to
 from engine.formats.opened import OpenedSource
-from engine.plan.attribution import attribute_errors_to
 from engine.types import CompileOptions, ModelSource
 
 if TYPE_CHECKING:

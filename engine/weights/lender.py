@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.backends import Backend, warn_once
+from engine.backends.attribution import attribute_errors_to
 from engine.errors import SharingError
 from engine.host.interrupts import raised_by_handler
-from engine.plan.attribution import attribute_errors_to
 from engine.plan.compile import compile_all
 from engine.plan.contexts import close
 from engine.plan.plan import Compiled

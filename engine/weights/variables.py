@@ -213,7 +213,7 @@ def _own(item: Any, spec: TensorSpec) -> Any:
 def on_host(value: Value) -> Array:
     """Return a tensor as an array."""
     if isinstance(value, DeviceBuffer):
-        from engine.runtime.memory import to_host
+        from engine.tensor.memory import to_host
 
         value = to_host(value)
     assert isinstance(value, np.ndarray)

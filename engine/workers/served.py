@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import ModelError
 from engine.formats.opened import FileVersion, state_of
 from engine.model import Model, ModelType
-from engine.tensor import Tensor, arrays_in
+from engine.tensor import Tensor
+from engine.tensor.tensor import arrays_in
 from engine.types import CancelToken, Capability
 from engine.workers.cuts import proven
 from engine.workers.protocol import Assignment, Cuts, Ready

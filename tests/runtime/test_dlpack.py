@@ -20,7 +20,7 @@ import pytest
 
 import engine
 from engine import DataType, Tensor
-from engine.runtime import dlpack
+from engine.tensor import dlpack
 from engine.types import Device, DeviceBuffer, DType
 from engine_testing import models
 
@@ -163,7 +163,7 @@ def test_a_gpus_consumer_is_ordered_after_what_makes_the_contents(
             seen.append((earlier, later))
             return True
 
-    monkeypatch.setattr("engine.runtime.memory.memory_of", lambda device: Memory)
+    monkeypatch.setattr("engine.tensor.memory.memory_of", lambda device: Memory)
     tensor = gpu_tensor(stream=own)
     capsule = tensor.__dlpack__(stream=consumer, max_version=(1, 0))
     assert tensor.__dlpack_device__() == (2, 1)
@@ -367,7 +367,7 @@ class Interface:
     ],
 )
 def test_an_interface_that_contradicts_itself_is_refused(fields: dict[str, Any], says: str) -> None:
-    from engine.runtime.dlpack import take_cuda_interface
+    from engine.tensor.dlpack import take_cuda_interface
 
     with pytest.raises(BufferError, match=says):
         take_cuda_interface(Interface(**fields), Device("gpu"))

@@ -34,7 +34,7 @@ OWN = {
     "engine.formats.onnx.small_values", "engine.formats.onnx.sparse",
     "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.fallback",
     "engine.plan.gate", "engine.plan.state", "engine.plan.transfer", "engine.reference",
-    "engine.runtime.dlpack", "engine.runtime.placing", "engine.runtime.resizing",
+    "engine.tensor.dlpack", "engine.tensor.placing", "engine.runtime.resizing",
     "engine.runtime.values", "engine.runtime.wrapping", "engine_testing", "engine.weights.lowered",
     "engine_cpu.bound",
     "engine_cpu.compiled", "engine_cpu.compiled_session", "engine_cpu.deadline",

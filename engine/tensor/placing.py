@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from engine.backends import installed
 from engine.config.checks import require
 from engine.host.imports import ready
-from engine.types import Device
+from engine.types import Device, DeviceBuffer
 
-if TYPE_CHECKING:
-    from engine.tensor import Tensor
+Data: TypeAlias = "np.ndarray[Any, Any] | DeviceBuffer | None"
 
 
-def placer(device: object) -> Callable[[Tensor], None]:
-    """Return what puts a tensor on "gpu:0", "ascend" or "cpu"; TypeError for anything else."""
+def placer(device: object) -> Callable[[Data], tuple[Device | None, Data]]:
+    """Return what puts data on "gpu:0", "ascend" or "cpu"; TypeError for anything else."""
     text = require("device", device, str)
     kind, *numbers = text.split(":")
     if len(numbers) > 1:
@@ -41,26 +40,18 @@ def placer(device: object) -> Callable[[Tensor], None]:
     return partial(_put, kind, int(number))
 
 
-def _put(kind: str, number: int, tensor: Tensor) -> None:
-    """Put a tensor on a device, with the data it has. Raises BackendError for one not there."""
-    if kind == "cpu":
-        tensor._description.device = None
-        if tensor._value is not None:
-            tensor._value = tensor.get_data_to_numpy()
-        return
-    ready("engine.runtime.memory")
-    from engine.runtime import memory
+def _put(kind: str, number: int, value: Data) -> tuple[Device | None, Data]:
+    """Return the device, None for the host, and the data on it. Raises BackendError."""
+    if kind == "cpu" and not isinstance(value, DeviceBuffer):
+        return None, value
+    ready("engine.tensor.memory")
+    from engine.tensor import memory
 
-    if memory.is_overridden(kind):
-        _put("cpu", 0, tensor)
-        return
-    device = Device(memory.device_type(kind), number)
-    if device.type == "cpu":  # a backend's name, whose memory is the host's
-        _put("cpu", 0, tensor)
-        return
-    memory.memory_of(device)
-    tensor._description.device = device
-    value = tensor._value
-    if isinstance(value, np.ndarray) or (value is not None and value.device != device):
-        tensor._description.wraps = False
-        tensor._value = memory.to_device(value, device)
+    if kind != "cpu" and not memory.is_overridden(kind):
+        device = Device(memory.device_type(kind), number)
+        if device.type != "cpu":  # else a backend's name, whose memory is the host's
+            memory.memory_of(device)
+            if isinstance(value, np.ndarray) or (value is not None and value.device != device):
+                value = memory.to_device(value, device)
+            return device, value
+    return None, memory.to_host(value) if isinstance(value, DeviceBuffer) else value

@@ -11,16 +11,16 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 
 from engine.backends import OFFICIAL, Backend, find_target, open_backend
+from engine.backends.attribution import attribute_errors_to
 from engine.backends.discovery import open_backends
 from engine.errors import BackendError, BackendUnavailable
-from engine.plan.attribution import attribute_errors_to
-from engine.plan.transfer import Memory as PlanMemory
+from engine.tensor import device_memory
 from engine.types import Capability, Device, DeviceBuffer, DType
 
 Array: TypeAlias = "npt.NDArray[Any]"
 
 
-class Memory(PlanMemory):
+class Memory(device_memory.Memory):
     """The memory of a device, and its streams. order: the backend's engine_order."""
 
     def __init__(self, backend: Backend, device: Device) -> None:

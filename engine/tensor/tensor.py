@@ -1,4 +1,4 @@
-"""Tensor, and TensorMeta, which describes one. The API is MindSpore Lite's.
+"""Tensor. The API is MindSpore Lite's.
 
 A Tensor shares memory with the numpy array it was given; one that a predict returned owns its
 memory, and no later predict changes it. Its memory may be on a device, where the host cannot
@@ -8,76 +8,32 @@ read it: it is copied when numpy asks for it.
 from __future__ import annotations
 
 from math import prod
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.config.checks import require, require_shape
-from engine.config.wording import followed
-from engine.enums import NUMPY_NAMES, DataType, Format
+from engine.enums import DataType, Format
 from engine.errors import InputError
 from engine.host.imports import ready
+from engine.tensor.description import (
+    Array,
+    Description,
+    admits,
+    array_of,
+    in_one_line,
+    is_open,
+    plain,
+    refuse_masked,
+    refused,
+    reshaped,
+    supported,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine.types import Device, DeviceBuffer
-
-__all__ = ["DataType", "Format", "Tensor", "TensorMeta"]
-
-Array: TypeAlias = "np.ndarray[Any, Any]"
-
-
-class TensorMeta:
-    """Describes a model's output: plain attributes, no data.
-
-    shape: sizes, -1 where a size is known only when the model runs. data_size in bytes.
-    """
-
-    def __init__(self) -> None:
-        self.name = ""
-        self.dtype = DataType.UNKNOWN
-        self.shape: list[int] = []
-        self.format = Format.DEFAULT
-        self.element_num = 0
-        self.data_size = 0
-
-    def __str__(self) -> str:
-        return (
-            f"name: {self.name},\ndtype: {self.dtype},\nshape: {self.shape},\n"
-            f"format: {self.format},\nelement_num: {self.element_num},\n"
-            f"data_size: {self.data_size}."
-        )
-
-    def __repr__(self) -> str:
-        return _in_one_line(self)
-
-
-class Description:
-    """A Tensor's properties beside its array; shared by the tensors of one output.
-
-    dtype, shape: as declared, open axes -1; where there is an array, its own are the tensor's.
-    wraps: the array is one that the user gave, so that it is not the tensor's to reshape.
-    device: where the memory is to be; None for the host, or wherever a predict leaves it.
-    """
-
-    __slots__ = ("device", "dtype", "format", "name", "shape", "wraps")
-
-    def __init__(
-        self,
-        name: str = "",
-        dtype: DataType = DataType.FLOAT32,
-        shape: tuple[int, ...] = (),
-        format: Format = Format.NCHW,
-        wraps: bool = False,
-        device: Device | None = None,
-    ) -> None:
-        self.device = device
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.format = format
-        self.wraps = wraps
 
 
 class Tensor:
@@ -103,6 +59,7 @@ class Tensor:
     InputError where the memory cannot be had, BackendError for a device.
     """
 
+    __module__ = "engine.tensor"  # upstream's path
     # Two slots only: every predict makes one Tensor an output, and this is most of its cost.
     __slots__ = ("__weakref__", "_description", "_value")
 
@@ -119,8 +76,8 @@ class Tensor:
         dims = None if shape is None else require_shape("shape", shape)
         put = None
         if device is not None:
-            ready("engine.runtime.placing")
-            from engine.runtime.placing import placer  # rare
+            ready("engine.tensor.placing")
+            from engine.tensor.placing import placer  # rare
 
             put = placer(device)
         if dtype is not None:
@@ -134,10 +91,13 @@ class Tensor:
         elif tensor is not None:
             raise TypeError(
                 "tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray, "
-                f"but got {type(tensor)}.{_array_of(tensor)}"
+                f"but got {type(tensor)}.{array_of(tensor)}"
             )
         if put is not None:
-            put(self)
+            self._description.device, data = put(self._value)
+            if data is not self._value:
+                self._description.wraps = False
+                self._value = data
         if tensor is None:
             self._describe(dims, dtype)
 
@@ -146,7 +106,7 @@ class Tensor:
             self._description.dtype = dtype
         if shape is not None:
             self._description.shape = shape
-        if shape is not None and dtype is not None and not _is_open(shape):
+        if shape is not None and dtype is not None and not is_open(shape):
             if self._description.device is None:
                 self.get_data_to_numpy()
             else:
@@ -154,8 +114,8 @@ class Tensor:
 
     def _allocate(self, device: Device, shape: tuple[int, ...]) -> DeviceBuffer:
         """Give the tensor new memory on a device."""
-        ready("engine.runtime.memory")
-        from engine.runtime import memory
+        ready("engine.tensor.memory")
+        from engine.tensor import memory
         from engine.types import DType
 
         dtype = DType.from_numpy(self._description.dtype.to_numpy())
@@ -178,14 +138,14 @@ class Tensor:
         if isinstance(value, np.ndarray):
             self._value = value.copy()
         elif value is not None:
-            ready("engine.runtime.memory")
-            from engine.runtime import memory
+            ready("engine.tensor.memory")
+            from engine.tensor import memory
 
             self._value = memory.to_host(value)
 
     def _wrap(self, array: Array, shape: Sequence[int] | None, dtype: DataType | None) -> None:
-        _refuse_masked("tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray", array)
-        own = _supported(array)
+        refuse_masked("tensor must be MindSpore Lite's Tensor._tensor or numpy ndarray", array)
+        own = supported(array)
         if shape is not None and tuple(shape) != array.shape:
             raise TypeError(
                 "user set shape is not equal numpy shape, "
@@ -257,14 +217,14 @@ class Tensor:
         array = self._value
         if array is not None and dims == array.shape:
             return
-        if array is None or (self._wraps() and _admits(dims, array.shape)):
+        if array is None or (self._wraps() and admits(dims, array.shape)):
             self._own_description().shape = dims
         elif self._wraps():
             self._warn_that_ignored(f"shape {list(dims)}")
         else:
             self._own_description().shape = dims
-            fits = not _is_open(dims) and prod(dims) == prod(array.shape)
-            self._value = _reshaped(array, dims) if fits else None
+            fits = not is_open(dims) and prod(dims) == prod(array.shape)
+            self._value = reshaped(array, dims) if fits else None
 
     @property
     def format(self) -> Format:
@@ -280,7 +240,7 @@ class Tensor:
     def element_num(self) -> int:
         """The number of elements; 1 for a scalar, 0 while an axis is open."""
         shape = self._value.shape if self._value is not None else self._description.shape
-        return 0 if _is_open(shape) else prod(shape)
+        return 0 if is_open(shape) else prod(shape)
 
     @property
     def data_size(self) -> int:
@@ -314,13 +274,13 @@ class Tensor:
         if isinstance(value, np.ndarray):
             return value
         if value is not None:
-            ready("engine.runtime.memory")
-            from engine.runtime import memory
+            ready("engine.tensor.memory")
+            from engine.tensor import memory
 
             return memory.to_host(value)
         dtype = self._description.dtype.to_numpy()
         shape = self._description.shape
-        if _is_open(shape):
+        if is_open(shape):
             return np.empty([max(dim, 0) for dim in shape], dtype)
         try:
             array = np.zeros(shape, dtype)
@@ -376,13 +336,13 @@ class Tensor:
         """
         if not isinstance(numpy_obj, np.ndarray):
             raise TypeError(
-                f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.{_array_of(numpy_obj)}"
+                f"numpy_obj must be numpy.ndarray, but got {type(numpy_obj)}.{array_of(numpy_obj)}"
             )
-        _refuse_masked("numpy_obj must be numpy.ndarray", numpy_obj)
+        refuse_masked("numpy_obj must be numpy.ndarray", numpy_obj)
         declared, name = self._description.dtype, self._description.name
-        if declared is not DataType.UNKNOWN and _supported(numpy_obj) is not declared:
+        if declared is not DataType.UNKNOWN and supported(numpy_obj) is not declared:
             wanted = declared.to_numpy().name
-            raise _refused(
+            raise refused(
                 name,
                 f"{wanted}{list(self._description.shape)}",
                 f"{numpy_obj.dtype.name}{list(numpy_obj.shape)}; convert the array with "
@@ -390,9 +350,9 @@ class Tensor:
                 f"data type not equal! Numpy type: {numpy_obj.dtype.type}, Tensor type: {declared}",
             )
         shape = self._description.shape
-        if _is_open(shape):
-            if not _admits(shape, numpy_obj.shape):
-                raise _refused(
+        if is_open(shape):
+            if not admits(shape, numpy_obj.shape):
+                raise refused(
                     name,
                     f"shape {list(shape)}, in which -1 takes any size",
                     f"{list(numpy_obj.shape)}; pass an array of such a shape",
@@ -403,7 +363,7 @@ class Tensor:
         elif self._value is not None:
             shape = self._value.shape
         if prod(shape) != numpy_obj.size:
-            raise _refused(
+            raise refused(
                 name,
                 f"{prod(shape)} elements, as shape {list(shape)} has",
                 f"{numpy_obj.size}, shape {list(numpy_obj.shape)}; pass as many, or set the "
@@ -415,8 +375,8 @@ class Tensor:
         value = self._value
         device = self._description.device if value is None else getattr(value, "device", None)
         if device is not None and not isinstance(value, np.ndarray):
-            ready("engine.runtime.memory")
-            from engine.runtime import memory
+            ready("engine.tensor.memory")
+            from engine.tensor import memory
 
             if value is None or value.shape != shape:
                 value = self._allocate(device, shape)
@@ -440,7 +400,7 @@ class Tensor:
         )
 
     def __repr__(self) -> str:
-        return _in_one_line(self)
+        return in_one_line(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         array = self.get_data_to_numpy()
@@ -454,10 +414,10 @@ class Tensor:
 
     def __dlpack_device__(self) -> tuple[int, int]:
         """Return DLPack's device type and number: (1, 0) for the host, 2 for a GPU, else 12."""
-        ready("engine.runtime.dlpack")
-        from engine.runtime import dlpack
+        ready("engine.tensor.dlpack")
+        from engine.tensor import dlpack
 
-        return dlpack.device_of(dlpack.data_of(self, "__dlpack_device__"))
+        return dlpack.device_of(self._data_for("__dlpack_device__"))
 
     def __dlpack__(
         self,
@@ -473,10 +433,10 @@ class Tensor:
         leaves that to the consumer. dl_device: (1, 0) for a copy on the host.
         Raises BufferError where DLPack cannot say it.
         """
-        ready("engine.runtime.dlpack")
-        from engine.runtime import dlpack
+        ready("engine.tensor.dlpack")
+        from engine.tensor import dlpack
 
-        return dlpack.given(self, stream, max_version, dl_device, copy)
+        return dlpack.given(self._data_for("__dlpack__"), stream, max_version, dl_device, copy)
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -484,10 +444,22 @@ class Tensor:
         value = self._value
         if value is None or isinstance(value, np.ndarray) or value.device.type != "gpu":
             raise AttributeError(f"a tensor on {self.device} has no __cuda_array_interface__")
-        ready("engine.runtime.dlpack")
-        from engine.runtime import dlpack
+        ready("engine.tensor.dlpack")
+        from engine.tensor import dlpack
 
         return dlpack.cuda_interface(value)
+
+    def _data_for(self, protocol: str) -> Array | DeviceBuffer:
+        """Return the memory, allocated where it may be. Raises BufferError for none."""
+        if (
+            self._value is None
+            and self._description.device is None
+            and not is_open(self._description.shape)
+        ):
+            self.get_data_to_numpy()
+        if self._value is None:
+            raise BufferError(f"{protocol}: tensor {self.name!r} has no data yet")
+        return self._value
 
     def _store(self, result: Any) -> None:
         """Take a predict's result as the data, on the device that the tensor was made for."""
@@ -495,8 +467,8 @@ class Tensor:
         if device is None or getattr(result, "device", None) == device:
             self._value = result
             return
-        ready("engine.runtime.memory")
-        from engine.runtime import memory
+        ready("engine.tensor.memory")
+        from engine.tensor import memory
 
         if value is not None and value.shape == result.shape:
             memory.copy(result, value)
@@ -525,20 +497,6 @@ class Tensor:
         )
 
 
-def _array_of(item: object) -> str:
-    """Return what to do about another library's tensor where an array is wanted."""
-    return " numpy.asarray(...) gives an array of it" if hasattr(type(item), "__array__") else ""
-
-
-def plain(array: Array) -> Array:
-    """`array` itself if a runtime can read it as it lies in memory, else a copy it can read."""
-    dtype = array.dtype
-    if type(array) is np.ndarray and array.flags.carray and dtype.isnative:
-        return array  # what np.require below would find out in a microsecond
-    native = dtype if dtype.isnative else dtype.newbyteorder("=")
-    return np.require(np.asarray(array), native, ["C", "A"])
-
-
 def arrays_in(value: Any) -> Any:
     """Return what predict gave for one output, with arrays in place of the Tensors."""
     if type(value) is Tensor:
@@ -546,53 +504,3 @@ def arrays_in(value: Any) -> Any:
     if type(value) is list and not (value and type(value[0]) is dict):
         return [arrays_in(element) for element in value]
     return value
-
-
-def _reshaped(value: Array | DeviceBuffer, shape: tuple[int, ...]) -> Array | DeviceBuffer:
-    if isinstance(value, np.ndarray):
-        return value.reshape(shape)
-    from dataclasses import replace
-
-    return replace(value, shape=shape)
-
-
-def _in_one_line(tensor: Tensor | TensorMeta) -> str:
-    return (
-        f"{type(tensor).__name__}(name={tensor.name!r}, dtype={tensor.dtype}, "
-        f"shape={tensor.shape}, format={tensor.format})"
-    )
-
-
-def _is_open(shape: tuple[int, ...]) -> bool:
-    return min(shape, default=0) < 0
-
-
-def _supported(array: Array) -> DataType:
-    """The DataType of an array a user gave; TypeError where the API has none."""
-    dtype = DataType.from_numpy(array.dtype)
-    if dtype is DataType.UNKNOWN:
-        raise TypeError(
-            f"Unsupported numpy dtype value {array.dtype}; supported: {', '.join(NUMPY_NAMES)}"
-        )
-    return dtype
-
-
-def _refused(name: str, wanted: str, got: str, words: str) -> InputError:
-    """Return the error for an array that a tensor cannot take. words: MindSpore Lite's, for it."""
-    tensor = f"tensor {name!r}" if name else "a tensor without a name"
-    return followed(InputError(f"{tensor}: expected {wanted}, got {got}", name), words)
-
-
-def _refuse_masked(wanted: str, array: Array) -> None:
-    # Reading only the data below the mask would be silently wrong.
-    if type(array) is not np.ndarray and np.ma.is_masked(array):
-        raise TypeError(
-            f"{wanted}, but got {type(array)} with masked elements; call its filled() first"
-        )
-
-
-def _admits(dims: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    """Return whether `shape` has the rank and known sizes of `dims`, where open axes are -1."""
-    return len(dims) == len(shape) and all(
-        dim < 0 or dim == size for dim, size in zip(dims, shape, strict=True)
-    )

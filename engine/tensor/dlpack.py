@@ -10,15 +10,12 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from engine.runtime.memory import order
+from engine.tensor.memory import order, to_host
 from engine.types import Device, DeviceBuffer, DType
-
-if TYPE_CHECKING:
-    from engine.tensor import Tensor
 
 Array = np.ndarray[Any, Any]
 
@@ -114,22 +111,21 @@ def device_of(value: Array | DeviceBuffer) -> tuple[int, int]:
 
 
 def given(
-    tensor: Tensor,
+    value: Array | DeviceBuffer,
     stream: int | None,
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
     copy: bool | None,
 ) -> Any:
-    """Return a capsule of a tensor for a consumer; see `Tensor.__dlpack__`."""
-    value = data_of(tensor, "__dlpack__")
+    """Return a capsule of a tensor's memory for a consumer; see `Tensor.__dlpack__`."""
     own = device_of(value)
     if not isinstance(value, np.ndarray):
         if dl_device is not None and tuple(dl_device) != own:
             if tuple(dl_device) != (CPU, 0) or copy is False:
-                raise BufferError(f"memory on {tensor.device} is not shared with {dl_device}")
-            value, copy = tensor.get_data_to_numpy(), None
+                raise BufferError(f"memory on {value.device} is not shared with {dl_device}")
+            value, copy = to_host(value), None
         elif copy:
-            raise BufferError(f"copy=True is for the host; this tensor is on {tensor.device}")
+            raise BufferError(f"copy=True is for the host; this tensor is on {value.device}")
         else:
             order_for(value, stream)
     elif dl_device is not None and tuple(dl_device) != own:
@@ -138,17 +134,6 @@ def given(
         assert isinstance(value, np.ndarray)
         value = value.copy()
     return export(value, max_version is not None and max_version[0] >= 1)
-
-
-def data_of(tensor: Tensor, protocol: str) -> Array | DeviceBuffer:
-    """Return the memory of a tensor, allocated where it may be. Raises BufferError for none."""
-    description = tensor._description
-    is_open = min(description.shape, default=0) < 0
-    if tensor._value is None and description.device is None and not is_open:
-        tensor.get_data_to_numpy()
-    if tensor._value is None:
-        raise BufferError(f"{protocol}: tensor {tensor.name!r} has no data yet")
-    return tensor._value
 
 
 def export(value: Array | DeviceBuffer, is_versioned: bool) -> Any:
