@@ -367,8 +367,9 @@ def test_a_forked_child_does_not_keep_its_parents_workers_alive() -> None:
 # ------------------------------------------------------------------------------ temporary folders
 
 FOLDER = """
-import time
+import signal, time
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored
 from engine.host.folder import temporary_folder
 with temporary_folder("engine-test-", Path({parent!r})) as folder:
     (folder / "inside").mkdir()
