@@ -215,8 +215,8 @@ def refuse_unknown(sections: Mapping[str, Mapping[str, str]], context: Context) 
     if not sections:
         return
     from engine.backends import find_target, open_backend
-    from engine.plan.build import targets_of
     from engine.plan.options import unknown_setting
+    from engine.plan.targets import targets_of
 
     candidates = []
     for name in targets_of(context)[0]:

@@ -125,8 +125,8 @@ def why(
 ) -> None:
     """Explain why the next build of a model is warm, or is not."""
     from engine.backends import find_target
-    from engine.plan.build import targets_of
-    from engine.plan.options import Request
+    from engine.plan.options import BuildOptions
+    from engine.plan.targets import targets_of
     from engine.weights.explain import Explanation, explain
 
     require_file(model)
@@ -138,16 +138,16 @@ def why(
         config.setdefault("common_context", {})["model_cache_dir"] = str(folder)
     [first, *_], _, _ = targets_of(context)
     chosen = find_target(first)
-    request = Request(context, config)
-    backend = request.opened(chosen.backend)
+    build_options = BuildOptions(context, config)
+    backend = build_options.opened(chosen.backend)
     decryption = decryption_of(model)
     try:
         if decryption.encryption:  # its key would not change that
             said = Explanation(IS_SECRET)
         else:
             source = decryption.file(backend.info.suffixes)
-            options = request.options(backend, chosen, source)
-            said = explain(CompileCache.of(config), backend, source, options)
+            compile_options = build_options.of(backend, chosen, source)
+            said = explain(CompileCache.of(config), backend, source, compile_options)
     except CacheUnusable as error:
         raise _unusable(error) from error
     if json:

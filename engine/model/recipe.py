@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.distributed.ranks import Ranks
     from engine.formats import ModelFile
     from engine.formats.opened import Array, FileVersion, OpenedSource
-    from engine.plan import Plan
+    from engine.plan import Plan, Targets
     from engine.plan.source_model import SourceModel
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, Device, ModelSource, Predict, Progress
@@ -62,32 +62,58 @@ class Built(NamedTuple):
         self.plan.pool.close()
 
 
-def build(
-    file: Callable[[Mapping[str, str]], ModelSource],
+def open_targets(
     context: Context,
-    config: Mapping[str, Mapping[str, str]],
-    path: str,
+    config: Config,
     progress: Progress | None = None,
     cancel: CancelToken | None = None,
+    *,
+    sharing: Sharing | None = None,
+    profile_to: Path | None = None,
+) -> Targets:
+    """Return the targets of a build, for which the model is then opened, and built.
+
+    sharing: what it has in common with other models; None for what is anyhow. profile_to: see
+    BuildOptions. Raises BackendError where no target can be had, ValueError for a setting.
+    """
+    from engine.plan import BuildOptions, Targets
+
+    job = _job_of(context, config)
+    options = BuildOptions(
+        context,
+        config,
+        progress,
+        cancel,
+        share_workspace=sharing is not None and sharing.workspace,
+        place=(job.rank, job.world_size),
+        open_ranks=partial(_open_ranks, job),
+        profile_to=profile_to,
+    )
+    return Targets(options)
+
+
+def build(
+    source: ModelSource,
+    targets: Targets,
+    path: str,
     variable_weights: Sequence[str] = (),
     *,
     sharing: Sharing | None = None,
     by_handle: bool = False,
-    profile_to: Path | None = None,
     is_resizable: bool = True,
 ) -> Built:
-    """Build a model; `file` gives it, as for build_plan. path: how extensions know it.
+    """Build a model that was opened with `targets.suffixes`. path: how extensions know it.
 
-    sharing: what it has in common with other models; None for what is anyhow. by_handle: lend or
-    borrow weights by a handle, where the configuration says so. profile_to: see build_plan; such a
-    model is not kept in compiled form. is_resizable: who asks for predicts may resize it.
+    sharing: as for `open_targets`. by_handle: lend or borrow weights by a handle, where the
+    configuration says so. is_resizable: who asks for predicts may resize it. A model whose
+    predicts are measured is not kept in compiled form.
     """
     from engine.plan import build_plan
     from engine.runtime import extensions
     from engine.runtime.signature import Signature
     from engine.weights.compile_cache import CompileCache
 
-    job = _job_of(context, config)
+    options, config = targets.options, targets.options.config
     shared = None if sharing is None else sharing.forms(config)
     cache = shared or CompileCache.of(config)
     with ExitStack() as closing:
@@ -95,20 +121,13 @@ def build(
         if by_handle and config:
             from engine.weights.handle import sharing_of  # rare
 
-            if lending := sharing_of(config, cache, cancel):
+            if lending := sharing_of(config, cache, options.cancel):
                 closing.callback(lending.close)
         plan = build_plan(
-            file,
-            context,
-            config,
-            progress,
-            cancel,
+            source,
+            targets,
             variable_weights=variable_weights,
-            forms=None if profile_to else lending or cache,
-            open_ranks=partial(_open_ranks, job),
-            place=(job.rank, job.world_size),
-            share_workspace=sharing is not None and sharing.workspace,
-            profile_to=profile_to,
+            forms=None if options.profile_to else lending or cache,
         )
         try:
             inputs, outputs = plan.executable.inputs, plan.executable.outputs
@@ -185,30 +204,23 @@ class Recipe:
 
         file = self._file
         assert file is not None, "it is built for the first time once"
-        opened: list[OpenedSource] = []
-
-        def open_file(suffixes: Mapping[str, str]) -> ModelSource:
-            opened[:] = [file(suffixes)]
-            self.data_files = data_files(file, opened[0])
-            if opened[0].graph is None:
-                path = None if file.path is None else absolute(file.path)
-                self.compiled = partial(
-                    _opened_again, path, file.version, self.data_files, suffixes
-                )
-            return opened[0] if declaration is None else self._declared(opened[0])
-
         file.watch(cancel)
         file.keep_in(partial(lowered_forms, self.config))
         self._take_kept(file)
         declaration = self._declaration
         names = () if declaration is None or self.is_rebuilt else declaration.names
+        targets = open_targets(self.context, self.config, progress, cancel, sharing=self.sharing)
+        opened = file(targets.suffixes)
+        self.data_files = data_files(file, opened)
+        if opened.graph is None:
+            path = None if file.path is None else absolute(file.path)
+            self.compiled = partial(
+                _opened_again, path, file.version, self.data_files, targets.suffixes
+            )
         built = build(
-            open_file,
-            self.context,
-            self.config,
+            opened if declaration is None else self._declared(opened),
+            targets,
             self.path,
-            progress,
-            cancel,
             names,
             sharing=self.sharing,
             by_handle=True,
@@ -216,7 +228,7 @@ class Recipe:
         )
         self.context = copy(self.context)  # its owner may change it for another model
         if self.original is None:
-            self.original = self._original_of(opened[0])
+            self.original = self._original_of(opened)
         self._file = None
         return built
 

@@ -21,7 +21,7 @@ from engine.errors import (
     ModelStateError,
 )
 from engine.host.interrupts import raised_by_handler
-from engine.model.recipe import Built, Recipe, build
+from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
 
@@ -237,7 +237,7 @@ def _built_anew(
     """Build the model anew, with the weights that `old` has by now, or with others.
 
     shapes: of all inputs, None for those that its file has. update: new values of weights that
-    are constants. profile_to: see build_plan. Raises ModelError, BackendError.
+    are constants. profile_to: see BuildOptions. Raises ModelError, BackendError.
     """
     if old.loan is not None and old.loan.is_vendors:
         raise ModelError("other processes use its memory: its weights are lent")
@@ -251,15 +251,8 @@ def _built_anew(
         source = with_constants(source, update)
         if update:  # in no file, and most likely never seen again
             config, sharing = without_cache(config), None
-    built = build(
-        lambda _: source,
-        recipe.context,
-        config,
-        recipe.path,
-        sharing=sharing,
-        profile_to=profile_to,
-        is_resizable=recipe.is_resizable,
-    )
+    targets = open_targets(recipe.context, config, sharing=sharing, profile_to=profile_to)
+    built = build(source, targets, recipe.path, sharing=sharing, is_resizable=recipe.is_resizable)
     built = built._replace(loan=old.loan)
     if update is not None:
         return built._replace(updated=update)

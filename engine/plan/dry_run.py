@@ -17,13 +17,13 @@ from engine.types import DType, TensorSpec, ValueKind
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from engine.context import Context
+    from engine.plan.options import BuildContext
     from engine.plan.plan import Plan
 
 _ROLLUP = "/proc/self/smaps_rollup"
 
 
-def workspace_bytes(path: str, context: Context) -> int:
+def workspace_bytes(path: str, context: BuildContext) -> int:
     """Return what a model takes beyond its weights when it runs on zeros; open axes are small.
 
     As its backend reports it, else what its process grows by. 0 where neither tells, or where it
@@ -47,14 +47,17 @@ def workspace_bytes(path: str, context: Context) -> int:
     return int(needed)
 
 
-def serve(request: tuple[str, Context], connection: Connection) -> int:
+def serve(request: tuple[str, BuildContext], connection: Connection) -> int:
     """Measure one model, for `workspace_bytes`: send the size and a problem, or an error."""
     from engine.formats import ModelFile
     from engine.plan.build import build_plan
+    from engine.plan.options import BuildOptions
+    from engine.plan.targets import Targets
 
     path, context = request
     try:
-        plan = build_plan(ModelFile(path), context, {})
+        targets = Targets(BuildOptions(context, {}))
+        plan = build_plan(ModelFile(path)(targets.suffixes), targets)
         answer: object = _measured(plan)
     except Exception as error:
         answer = error

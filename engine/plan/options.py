@@ -10,7 +10,7 @@ import itertools
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from engine.backends import OFFICIAL, installed, open_backend, warn_once
 from engine.errors import InputError
@@ -32,44 +32,121 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.backends import Backend, Target
-    from engine.context import Context
     from engine.plan.ranges import PartRanges
+    from engine.plan.ranks import OpenRanks
 
 _BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 _plans = itertools.count(1)
 
 
-class Request:
+class CpuSettings(Protocol):
+    """The settings of `engine.Context().cpu` that a build reads."""
+
+    @property
+    def thread_num(self) -> int:
+        """Threads inside one operator; 0 for as many as fit."""
+
+    @property
+    def inter_op_parallel_num(self) -> int:
+        """Operators that run at once; 0 for one."""
+
+    @property
+    def thread_affinity_mode(self) -> int:
+        """The cores to choose threads' cores from: 0 any, 1 big ones first, 2 middle ones first."""
+
+    @property
+    def thread_affinity_core_list(self) -> list[int]:
+        """The cores of the threads; [] for any."""
+
+
+class GpuSettings(Protocol):
+    """The settings of `engine.Context().gpu` that a build reads."""
+
+    @property
+    def group_size(self) -> int:
+        """The number of ranks."""
+
+
+class AscendSettings(Protocol):
+    """The settings of `engine.Context().ascend` that a build reads."""
+
+    @property
+    def rank_id(self) -> int:
+        """This process among the ranks."""
+
+
+class BuildContext(Protocol):
+    """The settings of an `engine.Context` that a build reads.
+
+    Those of a device type (precision_mode, provider, device_id) are attributes of the attribute
+    that has the type's name.
+    """
+
+    @property
+    def target(self) -> list[str]:
+        """The targets, in the order in which they are to be tried."""
+
+    @property
+    def cpu(self) -> CpuSettings:
+        """The threads of a model on any device."""
+
+    @property
+    def gpu(self) -> GpuSettings:
+        """The number of ranks."""
+
+    @property
+    def ascend(self) -> AscendSettings:
+        """The rank."""
+
+
+class BuildOptions:
     """A user's wishes for one build, resolved once.
 
-    device: where a caller wants the model, over what the settings say of that type of device.
-    share_workspace: with other models of this process, where the backend has an option for it.
-    place: this process's rank and the number of ranks; None for those of the launch. profile_to:
-    the folder that says that predicts are to be measured; None where they are not.
+    progress, cancel: see `engine.types.CompileOptions`. share_workspace: with other models of this
+    process, where the backend has an option for it. place: this process's rank and the number of
+    ranks; None for those of the context. open_ranks: what a model with collectives gets the other
+    ranks from; None where it cannot run. profile_to: an empty folder, for a plan whose predicts
+    are measured (`Plan.profile`); None for any other.
+    progress_error: an exception of the progress callback, for which no backend is to blame.
     """
 
     def __init__(
         self,
-        context: Context,
+        context: BuildContext,
         config: Mapping[str, Mapping[str, str]],
         progress: Progress | None = None,
         cancel: CancelToken | None = None,
-        device: Device | None = None,
+        *,
         share_workspace: bool = False,
         place: tuple[int, int] | None = None,
+        open_ranks: OpenRanks | None = None,
         profile_to: Path | None = None,
     ) -> None:
-        self._context = context
-        self._config = config
+        self.context = context
+        self.config = config
+        self.cancel = cancel
+        self.open_ranks = open_ranks
+        self.profile_to = profile_to
+        self.progress_error: Exception | None = None
         self._progress = progress
-        self._cancel = cancel
-        self._device = device
-        self._threads = _threads(context)
-        self.rank, self.world_size = place or _rank(context)
+        self._threads = _threads(context.cpu)
+        self.rank, self.world_size = place or (context.ascend.rank_id, context.gpu.group_size)
         self._is_isolated = _is_true(config, "common_context", "isolate")
         self._share_workspace = share_workspace
-        self._profile_to = profile_to
+
+    def check_cancelled(self) -> None:
+        """Raise Cancelled where the build was cancelled."""
+        if self.cancel is not None:
+            self.cancel.check()
+
+    def _note_progress(self, phase: str, done: int, total: int | None) -> None:
+        assert self._progress is not None
+        try:
+            self._progress(phase, done, total)
+        except Exception as error:
+            self.progress_error = error
+            raise
 
     def opened(self, name: str) -> Backend:
         """Open a backend, with its models in processes of their own if the user asks for that."""
@@ -80,7 +157,7 @@ class Request:
 
         return isolated(backend)
 
-    def options(
+    def of(
         self, backend: Backend, target: Target, source: ModelSource, is_listed: bool = True
     ) -> CompileOptions:
         """Return how to compile `source` for `target`, which `backend` serves.
@@ -90,8 +167,8 @@ class Request:
         Raises ValueError for a setting that cannot be read or does not fit the model,
         BackendUnavailable for a provider that the backend does not have.
         """
-        settings = getattr(self._context, target.device_type, None)
-        given = _section(backend, target, self._config, is_listed)
+        settings = getattr(self.context, target.device_type, None)
+        given = _section(backend, target, self.config, is_listed)
         graph = source.graph
         shapes: Mapping[str, ShapeRange] = {}
         profiles: tuple[Mapping[str, ShapeRange], ...] = ()
@@ -103,11 +180,12 @@ class Request:
         provider = target.provider or getattr(settings, "provider", "") or given.get("provider", "")
         if not is_listed and provider.lower() not in map(str.lower, backend.info.providers):
             provider = ""
+        device_id = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
         declared = backend.info.options
         if self._share_workspace:
             given = {**self._workspace(backend), **given}
         return CompileOptions(
-            device=self._device_of(target.device_type, settings, given),
+            device=Device(target.device_type, device_id),
             provider=backend.check_provider(provider),
             precision=getattr(settings, "precision_mode", ""),
             threads=self._threads,
@@ -118,16 +196,13 @@ class Request:
                 for key, value in given.items()
                 if key not in CONSUMED and (not declared or is_declared(key, declared))
             },
-            config=self._config,
+            config=self.config,
             rank=self.rank,
             world_size=self.world_size,
-            profile_to=self._profile_to if self._measures(backend) else None,
-            progress=self._progress,
-            cancel=self._cancel,
+            profile_to=self.profile_to if backend.can(Capability.PROFILE) else None,
+            progress=self._note_progress if self._progress is not None else None,
+            cancel=self.cancel,
         )
-
-    def _measures(self, backend: Backend) -> bool:
-        return self._profile_to is not None and backend.can(Capability.PROFILE)
 
     def _workspace(self, backend: Backend) -> dict[str, str]:
         """Return the settings by which a backend shares workspace; a word, once, if it cannot."""
@@ -140,12 +215,6 @@ class Request:
             warn_once(f"the models of a group do not share workspace: {lacks}")
             return {}
         return {"workspace": "process"}
-
-    def _device_of(self, kind: str, settings: object, given: Mapping[str, str]) -> Device:
-        if self._device is not None and self._device.type == kind:
-            return self._device
-        own = getattr(settings, "device_id", None) or _device_id(given.get("device_id", "0"))
-        return Device(kind, own)
 
 
 def plan_name() -> str:
@@ -253,16 +322,7 @@ def _device_id(text: str) -> int:
     return int(text)
 
 
-def _rank(context: Context) -> tuple[int, int]:
-    """Return this process's rank and the number of ranks.
-
-    They are the job's, not a device's, and those of the launch until a script says another rank.
-    """
-    return context.ascend.rank_id, context.gpu.group_size
-
-
-def _threads(context: Context) -> Threads:
-    cpu = context.cpu
+def _threads(cpu: CpuSettings) -> Threads:
     intra_op = _bounded("cpu_thread_num", cpu.thread_num) or threads_per_worker()
     inter_op = _bounded("cpu_inter_op_parallel_num", cpu.inter_op_parallel_num) or 1
     cores = tuple(cpu.thread_affinity_core_list)

@@ -23,7 +23,7 @@ from engine.distributed.store import StoreServer
 from engine.errors import CommunicatorError
 from engine.formats import open_source
 from engine.hookspecs import hookimpl
-from engine.plan import Plan, build_plan
+from engine.plan import BuildOptions, Plan, Targets, build_plan
 from engine.types import BackendInfo, Capability, DType
 from engine_testing import null
 
@@ -89,12 +89,10 @@ def on_both(
         context.target = ["null"]
         context.ascend.rank_id = rank
         try:
-            plan = build_plan(
-                lambda suffixes: open_source(paths[rank], suffixes),
-                context,
-                {},
-                open_ranks=lambda rank, _, *more: open_ranks(rank, 2, *more),
+            options = BuildOptions(
+                context, {}, open_ranks=lambda rank, _, *more: open_ranks(rank, 2, *more)
             )
+            plan = build_plan(open_source(paths[rank]), Targets(options))
             try:
                 found[rank] = main(rank, plan, noted, opened[0])
             finally:

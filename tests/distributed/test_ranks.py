@@ -23,7 +23,7 @@ from engine.distributed.ranks import Ranks
 from engine.distributed.store import StoreServer
 from engine.errors import Cancelled, CommunicatorError, InputError, ModelError
 from engine.formats import open_source
-from engine.plan import Plan, build_plan
+from engine.plan import BuildOptions, Plan, Targets, build_plan
 
 Array = np.ndarray[Any, Any]
 COLLECTIVES = {"where": ""}
@@ -43,12 +43,13 @@ def rank_plan(
     context.target = ["null"]
     context.ascend.rank_id = rank
     job = Job(rank, world_size, server.address, server.key, timeout_s)
-    return build_plan(
-        lambda suffixes: open_source(path, suffixes), context, {},
+    options = BuildOptions(
+        context, {},
         open_ranks=lambda rank, _, name, backend, device: Ranks(
             job, rank, world_size, name, *((backend, device) if COLLECTIVES["where"] else ())
         ),
     )  # fmt: skip
+    return build_plan(open_source(path), Targets(options))
 
 
 def on_all(

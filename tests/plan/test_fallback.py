@@ -447,3 +447,20 @@ def engine_load(source, options):
     path.write_bytes(bytes(range(200, 250)))
     with pytest.raises(ModelError, match="'own' cannot run node 3: made for another chip"):
         engine.load(path, target="own")
+
+
+def test_a_compiled_form_that_only_the_first_target_reads_fails_with_the_reasons_of_all(
+    null_backend: str, install: Callable[..., ModuleType], tmp_path: Path
+) -> None:
+    refusing = """
+@hookimpl
+def engine_load(source, options):
+    from engine.errors import ModelError
+    raise ModelError("made for another chip")
+"""
+    install("own", extra=refusing, formats=("onnx", "own"), suffixes={".own": "own"})
+    path = tmp_path / "model.own"
+    path.write_bytes(bytes(range(200, 250)))
+    reasons = r"'own' passed over: made for another chip; .*'null' reads onnx, .* in format own"
+    with pytest.raises(ModelError, match=reasons):
+        engine.load(path, target=["own", null_backend])

@@ -27,7 +27,7 @@ from engine.errors import (
     ModelError,
 )
 from engine.formats import open_source
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.options import part_options
 from engine.plan.plan import Plan
 from engine.runtime.signature import Signature
@@ -73,12 +73,8 @@ def plan_of(path: Path, target: list[str], config: Any = NO_TANH, **more: Any) -
     context = engine.Context()
     context.target = target
     names = tuple(more.get("variable_weights", ()))
-    return build_plan(
-        lambda suffixes: open_source(path, suffixes, variable_weights=names),
-        context,
-        config,
-        **more,
-    )
+    targets = Targets(BuildOptions(context, config))
+    return build_plan(open_source(path, variable_weights=names), targets, **more)
 
 
 def chain(folder: Path, *ops: str) -> Path:
@@ -349,7 +345,7 @@ def engine_load(source, options):
     device = install_device(install, noting + lacking("files_in_memory"))
     context = engine.Context()
     context.target = ["device"]
-    plan = build_plan(lambda suffixes: in_memory, context, {})
+    plan = build_plan(in_memory, Targets(BuildOptions(context, {})))
     lease = plan.pool.borrow()
     np.testing.assert_array_equal(plan.predict(lease.context, [x], None, None)[0], x + w)
     assert [dict(source.files) for source in device.sources] == [{}]

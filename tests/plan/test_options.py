@@ -17,7 +17,7 @@ import engine
 from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
 from engine.options import CONSUMED
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.plan import Plan
 from engine.types import Device, ShapeRange
 from engine_testing import models
@@ -43,14 +43,12 @@ def noting(null_backend: str, install: Install) -> ModuleType:
     return install("noting", extra=NOTES.replace("{name!r}", "'noting'"), device_types=("gpu",))
 
 
-def plan_of(
-    path: Path, target: list[str], config: Any = None, set_up: Any = None, **more: Any
-) -> Plan:
+def plan_of(path: Path, target: list[str], config: Any = None, set_up: Any = None) -> Plan:
     context = engine.Context()
     context.target = target
     if set_up is not None:
         set_up(context)
-    return build_plan(lambda suffixes: open_source(path, suffixes), context, config or {}, **more)
+    return build_plan(open_source(path), Targets(BuildOptions(context, config or {})))
 
 
 # ------------------------------------------------------------------------------- once for a plan
@@ -71,16 +69,10 @@ def test_the_rank_is_the_jobs_whatever_the_target(
     assert plan_of(models.affine(tmp_path), ["noting"]).rank == 0
 
 
-def test_a_callers_device_goes_over_the_settings_of_its_type(
-    noting: ModuleType, tmp_path: Path
-) -> None:
-    path = models.affine(tmp_path)
+def test_the_device_is_that_of_the_backends_section(noting: ModuleType, tmp_path: Path) -> None:
     config = {"noting_context": {"device_id": "2"}}
-    assert plan_of(path, ["noting"], config).device == Device("gpu", 2)
-    plan = plan_of(path, ["noting"], config, device=Device("gpu", 5))
-    assert plan.device == noting.given[-1].device == Device("gpu", 5)
-    plan_of(path, ["noting"], config, device=Device("ascend", 5))
-    assert noting.given[-1].device == Device("gpu", 2)
+    plan = plan_of(models.affine(tmp_path), ["noting"], config)
+    assert plan.device == noting.given[-1].device == Device("gpu", 2)
 
 
 # ------------------------------------------------------------------------ what the core consumes
@@ -267,9 +259,8 @@ def test_a_compiled_form_of_no_use_is_compiled_anew_and_said(
     context = engine.Context()
     context.target = ["keeper"]
     with caplog.at_level(logging.WARNING, "engine"):
-        plan = build_plan(
-            lambda suffixes: replace(open_source(path, suffixes), compiled=folder), context, {}
-        )
+        source = replace(open_source(path), compiled=folder)
+        plan = build_plan(source, Targets(BuildOptions(context, {})))
     assert [compiled for compiled, _ in keeper.tried] == [folder, None]
     assert "made for version 1, this is 2" in caplog.text
     assert str(folder) in caplog.text

@@ -20,7 +20,7 @@ import engine
 from engine.backends import find_target, open_backend
 from engine.formats import open_source
 from engine.plan import extract
-from engine.plan.options import Request
+from engine.plan.options import BuildOptions
 from engine.weights.compile_cache import CompileCache
 from engine.weights.explain import explain
 from engine_testing import null_run
@@ -320,8 +320,9 @@ def test_why_a_build_is_warm_is_said_of_a_partition_too(
     cache, backend = CompileCache(entries.parents[1]), open_backend("null")
     context = engine.Context()
     context.target = ["null", "second"]
-    request = Request(context, REFUSES_TANH)
-    options = request.options(backend, find_target("null"), open_source(path))
+    options = BuildOptions(context, REFUSES_TANH).of(
+        backend, find_target("null"), open_source(path)
+    )
     assert not explain(cache, backend, open_source(path), options).is_warm
     load(path).close()
     said = explain(cache, backend, open_source(path), options)

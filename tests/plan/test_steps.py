@@ -18,7 +18,7 @@ from plan_models import node, save, value
 import engine
 from engine.errors import Cancelled, InputError
 from engine.formats import open_source
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.plan import Plan
 from engine.plan.workspace import COPIED_BYTES
 from engine.types import Device, DeviceBuffer, DType
@@ -51,7 +51,7 @@ def second(install: Install, first: ModuleType) -> ModuleType:
 def plan_of(path: Path, config: Any = REFUSES, target: Any = ("first", "second")) -> Plan:
     context = engine.Context()
     context.target = list(target)
-    return build_plan(lambda suffixes: open_source(path, suffixes), context, config)
+    return build_plan(open_source(path), Targets(BuildOptions(context, config)))
 
 
 def chain(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,9 +20,9 @@ import engine
 from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats import open_source
 from engine.formats.opened import OpenedSource, Slot
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.plan import Plan
-from engine.types import Device, DType, ModelSource
+from engine.types import Device, DType
 
 needs_cpu = pytest.mark.skipif(
     find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
@@ -31,17 +31,12 @@ needs_cpu = pytest.mark.skipif(
 Install = Callable[..., ModuleType]
 
 
-def source_of(path: Path, **weights: np.ndarray) -> Callable[[Mapping[str, str]], ModelSource]:
-    def open_model(suffixes: Mapping[str, str]) -> ModelSource:
-        plain = open_source(path, suffixes)
-        slots = tuple(
-            Slot(name, DType.from_numpy(array.dtype), array.shape, array)
-            for name, array in weights.items()
-        )
-        assert isinstance(plain, OpenedSource)
-        return replace(plain, variables=slots)
-
-    return open_model
+def source_of(path: Path, **weights: np.ndarray) -> OpenedSource:
+    slots = tuple(
+        Slot(name, DType.from_numpy(array.dtype), array.shape, array)
+        for name, array in weights.items()
+    )
+    return replace(open_source(path), variables=slots)
 
 
 def build(
@@ -49,9 +44,8 @@ def build(
 ) -> Plan:
     context = engine.Context()
     context.target = target
-    return build_plan(
-        source_of(path, **weights), context, config or {}, variable_weights=names or [*weights]
-    )
+    targets = Targets(BuildOptions(context, config or {}))
+    return build_plan(source_of(path, **weights), targets, variable_weights=names or [*weights])
 
 
 INT64 = TensorProto.INT64
@@ -207,7 +201,7 @@ def test_a_declaration_without_weights_is_an_error(null_backend: str, tmp_path: 
     context = engine.Context()
     context.target = ["null"]
     with pytest.raises(InputError, match="has no weights that can be exchanged"):
-        build_plan(lambda s: open_source(path, s), context, {}, variable_weights=["v"])
+        build_plan(open_source(path), Targets(BuildOptions(context, {})), variable_weights=["v"])
 
 
 def test_weights_that_a_device_reads_lie_there_before_they_are_exchanged(

@@ -15,7 +15,7 @@ import pytest
 from engine.backends import open_backend
 from engine.context import Context
 from engine.formats import ModelFile
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable
 from engine.weights.private import PrivateFolder, private_cache
@@ -143,7 +143,7 @@ def test_models_of_any_size_are_shared_by_way_of_it(
         assert isinstance(forms, CompileCache)
         assert forms.why_unused.__self__ is forms
         for _ in range(2):
-            plan = build_plan(ModelFile(str(path)), context, {}, forms=forms)
+            plan = build_plan(ModelFile(path)(), Targets(BuildOptions(context, {})), forms=forms)
             lent = plan.pool.borrow()
             [y] = plan.predict(lent.context, [x], None, None)
             np.testing.assert_array_equal(y, 2 * x + 1)

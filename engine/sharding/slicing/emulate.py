@@ -22,7 +22,7 @@ from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.collectives import is_collective
 from engine.formats.onnx.infer import types_of
-from engine.plan import build_plan
+from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.contexts import close
 from engine.plan.extract import Whole
 from engine.plan.partition import Segment, live, partition
@@ -213,7 +213,7 @@ _COLLECTIVES: Mapping[str, Callable[[NodeInfo, Sequence[int], list[Array]], list
 
 def _run(source: ModelSource, values: Mapping[str, Any], context: Context) -> Values:
     """Run a model, or a part of one, and free it."""
-    plan = build_plan(lambda suffixes: source, context, UNCACHED)
+    plan = build_plan(source, Targets(BuildOptions(context, UNCACHED)))
     try:
         own = plan.executable.open_context()
         try:

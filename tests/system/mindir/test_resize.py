@@ -11,6 +11,7 @@ import pytest
 import engine
 from engine import ModelError, ModelType
 from engine.formats import ModelFile
+from engine.plan import BuildOptions, Targets, build_plan
 
 OWN = Path(__file__).parents[2] / "data" / "mindir"
 SHARED = Path(__file__).parents[4] / "shared" / "data" / "mindir"
@@ -28,9 +29,8 @@ def test_lowered_for_the_shapes_it_has_a_file_gives_what_it_gives(name: str) -> 
         inputs = [arrays[f"in_{place}"] for place in range(len(model.inputs))]
         expected = [result.get_data_to_numpy() for result in model.predict(inputs)]
         shapes = {spec.name: x.shape for spec, x in zip(model.inputs, inputs, strict=True)}
-    plan = engine.plan.build_plan(
-        ModelFile(path, input_shapes=shapes).__call__, engine.Context(), {}
-    )
+    targets = Targets(BuildOptions(engine.Context(), {}))
+    plan = build_plan(ModelFile(path, input_shapes=shapes)(), targets)
     results = plan.predict(plan.executable.open_context(), inputs, None, None)
     for result, wanted in zip(results, expected, strict=True):
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,114 @@
+"""The targets of a build: tried one after the other, with the reasons of those that failed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import NamedTuple
+
+from engine.backends import Backend, Target, find_target, warn_once
+from engine.errors import BackendError, ModelError
+from engine.host.interrupts import raised_by_handler
+from engine.plan.options import BuildContext, BuildOptions
+from engine.plan.plan import Plan
+
+
+def targets_of(context: BuildContext) -> tuple[Sequence[str], str, bool]:
+    """Return the targets to try, why these, and whether ENGINE_TARGET overrides the context's."""
+    override = [part.strip() for part in os.environ.get("ENGINE_TARGET", "").split(",")]
+    override = [part for part in override if part]
+    if not override:
+        return context.target, f"target {context.target}", False
+    if override != context.target:
+        warn_once(f"ENGINE_TARGET={','.join(override)} overrides the target {context.target}")
+    return override, f"ENGINE_TARGET={','.join(override)} instead of target {context.target}", True
+
+
+class OpenTarget(NamedTuple):
+    """A target that can be had. name: as the user wrote it. later: the names of those after it."""
+
+    name: str
+    target: Target
+    backend: Backend
+    later: Sequence[str]
+
+
+class Targets:
+    """The targets of one build. A later one is tried only where all before it have failed.
+
+    The first that can be had is open from the start. Raises BackendError with the reasons of all
+    where none can. To be iterated once.
+    """
+
+    def __init__(self, options: BuildOptions) -> None:
+        self.options = options
+        self._names, self._why, self._is_override = targets_of(options.context)
+        self._passed_over: list[str] = []
+        self._rest = self._opened()
+        self._first = next(self._rest)
+
+    @property
+    def suffixes(self) -> Mapping[str, str]:
+        """The file name endings that the first open target's backend reads, with their formats."""
+        return self._first.backend.info.suffixes
+
+    def __iter__(self) -> Iterator[OpenTarget]:
+        yield self._first
+        yield from self._rest
+
+    def _opened(self) -> Iterator[OpenTarget]:
+        for number, name in enumerate(self._names):
+            later = self._names[number + 1 :]
+            try:
+                target = find_target(name)
+                backend = self.options.opened(target.backend)
+            except BackendError as error:
+                if raised_by_handler(error):
+                    raise
+                self._refuse(name, error, is_last=not later)
+                continue
+            yield OpenTarget(name, target, backend, later)
+
+    def _refuse(self, name: str, error: BackendError, is_last: bool) -> None:
+        """Note why a target cannot be had. Raises the error of all where it is the last."""
+        if is_last and not self._passed_over:
+            if not self._is_override:
+                raise error
+            raise _restated(error, f"{self._why}: {error}") from error
+        self._passed_over.append(f"{name!r} passed over: {error}")
+        if is_last:
+            raise _restated(error, "; ".join(self._passed_over)) from error
+
+    def pass_over(self, target: OpenTarget, error: BackendError | ModelError) -> None:
+        """Note why a target cannot build the model. Raises the error of all where it is the last.
+
+        What the user's own progress callback or a signal handler raised is nobody's reason.
+        """
+        if raised_by_handler(error):
+            raise error
+        if self.options.progress_error is not None:
+            raise self.options.progress_error from None
+        if not target.later and not self._passed_over:
+            raise error
+        if not target.later:
+            raise _restated(error, "; ".join([*self._passed_over, str(error)])) from error
+        self._passed_over.append(f"{target.name!r} passed over: {error}")
+
+    def chosen(self, target: OpenTarget, plan: Plan) -> Plan:
+        """Return the plan of a target, which says how that came to be chosen."""
+        reason = "; ".join([self._why, *self._passed_over])
+        if self._passed_over:
+            import logging  # rare
+
+            logging.getLogger("engine").warning("target %r is used: %s", target.name, reason)
+        options = self.options
+        return replace(plan, why=reason, rank=options.rank, world_size=options.world_size)
+
+
+def _restated(error: BackendError | ModelError, text: str) -> BackendError | ModelError:
+    """Return the same error with another text; its attributes stay."""
+    restated = copy(error)
+    restated.args = (text,)
+    return restated
