@@ -20,6 +20,7 @@ from engine.backends import open_backend
 from engine.config.reader import number_devices
 from engine.config.sections import sections_of
 from engine.model import recipe
+from engine.model.model import model_state
 from engine.types import CancelToken, DType
 from engine_testing import models
 
@@ -150,8 +151,8 @@ def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
     affine: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = affine
-    assert model._plan is not None
-    pools = [model._plan.pool]
+    assert model_state(model).plan is not None
+    pools = [model_state(model).plan.pool]
     build = recipe.build
 
     def close_meanwhile(*given: Any, **named: Any) -> recipe.Built:
@@ -165,7 +166,7 @@ def test_a_model_that_is_closed_while_it_is_resized_stays_closed(
     monkeypatch.setattr("engine.model.update.build", close_meanwhile)
     with pytest.raises(RuntimeError, match="resize failed! Error is the model is closed"):
         model.resize(model.get_inputs(), [[2, 5]])
-    assert model._plan is None
+    assert model_state(model).plan is None
     assert all(pool.is_closed and not pool.open_count for pool in pools)
 
 
@@ -179,7 +180,7 @@ def test_leaving_a_with_block_closes_the_model(tmp_path: Path) -> None:
 def test_a_model_is_freed_without_close_when_nobody_holds_it(tmp_path: Path) -> None:
     model = engine.load(models.affine(tmp_path), target="null")
     result = model.predict([X])[0]
-    executable = weakref.ref(model._plan.executable)  # type: ignore[union-attr]
+    executable = weakref.ref(model_state(model).plan.executable)  # type: ignore[union-attr]
     del model
     gc.collect()
     assert executable() is None
@@ -212,7 +213,7 @@ def test_a_static_empty_shape_runs_and_its_input_cannot_be_resized(
 
 
 def test_looking_at_a_model_opens_no_execution_context(affine: Model) -> None:
-    pool = affine._plan.pool  # type: ignore[union-attr]
+    pool = model_state(affine).plan.pool  # type: ignore[union-attr]
     inputs = affine.get_inputs()
     affine.get_outputs()
     affine.resize(inputs, [[2, 3]])

@@ -35,6 +35,8 @@ from engine.errors import (
     ModelStateError,
 )
 from engine.formats.files import beside, inside
+from engine.model.build import from_model_file
+from engine.model.model import model_state
 from engine.types import CancelToken, TensorSpec
 from engine.weights.compile_cache import Mode
 
@@ -117,15 +119,14 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     if command is not None and not merged.get("common_context", {}).get("isolate"):
         command.with_resource(witnessed(path))  # to the command's end: predict may crash too
     model = Model()
-    cancel = CancelToken()
+    state, cancel = model_state(model), CancelToken()
     begin = time.perf_counter()
     with progress() as show, in_options():
         interruptible(
-            lambda: model._build_file(decryption.file, context, merged, show, cancel), cancel
+            lambda: from_model_file(state, decryption.file, context, merged, show, cancel), cancel
         )
     seconds = time.perf_counter() - begin
-    assert model._plan is not None
-    backend = model._plan.backend.name
+    backend = state.require_built().plan.backend.name
     specs = model.inputs, model.outputs
     return Built(model, backend, *specs, seconds, decryption.file.is_mindir, decryption.file)
 

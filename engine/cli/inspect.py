@@ -19,8 +19,9 @@ from engine.cli.folder import shape_text, spec_values, type_text
 from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
 from engine.cli.output import as_json, fields, note, size, table
-from engine.report.inspection import locked, of_file, placed
-from engine.report.summary import DEFAULT_DOMAIN, MINDIR, ModelSummary
+from engine.model.model import model_state
+from engine.model.summary import DEFAULT_DOMAIN, MINDIR, ModelSummary, placed
+from engine.report.inspection import locked, of_file
 from engine.types import ParameterInfo
 
 EPILOG = """[bold]Examples[/bold]
@@ -107,7 +108,7 @@ def inspect(
     if how.target:
         built = build(model, how, decryption)
         with built.model:
-            found = placed(found, built.model)
+            found = placed(found, model_state(built.model))
         if not is_placed:
             found = replace(found, placement=None)
         if not memory:

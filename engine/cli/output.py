@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from engine.report.wording import counted as counted
-from engine.report.wording import duration as duration
-from engine.report.wording import plain as plain
-from engine.report.wording import size as size
+from engine.config.text import counted as counted
+from engine.config.text import duration as duration
+from engine.config.text import plain as plain
+from engine.config.text import size as size
 
 # A pipe has no width: tables take the room they need and lines are not broken.
 _UNLIMITED = 10_000

@@ -18,10 +18,10 @@ from engine.cli.inputs import Inputs
 from engine.cli.interrupt import start
 from engine.cli.latency import bar
 from engine.cli.output import duration, note, plain, table
+from engine.config.text import rate
 from engine.report.clients import Clients
 from engine.report.measurement import batch_of, result_of
 from engine.report.sweep import Point, arrivals, batch_axes, in_batch
-from engine.report.wording import rate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from engine.config.text import aligned, counted, duration, plain, size
 from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
 from engine.formats import ModelFile
-from engine.report.wording import aligned, counted, duration, plain, size
 from engine.types import CancelToken, Progress, TensorSpec
 
 if TYPE_CHECKING:

@@ -22,13 +22,15 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     run, BackendError where there is no such backend, Cancelled.
     """
     from engine.context import Context
-    from engine.model import Model
+    from engine.model.build import from_model_file
+    from engine.model.model import Model, model_state
     from engine.tensor.tensor import arrays_in
     from engine.weights.compile_cache import UNCACHED
 
     with Model() as built:
         try:
-            built._build_file(file, Context(), UNCACHED, job.progress, job.cancel)
+            state = model_state(built)
+            from_model_file(state, file, Context(), UNCACHED, job.progress, job.cancel)
             inputs = built.inputs
             _, results = first_that_runs(
                 fitting_shapes(inputs),

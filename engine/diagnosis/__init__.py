@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
 from engine.backends.probe import TIME_LIMIT_S, Examination, examine_all
+from engine.config.text import plain
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages
-from engine.report.wording import plain
 from engine.types import Check
 
 __all__ = ["BackendDiagnosis", "Diagnosis", "Finding", "Status", "diagnose", "doctor"]

@@ -11,7 +11,8 @@ from engine.context import Context
 from engine.enums import ModelGroupFlag, ModelType
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.model import recipe
-from engine.model.model import Model
+from engine.model.model import Model, model_state
+from engine.model.state import NOT_BUILT, ModelState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,13 +81,13 @@ class ModelGroup:
                 "their files to share workspace"
             )
         for index, model in enumerate(objects):
-            reason = model._why_not_in_group
+            reason = _why_not(model_state(model))
             if any(model is earlier for earlier in objects[:index]):
                 reason = "is in the list twice"
             if reason:
                 raise ModelStateError(f"{_ADD_FAILED} the model at index {index} {reason}")
         for model in objects:
-            model._sharing = self._sharing
+            model_state(model).sharing = self._sharing
 
     def cal_max_size_of_workspace(self, model_type: ModelType, context: Context) -> None:
         """Measure the workspace of each path that was added, and keep the largest.
@@ -120,3 +121,12 @@ class ModelGroup:
 
     def __repr__(self) -> str:
         return f"<engine.ModelGroup {self._flags.name}>"
+
+
+def _why_not(state: ModelState) -> str:
+    """Return why a model cannot be added to a group; "" if it can."""
+    if state.sharing is not None:
+        return "is in a group already"
+    if state.why_not is not NOT_BUILT:
+        return "is built already, or closed; add a model before build_from_file"
+    return ""

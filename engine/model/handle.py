@@ -11,12 +11,12 @@ FORKED = (
 
 
 class Handle(Closing):
-    """A user's hold on a model that was built: closing it frees what runs the model.
+    """A user's hold on a model that was built: closing it frees what runs the model."""
 
-    model_path_: the file it was built from, "" for one that was in memory.
-    """
-
-    model_path_: str
+    @property
+    def model_path_(self) -> str:
+        """The file that it was built from, "" for one that was in memory."""
+        raise NotImplementedError
 
     def __str__(self) -> str:
         return f"model_path: {self.model_path_}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from engine.report.wording import aligned
+from engine.config.text import aligned
 from engine.weights.compile_cache import uncounted_weights
 
 if TYPE_CHECKING:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from engine.config.wording import prefixed
 from engine.errors import ModelStateError
-from engine.host import fork
 from engine.host.imports import ready
-from engine.model.build import BUILDING, ModelBuild
-from engine.model.facts import NOT_BUILT
-from engine.model.handle import FORKED
-from engine.runtime.descriptions import recorded
+from engine.model import build, facts
+from engine.model.handle import Handle
+from engine.model.state import ModelState, RequestQueue
+from engine.runtime.descriptions import Specs
 from engine.runtime.inputs import ThreadInputs
 from engine.tensor import Tensor
 from engine.tensor.description import Array
@@ -24,21 +20,22 @@ from engine.tensor.tensor import arrays_in
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from engine.context import Context
+    from engine.enums import ModelType
+    from engine.model.memory import ModelMemory
     from engine.model.profiling import Profile
-    from engine.runtime.thread_state import ThreadState
-    from engine.serving.lane import Lane
-    from engine.types import CancelToken
-    from engine.typing import ArrayLike, Inputs
+    from engine.model.summary import ModelSummary
+    from engine.tensor import TensorMeta
+    from engine.types import CancelToken, Placement, Progress
+    from engine.typing import ArrayLike, DecMode, Inputs
     from engine.weights.variables import Update
 
 __all__ = ["Model"]
 
 new = object.__new__
 
-_CLOSED = "the model is closed; build a new one"
 
-
-class Model(ModelBuild):
+class Model(Handle):
     """One trained model.
 
     Build it once, run it from any number of threads: each gets input tensors and results of its
@@ -47,19 +44,113 @@ class Model(ModelBuild):
     passes `outputs`.
 
     A context manager: `close()` frees the model when the last running predict has ended.
-
-    model_path_: the file it was built from, "" for one that was in memory. provider: what
-    context.ascend.provider said. lora_name_map: for scripts that look at it; nothing is in it in
-    this version.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        self._dims: Sequence[Sequence[int]] | None = None  # of the last resize
-        self._is_reshaped = False
-        self._lane: Lane | None = None
-        self._inputs = threading.local()  # apart: they outlive what a thread's state is of
-        fork.watch(self)
+        self._state = ModelState()
+
+    @property
+    def model_path_(self) -> str:
+        """The file that the model was built from, "" for one that was in memory."""
+        return self._state.path
+
+    @property
+    def provider(self) -> str:
+        """The provider that context.ascend had when the model was built."""
+        return self._state.provider
+
+    @property
+    def lora_name_map(self) -> dict[str, str]:
+        """The user's own names of variable weights, each with the model's."""
+        return self._state.own_names
+
+    # --------------------------------------------------------------------------------- building
+
+    def build_from_file(
+        self,
+        model_path: str,
+        model_type: ModelType,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        dec_key: bytes | None = None,
+        dec_mode: DecMode = "AES-GCM",
+        dec_num_parallel: int = 0,
+        *,
+        variable_weights: Sequence[str] = (),
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Read a model file and compile it for the context's target.
+
+        model_path: among several ranks a file of this name need not exist: that of rank 1 is
+        model1.onnx where model.onnx is given.
+        context: None stands for Context(), the CPU. config_path, config_dict: sections of
+        options; the dict wins, and what nobody reads is logged. dec_key: for encrypted files, with
+        dec_mode and dec_num_parallel (0..64). variable_weights: those that update_weights may
+        change, beside what the configuration declares. progress(phase, done, total) is called while
+        a backend compiles; `cancel`, an engine.CancelToken, stops it: as soon as the backend
+        can, at the latest when it has compiled.
+
+        Raises TypeError for arguments of the wrong type; RuntimeError (ModelError) for a file
+        that is missing or cannot be compiled, (BackendError) for a target that cannot be had,
+        (ModelStateError) for a model that is built already, (SettingError, a ValueError too) for a
+        wrong setting; Cancelled.
+        A model that failed to build may be built again.
+        """
+        build.from_file(
+            self._state,
+            model_path,
+            model_type,
+            context,
+            config_path,
+            config_dict,
+            dec_key,
+            dec_mode,
+            dec_num_parallel,
+            variable_weights,
+            progress,
+            cancel,
+        )
+
+    def build_from_buffer(
+        self,
+        model_bytes: bytes,
+        weight_bytes: bytes | None = None,
+        model_type: ModelType | None = None,
+        context: Context | None = None,
+        config_path: str = "",
+        config_dict: dict[str, dict[str, str]] | None = None,
+        *,
+        dec_key: bytes | None = None,
+        dec_mode: DecMode = "AES-GCM",
+        variable_weights: Sequence[str] = (),
+        progress: Progress | None = None,
+        cancel: CancelToken | None = None,
+    ) -> None:
+        """Compile a model that is in memory, as build_from_file does one in a file.
+
+        model_bytes: a whole ONNX or MindIR model; external data has no folder here and is refused.
+        weight_bytes: the data file of a split MindIR model; an ONNX model has none.
+        dec_key: for an encrypted model in one piece, with dec_mode.
+        model_type: None goes by the content, and so does MINDIR.
+
+        Raises what build_from_file raises.
+        """
+        build.from_buffer(
+            self._state,
+            model_bytes,
+            weight_bytes,
+            model_type,
+            context,
+            config_path,
+            config_dict,
+            dec_key,
+            dec_mode,
+            variable_weights,
+            progress,
+            cancel,
+        )
 
     # ---------------------------------------------------------------------------------- running
 
@@ -95,56 +186,56 @@ class Model(ModelBuild):
         backend cannot stop a run and timeout_s or cancel is given.
         """
         try:
-            state = self._threads.state
+            thread = self._state.threads.state
         except AttributeError:
-            state = self._open_state()
+            thread = self._state.open_thread()
         try:
             if outputs is None:
-                values, buffers = state.take(inputs), None
+                values, buffers = thread.take(inputs), None
             elif type(outputs) is list and not outputs:  # as in MindSpore Lite: none are given
-                values, buffers, outputs = state.take(inputs), None, None
+                values, buffers, outputs = thread.take(inputs), None, None
             else:
-                values, buffers = state.bind(inputs, outputs)
-            run: Any = state.run
-            deadline_s = None if timeout_s is None else state.deadline(timeout_s)
+                values, buffers = thread.bind(inputs, outputs)
+            run: Any = thread.run
+            deadline_s = None if timeout_s is None else thread.deadline(timeout_s)
             if cancel is not None:
-                run = state.cancellable(cancel)
+                run = thread.cancellable(cancel)
         except BaseException as error:
-            state.refuse(error)
+            thread.refuse(error)
             raise
-        lease = state.lease
+        lease, idle = thread.lease, thread.idle
         try:
             try:
-                del state.idle[lease]  # take the context that this thread used last
+                del idle[lease]  # take the context that this thread used last
             except KeyError:
-                lease = state.borrow(deadline_s, cancel)
+                lease = thread.borrow(deadline_s, cancel)
             try:
                 results = run(lease.context, values, buffers, deadline_s)
-                if len(results) != state.output_count:
+                if len(results) != thread.output_count:
                     raise TypeError(
-                        f"engine_predict gave {len(results)} values for {state.output_count}"
+                        f"engine_predict gave {len(results)} values for {thread.output_count}"
                     )
             finally:
                 if cancel is not None and run.is_cancelled:
                     lease.is_spoiled = True
-                    state.pool.discard(lease)
-                elif state.is_gated:
-                    state.give_back(lease)
+                    thread.pool.discard(lease)
+                elif thread.is_gated:
+                    thread.give_back(lease)
                 else:
-                    state.idle[lease] = None  # ContextPool.give_back, without the call
-                    if state.pool.is_closed:
-                        state.pool.settle()
+                    idle[lease] = None  # ContextPool.give_back, without the call
+                    if thread.pool.is_closed:
+                        thread.pool.settle()
         except BaseException as error:
-            if isinstance(error, ModelStateError) and self._plan not in (None, state.plan):
+            if isinstance(error, ModelStateError) and self._state.plan not in (None, thread.plan):
                 # Another thread has built the model for other sizes since the state was read.
                 return self.predict(inputs, outputs, timeout_s=timeout_s, cancel=cancel)
-            state.fail(error, timeout_s, lease)
+            thread.fail(error, timeout_s, lease)
         if results is buffers:
             return outputs  # type: ignore[return-value]  # a list: bind has looked
-        if outputs is not None or not state.is_plain:
-            return state.give(results, outputs)  # type: ignore[no-any-return]
+        if outputs is not None or not thread.is_plain:
+            return thread.give(results, outputs)  # type: ignore[no-any-return]
         tensors = []
-        for value, description in zip(results, state.descriptions):
+        for value, description in zip(results, thread.descriptions):
             tensor = new(Tensor)
             tensor._value = value
             tensor._description = description
@@ -163,19 +254,18 @@ class Model(ModelBuild):
         The inputs must not change until it is done. A task that is cancelled stops its run, or,
         where the backend cannot stop one, leaves it to itself. Raises what predict raises.
         """
-        return await self._require_lane().predict_async(inputs, timeout_s, cancel)
+        return await self._queue().predict_async(inputs, timeout_s, cancel)
 
-    def _require_lane(self) -> Lane:
-        with self._building:
-            self._require_built("predict")
-            if self._lane is None:
-                ready("engine.serving.lane", "engine.serving.statistics")
-                from engine.serving.lane import Lane
-                from engine.serving.statistics import Recorder
+    def _queue(self) -> RequestQueue:
+        state = self._state
+        with state.lock:
+            state.require_built("predict")
+            if state.queue is None:
+                ready("engine.serving.lane")
+                from engine.serving.lane import of_model
 
-                # A proxy: a model that nobody has any more is freed at once, not by a collector.
-                self._lane = Lane(cast("Model", weakref.proxy(self)), Recorder(), 0)
-            return self._lane
+                state.queue = of_model(self)
+            return state.queue
 
     def __call__(
         self, /, *arrays: ArrayLike, **by_name: ArrayLike | CancelToken
@@ -192,11 +282,11 @@ class Model(ModelBuild):
         Raises what predict raises.
         """
         if by_name:
-            if arrays or len(by_name) != self._named:
+            if arrays or len(by_name) != self._state.named:
                 ready("engine.runtime.calling")
                 from engine.runtime.calling import call  # rare
 
-                signature = self._require_built("predict").signature
+                signature = self._state.require_built("predict").signature
                 return call(self.predict, signature, arrays, by_name)
             results = self.predict(by_name)  # type: ignore[arg-type]  # no option is among them
         elif len(arrays) == 1 and isinstance(arrays[0], dict):
@@ -205,7 +295,9 @@ class Model(ModelBuild):
             ready("engine.runtime.calling")
             from engine.runtime.calling import unpacked  # rare
 
-            results = self.predict(unpacked(arrays[0], self._require_built("predict").signature))
+            results = self.predict(
+                unpacked(arrays[0], self._state.require_built("predict").signature)
+            )
         else:
             if len(arrays) == 2 and isinstance(arrays[1], dict):
                 ready("engine.runtime.calling")
@@ -213,7 +305,7 @@ class Model(ModelBuild):
 
                 refuse_names(*arrays)
             results = self.predict(arrays or {})
-        built = self._built
+        built = self._state.built
         if built is not None and not built.signature.is_plain:
             return {s.name: arrays_in(v) for s, v in zip(built.signature.outputs, results)}
         return {
@@ -232,13 +324,32 @@ class Model(ModelBuild):
         of those that the thread got last, if these have any; their shape may be set all the same.
         Open axes are -1. Empty, with a logged error, before the model is built.
         """
-        if not self._is_built():
+        state = self._state
+        if not facts.is_built(state):
             return []
         # Beside the state, not in it: a state has an execution context, which may cost much memory.
-        threads = self._inputs
+        threads = state.inputs
         if not hasattr(threads, "given"):
             threads.given = ThreadInputs()
-        return threads.given.give(self._require_built().signature.inputs, self)  # type: ignore[no-any-return]
+        return threads.given.give(state.require_built().signature.inputs, state)  # type: ignore[no-any-return]
+
+    def get_outputs(self) -> tuple[TensorMeta, ...]:
+        """Return descriptions of the outputs. Empty before the model is built.
+
+        Sizes are those of the calling thread's last predict, else what follows from the last
+        resize; an axis of which neither tells is -1.
+        """
+        return facts.outputs(self._state)
+
+    @property
+    def inputs(self) -> Specs:
+        """The inputs as the model declares them or as last resized, symbolic names included."""
+        return Specs(self._state.require_built().signature.inputs)
+
+    @property
+    def outputs(self) -> Specs:
+        """The outputs, likewise."""
+        return Specs(self._state.require_built().signature.outputs)
 
     def resize(self, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
         """Fix the inputs' shapes, for every thread, from its next call on.
@@ -254,7 +365,7 @@ class Model(ModelBuild):
         """
         from engine.model.update import resize  # rare
 
-        resize(self, inputs, dims)
+        resize(self._state, inputs, dims)
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for every predict that begins afterwards.
@@ -274,7 +385,50 @@ class Model(ModelBuild):
         """
         from engine.model.update import update_together  # rare
 
-        update_together([self], weights)
+        update_together([self._state], weights)
+
+    # ------------------------------------------------------------------------------------ facts
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of the model's file, by key: who made it, labels, sizes."""
+        graph = self._state.require_built().plan.source.graph
+        return dict(graph.metadata) if graph is not None else {}
+
+    @property
+    def placement(self) -> list[Placement]:
+        """For each node: backend, device, provider, and why it runs there."""
+        return self._state.require_built().plan.placement()
+
+    def summary(self) -> ModelSummary:
+        """Return what is known of the model at a glance: print it, or show it in a notebook.
+
+        Raises ModelStateError before building or after closing.
+        """
+        from engine.model.summary import of_model  # rare
+
+        return of_model(self._state)
+
+    def memory(self) -> ModelMemory:
+        """Return what the model takes in memory now, in bytes, by the backends that run it.
+
+        Weights are private to the model, shared with others of this process, or mapped from files
+        that other processes may have mapped too. Raises ModelStateError before building or after
+        closing.
+        """
+        return facts.memory(self._state)
+
+    def get_model_info(self, key: str) -> str:
+        """Return what the model says of itself, as text; "" for what is not known yet.
+
+        key: "user_info", the metadata of the model's file as JSON; "input_shape", for example
+        "x:1,3,8,8;mask:-1,4", and "variable_weights", what was declared, likewise; "dynamic_dims",
+        what the configuration gave; "current_pid", this process, also before building;
+        "shareable_weight_mem_handle", what the processes that shareable_weight_pid_list names
+        build the same model with, on this one's weights.
+        Raises TypeError unless `key` is a str.
+        """
+        return facts.info(self._state, key)
 
     def profile(
         self,
@@ -293,74 +447,42 @@ class Model(ModelBuild):
         """
         from engine.model.profiling import profile  # rare
 
-        return profile(self, inputs, predicts, warmup)
+        return profile(self._state, self.predict, _model_of, inputs, predicts, warmup)
+
+    def _repr_html_(self) -> str:
+        if self._state.built is None or self._state.why_not:
+            from html import escape
+
+            return f"<code>{escape(repr(self))}</code>"
+        return self.summary()._repr_html_()
+
+    def __repr__(self) -> str:
+        return facts.described(self._state)
 
     # -------------------------------------------------------------------------------------- end
 
     def close(self) -> None:
         """Free the model once running predicts have ended; twice does nothing."""
-        if self._built is None:
-            return
-        self._why_not = _CLOSED
-        self._recipe = None
-        lane, self._lane = self._lane, None
-        if lane is not None:
-            lane.submitter.close(f"predict failed! {_CLOSED}", finish=False)  # does not wait
-        self._free()
-
-    def _free(self) -> None:
-        """Close what is built; a resize in another thread may have built anew meanwhile."""
-        while (built := self._built) is not None:
-            try:
-                self._threads, self._inputs = threading.local(), threading.local()
-            finally:
-                built.close()
-            # Only now: until then another call, of a `with` block or the last, does what is left.
-            if self._built is built:
-                self._built = None
+        self._state.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_built", None) is not None:
-            self.close()
+        state = getattr(self, "_state", None)
+        if state is not None:
+            state.close()
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
             "a Model cannot be copied or sent to another process; build it where it is used"
         )
 
-    # ---------------------------------------------------------------------------------- threads
 
-    def _open_state(self) -> ThreadState:
-        """Make the calling thread's state, at its first call."""
-        ready("engine.runtime.thread_state")
-        from engine.runtime.thread_state import ThreadState
+def model_state(model: Model) -> ModelState:
+    """Return what the core and its wings know of a model."""
+    return model._state
 
-        # Read in this order: a resize between the two lines leaves a state that nobody finds.
-        threads = self._threads
-        built = self._built
-        if built is None or self._why_not:
-            raise prefixed(ModelStateError(self._why_not), "predict failed! ")
-        plan, signature, predict = built.plan, built.signature, built.predict
-        kind: type[ThreadState] = ThreadState
-        if not signature.is_plain:
-            ready("engine.runtime.values")
-            from engine.runtime.values import ValuesState  # rare
 
-            kind = ValuesState
-        threads.seen = []
-        if signature.is_open_ended:
-            predict = recorded(predict, threads.seen)
-        state = kind(plan, signature, predict, self.model_path_)
-        threads.state = state
-        return state
-
-    def _abandon(self) -> None:
-        """In a forked child: forget the model, and never free what belongs to the parent."""
-        fork.never_free(self._built, self._threads)
-        if self._built is not None:
-            self._why_not = FORKED
-        elif self._why_not is BUILDING:
-            self._why_not = NOT_BUILT
-        self._built = self._lane = None
-        self._threads = threading.local()
-        self._building = threading.RLock()
+def _model_of(state: ModelState) -> Model:
+    """Return a model of this state."""
+    model = Model()
+    model._state = state
+    return model

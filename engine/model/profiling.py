@@ -19,14 +19,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require_count, require_int
+from engine.config.text import plain
 from engine.errors import BackendError
 from engine.host.folder import temporary_folder
 from engine.model.update import measured_copy
-from engine.report.wording import plain
 from engine.types import Capability
 
 if TYPE_CHECKING:
-    from engine.model.model import Model
+    from collections.abc import Callable
+
+    from engine.model.state import ModelState
     from engine.plan.reports import KernelTimes
 
 __all__ = ["Kernel", "OperatorTime", "Profile", "Run"]
@@ -195,12 +197,22 @@ class Profile:
         Path(path).write_text(json.dumps(self.trace()), encoding="utf-8")
 
 
-def profile(model: Model, inputs: Any, predicts: int, warmup: int) -> Profile:
-    """Measure; see `Model.profile`."""
+def profile(
+    state: ModelState,
+    predict: Callable[[Any], object],
+    model_of: Callable[[ModelState], Any],
+    inputs: Any,
+    predicts: int,
+    warmup: int,
+) -> Profile:
+    """Measure; see `Model.profile`.
+
+    predict: of the model of this state. model_of: makes a Model of another one.
+    """
     if require_int("predicts", predicts) < 1:
         raise ValueError(f"predicts must be 1 or more, but got {predicts}")
     require_count("warmup", warmup)
-    plan = model._require_built().plan
+    plan = state.require_built().plan
     unmeasured = tuple(
         dict.fromkeys(
             part.name for part, device in plan.parts if part.lacks(Capability.PROFILE, device)
@@ -220,20 +232,22 @@ def profile(model: Model, inputs: Any, predicts: int, warmup: int) -> Profile:
             "kernels",
             unmeasured[0],
         )
-    predict_s = _predict_s(model, inputs, predicts, warmup)
-    with _folder(plan.source.is_secret) as folder, measured_copy(model, folder) as measured:
-        measured_s = _predict_s(measured, inputs, predicts, warmup)
-        times = measured._require_built().plan.profile()
+    predict_s = _predict_s(predict, inputs, predicts, warmup)
+    with _folder(plan.source.is_secret) as folder:
+        copy = measured_copy(state, folder)
+        with model_of(copy) as measured:
+            measured_s = _predict_s(measured.predict, inputs, predicts, warmup)
+            times = copy.require_built().plan.profile()
     return _summed(times, predict_s, measured_s, predicts, warmup, unmeasured)
 
 
-def _predict_s(model: Model, inputs: Any, predicts: int, warmup: int) -> float:
+def _predict_s(predict: Callable[[Any], object], inputs: Any, predicts: int, warmup: int) -> float:
     for _ in range(warmup):
-        model.predict(inputs)
+        predict(inputs)
     took = []
     for _ in range(predicts):
         begin = time.perf_counter()
-        model.predict(inputs)
+        predict(inputs)
         took.append(time.perf_counter() - begin)
     return median(took)
 

@@ -1,6 +1,6 @@
-"""Exchange what a built model is for the same at other shapes of its inputs, or with other weights.
+"""Resize a built model, or give it other weights.
 
-What is built anew is built beside the old, which goes on; where that fails, nothing has changed.
+The new one is built beside the old, which goes on; where that fails, nothing has changed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from engine.errors import (
 )
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Built, Recipe, build, open_targets
+from engine.model.state import ModelState
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.formats.opened import Array, OpenedSource
-    from engine.model.model import Model
     from engine.plan import Plan
     from engine.runtime.signature import Signature
     from engine.tensor import Tensor
@@ -39,27 +39,27 @@ if TYPE_CHECKING:
 class Change(NamedTuple):
     """An update of weights that is prepared. One of the two; neither can fail.
 
-    built: is to take the place of what the model is. exchange: has what the model is take other
-    weights. weights: the names of those that it changes, in the order of the update.
+    built: takes the place of what the model is. switch: has what the model is take other weights.
+    weights: the names of those that it changes, in the order of the update.
     """
 
     built: Built | None = None
-    exchange: Callable[[], None] | None = None
+    switch: Callable[[], None] | None = None
     weights: tuple[str, ...] = ()
 
 
-def resize(model: Model, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
+def resize(state: ModelState, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]) -> None:
     """Fix the shapes of a model's inputs; see `Model.resize`."""
     check_resize(inputs, dims)
-    declared = model._declared
-    if model._built is None or declared is None:
-        raise ModelStateError(f"resize failed! Error is {model._why_not}")
+    declared = state.declared
+    if state.built is None or declared is None:
+        raise ModelStateError(f"resize failed! Error is {state.why_not}")
     if len(inputs) != len(declared.inputs):
         raise InputError(
             f"resize failed! Error is model input len:{len(declared.inputs)} not equal "
             f"input len:{len(inputs)}"
         )
-    check_owner(inputs, model)
+    check_owner(inputs, state)
     signature = declared.resized(dims)
     change = declared.fixed_axis_changed(dims)
     if change and any(OPEN in shape for shape in dims):
@@ -68,32 +68,32 @@ def resize(model: Model, inputs: Sequence[Tensor], dims: Sequence[Sequence[int]]
             "a size where one that the file fixes gets another"
         )
     old = None
-    with model._building:  # one after the other
-        if change or model._is_reshaped:
-            old = _rebuild(model, dims, change)
-        elif (built := model._built) is not None:
-            model._built = built._replace(signature=signature)
-        model._dims = [tuple(map(int, shape)) for shape in dims]
-    given = getattr(model._inputs, "given", None) or ThreadInputs()
+    with state.lock:  # one after the other
+        if change or state.is_reshaped:
+            old = _rebuild(state, dims, change)
+        elif (built := state.built) is not None:
+            state.built = built._replace(signature=signature)
+        state.dims = [tuple(map(int, shape)) for shape in dims]
+    given = getattr(state.inputs, "given", None) or ThreadInputs()
     given.reshape(inputs, dims)
     # Every thread makes a new state at its next call; a running predict keeps its old one.
-    model._inputs = threading.local()
-    model._inputs.given = given
-    model._threads = threading.local()
+    state.inputs = threading.local()
+    state.inputs.given = given
+    state.threads = threading.local()
     if old is not None:
         old.pool.close()
 
 
-def _rebuild(model: Model, dims: Sequence[Sequence[int]], change: str) -> Plan:
+def _rebuild(state: ModelState, dims: Sequence[Sequence[int]], change: str) -> Plan:
     """Build the model for other sizes than its file fixes, or for the file's own again.
 
     change: says what is other than in the file. Returns the plan that it had, to be closed.
     Raises InputError; then nothing has changed.
     """
-    with model._building:
-        old, declared, recipe = model._built, model._declared, model._recipe
+    with state.lock:
+        old, declared, recipe = state.built, state.declared, state.recipe
         if old is None or declared is None or recipe is None:
-            raise ModelStateError(f"resize failed! Error is {model._why_not}")
+            raise ModelStateError(f"resize failed! Error is {state.why_not}")
         try:
             shapes = _by_name(declared, dims) if change else None
             built = _resized(_built_anew(recipe, old, shapes), dims, declared, try_it=bool(change))
@@ -103,85 +103,75 @@ def _rebuild(model: Model, dims: Sequence[Sequence[int]], change: str) -> Plan:
                 f"shape's value. {change or 'the file has other sizes'}, and the model cannot "
                 f"be built for that: {own_text(error)}; export it with that axis open"
             ) from error
-        _exchange(model, built, "resize failed! Error is ")
-        model._is_reshaped = bool(change)
+        state.replace(built, "resize failed! Error is ")
+        state.is_reshaped = bool(change)
         return old.plan
 
 
-def _exchange(model: Model, built: Built, failure: str) -> None:
-    """Have what was built anew take the place of what the model is."""
-    model._built = built
-    if model._why_not:  # another thread has closed the model meanwhile, or is about to
-        model._free()
-        raise prefixed(ModelStateError(model._why_not), failure)
-
-
-def measured_copy(model: Model, folder: Path) -> Model:
+def measured_copy(state: ModelState, folder: Path) -> ModelState:
     """Build what a model is by now once more, with predicts that are measured: `Plan.profile`.
 
     folder: for the runtime's files, an empty one; to be removed after the copy is closed.
     Raises ModelStateError, ModelError, BackendError.
     """
-    with model._building:
-        built, recipe, declared = model._built, model._recipe, model._declared
-        if built is None or recipe is None or declared is None or model._why_not:
-            raise ModelStateError(f"profile failed! Error is {model._why_not}")
-        dims = model._dims
-        shapes = _by_name(declared, dims) if dims is not None and model._is_reshaped else None
+    with state.lock:
+        built, recipe, declared = state.built, state.recipe, state.declared
+        if built is None or recipe is None or declared is None or state.why_not:
+            raise ModelStateError(f"profile failed! Error is {state.why_not}")
         try:
-            anew = _built_anew(recipe, built, shapes, profile_to=folder)
-            anew = anew if dims is None else _resized(anew, dims, declared)
+            anew = _built_anew(recipe, built, _shapes(state), profile_to=folder)
+            anew = anew if state.dims is None else _resized(anew, state.dims, declared)
         except EngineError as error:
             prefixed(error, "profile failed! Error is ")
             raise
-    copy = type(model)()
-    copy._built, copy._declared, copy._why_not = anew, anew.signature, ""
+    copy = ModelState()
+    copy.built, copy.declared, copy.why_not = anew, anew.signature, ""
     return copy
 
 
-def update_together(models: Sequence[Model], weights: Update) -> None:
+def update_together(states: Sequence[ModelState], weights: Update) -> None:
     """Exchange weights of models at once: all of them, or none. See Model.update_weights."""
     with ExitStack() as held:
-        for model in models:  # after a resize that runs, and before the next
-            held.enter_context(model._building)
-        make_updates(models, prepare_updates(models, weights))
+        for state in states:  # after a resize that runs, and before the next
+            held.enter_context(state.lock)
+        make_updates(states, prepare_updates(states, weights))
 
 
-def prepare_updates(models: Sequence[Model], weights: Update) -> list[Change]:
+def prepare_updates(states: Sequence[ModelState], weights: Update) -> list[Change]:
     """Do all of an update that can fail. `make_updates` or `drop_updates` follows.
 
-    With the `_building` of each model held, or by the one thread that changes them. Raises what
+    With the lock of each model held, or by the one thread that changes them. Raises what
     Model.update_weights raises; then nothing has changed.
     """
     from engine.weights.variables import check_form
 
     check_form(weights)
     changes: list[Change] = []
-    with _undone(models, changes):
-        changes.extend(_prepare_update(model, weights) for model in models)
+    with _undone(states, changes):
+        changes.extend(_prepare_update(state, weights) for state in states)
     return changes
 
 
-def make_updates(models: Sequence[Model], changes: Sequence[Change]) -> None:
+def make_updates(states: Sequence[ModelState], changes: Sequence[Change]) -> None:
     """Switch to what was prepared. Raises ModelStateError where a model was closed meanwhile."""
-    with _undone(models, changes):
-        for model, change in zip(models, changes, strict=True):
-            _make_update(model, change)
+    with _undone(states, changes):
+        for state, change in zip(states, changes, strict=True):
+            _make_update(state, change)
 
 
-def drop_updates(models: Sequence[Model], changes: Sequence[Change]) -> None:
+def drop_updates(states: Sequence[ModelState], changes: Sequence[Change]) -> None:
     """Free what was prepared, and is not to be made."""
-    for model, change in zip(models, changes, strict=False):
-        if change.built is not None and change.built is not model._built:
+    for state, change in zip(states, changes, strict=False):
+        if change.built is not None and change.built is not state.built:
             change.built.plan.pool.close()
 
 
 @contextmanager
-def _undone(models: Sequence[Model], changes: Sequence[Change]) -> Iterator[None]:
+def _undone(states: Sequence[ModelState], changes: Sequence[Change]) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        drop_updates(models, changes)
+        drop_updates(states, changes)
         if not isinstance(error, EngineError):
             raise
         if interrupt := raised_by_handler(error):
@@ -194,33 +184,38 @@ _NO_SESSION = "Session is null, please build model first!"
 """MindSpore Lite's words for an update of a model that is not built."""
 
 
-def _prepare_update(model: Model, weights: Update) -> Change:
-    """Do all of an update that can fail, with `_building` held."""
-    built, recipe, declared = model._built, model._recipe, model._declared
-    if built is None or recipe is None or declared is None or model._why_not:
-        error = ModelStateError(model._why_not)
+def _prepare_update(state: ModelState, weights: Update) -> Change:
+    """Do all of an update that can fail, with the lock held."""
+    built, recipe, declared = state.built, state.recipe, state.declared
+    if built is None or recipe is None or declared is None or state.why_not:
+        error = ModelStateError(state.why_not)
         raise followed(error, _NO_SESSION) if built is None else error
-    dims = model._dims
-    shapes = _by_name(declared, dims) if dims is not None and model._is_reshaped else None
-    change = _prepared_update(recipe, weights, built, shapes)
-    if change.built is not None and dims is not None:
-        change = change._replace(built=_resized(change.built, dims, declared))
+    change = _prepared_update(recipe, weights, built, _shapes(state))
+    if change.built is not None and state.dims is not None:
+        change = change._replace(built=_resized(change.built, state.dims, declared))
     return change
 
 
-def _make_update(model: Model, change: Change) -> None:
-    """Switch to what was prepared, with `_building` held."""
-    if change.exchange is not None:
-        change.exchange()
+def _make_update(state: ModelState, change: Change) -> None:
+    """Switch to what was prepared, with the lock held."""
+    if change.switch is not None:
+        change.switch()
     if change.built is None:
         return
-    old = model._built
-    _exchange(model, change.built, "")
-    if not model._is_reshaped:
-        model._declared = change.built.signature
-    model._threads = threading.local()
+    old = state.built
+    state.replace(change.built, "")
+    if not state.is_reshaped:
+        state.declared = change.built.signature
+    state.threads = threading.local()
     if old is not None:
         old.plan.pool.close()
+
+
+def _shapes(state: ModelState) -> dict[str, tuple[int, ...]] | None:
+    """Return the sizes for which a model was built by name; None for those of its file."""
+    if state.declared is None or state.dims is None or not state.is_reshaped:
+        return None
+    return _by_name(state.declared, state.dims)
 
 
 def _by_name(declared: Signature, dims: Sequence[Sequence[int]]) -> dict[str, tuple[int, ...]]:
@@ -284,7 +279,7 @@ def _prepared_update(
     new = weights.read(update, plan.devices)
     if plan.weights is not None:
         prepared = plan.weights.prepared(weights.resulting(new))
-        return Change(exchange=partial(plan.weights.exchange, prepared), weights=tuple(new))
+        return Change(switch=partial(plan.weights.exchange, prepared), weights=tuple(new))
     loaded = {}
     if weights.kind == "add":
         loaded = {slot.name: slot.initial for slot in _source(recipe, None).variables}

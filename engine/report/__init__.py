@@ -1,10 +1,8 @@
 """Looking at models, backends and speed: typed results that read well, from which commands print.
 
-summary.py      a model: inputs, outputs, operators, parameters, placement, memory
-page.py         the same as HTML for notebooks; picture.py: its placement as a small SVG
+page.py         a model's summary as HTML for notebooks; picture.py: its placement as a small SVG
 inspection.py   engine.inspect: a summary of a file
 comparison.py   engine.compare
 machine.py      engine.devices
 measurement.py  engine.bench; clients.py: threads that call again and again
-wording.py      numbers, sizes, times and tables as text
 """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from engine.config.text import counted, duration
 from engine.report.picture import text
-from engine.report.wording import counted, duration
 
 if TYPE_CHECKING:
     from engine.model.profiling import Profile

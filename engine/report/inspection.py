@@ -1,13 +1,22 @@
-"""Summaries: of a file, without a runtime, and of a model that is built."""
+"""Summaries of files, without a runtime."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.report.summary import MINDIR, CompiledPart, ModelSummary, Operator, of_graph
+from engine.model.model import model_state
+from engine.model.summary import (
+    MINDIR,
+    CompiledPart,
+    ModelSummary,
+    Operator,
+    file_size,
+    of_graph,
+    placed,
+)
+from engine.shortcut import load
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -16,7 +25,6 @@ if TYPE_CHECKING:
 
     from engine.formats import ModelFile
     from engine.formats.mindir import CompiledModels, Description
-    from engine.model.facts import ModelFacts
     from engine.typing import DecMode
 
 
@@ -51,43 +59,13 @@ def inspect(
     summary = of_file(path, file, [*filter(None, targets)])
     if not target:
         return summary
-    from engine.shortcut import load
-
     with load(found, target, dec_key=dec_key, dec_mode=dec_mode) as built:
-        return placed(summary, built)
-
-
-def placed(summary: ModelSummary, model: ModelFacts) -> ModelSummary:
-    """Return a file's summary with what is known of the built model."""
-    plan = model._require_built().plan
-    return replace(
-        summary,
-        inputs=summary.inputs if summary.inputs is not None else tuple(model.inputs),
-        outputs=summary.outputs if summary.outputs is not None else tuple(model.outputs),
-        backend=plan.backend.name,
-        placement=tuple(plan.placement()),
-        memory=model.memory(),
-    )
-
-
-def of_model(model: ModelFacts) -> ModelSummary:
-    """Return the summary of a built model: the graph that its backends got, as resized."""
-    plan = model._require_built().plan
-    path = model.model_path_
-    summary = of_graph(
-        plan.source.graph,
-        model=path,
-        format=plan.source.format,
-        size_bytes=_size_of(path) if path else None,
-        inputs=tuple(model.inputs),
-        outputs=tuple(model.outputs),
-    )
-    return placed(summary, model)
+        return placed(summary, model_state(built))
 
 
 def locked(path: str, encryption: str) -> ModelSummary:
     """Return what an encrypted file shows without its key."""
-    return ModelSummary(path, "encrypted", encryption, _size_of(path))
+    return ModelSummary(path, "encrypted", encryption, file_size(path))
 
 
 def of_file(path: str, file: ModelFile, targets: Sequence[str] = ()) -> ModelSummary:
@@ -104,7 +82,7 @@ def of_file(path: str, file: ModelFile, targets: Sequence[str] = ()) -> ModelSum
         model=path,
         format=source.format,
         encryption=file.encryption,
-        size_bytes=_size_of(path),
+        size_bytes=file_size(path),
     )
 
 
@@ -121,13 +99,6 @@ def _suffixes(targets: Sequence[str]) -> Mapping[str, str]:
     return suffixes
 
 
-def _size_of(path: str) -> int | None:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # it has gone since
-        return None
-
-
 def _of_mindir(path: str, written: Description) -> ModelSummary:
     def support(name: str) -> str:
         if name in written.collectives:
@@ -142,7 +113,7 @@ def _of_mindir(path: str, written: Description) -> ModelSummary:
         path,
         MINDIR,
         written.encryption,
-        _size_of(path),
+        file_size(path),
         written.inputs,
         written.outputs,
         name=written.name,

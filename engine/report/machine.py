@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from engine.report.wording import aligned, size
+from engine.config.text import aligned, size
 
 __all__ = ["FoundDevice", "FoundDevices", "devices"]
 

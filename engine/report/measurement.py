@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from engine.config.text import aligned, counted, duration, rate
 from engine.host.cpus import usable_cpus
 from engine.host.threads import threads_per_worker
-from engine.model import Model
+from engine.model.model import Model, model_state
 from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
-from engine.report.wording import aligned, counted, duration, rate
 from engine.runtime.filled import Fill, run_filled
 from engine.types import Placement
 
@@ -184,7 +184,8 @@ def bench(
         except BaseException:
             working.stop()
             raise
-        used = built._recipe.context.cpu.thread_num if built._recipe is not None else threads
+        recipe = model_state(built).recipe
+        used = recipe.context.cpu.thread_num if recipe is not None else threads
         if warmup_runs:
             warmup_s = working.warmup_took_s
         measured = working.measured()
@@ -204,7 +205,7 @@ def _generated(model: Model) -> list[Any]:
 
 def ranks_of(model: Model) -> int:
     """Return the number of ranks that each predict of a built model meets; 0 for none."""
-    plan = model._require_built().plan
+    plan = model_state(model).require_built().plan
     return plan.world_size if plan.refuse is not None and plan.world_size > 1 else 0
 
 
@@ -224,7 +225,7 @@ def result_of(
     batch: int | None = None,
 ) -> BenchResult:
     """Return a measurement of a built model. threads: 0 for as many as fit the machine."""
-    plan = model._require_built().plan
+    plan = model_state(model).require_built().plan
     return BenchResult(
         model.model_path_,
         plan.backend.name,

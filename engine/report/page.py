@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.config.text import counted, size
+from engine.model.summary import ModelSummary, Operator, operator_name
 from engine.report.fragments import bold, details, heading, table
 from engine.report.picture import colours, picture, swatch, text
-from engine.report.summary import ModelSummary, Operator, operator_name
-from engine.report.wording import counted, size
 
 _MOST_OPERATORS = 10
 _BAR = "#4a90d9"

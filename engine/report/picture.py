@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from engine.report.wording import counted, plain
+from engine.config.text import counted, plain
 from engine.types import NodeState, Placement
 
 Runner = tuple[str, str]

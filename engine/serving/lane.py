@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from engine.config.checks import require
 from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueFull
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.model.model import Model, model_state
 from engine.plan.gate import Gate, Post
 from engine.serving.batchable import Batching
 from engine.serving.batching import Batcher, Request
@@ -27,46 +29,100 @@ from engine.serving.threads import Turn, open_lock
 from engine.tensor import Tensor
 from engine.types import CancelToken, Capability
 
-if TYPE_CHECKING:
-    from engine.model import Model
-
 _LOOK_S = 0.002
 # A run that takes less is over before a worker is awake.
 _SHORT_RUN_S = 200e-6
 
 
-class Lane:
-    """One model, with as many slots as its pool of contexts has, or else this machine CPUs.
+class Runnable(Protocol):
+    """What a lane runs: a built model, or many that behave as one.
+
+    gate: before its runs. can_stop: see Server.
+    """
+
+    gate: Gate
+    can_stop: bool
+
+    def require_open(self) -> None:
+        """Raise ModelStateError where nothing can run."""
+
+    def predict(
+        self,
+        inputs: Any,
+        outputs: list[Tensor] | None = None,
+        *,
+        timeout_s: float | None = None,
+        cancel: CancelToken | None = None,
+    ) -> list[Tensor]:
+        """See Model.predict."""
+
+    def values(self, inputs: Any) -> list[Any]:
+        """Return inputs checked, in the model's order, for a run that others share."""
+
+    def close(self) -> None:
+        """Free what runs."""
+
+
+R = TypeVar("R", bound=Runnable)
+
+
+class BuiltModel:
+    """A model with as many slots as its pool of contexts has, or else this machine CPUs.
+
+    predict: the model's, where that is not to be held.
+    """
+
+    def __init__(self, model: Model, predict: Callable[..., list[Tensor]] | None = None) -> None:
+        self.model = model
+        self.predict = predict or model.predict
+        plan = model_state(model).require_built().plan
+        self.gate = plan.pool.gate or Gate(usable_cpus())
+        self.can_stop = not any(
+            plan.lacks(capability)[0]
+            for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
+        )
+
+    def require_open(self) -> None:
+        """See Runnable."""
+        model_state(self.model).require_built("predict")
+
+    def values(self, inputs: Any) -> list[Any]:
+        """See Runnable."""
+        return model_state(self.model).require_built().signature.values(inputs, ())
+
+    def close(self) -> None:
+        """See Runnable."""
+        self.model.close()
+
+
+def of_model(model: Model) -> Lane[BuiltModel]:
+    """Return the queue of a model's own requests: see Model.predict_async."""
+    # A proxy: a model that nobody has any more is freed at once, not by a collector.
+    proxy = cast("Model", weakref.proxy(model))
+
+    def predict(*arguments: Any, **options: Any) -> list[Tensor]:
+        return proxy.predict(*arguments, **options)
+
+    return Lane(BuiltModel(proxy, predict), Recorder(), 0)
+
+
+class Lane(Generic[R]):
+    """The requests for one model.
 
     limit: how many requests may wait. is_waiting: what comes then waits as well; else QueueFull.
-    gate: for what behaves as a model and has no plan; it stops at deadlines and when it is
-    cancelled. can_stop: see Server.
     """
 
     def __init__(
-        self,
-        model: Model,
-        recorder: Recorder,
-        limit: int,
-        is_waiting: bool = True,
-        gate: Gate | None = None,
+        self, runnable: R, recorder: Recorder, limit: int, is_waiting: bool = True
     ) -> None:
-        self.model = model
+        self.runnable = runnable
+        self.gate, self.can_stop = runnable.gate, runnable.can_stop
         self._recorder = recorder
         self._limit = limit
         self._is_waiting = is_waiting
         self._batcher: Batcher | None = None
         self._run_s = _SHORT_RUN_S  # how long the last run took
         self._refusal = ""  # for threads that wait, when it is their turn
-        if gate is None:
-            plan = model._require_built().plan
-            self.gate = plan.pool.gate or Gate(usable_cpus())
-            self.can_stop = not any(
-                plan.lacks(capability)[0]
-                for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
-            )
-        else:
-            self.gate, self.can_stop = gate, True
         self.submitter = Submitter(self.gate, limit)
 
     def batch(self, batching: Batching) -> None:
@@ -89,7 +145,7 @@ class Lane:
         cancel: CancelToken | None,
     ) -> list[Tensor]:
         """Run the model, in the calling thread where a slot is free; see Model.predict."""
-        self.model._require_built("predict")  # in a forked child the gate may be full for ever
+        self.runnable.require_open()  # in a forked child the gate may be full for ever
         gate = self.gate
         if cancel is not None:
             require("cancel", cancel, CancelToken)
@@ -195,7 +251,7 @@ class Lane:
 
         when_full: None as the lane does.
         """
-        self.model._require_built("predict")
+        self.runnable.require_open()
         if timeout_s is not None:
             timeout_s = _seconds(timeout_s)
         if cancel is not None:
@@ -279,7 +335,7 @@ class Lane:
         self.submitter.join()
         while self.gate.is_used_by_others():
             time.sleep(_LOOK_S)
-        self.model.close()
+        self.runnable.close()
 
     # ---------------------------------------------------------------------------------- running
 
@@ -319,7 +375,7 @@ class Lane:
     ) -> list[Tensor]:
         left_s = None if deadline_s is None else max(1e-6, deadline_s - time.monotonic())
         begin_s = time.perf_counter()
-        results = self.model.predict(inputs, outputs, timeout_s=left_s, cancel=cancel)
+        results = self.runnable.predict(inputs, outputs, timeout_s=left_s, cancel=cancel)
         self._run_s = time.perf_counter() - begin_s
         return results
 
@@ -327,7 +383,7 @@ class Lane:
         """Return a request that may be batched; None where there is no batching."""
         if self._batcher is None:
             return None
-        values = self.model._require_built().signature.values(inputs, ())
+        values = self.runnable.values(inputs)
         if not all(isinstance(value, np.ndarray) for value in values):
             return None
         return Request(values, self._batcher.batching)

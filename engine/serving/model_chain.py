@@ -12,6 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import DeadlineExceeded, ModelError
+from engine.model.facts import is_built
+from engine.model.model import Model, model_state
 from engine.runtime.descriptions import meta_for, tensor_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
@@ -21,7 +23,6 @@ from engine.tensor import Tensor
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.model import Model
     from engine.tensor import TensorMeta
     from engine.types import CancelToken, TensorSpec
     from engine.typing import Inputs
@@ -61,9 +62,7 @@ class Chain:
             if self._unfed is None:
                 self._unfed = next((n for n in link.inputs if n not in known), None)
             known.update(link.outputs)
-        plan = links[0].model._plan
-        assert plan is not None, "it is built"
-        self._devices = plan.devices
+        self._devices = model_state(links[0].model).require_built().plan.devices
         self._inputs = threading.local()
 
     def predict(
@@ -133,7 +132,7 @@ class Chain:
 
     def get_inputs(self) -> list[Tensor]:
         """Return the calling thread's input tensors; see Model.get_inputs."""
-        if not self._links[0].model._is_built():
+        if not is_built(model_state(self._links[0].model)):
             return []
         if not hasattr(self._inputs, "given"):
             self._inputs.given = ThreadInputs()

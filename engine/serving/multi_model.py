@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require
 from engine.context import Context
+from engine.enums import ModelType
 from engine.errors import ModelError, ModelStateError
 from engine.host.interrupts import raised_by_handler
-from engine.model import Model, ModelType
-from engine.model.build import configuration_of
+from engine.model.build import configuration_of, from_model_file
 from engine.model.handle import Handle
+from engine.model.model import Model, model_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -77,8 +78,9 @@ class MultiModelRunner(Handle):
     run nothing then.
     """
 
+    model_path_ = ""
+
     def __init__(self) -> None:
-        self.model_path_ = ""
         self._models: list[Model] = []
         self._executors: list[Model | Chain] = []
 
@@ -131,7 +133,7 @@ class MultiModelRunner(Handle):
         def built(file: ModelFile, config: Mapping[str, Mapping[str, str]] = config) -> Model:
             model = Model()
             models.append(model)
-            model._build_file(file, context, config, progress, cancel)
+            from_model_file(model_state(model), file, context, config, progress, cancel)
             return model
 
         def entry(name: str) -> ModelFile:
@@ -147,9 +149,8 @@ class MultiModelRunner(Handle):
             elif (declared := _declared(file)) is not None:
                 executors = [*_declared_chains(file, declared, config, built)]
             else:
-                plan = built(file)._plan
-                assert plan is not None, "it was just built"
-                for name in plan.entries[1:]:
+                first = model_state(built(file)).require_built()
+                for name in first.plan.entries[1:]:
                     built(entry(name))
                 executors = [*models]
         except BaseException:

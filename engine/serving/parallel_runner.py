@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.config.checks import require, require_int
 from engine.config.wording import own_text, prefixed, reworded
 from engine.context import Context
+from engine.enums import ModelType
 from engine.errors import InputError, ModelError, ModelStateError, SettingError
 from engine.formats.given import absent
 from engine.host import fork
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import undisturbed
-from engine.model import Model, ModelType
 from engine.model.handle import FORKED, Handle
+from engine.model.model import Model, model_state
 from engine.model.update import update_together
 from engine.serving.streaming import Streaming
 from engine.tensor import Tensor
@@ -25,7 +26,7 @@ from engine.tensor import Tensor
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from engine.serving.lane import Lane
+    from engine.serving.lane import BuiltModel, Lane
     from engine.serving.statistics import RunnerStatistics
     from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
@@ -56,11 +57,12 @@ class ModelParallelRunner(Handle, Streaming):
     Any thread may call any method.
     """
 
+    model_path_ = ""
+
     def __init__(self) -> None:
         from engine.serving.statistics import Recorder
 
-        self.model_path_ = ""
-        self._lanes: list[Lane] = []
+        self._lanes: list[Lane[BuiltModel]] = []
         self._recorder = Recorder()
         self._building = threading.RLock()
         self._why_not = _NOT_BUILT
@@ -133,14 +135,14 @@ class ModelParallelRunner(Handle, Streaming):
                 raise ModelStateError(
                     f"ModelParallelRunner's build from file failed! Error is {state}"
                 )
-            lanes: list[Lane] = []
+            lanes: list[Lane[BuiltModel]] = []
             devices: list[int | None] = [*context.parallel.device_ids] or [None]
             options = {"dec_key": dec_key, "dec_mode": dec_mode}
             watchers = {"progress": progress, "cancel": cancel}
             wishes = Wishes(model_path, max_batch_size, max_delay_us, batching == "force", cancel)
 
-            def build(further: Mapping[str, Mapping[str, str]]) -> list[Lane]:
-                built: list[Lane] = []
+            def build(further: Mapping[str, Mapping[str, str]]) -> list[Lane[BuiltModel]]:
+                built: list[Lane[BuiltModel]] = []
                 try:
                     for place, device in enumerate(devices):
                         own = _for_workers(context, device, place, len(devices))
@@ -151,7 +153,7 @@ class ModelParallelRunner(Handle, Streaming):
                         )
                 except BaseException:
                     for lane in built:
-                        lane.model.close()
+                        lane.runnable.model.close()
                     raise
                 return built
 
@@ -160,7 +162,7 @@ class ModelParallelRunner(Handle, Streaming):
                 lanes, self._batching = share_runs(lanes, wishes, build)
             except BaseException as error:
                 for lane in lanes:
-                    lane.model.close()
+                    lane.runnable.model.close()
                 if isinstance(error, InputError | ModelError | SettingError):
                     reworded(error, own_text(error))
                     prefixed(error, "ModelParallelRunner's build from file failed! Error is ")
@@ -178,11 +180,12 @@ class ModelParallelRunner(Handle, Streaming):
         when_full: WhenFull,
         options: Mapping[str, Any],
         watchers: Mapping[str, Any],
-    ) -> Lane:
-        from engine.serving.lane import Lane
+    ) -> Lane[BuiltModel]:
+        from engine.serving.lane import BuiltModel, Lane
 
         model = Model()
-        model._is_resizable = False
+        state = model_state(model)
+        state.is_resizable = False
         parallel = context.parallel
         config: dict[str, dict[str, str]] = vars(parallel).get("config_info", {})
         if further:
@@ -192,10 +195,10 @@ class ModelParallelRunner(Handle, Streaming):
             path, ModelType.MINDIR, context, parallel.config_path, config, **options, **watchers
         )
         try:
-            plan = model._require_built().plan
+            plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
             plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
-            return Lane(model, self._recorder, limit, when_full == "wait")
+            return Lane(BuiltModel(model), self._recorder, limit, when_full == "wait")
         except BaseException:
             model.close()
             raise
@@ -256,7 +259,7 @@ class ModelParallelRunner(Handle, Streaming):
         """Return new tensors for the inputs; open axes are -1. Empty before the runner is built."""
         if self._why_not is _NOT_BUILT:
             return Model().get_inputs()  # which logs why
-        return self._free_lane().model.get_inputs()
+        return self._free_lane().runnable.model.get_inputs()
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for all workers at once.
@@ -266,7 +269,7 @@ class ModelParallelRunner(Handle, Streaming):
         with self._building:
             if self._why_not:
                 raise ModelStateError(f"update weight failed! Error is {self._why_not}")
-            update_together([lane.model for lane in self._lanes], weights)
+            update_together([model_state(lane.runnable.model) for lane in self._lanes], weights)
 
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
@@ -325,7 +328,7 @@ class ModelParallelRunner(Handle, Streaming):
     def _ahead(self) -> int:
         return 2 * sum(lane.gate.slots for lane in self._lanes)
 
-    def _free_lane(self) -> Lane:
+    def _free_lane(self) -> Lane[BuiltModel]:
         """Return the device with the least to do."""
         lanes = self._lanes
         if self._why_not or not lanes:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from engine.errors import Cancelled, EngineError, ModelError
 from engine.formats.opened import state_of
 from engine.host.interrupts import raised_by_handler
+from engine.model.model import Model, model_state
 from engine.serving import batchable
 from engine.serving.batchable import Batching
-from engine.serving.lane import Lane
+from engine.serving.lane import BuiltModel, Lane
 
 if TYPE_CHECKING:
     from engine.cancel import CancelToken
-    from engine.model import Model
 
 Config = Mapping[str, Mapping[str, str]]
 
@@ -40,8 +40,8 @@ class Wishes:
 
 
 def share_runs(
-    lanes: list[Lane], wishes: Wishes, build: Callable[[Config], list[Lane]]
-) -> tuple[list[Lane], str]:
+    lanes: list[Lane[BuiltModel]], wishes: Wishes, build: Callable[[Config], list[Lane[BuiltModel]]]
+) -> tuple[list[Lane[BuiltModel]], str]:
     """Let requests share runs where that pays, or as asked for; return why so.
 
     lanes: one a device. build: makes them once more, with further settings. Returns those that are
@@ -49,15 +49,16 @@ def share_runs(
     """
     if wishes.most == 1:
         return lanes, "off"
-    model = lanes[0].model
-    built = model._require_built()
+    model = lanes[0].runnable.model
+    state = model_state(model)
+    built = state.require_built()
     inputs, outputs = built.signature.inputs, built.signature.outputs
     is_forced = wishes.is_forced
     is_possible = not is_forced or not batchable.without_batch_axis(inputs, outputs)
     if state_of(built.plan.source):
         reason, is_possible = "it keeps state from one predict to the next", False
     else:
-        recipe = model._recipe
+        recipe = state.recipe
         assert recipe is not None, "it is built"
         reason = batchable.why_not(recipe.opened_again, inputs, outputs)
     advice = batchable.INSIST
@@ -90,17 +91,17 @@ def share_runs(
 
 
 def _rounded_alike(
-    lanes: list[Lane],
+    lanes: list[Lane[BuiltModel]],
     found: Batching,
     wishes: Wishes,
-    build: Callable[[Config], list[Lane]],
-) -> tuple[list[Lane], Batching]:
+    build: Callable[[Config], list[Lane[BuiltModel]]],
+) -> tuple[list[Lane[BuiltModel]], Batching]:
     """Return lanes whose results do not depend on the batch's size, if there are such.
 
     found: by a trial of `lanes`; returned with them where there are no others. A request alone must
     get the bits that it gets from `lanes`.
     """
-    config = _invariant(lanes[0].model) if found.rounded else {}
+    config = _invariant(lanes[0].runnable.model) if found.rounded else {}
     if not config:
         return lanes, found
     try:
@@ -111,9 +112,11 @@ def _rounded_alike(
         return lanes, found
     unused = others
     try:
-        model = others[0].model
-        run, original = (_run_of(lane.model, wishes.cancel) for lane in (others[0], lanes[0]))
-        inputs = model._require_built().signature.inputs
+        model = others[0].runnable.model
+        run, original = (
+            _run_of(lane.runnable.model, wishes.cancel) for lane in (others[0], lanes[0])
+        )
+        inputs = model_state(model).require_built().signature.inputs
         batching = batchable.tried(run, inputs, found.rounded, original)
         if batching.most > 1:
             names = ", ".join(f"[{section}]" for section in config)
@@ -121,7 +124,7 @@ def _rounded_alike(
             found, lanes, unused = replace(batching, reason=reason), others, lanes
     finally:
         for lane in unused:
-            lane.model.close()
+            lane.runnable.model.close()
     return lanes, found
 
 
@@ -130,13 +133,14 @@ def _invariant(model: Model) -> dict[str, dict[str, str]]:
 
     The user who has set it, on or off, has decided.
     """
-    recipe = model._recipe
+    state = model_state(model)
+    recipe = state.recipe
     assert recipe is not None, "it is built"
     if any(INVARIANT in section for section in recipe.config.values()):
         return {}
     return {
         f"{backend.name}_context": {INVARIANT: "1"}
-        for backend, _ in model._require_built().plan.parts
+        for backend, _ in state.require_built().plan.parts
         if INVARIANT in backend.info.options
     }
 

@@ -88,7 +88,9 @@ class _Built:
     def __init__(self, model: Model) -> None:
         self.name = "the model"
         self._model = model
-        recipe = model._recipe
+        from engine.model.model import model_state
+
+        recipe = model_state(model).recipe
         declared = None if recipe is None else recipe.weights
         if recipe is None or declared is None:
             raise ModelStateError(

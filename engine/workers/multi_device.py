@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal
 
 from engine.config.checks import (
     check_decryption,
@@ -25,7 +25,6 @@ from engine.formats.given import absent
 from engine.host import fork
 from engine.host.interrupts import undisturbed
 from engine.model.handle import FORKED, Handle
-from engine.plan.gate import Gate
 from engine.serving.lane import Lane
 from engine.serving.statistics import Recorder
 from engine.serving.streaming import Streaming
@@ -40,7 +39,6 @@ from engine.workers.supervisor import Supervisor
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from engine.model import Model
     from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
     from engine.typing import DecMode, Inputs, WhenFull, WorkerKind
@@ -71,6 +69,8 @@ class MultiDeviceRunner(Handle, Streaming):
     Scripts need no `if __name__ == "__main__"`. A context manager: leaving it ends all requests and
     all workers, as the end of this process does. Any thread may call any method.
     """
+
+    model_path_ = ""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class MultiDeviceRunner(Handle, Streaming):
 
         Raises what Model.build_from_file raises; then no process is left.
         """
-        self._lane: Lane | None = None
+        self._lane: Lane[Replicas] | None = None
         self._why_not = _CLOSED
         self._lock = threading.RLock()
         self._updating = threading.Lock()
@@ -172,10 +172,7 @@ class MultiDeviceRunner(Handle, Streaming):
                 ready.cuts,
                 is_forced=batching == "force",
             )
-            # Replicas behaves as a Model does, as far as a lane looks. One request more than there
-            # are workers is under way, so that none is idle while another request is wrapped up.
-            model, gate = cast("Model", self._replicas), Gate(len(devices) + 1)
-            self._lane = Lane(model, self._recorder, queue_limit, when_full == "wait", gate)
+            self._lane = Lane(self._replicas, self._recorder, queue_limit, when_full == "wait")
             self._why_not = ""
             fork.watch(self)
         except BaseException:
@@ -321,7 +318,7 @@ class MultiDeviceRunner(Handle, Streaming):
     def _ahead(self) -> int:
         return 2 * len(self._supervisor.seats)
 
-    def _open_lane(self) -> Lane:
+    def _open_lane(self) -> Lane[Replicas]:
         lane = self._lane
         if lane is None:
             raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
@@ -335,7 +332,7 @@ class MultiDeviceRunner(Handle, Streaming):
         self._lane, self._lock, self._updating = None, threading.RLock(), threading.Lock()
 
 
-def _end(lane: Lane, supervisor: Supervisor, finish: bool) -> None:
+def _end(lane: Lane[Replicas], supervisor: Supervisor, finish: bool) -> None:
     lane.close(f"predict failed! {_CLOSED}", finish)
     if not finish:
         supervisor.abort(_CLOSED)

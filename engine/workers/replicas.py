@@ -13,6 +13,7 @@ import numpy as np
 
 from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded, ModelStateError
+from engine.plan.gate import Gate
 from engine.runtime.descriptions import description_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
@@ -44,6 +45,8 @@ class Replicas:
     batch_axes, cuts, is_forced: see Slicing. Raises InputError where those do not fit.
     """
 
+    can_stop = True
+
     def __init__(
         self,
         supervisor: Supervisor,
@@ -62,6 +65,9 @@ class Replicas:
         self._signature = Signature(tuple(map(_of_any_size, inputs, axes)), outputs)
         self._descriptions = [description_for(spec) for spec in outputs]
         self._last = _Seen([], 0)  # replaced as one, by any thread
+        # One request more than there are workers is under way, so that none is idle while another
+        # request is wrapped up.
+        self.gate = Gate(len(supervisor.seats) + 1)
         self._hands = Hands(len(supervisor.seats))
         self._threads = threading.local()
         self._why_not = ""
@@ -69,13 +75,14 @@ class Replicas:
     def predict(
         self,
         inputs: Any,
-        outputs: None = None,
+        outputs: list[Tensor] | None = None,
         *,
         timeout_s: float | None = None,
         cancel: CancelToken | None = None,
     ) -> list[Tensor]:
         """Run one request, in as many parts as there are workers; see Model.predict."""
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        assert not outputs, "the runner takes none"
         parts = self._parts(inputs)
         if len(parts) == 1:
             results = self.supervisor.run(parts[0], deadline_s, cancel)
@@ -108,7 +115,7 @@ class Replicas:
         if values is not None and last.uncut_by == workers:
             return [values]
         if values is None:
-            values = self._signature.values(inputs, ())
+            values = self.values(inputs)
         arrays = [
             (dtype, None if dtype is None else value.shape)
             for dtype, value in zip(self._signature.quick_dtypes, values)
@@ -119,9 +126,14 @@ class Replicas:
         self._last = _Seen(arrays, workers if len(parts) == 1 else 0)
         return parts
 
-    def _require_built(self, caller: str = "") -> None:
+    def require_open(self) -> None:
+        """See Runnable."""
         if self._why_not:
-            raise ModelStateError(f"{caller} failed! {self._why_not}")
+            raise ModelStateError(f"predict failed! {self._why_not}")
+
+    def values(self, inputs: Any) -> list[Any]:
+        """See Runnable."""
+        return self._signature.values(inputs, ())
 
     # ------------------------------------------------------------------------------------- parts
 

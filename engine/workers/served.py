@@ -8,9 +8,10 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from engine.enums import ModelType
 from engine.errors import ModelError
 from engine.formats.opened import FileVersion, state_of
-from engine.model import Model, ModelType
+from engine.model.model import Model, model_state
 from engine.tensor import Tensor
 from engine.tensor.tensor import arrays_in
 from engine.types import CancelToken, Capability
@@ -35,6 +36,7 @@ class ServedModel:
     def __init__(self, assignment: Assignment) -> None:
         self._assignment = assignment
         self._model = Model()
+        self._state = model_state(self._model)
         self._can_stop = False
         self._lock = threading.Lock()
         self._number = 0  # of the run under way, or the last
@@ -58,10 +60,10 @@ class ServedModel:
             dec_mode=wanted.dec_mode,
             progress=progress,
         )
-        recipe = self._model._recipe
+        recipe = self._state.recipe
         data_files = recipe.data_files if wanted.version and recipe is not None else {}
         self._refuse_other_files(data_files)
-        plan = self._model._require_built().plan
+        plan = self._state.require_built().plan
         self._can_stop = not plan.lacks(Capability.CANCEL_PREDICT)[0]
         specs = self._model.inputs, self._model.outputs
         keeps_deadlines = not plan.lacks(Capability.DEADLINES)[0]
@@ -138,7 +140,7 @@ class ServedModel:
         from engine.model.update import prepare_updates  # rare
 
         self.settle(take=False)
-        self._update = prepare_updates([self._model], weights)
+        self._update = prepare_updates([self._state], weights)
         return [name for change in self._update for name in change.weights]
 
     def settle(self, take: bool) -> None:
@@ -147,7 +149,7 @@ class ServedModel:
 
         update, self._update = self._update, []
         if update:
-            (make_updates if take else drop_updates)([self._model], update)
+            (make_updates if take else drop_updates)([self._state], update)
 
     def stop(self, number: int) -> None:
         """Stop the run of this number, which may be over, or on its way."""

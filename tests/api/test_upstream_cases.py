@@ -15,6 +15,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 import engine
 from engine import Converter, FmkType, Model, Tensor
+from engine.model.model import model_state
 from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -156,7 +157,7 @@ def test_threads_go_on_while_the_model_is_built_for_other_sizes(built: Save) -> 
         thread.join()
     assert not errors
     assert min(counts.values()) > 9
-    pool = model._plan.pool  # type: ignore[union-attr]
+    pool = model_state(model).plan.pool  # type: ignore[union-attr]
     model.close()
     assert pool.open_count == 0
 

@@ -31,6 +31,7 @@ from engine.errors import (
     ModelError,
 )
 from engine.host.child import command, environment
+from engine.model.model import model_state
 from engine.types import CompileOptions, Device, ModelSource
 from engine_testing import models
 from engine_testing.plugins import install
@@ -117,14 +118,14 @@ def isolated(path: Path, target: str, **more: Any) -> Model:
 
 
 def worker_of(model: Model) -> int:
-    plan: Any = model._plan
+    plan: Any = model_state(model).plan
     pid: int = plan.executable.process().worker.pid
     return pid
 
 
 def kill_worker_of(model: Model) -> None:
     """Kill a model's worker, and wait until it has ended: the engine may see it from then on."""
-    plan: Any = model._plan
+    plan: Any = model_state(model).plan
     worker = plan.executable.process().worker
     os.kill(worker.pid, signal.SIGKILL)
     assert worker.wait(60)
@@ -313,7 +314,7 @@ def test_a_worker_that_was_killed_before_a_predict_blames_no_node(
     with isolated(models.identity(tmp_path), null_backend) as model:
         x = np.array([1], np.float32)
         model(x)
-        plan: Any = model._plan
+        plan: Any = model_state(model).plan
         ended = plan.executable.process()
         kill_worker_of(model)
         if is_seen:
@@ -329,7 +330,7 @@ def test_a_worker_that_was_killed_before_a_predict_blames_no_node(
 
 def test_a_crash_between_predicts_blames_no_node(null_backend: str, tmp_path: Path) -> None:
     with isolated(models.identity(tmp_path), null_backend) as model:
-        plan: Any = model._plan
+        plan: Any = model_state(model).plan
         ended = plan.executable.process()
         os.kill(ended.worker.pid, signal.SIGSEGV)
         assert ended.worker.wait(60)
@@ -465,7 +466,7 @@ def test_an_end_is_told_also_when_the_next_worker_runs_already(
 ) -> None:
     """One thread may have started it while another still has to say how the last one ended."""
     with isolated(models.affine(tmp_path), null_backend) as model:
-        plan: Any = model._plan
+        plan: Any = model_state(model).plan
         ended = plan.executable.process()
         os.kill(ended.worker.pid, signal.SIGKILL)
         assert ended.worker.wait(60)
@@ -481,7 +482,7 @@ def test_contexts_that_are_closed_leave_nothing_in_the_worker(
 ) -> None:
     with isolated(models.affine(tmp_path), null_backend) as model:
         model(X)
-        plan: Any = model._plan
+        plan: Any = model_state(model).plan
         descriptors = Path(f"/proc/{worker_of(model)}/fd")
         before = len(list(descriptors.iterdir()))
         for _ in range(10):
@@ -499,7 +500,7 @@ def test_what_a_worker_writes_to_its_stderr_does_not_grow_for_ever(
     odd: Callable[..., str], tmp_path: Path
 ) -> None:
     with isolated(models.affine(tmp_path), odd(predict="os.write(2, b'x' * (1 << 20))")) as model:
-        plan: Any = model._plan
+        plan: Any = model_state(model).plan
         for _ in range(6):
             model(-X)
         assert len(plan.executable.process().worker.errors()) <= 1 << 20
@@ -656,6 +657,7 @@ INTERRUPTED = """
 import signal, sys, threading
 import numpy as np, numpy.testing
 import engine
+from engine.model.model import model_state
 
 path, target, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 config = {"common_context": {"isolate": "true"}}
@@ -673,7 +675,7 @@ def predict_on():
 
 signal.signal(signal.SIGALRM, signal.default_int_handler)
 with engine.load(path, target=target, config=config) as model:
-    worker = lambda: model._plan.executable.process().worker.pid
+    worker = lambda: model_state(model).plan.executable.process().worker.pid
     first = worker()
     other = threading.Thread(target=predict_on)
     other.start()
@@ -749,7 +751,7 @@ def test_the_setting_is_true_or_false(null_backend: str, tmp_path: Path) -> None
         engine.load(path, target=null_backend, config=config)
     config = {"common_context": {"isolate": "False"}}
     with engine.load(path, target=null_backend, config=config) as model:
-        assert not hasattr(model._plan.executable, "process")  # type: ignore[union-attr]
+        assert not hasattr(model_state(model).plan.executable, "process")  # type: ignore[union-attr]
 
 
 def test_a_worker_does_not_get_the_key(

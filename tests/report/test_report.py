@@ -19,8 +19,8 @@ from engine import Model
 from engine.convert.job import Report
 from engine.diagnosis import Finding, Status
 from engine.model.profiling import Kernel, Profile
+from engine.model.summary import ModelSummary
 from engine.report.page import page
-from engine.report.summary import ModelSummary
 from engine.types import DType, NodeState, Placement, TensorSpec
 from engine_testing import models
 

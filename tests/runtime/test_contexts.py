@@ -17,6 +17,7 @@ import pytest
 
 import engine
 from engine import CancelToken, Tensor
+from engine.model.model import model_state
 from engine.plan.contexts import ContextPool
 from engine.plan.gate import Gate
 from engine_testing import models
@@ -180,7 +181,7 @@ def test_waiting_can_be_cancelled(fake: ModuleType, tmp_path: Path) -> None:
     wait_until(lambda: fake.running)
     threads.append(threading.Thread(target=work, args=(second,)))
     threads[1].start()
-    wait_until(lambda: model._plan.pool.gate._waiting)  # type: ignore[union-attr]
+    wait_until(lambda: model_state(model).plan.pool.gate._waiting)  # type: ignore[union-attr]
     second.cancel()
     threads[1].join(60)
     assert ended == [second]
@@ -197,7 +198,7 @@ def test_a_model_closed_while_threads_wait_refuses_them_and_is_freed(
 ) -> None:
     fake.slots, fake.delay_s = 1, 300.0
     model = engine.load(models.affine(tmp_path), target="fake")
-    pool = model._plan.pool  # type: ignore[union-attr]
+    pool = model_state(model).plan.pool  # type: ignore[union-attr]
     refused, results = [], []
 
     def work() -> None:

@@ -13,6 +13,7 @@ import pytest
 import engine
 from engine import DataType, Tensor
 from engine.backends import installed
+from engine.model.model import model_state
 from engine.types import Device, DeviceBuffer, DType
 from engine_testing import models
 
@@ -125,7 +126,7 @@ def test_results_come_out_on_the_device_where_the_outputs_are_there(
 def test_the_same_tensors_again_are_the_same_lists(fake: ModuleType, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     model = engine.load(models.affine(tmp_path), target="fake")
-    built = model._built
+    built = model_state(model).built
     assert built is not None
     real = built.predict
 
@@ -133,7 +134,7 @@ def test_the_same_tensors_again_are_the_same_lists(fake: ModuleType, tmp_path: P
         seen.append((id(inputs), id(outputs)))
         return real(context, inputs, outputs, deadline_s)
 
-    model._built = built._replace(predict=noting)
+    model_state(model).built = built._replace(predict=noting)
     x, y = Tensor(X, device="fake"), [Tensor(shape=[2, 3], dtype=F32, device="fake")]
     for factor in (1, 5, 9):
         x.set_data_from_numpy(X * factor)

@@ -20,6 +20,7 @@ import pytest
 
 import engine
 from engine import DataType, Tensor
+from engine.model.model import model_state
 from engine.tensor import dlpack
 from engine.types import Device, DeviceBuffer, DType
 from engine_testing import models
@@ -214,7 +215,7 @@ def test_predict_takes_what_has_dlpack_or_array(model: engine.Model) -> None:
 
 def test_host_memory_is_not_copied_on_the_way_in(model: engine.Model) -> None:
     array = X.copy()
-    state = model._open_state()
+    state = model_state(model).open_thread()
     [value] = state.take([Producer(array)])
     assert np.shares_memory(value, array)
 
@@ -390,8 +391,8 @@ def test_a_result_goes_to_another_library_without_a_copy_and_comes_in_so(
     taken = np.from_dlpack(y)
     assert taken.ctypes.data == y.numpy().ctypes.data
     np.testing.assert_array_equal(taken, 2 * X + 1)
-    assert model._built is not None
-    [given] = model._built.signature.values([Producer(taken)], ())  # what the backend gets
+    signature = model_state(model).require_built().signature
+    [given] = signature.values([Producer(taken)], ())  # what the backend gets
     assert given.ctypes.data == taken.ctypes.data
-    [given] = model._built.signature.values([Producer(taken.astype(np.float16))], ())
+    [given] = signature.values([Producer(taken.astype(np.float16))], ())
     assert given.dtype == np.float32  # only where it must be: cast

@@ -13,6 +13,7 @@ import pytest
 import engine
 from engine import Tensor
 from engine.backends.doors import EXTENSIONS
+from engine.model.model import model_state
 from engine_testing import models, plugins
 from engine_testing.interrupts import Interrupter
 
@@ -59,8 +60,8 @@ def test_off_means_the_backends_own_function(
         if text is not None:
             monkeypatch.setenv("ENGINE_EXTENSIONS", text)
         model = load(tmp_path)
-        assert model._built is not None
-        plan, predict = model._built.plan, model._built.predict
+        assert model_state(model).built is not None
+        plan, predict = model_state(model).built.plan, model_state(model).built.predict
         assert predict is plan.predict is plan.backend.predict
         assert model.predict([X])
     assert notes.models == notes.events == []

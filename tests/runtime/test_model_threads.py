@@ -18,6 +18,7 @@ import pytest
 
 import engine
 from engine import Context, Model, ModelType, Tensor
+from engine.model.model import model_state
 from engine.reference.evaluator import EvaluatorContext, EvaluatorExecutable
 from engine_testing import models
 
@@ -62,7 +63,7 @@ def test_threads_share_a_model_and_get_their_own_tensors_and_results(affine: Mod
 
 
 def test_contexts_are_reused_by_the_next_threads(affine: Model) -> None:
-    pool = affine._plan.pool  # type: ignore[union-attr]
+    pool = model_state(affine).plan.pool  # type: ignore[union-attr]
     for _ in range(20):
         in_threads(1, lambda index: affine.predict([X]) and None)
     gc.collect()
@@ -74,7 +75,7 @@ def test_closing_waits_for_nobody_and_frees_after_the_last_predict(
 ) -> None:
     fake.delay_s = 300.0
     model = engine.load(models.affine(tmp_path), target="fake")
-    executable = weakref.ref(model._plan.executable)  # type: ignore[union-attr]
+    executable = weakref.ref(model_state(model).plan.executable)  # type: ignore[union-attr]
     results: list[Tensor] = []
     thread = threading.Thread(target=lambda: results.extend(model.predict([X])))
     thread.start()
@@ -129,7 +130,7 @@ def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
         return open_context(executable)
 
     monkeypatch.setattr(EvaluatorExecutable, "open_context", slowly)
-    executable = weakref.ref(affine._plan.executable)  # type: ignore[union-attr]
+    executable = weakref.ref(model_state(affine).plan.executable)  # type: ignore[union-attr]
     results: list[Tensor] = []
     thread = threading.Thread(target=lambda: results.extend(affine.predict([X])))
     thread.start()
@@ -147,7 +148,7 @@ def test_a_close_beside_first_calls_leaves_them_a_result_or_a_state_error(tmp_pa
     executables: list[weakref.ref[Any]] = []
     for _ in range(30):
         model = engine.load(path, target="null")
-        executables.append(weakref.ref(model._plan.executable))  # type: ignore[union-attr]
+        executables.append(weakref.ref(model_state(model).plan.executable))  # type: ignore[union-attr]
         barrier = threading.Barrier(3)
         refused: list[str] = []
 

@@ -10,6 +10,7 @@ import pytest
 
 import engine
 from engine import DataType, Model, Tensor
+from engine.model.model import model_state
 from engine.types import DeviceInfo
 from engine_testing import models
 
@@ -274,8 +275,8 @@ def test_sizes_that_contradict_a_symbol_run_where_the_model_can(tmp_path: Path) 
 def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
     affine: Model, answer: object
 ) -> None:
-    assert affine._built is not None
-    affine._built = affine._built._replace(predict=lambda *_: answer)  # type: ignore[arg-type]
+    assert model_state(affine).built is not None
+    model_state(affine).built = model_state(affine).built._replace(predict=lambda *_: answer)  # type: ignore[arg-type]
     for outputs in (None, [Tensor()]):
         with pytest.raises(
             engine.ModelError, match="predict failed! backend 'null' raised TypeEr"
@@ -285,7 +286,7 @@ def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
 
 
 def test_what_a_device_lacks_is_told_with_its_reason(affine: Model) -> None:
-    [(backend, device)] = affine._plan.parts  # type: ignore[union-attr]
+    [(backend, device)] = model_state(affine).plan.parts  # type: ignore[union-attr]
     lacks = {"deadlines": "its driver is too old"}
     backend._present = {device: DeviceInfo(device, "old", lacks=lacks)}
     try:

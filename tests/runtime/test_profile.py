@@ -13,6 +13,7 @@ import pytest
 import engine
 from engine import Context, Model, ModelStateError
 from engine.errors import BackendError, InputError, ModelError
+from engine.model.model import model_state
 from engine.model.profiling import Kernel, Profile, Run
 from engine_testing import models
 
@@ -37,10 +38,10 @@ def test_each_node_has_its_time_in_each_predict(affine: Model) -> None:
 
 
 def test_the_model_goes_on_as_it_was(affine: Model, tmp_path: Path) -> None:
-    plan = affine._plan
+    plan = model_state(affine).plan
     before = affine.predict([X])[0]
     affine.profile({"x": X}, 1)
-    assert affine._plan is plan
+    assert model_state(affine).plan is plan
     np.testing.assert_array_equal(before, affine.predict([X])[0])
 
 

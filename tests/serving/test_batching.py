@@ -556,16 +556,16 @@ def test_a_delay_leaves_time_for_the_run(null_backend: str, tmp_path: Path) -> N
 def test_a_batch_that_fails_in_any_way_fails_for_the_bad_request_alone(
     null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = engine.Model.predict
-
-    def predict(self: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
+    def predict(inputs: Any, *rest: Any, **named: Any) -> Any:
         if isinstance(inputs, list) and (np.asarray(inputs[0]) == 13).any():
             raise LookupError("unlucky")
-        return plain(self, inputs, *rest, **named)
+        return plain(inputs, *rest, **named)
 
     slow = {"null_context": {"delay_s": "0.05"}}
     with batched(write(tmp_path, SCALE), null_backend, config=slow) as runner:
-        monkeypatch.setattr(engine.Model, "predict", predict)
+        [lane] = runner._lanes
+        plain = lane.runnable.predict
+        monkeypatch.setattr(lane.runnable, "predict", predict)
         futures = [runner.submit([np.full((1, 4), i, np.float32)]) for i in (10, 11, 12, 13, 14)]
         errors = [future.exception(60) for future in futures]
         assert [type(error) for error in errors] == [*3 * [type(None)], LookupError, type(None)]

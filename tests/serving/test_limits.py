@@ -278,7 +278,7 @@ def test_a_runner_that_nobody_has_any_more_frees_its_model_at_once(
     before = threading.active_count()
     future = runner.submit([X])
     assert result(future.result(60)) == [[3.0] * 3]
-    model = weakref.ref(runner._lanes[0].model)
+    model = weakref.ref(runner._lanes[0].runnable.model)
     gc.disable()
     try:
         del runner

@@ -28,6 +28,7 @@ from engine import (
     QueueFull,
     Tensor,
 )
+from engine.model.model import model_state
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 SLOW = {"null_context": {"delay_s": "0.2"}}
@@ -69,7 +70,7 @@ def test_no_more_run_at_once_than_there_are_workers(make: Make) -> None:
 
     in_threads(6, client)
     assert max(seen) == 2
-    assert runner._lanes[0].model._plan.pool.open_count == 2  # type: ignore[union-attr]
+    assert model_state(runner._lanes[0].runnable.model).plan.pool.open_count == 2  # type: ignore[union-attr]
 
 
 def test_requests_of_threads_and_submitted_ones_are_done_in_the_order_of_coming(

@@ -11,6 +11,7 @@ import pytest
 
 import engine
 from engine import Context, InputError, ModelParallelRunner, ModelStateError
+from engine.model.model import model_state
 from engine.model.update import update_together
 from engine_testing import models
 
@@ -83,7 +84,7 @@ def test_models_are_updated_all_or_none(null_backend: str, tmp_path: Path) -> No
         other = engine.load(path, "null")
         with one, other:
             with pytest.raises(ModelStateError, match=r"^update weight failed! Error is no weight"):
-                update_together([one, other], weights(5))
+                update_together([model_state(one), model_state(other)], weights(5))
             [y] = one.predict([X])
             assert y.get_data_to_numpy().tolist() == (2 * X + 1).tolist()
 

@@ -20,6 +20,7 @@ import pytest
 
 import engine
 from engine import CancelToken, Tensor
+from engine.model.model import model_state
 from engine_testing import models
 from engine_testing.interrupts import Expired, Interrupter
 from engine_testing.shared_memory import left_since, names
@@ -85,7 +86,7 @@ def test_what_a_signal_handler_raises_in_a_predict_arrives_and_the_next_is_right
 ) -> None:
     case = CASES[name]
     model = engine.load(case.make(tmp_path), target=case.target, config=case.config)
-    pool = model._plan.pool  # type: ignore[union-attr]
+    pool = model_state(model).plan.pool  # type: ignore[union-attr]
     outputs = [Tensor(np.zeros_like(case.expected))] if case.with_outputs else None
 
     def work() -> np.ndarray:

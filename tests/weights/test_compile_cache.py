@@ -22,6 +22,7 @@ from onnx import helper
 
 import engine
 from engine.errors import CompiledFormError
+from engine.model.model import model_state
 from engine.weights.making import Work, found_or_made
 from engine.weights.store import Damaged, Entry, Identity, Store
 from engine_testing import models, null, null_run
@@ -435,7 +436,7 @@ def test_the_worker_after_one_that_died_needs_no_entry(tmp_path, load, cache, is
     if is_warm:
         run(load(path))
     with load(path, common_context={"isolate": "true"}) as model:
-        worker = model._plan.executable.process().worker
+        worker = model_state(model).plan.executable.process().worker
         Store(cache.parents[1]).prune(0)
         os.kill(worker.pid, signal.SIGKILL)
         with suppress(engine.ModelError):  # unless the end was seen before

@@ -17,6 +17,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 import engine
 from engine import Model, ModelType, Tensor
 from engine.model import recipe
+from engine.model.model import model_state
 from engine_testing import models
 
 DATA = Path(__file__).parents[1] / "data" / "mindir"
@@ -303,14 +304,14 @@ def test_a_model_that_is_rebuilt_holds_the_weights_that_were_updated_and_no_othe
     load: Load,
 ) -> None:
     with load(mode="rebuild") as model:
-        assert model._built is not None
-        assert not model._built.updated
+        assert model_state(model).built is not None
+        assert not model_state(model).built.updated
         model.update_weights({"two": floats(5)})
-        assert list(model._built.updated) == ["two"]
-        assert model._plan is not None
-        assert model._plan.weights is None
-        assert model._plan.source.variables == ()  # type: ignore[attr-defined]
-        assert model._plan.source.files == {}
+        assert list(model_state(model).built.updated) == ["two"]
+        assert model_state(model).plan is not None
+        assert model_state(model).plan.weights is None
+        assert model_state(model).plan.source.variables == ()  # type: ignore[attr-defined]
+        assert model_state(model).plan.source.files == {}
 
 
 @both
@@ -398,8 +399,8 @@ def test_a_model_that_is_closed_while_it_is_updated_stays_closed(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = load(mode="rebuild")
-    assert model._plan is not None
-    pools = [model._plan.pool]
+    assert model_state(model).plan is not None
+    pools = [model_state(model).plan.pool]
     build = recipe.build
 
     def close_meanwhile(*given: Any, **named: Any) -> recipe.Built:
@@ -413,16 +414,18 @@ def test_a_model_that_is_closed_while_it_is_updated_stays_closed(
     monkeypatch.setattr("engine.model.update.build", close_meanwhile)
     with pytest.raises(engine.ModelStateError, match="update weight failed! Error is the model is"):
         model.update_weights({"two": floats(3)})
-    assert model._plan is None
+    assert model_state(model).plan is None
     assert len(pools) == 2
     assert all(pool.is_closed and not pool.open_count for pool in pools)
 
 
 def test_a_rebuilt_model_frees_the_plan_that_it_had(load: Load) -> None:
     with load(mode="rebuild") as model:
-        assert model._plan is not None
+        assert model_state(model).plan is not None
         assert_gives(model, 2, 1)
-        pool, executable = model._plan.pool, weakref.ref(model._plan.executable)
+        plan = model_state(model).plan
+        pool, executable = plan.pool, weakref.ref(plan.executable)
+        del plan
         model.update_weights({"two": floats(3)})
         assert_gives(model, 3, 1)
         assert pool.is_closed

@@ -15,6 +15,7 @@ import pytest
 import engine
 from engine.backends import Backend
 from engine.backends.isolated import isolated
+from engine.model.model import model_state
 from engine_cpu.conformance import TestCpu as Cpu
 from engine_testing import models
 
@@ -30,7 +31,7 @@ def test_a_model_in_a_process_of_its_own_gives_the_same_bits_on_the_command_line
     with engine.load(path) as here, engine.load(path, config=isolate) as there:
         for rows in (5, 5, 5, 2):
             assert there(x[:rows])["y"].tobytes() == here(x[:rows])["y"].tobytes()
-        worker = there._plan.executable.process().worker
+        worker = model_state(there).plan.executable.process().worker
         os.kill(worker.pid, signal.SIGKILL)
         assert worker.wait(60)
         assert there(x)["y"].tobytes() == here(x)["y"].tobytes()

@@ -20,6 +20,7 @@ import engine
 from engine import Tensor
 from engine.backends import open_backend
 from engine.formats import open_source
+from engine.model.model import model_state
 from engine.types import CompileOptions, Device
 from engine_testing import models
 
@@ -42,7 +43,7 @@ def test_the_third_call_of_one_shape_equals_the_first(load: Any) -> None:
     model = load(models.affine)
     for step in range(5):  # fed, fed, then staged
         np.testing.assert_array_equal(model.predict([X + step])[0], 2 * (X + step) + 1)
-    assert model._threads.state.lease.context._staged is not None
+    assert model_state(model).threads.state.lease.context._staged is not None
 
 
 def test_staged_results_are_new_memory_each_time(load: Any) -> None:
@@ -62,7 +63,7 @@ def test_big_tensors_are_neither_staged_nor_copied(load: Any) -> None:
         model.predict([x])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert model._threads.state.lease.context._staged is None
+    assert model_state(model).threads.state.lease.context._staged is None
     assert peak < x.nbytes / 10  # outputs are ONNX Runtime's own memory, and nothing else is made
 
 
@@ -167,8 +168,8 @@ def test_bound_arrays_go_with_the_thread_that_bound_them(load: Any) -> None:
 
 def test_a_model_keeps_no_copy_of_its_file(tmp_path: Path) -> None:
     model = engine.load(models.heavy(tmp_path))
-    assert model._plan is not None
-    assert model._plan.source.data is None
+    assert model_state(model).plan is not None
+    assert model_state(model).plan.source.data is None
 
 
 @pytest.mark.parametrize(

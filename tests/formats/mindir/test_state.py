@@ -14,6 +14,7 @@ import pytest
 
 import engine
 from engine.errors import DeadlineExceeded, ModelStateError
+from engine.model.model import model_state
 from engine_testing.interrupts import Interrupter
 
 
@@ -53,7 +54,7 @@ def test_what_a_caller_does_to_a_result_leaves_the_state_alone(counter: engine.M
 
 
 def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     leases: list[Any] = []
     thread = threading.Thread(target=lambda: leases.append(plan.pool.borrow()))
@@ -66,7 +67,7 @@ def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
 
 
 def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model) -> None:
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     token, ended = engine.CancelToken(), threading.Event()
 
@@ -87,7 +88,7 @@ def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model) -> None:
 
 
 def test_32_threads_take_turns_in_one_context(counter: engine.Model) -> None:
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     opened, ready = [], threading.Barrier(32)
 
@@ -105,7 +106,7 @@ def test_32_threads_take_turns_in_one_context(counter: engine.Model) -> None:
 @pytest.mark.parametrize("way", ["error", "cancelled", "too few"])
 def test_a_predict_that_fails_leaves_the_state_as_it_was(way: str, counter: engine.Model) -> None:
     np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     executable: Any = plan.executable
     inner = executable._run
@@ -124,7 +125,7 @@ def test_a_predict_that_fails_leaves_the_state_as_it_was(way: str, counter: engi
 
 
 def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Model) -> None:
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     executable = plan.executable
     inner = executable._run  # type: ignore[attr-defined]
@@ -210,7 +211,7 @@ def _on(target: str) -> engine.Context:
 def test_signal_handlers_that_raise_lose_no_turn_and_no_step_twice(
     threads: int, count: int, counter: engine.Model
 ) -> None:
-    plan = counter._plan
+    plan = model_state(counter).plan
     assert plan is not None
     is_over, wrong = threading.Event(), []
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import engine
+from engine.model.model import model_state
 from engine_testing import models
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -30,8 +31,8 @@ def test_a_result_goes_to_torch_without_a_copy(model: engine.Model) -> None:
 
 
 def test_a_torch_tensor_goes_in_without_a_copy_where_it_fits(model: engine.Model) -> None:
-    assert model._built is not None
-    taken = model._built.signature.values  # what the backend gets of it
+    assert model_state(model).built is not None
+    taken = model_state(model).built.signature.values  # what the backend gets of it
     fits = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     [array] = taken([fits], ())
     assert array.ctypes.data == fits.data_ptr()

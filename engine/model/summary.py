@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from engine.report.wording import aligned, counted, plain, size
+from engine.config.text import aligned, counted, plain, size
+from engine.model import facts
 from engine.types import GraphInfo, NodeInfo, NodeState, ParameterInfo, Placement, TensorSpec
 
 if TYPE_CHECKING:
     from engine.model.memory import ModelMemory
+    from engine.model.state import ModelState
 
 __all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
 
@@ -307,3 +310,40 @@ def of_graph(graph: GraphInfo | None, **known: object) -> ModelSummary:
             "parameters": graph.parameters,
         }
     return ModelSummary(**(facts | known))  # type: ignore[arg-type]
+
+
+def of_model(state: ModelState) -> ModelSummary:
+    """Return the summary of a built model: the graph that its backends got, as resized."""
+    built = state.require_built()
+    source = built.plan.source
+    summary = of_graph(
+        source.graph,
+        model=state.path,
+        format=source.format,
+        size_bytes=file_size(state.path) if state.path else None,
+        inputs=built.signature.inputs,
+        outputs=built.signature.outputs,
+    )
+    return placed(summary, state)
+
+
+def placed(summary: ModelSummary, state: ModelState) -> ModelSummary:
+    """Return a file's summary with what is known of the built model."""
+    built = state.require_built()
+    plan, signature = built.plan, built.signature
+    return replace(
+        summary,
+        inputs=signature.inputs if summary.inputs is None else summary.inputs,
+        outputs=signature.outputs if summary.outputs is None else summary.outputs,
+        backend=plan.backend.name,
+        placement=tuple(plan.placement()),
+        memory=facts.memory(state),
+    )
+
+
+def file_size(path: str) -> int | None:
+    """Return the size of a file in bytes; None where it has gone since."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return None
