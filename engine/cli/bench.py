@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -25,12 +24,11 @@ from engine.cli.files import require_place
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import interruptible, start
 from engine.cli.latency import SUFFIXES, draw, histogram, new_figure, write_figure
+from engine.cli.load import SWEEP_S, Load, Sweep
 from engine.cli.open_sizes import first_fitting
 from engine.cli.options import BuildOptions, InputOptions
 from engine.cli.output import as_json, aside, counted, duration, fields, line, note, plain
 from engine.cli.progress import progress
-from engine.cli.sweep import DURATION_S as SWEEP_DURATION_S
-from engine.cli.sweep import Sweep
 from engine.cli.sweep import measure as in_sweep
 from engine.cli.sweep import show as show_sweep
 from engine.cli.sweep import values as sweep_values
@@ -39,11 +37,8 @@ from engine.report.clients import Clients
 from engine.report.measurement import (
     DURATION_S,
     METHOD,
-    RANKS_RUNS,
-    RANKS_WARMUP_RUNS,
     BenchResult,
     batch_of,
-    by_runs,
     devices_text,
     ranks_of,
     result_of,
@@ -95,56 +90,6 @@ _REFRESHES_PER_S = 2.0
 _ENOUGH_RUNS = 100  # a p99 of fewer is decided by the slowest of them alone
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
-    """Length of a measurement, and the clients at once; one of duration_s and runs is None.
-
-    warmup_runs: how many unmeasured, instead of warmup_s.
-    """
-
-    duration_s: float | None
-    runs: int | None
-    warmup_s: float
-    clients: int
-    warmup_runs: int | None = None
-    label: str = "measuring"  # what the progress shows
-
-    def checked(self) -> Load:
-        """Return this; or raise a usage error."""
-        if self.duration_s is not None and self.runs is not None:
-            raise click.BadParameter("expected one of the two", param_hint="--duration, --runs")
-        if self.duration_s is not None:
-            _check_seconds(self.duration_s, 0.001, "--duration")
-        _check_seconds(self.warmup_s, 0, "--warmup")
-        return self
-
-    def completed(self, ranks: int, sweep: Sweep) -> Load:
-        """Return this with the default length where none is asked for; or a usage error.
-
-        ranks: how many run the model, each a part of it; 0 for a whole one.
-        """
-        if not ranks:
-            is_open = self.duration_s is None and self.runs is None
-            default = SWEEP_DURATION_S if sweep else DURATION_S
-            return replace(self, duration_s=default) if is_open else self
-        for option, is_given in (
-            ("--duration", self.duration_s is not None),
-            ("--clients", self.clients > 1),
-            ("--batches", bool(sweep.batches)),
-            ("--rates", bool(sweep.rates)),
-        ):
-            if is_given:
-                raise click.BadParameter(
-                    f"{by_runs(ranks)}; use --runs N instead", param_hint=option
-                )
-        warmup_runs = RANKS_WARMUP_RUNS if self.warmup_s else 0
-        note(
-            f"note: {by_runs(ranks)}: {counted(warmup_runs, 'run')} to warm up and "
-            f"{self.runs or RANKS_RUNS:,} measured{'' if self.runs else ' (--runs)'}"
-        )
-        return replace(self, runs=self.runs or RANKS_RUNS, warmup_runs=warmup_runs)
-
-
 @click.command("bench", cls=Command, epilog=EPILOG)
 @model_or_example
 @bundle(
@@ -156,7 +101,7 @@ class Load:
         type=float,
         metavar="SECONDS",
         help="How long to measure, each point of a sweep; not for ranks of a sliced model.  "
-        f"[default: {DURATION_S:g}; in a sweep {SWEEP_DURATION_S:g}]",
+        f"[default: {DURATION_S:g}; in a sweep {SWEEP_S:g}]",
     ),
     click.option(
         "--runs",
@@ -312,13 +257,6 @@ def _prepared_figure(path: Path) -> Figure:
     figure = new_figure()
     require_place(path)
     return figure
-
-
-def _check_seconds(value: float, least: float, option: str) -> None:
-    if not least <= value < math.inf:
-        raise click.BadParameter(
-            f"expected a number of seconds, {least:g} or more, got {value:g}", param_hint=option
-        )
 
 
 def _measure(clients: Clients, load: Load) -> bool:

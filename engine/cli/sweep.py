@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
 import numpy as np
 
 from engine.cli.build import Built, fit_to
@@ -17,6 +15,7 @@ from engine.cli.files import written_whole
 from engine.cli.inputs import Inputs
 from engine.cli.interrupt import start
 from engine.cli.latency import bar
+from engine.cli.load import Load, Sweep
 from engine.cli.output import duration, note, plain, table
 from engine.config.text import rate
 from engine.report.clients import Clients
@@ -26,44 +25,9 @@ from engine.report.sweep import Point, arrivals, batch_axes, in_batch
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from engine.cli.bench import Load
 
-DURATION_S = 2.0
 _BAR = 20
 _SHOWN = ("p50", "p90", "p99", "max")
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """The batches or the loads to measure, as on the command line; both "" for no sweep."""
-
-    batches: str = ""
-    rates: str = ""
-
-    def __bool__(self) -> bool:
-        return bool(self.batches or self.rates)
-
-    def checked(self) -> tuple[list[int], list[float]]:
-        """Return the numbers of both. Raises a usage error."""
-        if self.batches and self.rates:
-            raise click.BadParameter("expected one of the two", param_hint="--batches, --rates")
-        batches = _numbers(self.batches, "--batches", "sizes of 1 or more, as 1,2,4,8", 1)
-        whole = [int(number) for number in batches]
-        if batches != whole:
-            raise click.BadParameter(
-                f"expected whole numbers, got {self.batches!r}", param_hint="--batches"
-            )
-        return whole, _numbers(self.rates, "--rates", "requests a second, as 10,20,50", 1e-3)
-
-
-def _numbers(text: str, option: str, wanted: str, least: float) -> list[float]:
-    try:
-        numbers = [float(part) for part in text.split(",")] if text else []
-    except ValueError:
-        numbers = [math.nan]
-    if not all(least <= number < math.inf for number in numbers):
-        raise click.BadParameter(f"expected {wanted}, got {text!r}", param_hint=option)
-    return numbers
 
 
 def measure(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require
 from engine.errors import EngineError
+from engine.host.imports import ready
 from engine.model.state import NOT_BUILT, ModelState
 from engine.runtime.descriptions import known_shape, meta_for
 
@@ -77,7 +78,11 @@ def outputs(state: ModelState) -> tuple[TensorMeta, ...]:
             shapes = [shape for _, shape in thread.expected]
         if None not in shapes:
             original = state.recipe.original if state.recipe is not None else None
-            specs = signature.sized_outputs(shapes, threads.seen if thread else (), original)
+            ready("engine.runtime.resizing")
+            from engine.runtime import resizing  # rare
+
+            seen = threads.seen if thread else ()
+            specs = resizing.sized_outputs(signature, shapes, seen, original)
     return tuple(map(meta_for, specs))
 
 

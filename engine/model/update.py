@@ -23,6 +23,7 @@ from engine.errors import (
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.model.state import ModelState
+from engine.runtime import resizing
 from engine.runtime.inputs import ThreadInputs, check_owner
 from engine.runtime.resizing import OPEN, check_resize
 
@@ -60,8 +61,8 @@ def resize(state: ModelState, inputs: Sequence[Tensor], dims: Sequence[Sequence[
             f"input len:{len(inputs)}"
         )
     check_owner(inputs, state)
-    signature = declared.resized(dims)
-    change = declared.fixed_axis_changed(dims)
+    signature = resizing.resized(declared, dims)
+    change = resizing.fixed_axis_changed(declared, dims)
     if change and any(OPEN in shape for shape in dims):
         raise InputError(
             f"resize failed! Error is {change}, and an axis of {OPEN} beside it; give every axis "
@@ -305,7 +306,7 @@ def _resized(
     InputError, ModelError.
     """
     try:
-        signature = built.signature.resized(dims, declared.inputs)
+        signature = resizing.resized(built.signature, dims, declared.inputs)
         if try_it:
             from engine.plan.trial import try_run
 

@@ -31,7 +31,12 @@ PLAIN = 0x0001 | 0x0100
 
 
 def values(signature: Signature, inputs: Any, devices: Sequence[Device]) -> list[Any]:
-    """See `Signature.values`."""
+    """Return the inputs of one call as values a backend can read, checked.
+
+    devices: those whose memory the backend reads as it is; other devices' memory is copied to
+    the host. An array that is not C-contiguous, aligned and in native byte order is copied.
+    All are arrays or DeviceBuffers where the signature `is_plain`.
+    """
     items = signature.ordered(inputs)
     try:
         values = [
@@ -61,7 +66,12 @@ def check_buffers(
     inputs: Sequence[Any],
     results: Sequence[bool] = (),
 ) -> None:
-    """See `Signature.check_buffers`."""
+    """Raise InputError unless each buffer can take its output as far as that is known.
+
+    buffers: for each output memory, the device on which to allocate it, or None. results:
+    whether each is a result of this model, whose shape the model has given, whatever its file
+    declares.
+    """
     if len(buffers) != len(signature.outputs):
         raise InputError(
             f"expected {len(signature.outputs)} outputs "
@@ -111,7 +121,11 @@ def check_buffers(
 
 
 def bind(signature: Signature, values: Sequence[Any], items: Sequence[Any] = ()) -> dict[str, int]:
-    """See `Signature.bind`. items: what the caller gave for the values, where that is known."""
+    """Return the sizes of the symbolic axes. Raises InputError where shapes do not fit.
+
+    items: what the caller gave for the values, where that is known. A symbol of which inputs have
+    different sizes is left out: names are what an exporter wrote, and a runtime goes by the sizes.
+    """
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
     differing: set[str] = set()
@@ -237,8 +251,8 @@ def _container(item: Any, spec: TensorSpec, dtype: np.dtype[Any]) -> Any:
             raise _unfit(spec, value)
         return value
 
-    ready("engine.runtime.values")
-    from engine.runtime.values import checked  # rare
+    ready("engine.runtime.containers")
+    from engine.runtime.containers import checked  # rare
 
     return checked(item, spec, check)
 

@@ -53,7 +53,12 @@ def check_resize(inputs: object, dims: object) -> None:
 def resized(
     signature: Signature, dims: Sequence[Sequence[int]], declared: tuple[TensorSpec, ...] = ()
 ) -> Signature:
-    """See `Signature.resized`."""
+    """Return a signature with every input's shape fixed.
+
+    declared: the inputs as in the model's file, where it was built anew for other sizes.
+    Sizes that the model itself fixes are not looked at: see `fixed_axis_changed`. Raises
+    InputError where the shapes cannot be.
+    """
     fixed = []
     sizes: dict[str, int] = {}
     origin: dict[str, str] = {}
@@ -113,7 +118,7 @@ def resized(
 
 
 def fixed_axis_changed(signature: Signature, dims: Sequence[Sequence[int]]) -> str:
-    """See `Signature.fixed_axis_changed`."""
+    """Describe the first axis that has another size here than the model fixes; "" for none."""
     for spec, shape in zip(signature.inputs, dims, strict=True):
         if spec.kind is ValueKind.TENSOR:
             for axis, (dim, size) in enumerate(zip(spec.shape or (), shape)):
@@ -141,7 +146,11 @@ def sized_outputs(
     seen: Sequence[Sequence[tuple[int, ...] | None]],
     original: SourceModel | None,
 ) -> list[TensorSpec]:
-    """See `Signature.sized_outputs`."""
+    """Return the outputs with their sizes where the inputs have these shapes.
+
+    seen: what the outputs' shapes were, if the model has run so. original: infers those that
+    do not follow from the symbols.
+    """
     sizes = symbols_of(signature, shapes)
     specs = [with_sizes(spec, sizes) for spec in signature.outputs]
     last = seen[0] if seen else [None] * len(specs)

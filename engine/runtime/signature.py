@@ -15,9 +15,7 @@ from engine.runtime.descriptions import known_shape
 from engine.types import TensorSpec, ValueKind
 
 if TYPE_CHECKING:
-    from engine.plan.source_model import SourceModel
-    from engine.tensor.description import Array
-    from engine.types import Device, DeviceBuffer
+    pass
 
 
 class Signature:
@@ -116,83 +114,6 @@ class Signature:
 
     def _described(self) -> str:
         return ", ".join(f"{spec.name!r} {spec}" for spec in self.inputs) or "no inputs"
-
-    def values(self, inputs: Any, devices: Sequence[Device]) -> list[Any]:
-        """Return the inputs of one call as values a backend can read, checked.
-
-        devices: those whose memory the backend reads as it is; other devices' memory is copied to
-        the host. An array that is not C-contiguous, aligned and in native byte order is copied.
-        All are arrays or DeviceBuffers where `is_plain`.
-        """
-        ready("engine.runtime.fitting")
-        from engine.runtime import fitting  # what is quick has been taken
-
-        return fitting.values(self, inputs, devices)
-
-    def bind(self, values: Sequence[Any]) -> dict[str, int]:
-        """Return the sizes of the symbolic axes; raise InputError where shapes do not fit.
-
-        A symbol of which inputs have different sizes is left out: names are what an exporter
-        wrote, and a runtime goes by the sizes alone.
-        """
-        ready("engine.runtime.fitting")
-        from engine.runtime import fitting  # rare
-
-        return fitting.bind(self, values)
-
-    def check_buffers(
-        self,
-        buffers: Sequence[Array | DeviceBuffer | Device | None],
-        inputs: Sequence[Any],
-        results: Sequence[bool] = (),
-    ) -> None:
-        """Raise InputError unless each buffer can take its output as far as that is known.
-
-        buffers: for each output memory, the device on which to allocate it, or None. results:
-        whether each is a result of this model, whose shape the model has given, whatever its file
-        declares.
-        """
-        ready("engine.runtime.fitting")
-        from engine.runtime import fitting  # rare
-
-        fitting.check_buffers(self, buffers, inputs, results)
-
-    def resized(
-        self, dims: Sequence[Sequence[int]], declared: tuple[TensorSpec, ...] = ()
-    ) -> Signature:
-        """Return the signature with every input's shape fixed.
-
-        declared: the inputs as in the model's file, where it was built anew for other sizes.
-        Sizes that the model itself fixes are not looked at: see `fixed_axis_changed`. Raises
-        InputError where the shapes cannot be.
-        """
-        ready("engine.runtime.resizing")
-        from engine.runtime import resizing  # rare
-
-        return resizing.resized(self, dims, declared)
-
-    def fixed_axis_changed(self, dims: Sequence[Sequence[int]]) -> str:
-        """Describe the first axis that has another size here than the model fixes; "" for none."""
-        ready("engine.runtime.resizing")
-        from engine.runtime import resizing  # rare
-
-        return resizing.fixed_axis_changed(self, dims)
-
-    def sized_outputs(
-        self,
-        shapes: Sequence[tuple[int, ...]],
-        seen: Sequence[Sequence[tuple[int, ...] | None]],
-        original: SourceModel | None,
-    ) -> list[TensorSpec]:
-        """Return the outputs with their sizes where the inputs have these shapes.
-
-        seen: what the outputs' shapes were, if the model has run so. original: infers those that
-        do not follow from the symbols.
-        """
-        ready("engine.runtime.resizing")
-        from engine.runtime import resizing  # rare
-
-        return resizing.sized_outputs(self, shapes, seen, original)
 
 
 def _is_mapping(item: object) -> bool:

@@ -166,7 +166,12 @@ class ThreadState:
         """Check inputs and output buffers, and hold them for the next call."""
         values = self.take(inputs)
         memory = memory_of(outputs)
-        self.signature.check_buffers(memory, values, are_results(outputs, self.descriptions))
+        ready("engine.runtime.fitting")
+        from engine.runtime import fitting  # rare
+
+        fitting.check_buffers(
+            self.signature, memory, values, are_results(outputs, self.descriptions)
+        )
         # Memory of other devices than the model's is copied to afterwards.
         buffers = [self._reachable(entry) for entry in memory]
         self.bindings = (
@@ -244,7 +249,10 @@ class ThreadState:
             if len(inputs) == self.count:
                 return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
-        values = self.signature.values(inputs, self.devices)
+        ready("engine.runtime.fitting")
+        from engine.runtime import fitting  # what is quick has been taken
+
+        values = fitting.values(self.signature, inputs, self.devices)
         self.expected = [
             (dtype, None if dtype is None else value.shape)
             for dtype, value in zip(self.signature.quick_dtypes, values)

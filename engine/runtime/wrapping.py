@@ -10,7 +10,6 @@ from engine.backends import BackendState, doors
 from engine.backends.doors import EXTENSIONS
 from engine.errors import EngineError, ExtensionError, one_line
 from engine.host.interrupts import raised_by_handler
-from engine.runtime.extensions import VARIABLE
 
 if TYPE_CHECKING:
     from engine.plan import Plan
@@ -130,8 +129,9 @@ def _load(name: str) -> Extension:
     if found.state is BackendState.NOT_INSTALLED:
         here = sorted({point.name for point in points})
         raise ExtensionError(
-            f"{VARIABLE} names {name!r}, but no such extension is installed (installed: "
-            f"{', '.join(here) or 'none'}); install what offers it, or leave it out of {VARIABLE}",
+            f"ENGINE_EXTENSIONS names {name!r}, but no such extension is installed (installed: "
+            f"{', '.join(here) or 'none'}); install what offers it, or "
+            "leave it out of ENGINE_EXTENSIONS",
             name,
         )
     if found.state is not BackendState.READY:
@@ -142,5 +142,6 @@ def _load(name: str) -> Extension:
 
 def _failed(name: str, why: str) -> ExtensionError:
     return ExtensionError(
-        f"extension {name!r} is at fault: {why}; mend it, or leave it out of {VARIABLE}", name
+        f"extension {name!r} is at fault: {why}; mend it, or leave it out of ENGINE_EXTENSIONS",
+        name,
     )

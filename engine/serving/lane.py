@@ -21,6 +21,7 @@ from engine.host.cpus import usable_cpus
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.model.model import Model, model_state
 from engine.plan.gate import Gate, Post
+from engine.runtime import fitting
 from engine.serving.batchable import Batching
 from engine.serving.batching import Batcher, Request
 from engine.serving.statistics import Recorder
@@ -88,7 +89,7 @@ class BuiltModel:
 
     def values(self, inputs: Any) -> list[Any]:
         """See Runnable."""
-        return model_state(self.model).require_built().signature.values(inputs, ())
+        return fitting.values(model_state(self.model).require_built().signature, inputs, ())
 
     def close(self) -> None:
         """See Runnable."""

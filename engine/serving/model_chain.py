@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.errors import DeadlineExceeded, ModelError
 from engine.model.facts import is_built
 from engine.model.model import Model, model_state
+from engine.runtime import fitting
 from engine.runtime.descriptions import meta_for, tensor_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
@@ -84,10 +85,10 @@ class Chain:
                 "computed by an earlier model; convert the model again with a split that has it",
                 self._links[0].model.model_path_,
             )
-        values = self._signature.values(self._by_name(inputs), self._devices)
+        values = fitting.values(self._signature, self._by_name(inputs), self._devices)
         asked = [Tensor() for _ in self._signature.outputs]
         if outputs:
-            self._signature.check_buffers(memory_of(outputs), values)
+            fitting.check_buffers(self._signature, memory_of(outputs), values)
             asked = outputs
         wanted = dict(zip((spec.name for spec in self._signature.outputs), asked, strict=True))
         fixed: dict[str, Tensor] = {}

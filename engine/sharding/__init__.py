@@ -19,7 +19,7 @@ from __future__ import annotations
 import typing
 
 if typing.TYPE_CHECKING:
-    from engine.sharding.layout import Layout
+    from engine.sharding.layout import Layout, NodeStrategy
     from engine.sharding.load import load_distributed_checkpoint
     from engine.sharding.merge import (
         build_searched_strategy,
@@ -35,7 +35,7 @@ if typing.TYPE_CHECKING:
     )
     from engine.sharding.predict_layout import infer_predict_layout
     from engine.sharding.slicing.slice import slice_model
-    from engine.sharding.strategy import NodeStrategy, Strategy
+    from engine.sharding.strategy import Strategy
     from engine.sharding.transform import (
         convert_checkpoint_by_rank,
         convert_checkpoints,

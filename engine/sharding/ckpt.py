@@ -16,7 +16,7 @@ from engine.errors import ModelError
 from engine.formats.onnx import limits
 from engine.formats.onnx.writer import head, number
 from engine.formats.protobuf import Budget, WireError, fields, signed, varints
-from engine.sharding.checkpoint import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
+from engine.sharding.stored import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
 from engine.types import DType
 
 # checkpoint.proto: fields as keys (number << 3 | wire type).

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from engine.errors import ModelError
-from engine.sharding.checkpoint import Checkpoint, Stored
 from engine.sharding.reshard import are_equal
+from engine.sharding.stored import Checkpoint, Stored
 from engine.types import Progress
 
 _log = logging.getLogger(__name__)

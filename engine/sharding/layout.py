@@ -31,6 +31,13 @@ class LayoutError(ValueError):
     """A layout contradicts itself, or does not fit a tensor. The message says how."""
 
 
+class NodeStrategy(NamedTuple):
+    """Strategy of one operator: for each input, into how many slices each dimension is split."""
+
+    inputs: tuple[tuple[int, ...], ...]
+    stage: int = 0
+
+
 class Layout(NamedTuple):
     """The layout of one tensor. The first seven fields are MindSpore's list, in its order.
 

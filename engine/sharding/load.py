@@ -11,18 +11,13 @@ from typing import Any, TypeAlias
 
 from engine.config.checks import require, require_watchers
 from engine.errors import InputError, ModelError
-from engine.sharding.checkpoint import (
-    FORMATS,
-    SAFETENSORS,
-    Array,
-    Checkpoint,
-    open_checkpoint,
-)
+from engine.sharding.checkpoint import FORMATS, SAFETENSORS, open_checkpoint
 from engine.sharding.copies import require_copies
 from engine.sharding.layout import Layout
 from engine.sharding.network import Network, network_of
 from engine.sharding.parameter import Parameter
 from engine.sharding.reshard import Part, Sources, needed_ranks, part_for, value_of
+from engine.sharding.stored import Array, Checkpoint
 from engine.sharding.strategy import Arrangement
 from engine.sharding.transform import save_ranks
 from engine.types import DType, Progress, TensorSpec

@@ -11,11 +11,11 @@ import numpy as np
 
 from engine.config.checks import require
 from engine.errors import InputError, ModelError
-from engine.sharding.checkpoint import Array
 from engine.sharding.files import NotAFolder
-from engine.sharding.layout import Layout, LayoutError, boxes, shape_of, within
+from engine.sharding.layout import Layout, LayoutError, NodeStrategy, boxes, shape_of, within
 from engine.sharding.parameter import Parameter, array_of
-from engine.sharding.strategy import NodeStrategy, Strategy, staged
+from engine.sharding.stored import Array
+from engine.sharding.strategy import Strategy, staged
 
 
 class UnknownParameter(InputError, KeyError):

@@ -22,8 +22,8 @@ from engine.formats.onnx.rewrite import changed, stored_tensor
 from engine.formats.onnx.writer import External, Parts
 from engine.formats.opened import open_external
 from engine.formats.protobuf import Budget
-from engine.sharding.checkpoint import Array, bytes_of
 from engine.sharding.files import aside, unwritable
+from engine.sharding.stored import Array, bytes_of
 from engine.types import DType, TensorSpec
 
 if TYPE_CHECKING:

@@ -12,14 +12,9 @@ import numpy as np
 
 from engine.config.checks import require
 from engine.errors import InputError, ModelError
-from engine.sharding.checkpoint import (
-    FORMATS,
-    Array,
-    ToWrite,
-    open_checkpoint,
-    write_checkpoint,
-)
+from engine.sharding.checkpoint import FORMATS, open_checkpoint, write_checkpoint
 from engine.sharding.files import aside, make_folder, unwritable
+from engine.sharding.stored import Array, ToWrite
 from engine.types import DType
 from engine.typing import CheckpointFormat, DecMode
 

@@ -14,9 +14,9 @@ import numpy as np
 from engine.errors import InputError, ModelError
 from engine.formats import ModelFile
 from engine.options import nearest
-from engine.sharding.layout import Layout
+from engine.sharding.layout import Layout, NodeStrategy
 from engine.sharding.rules import Axes, Dims, NoRule, axes_of
-from engine.sharding.strategy import NodeStrategy, Strategy, plain_name
+from engine.sharding.strategy import Strategy, plain_name
 from engine.sharding.strategy_keys import (
     KeyedNode,
     Node,

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from engine.errors import ModelError
-from engine.sharding.checkpoint import Array, Checkpoint, Stored, ToWrite, open_checkpoint
+from engine.sharding.checkpoint import open_checkpoint
 from engine.sharding.layout import (
     Box,
     Layout,
@@ -26,6 +26,7 @@ from engine.sharding.layout import (
     shape_of,
     within,
 )
+from engine.sharding.stored import Array, Checkpoint, Stored, ToWrite
 from engine.sharding.strategy import Arrangement
 
 

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from engine.errors import ModelError, one_line
 from engine.formats.onnx import limits
-from engine.sharding.checkpoint import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
+from engine.sharding.stored import MOST_BYTES, Array, Checkpoint, Stored, ToWrite, bytes_of
 from engine.types import DType
 
 _HEADER_BYTES = 100_000_000  # the most that the format allows

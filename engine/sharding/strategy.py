@@ -14,21 +14,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from engine.errors import ModelError
-from engine.sharding.layout import Layout, LayoutError
+from engine.sharding import strategy_file
+from engine.sharding.layout import Layout, LayoutError, NodeStrategy
 
 _STAGED = re.compile(r"(\d{1,9})-(.+)", re.DOTALL)
 
 FileName: TypeAlias = "str | Path"
-
-
-class NodeStrategy(NamedTuple):
-    """Strategy of one operator: for each input, into how many slices each dimension is split."""
-
-    inputs: tuple[tuple[int, ...], ...]
-    stage: int = 0
 
 
 @dataclass(frozen=True)
@@ -43,15 +37,11 @@ class Strategy:
     @classmethod
     def load(cls, path: FileName) -> Strategy:
         """Read a strategy file. Raises ModelError naming the file, and what is wrong where."""
-        from engine.sharding import strategy_file
-
-        return strategy_file.read(Path(path))
+        return cls(*strategy_file.read(Path(path)))
 
     def save(self, path: FileName) -> None:
         """Write a strategy file, in place of an earlier one; only its owner may read it."""
-        from engine.sharding import strategy_file
-
-        strategy_file.write(self, Path(path))
+        strategy_file.write((self.nodes, self.layouts, self.current_stage, self.source), Path(path))
 
 
 class Arrangement:

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from engine.errors import ModelError, one_line
 from engine.formats.onnx import limits
 from engine.formats.onnx.writer import head, number
 from engine.formats.protobuf import Budget, WireError, fields, signed, varints
 from engine.sharding.files import read_file, write_file
-from engine.sharding.layout import Layout
-from engine.sharding.strategy import NodeStrategy, Strategy
+from engine.sharding.layout import Layout, NodeStrategy
 
 # node_strategy.proto: fields as keys (number << 3 | wire type).
 _MAP_STAGE, _MAP_NODE, _MAP_LAYOUT = 1 << 3, 2 << 3 | 2, 3 << 3 | 2
@@ -27,12 +26,15 @@ _LISTS = {1: "dev_matrix", 2: "tensor_map", 3: "param_split_shape", 4: "indices_
 _NUMBERS = {5: "field_size", 6: "opt_weight_shard_step", 7: "opt_weight_shard_size"}
 _GROUP_RESTORE = 2 << 3 | 2
 
+Contents: TypeAlias = tuple[Mapping[str, NodeStrategy], Mapping[str, Layout], int, str]
+"""A strategy's nodes, layouts, current stage and source: see Strategy."""
+
 _HINT = (
     "expected a strategy file of MindSpore: protobuf, or JSON in a file whose name ends in .json"
 )
 
 
-def read(path: Path) -> Strategy:
+def read(path: Path) -> Contents:
     """Read a strategy file. Raises ModelError."""
     data = read_file(path, "a strategy file")
     try:
@@ -46,12 +48,12 @@ def read(path: Path) -> Strategy:
         raise ModelError(f"{path}: {error}; {_HINT}", str(path)) from error
 
 
-def write(strategy: Strategy, path: Path) -> None:
+def write(contents: Contents, path: Path) -> None:
     """Write a strategy file, readable by its owner only. Raises ModelError."""
     if path.suffix == ".json":
-        content = json.dumps(_to_json(strategy), indent=1).encode()
+        content = json.dumps(_to_json(contents), indent=1).encode()
     else:
-        content = _to_protobuf(strategy)
+        content = _to_protobuf(contents)
     write_file(path, content)
 
 
@@ -62,7 +64,7 @@ class _Malformed(ValueError):
 # ------------------------------------------------------------------------------------ protobuf
 
 
-def _from_protobuf(view: memoryview, source: str) -> Strategy:
+def _from_protobuf(view: memoryview, source: str) -> Contents:
     budget = Budget(limits.FIELDS)
     nodes: dict[str, NodeStrategy] = {}
     layouts: dict[str, Layout] = {}
@@ -78,7 +80,7 @@ def _from_protobuf(view: memoryview, source: str) -> Strategy:
             layouts[name] = _layout(inner, budget)
     if not nodes and not layouts:
         raise _Malformed("has neither a strategy of an operator nor a layout of a parameter")
-    return Strategy(nodes, layouts, stage, source)
+    return nodes, layouts, stage, source
 
 
 def _item(view: memoryview, budget: Budget) -> tuple[str, memoryview]:
@@ -135,12 +137,13 @@ def _text(view: memoryview) -> str:
         raise _Malformed(f"has a name that is no text: {bytes(view[:40])!r}") from None
 
 
-def _to_protobuf(strategy: Strategy) -> bytes:
-    parts = [number(1, strategy.current_stage)]
-    for name, node in strategy.nodes.items():
+def _to_protobuf(contents: Contents) -> bytes:
+    nodes, layouts, stage, _ = contents
+    parts = [number(1, stage)]
+    for name, node in nodes.items():
         inner = number(1, node.stage) + b"".join(_field(2, _list(dims)) for dims in node.inputs)
         parts.append(_field(2, _field(1, name.encode()) + _field(2, inner)))
-    for name, layout in strategy.layouts.items():
+    for name, layout in layouts.items():
         inner = b"".join(
             _field(tag, _list(getattr(layout, key))) for tag, key in _LISTS.items()
         ) + b"".join(number(tag, getattr(layout, key)) for tag, key in _NUMBERS.items())
@@ -172,7 +175,7 @@ _IN_EVERY_LAYOUT = ("dev_matrix", "tensor_map")
 _LEFT_OUT_WHERE_EMPTY = ("param_split_shape", "indices_offset", "tensor_shape")
 
 
-def _from_json(content: bytes, source: str) -> Strategy:
+def _from_json(content: bytes, source: str) -> Contents:
     try:
         whole = json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -200,9 +203,7 @@ def _from_json(content: bytes, source: str) -> Strategy:
         )
     if not nodes and not layouts:
         raise _Malformed("has neither a strategy of an operator nor a layout of a parameter")
-    return Strategy(
-        nodes, layouts, _checked(whole, "current_stage", "the file", _is_int, 0), source
-    )
+    return nodes, layouts, _checked(whole, "current_stage", "the file", _is_int, 0), source
 
 
 def _section(whole: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -242,12 +243,13 @@ def _is_lists(value: object) -> bool:
     return isinstance(value, list) and all(map(_is_list, value))
 
 
-def _to_json(strategy: Strategy) -> dict[str, Any]:
+def _to_json(contents: Contents) -> dict[str, Any]:
+    nodes, layouts, stage, _ = contents
     return {
-        "current_stage": strategy.current_stage,
+        "current_stage": stage,
         "parallel_strategy_item": {
             name: {"stage": node.stage, "parallel_strategy": [*map(list, node.inputs)]}
-            for name, node in strategy.nodes.items()
+            for name, node in nodes.items()
         },
         "parallel_layout_item": {
             name: {
@@ -255,7 +257,7 @@ def _to_json(strategy: Strategy) -> dict[str, Any]:
                 for key, field in _KEYS.items()
                 if getattr(layout, field) or key not in _LEFT_OUT_WHERE_EMPTY
             }
-            for name, layout in strategy.layouts.items()
+            for name, layout in layouts.items()
         },
     }
 

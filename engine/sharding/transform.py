@@ -16,10 +16,7 @@ from engine.config.checks import require, require_count, require_watchers
 from engine.errors import InputError, ModelError
 from engine.sharding.checkpoint import (
     FORMATS,
-    Array,
-    Checkpoint,
     EncryptedCheckpoint,
-    ToWrite,
     format_of,
     open_checkpoint,
     write_checkpoint,
@@ -27,6 +24,7 @@ from engine.sharding.checkpoint import (
 from engine.sharding.copies import require_copies
 from engine.sharding.files import NotAFolder, aside, make_folder, unwritable
 from engine.sharding.reshard import Part, Sources, needed_ranks, parts_for, value_of
+from engine.sharding.stored import Array, Checkpoint, ToWrite
 from engine.sharding.strategy import Arrangement
 from engine.types import Progress
 from engine.typing import CheckpointFormat

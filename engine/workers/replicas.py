@@ -14,6 +14,7 @@ import numpy as np
 from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded, ModelStateError
 from engine.plan.gate import Gate
+from engine.runtime import fitting
 from engine.runtime.descriptions import description_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
@@ -133,7 +134,7 @@ class Replicas:
 
     def values(self, inputs: Any) -> list[Any]:
         """See Runnable."""
-        return self._signature.values(inputs, ())
+        return fitting.values(self._signature, inputs, ())
 
     # ------------------------------------------------------------------------------------- parts
 

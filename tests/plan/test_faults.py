@@ -30,6 +30,7 @@ from engine.formats import open_source
 from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.options import part_options
 from engine.plan.plan import Plan
+from engine.runtime import fitting, resizing
 from engine.runtime.signature import Signature
 from engine.types import CompileOptions, Device, DeviceBuffer, DType, ShapeRange, TensorSpec
 
@@ -401,15 +402,15 @@ def test_a_part_whose_ranges_nobody_knows_has_no_profiles() -> None:
 def test_bounds_hold_for_an_input_of_unknown_rank() -> None:
     spec = TensorSpec("x", DType.FLOAT32, None, bounds=((1, 4), None))
     signature = Signature([spec], [replace(spec, name="y", bounds=())])
-    assert signature.bind([np.zeros((4, 9), np.float32)]) == {}
+    assert fitting.bind(signature, [np.zeros((4, 9), np.float32)]) == {}
     with pytest.raises(InputError, match=r"dim 0 is 5, outside 1\.\.4"):
-        signature.bind([np.zeros((5, 9), np.float32)])
+        fitting.bind(signature, [np.zeros((5, 9), np.float32)])
     with pytest.raises(InputError, match="'x'"):
-        signature.bind([np.zeros(4, np.float32)])
+        fitting.bind(signature, [np.zeros(4, np.float32)])
     with pytest.raises(InputError, match="expected 2 dims"):
-        signature.resized([[1, 2, 3]])
+        resizing.resized(signature, [[1, 2, 3]])
     with pytest.raises(InputError, match=r"dim 0 is 5, outside 1\.\.4"):
-        signature.resized([[5, 2]])
+        resizing.resized(signature, [[5, 2]])
 
 
 def test_text_is_never_sent_to_a_device(
@@ -429,7 +430,7 @@ def test_text_is_never_sent_to_a_device(
     inputs = [np.array(["a"], object), np.ones(1, np.float32)]
     signature = Signature(plan.executable.inputs, plan.executable.outputs)
     with pytest.raises(InputError, match=r"output 'y' is .*cannot be put on null:0"):
-        signature.check_buffers([WHERE, None], inputs)
+        fitting.check_buffers(signature, [WHERE, None], inputs)
     lease = plan.pool.borrow()
     with pytest.raises(InputError, match="'y' is text, which cannot be put on null:0") as caught:
         plan.predict(lease.context, inputs, [WHERE, None], None)

@@ -21,6 +21,7 @@ import pytest
 import engine
 from engine import DataType, Tensor
 from engine.model.model import model_state
+from engine.runtime import fitting
 from engine.tensor import dlpack
 from engine.types import Device, DeviceBuffer, DType
 from engine_testing import models
@@ -392,7 +393,7 @@ def test_a_result_goes_to_another_library_without_a_copy_and_comes_in_so(
     assert taken.ctypes.data == y.numpy().ctypes.data
     np.testing.assert_array_equal(taken, 2 * X + 1)
     signature = model_state(model).require_built().signature
-    [given] = signature.values([Producer(taken)], ())  # what the backend gets
+    [given] = fitting.values(signature, [Producer(taken)], ())  # what the backend gets
     assert given.ctypes.data == taken.ctypes.data
-    [given] = signature.values([Producer(taken.astype(np.float16))], ())
+    [given] = fitting.values(signature, [Producer(taken.astype(np.float16))], ())
     assert given.dtype == np.float32  # only where it must be: cast

@@ -13,9 +13,10 @@ from onnx import ModelProto, NodeProto, ShardingSpecProto, numpy_helper
 
 from engine.errors import ModelError
 from engine.layouts.states import State
+from engine.sharding.layout import NodeStrategy
 from engine.sharding.slicing.original import Original
 from engine.sharding.slicing.partitioner import Choice
-from engine.sharding.strategy import NodeStrategy, Strategy
+from engine.sharding.strategy import Strategy
 
 IR_VERSION = 11
 ANNOTATION = "tensor_parallel"

@@ -19,11 +19,11 @@ from onnx import NodeProto
 from engine.errors import ModelError
 from engine.layouts.rules import Op, Way
 from engine.layouts.states import State, lengths
-from engine.sharding.layout import Layout
+from engine.sharding.layout import Layout, NodeStrategy
 from engine.sharding.slicing.original import Original
 from engine.sharding.slicing.partitioner import Choice, Filter
 from engine.sharding.slicing.program import Program
-from engine.sharding.strategy import NodeStrategy, Strategy, plain_name
+from engine.sharding.strategy import Strategy, plain_name
 from engine.sharding.strategy_keys import (
     BIAS,
     Node,
