@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 import click
+from click.shell_completion import shell_complete
 
 import engine
 from engine.cli import completion
@@ -23,44 +24,31 @@ from engine.cli.interrupt import interrupted, leave, was_interrupted
 from engine.cli.output import Talk, as_json, drop, line, note, plain, set_talk, talk
 from engine.config.wording import own_text
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine run model.onnx --input image=photo.npy
-
   engine inspect model.onnx --target cpu
-
   engine bench model.onnx
-
   engine compare model.onnx --a cpu --b reference
-
   engine convert model.onnx net
-
   engine slice model.onnx --tp 2 --out slices
-
   engine plugins
-
   engine doctor
 
-[bold]Exit status[/bold]
-
-  0  done
-
-  1  the engine refused or failed; one line on standard error says why
-
-  2  wrong usage
-
+\b
+Exit status:
+  0    done
+  1    the engine refused or failed; one line on standard error says why
+  2    wrong usage
   130  interrupted; 143 and 129 by SIGTERM and SIGHUP
 
-[bold]Environment[/bold]
-
+\b
+Environment:
   ENGINE_DEBUG=1  show the traceback of an error
-
   ENGINE_TARGET=cpu  run there, whatever --target says
-
   ENGINE_DEC_KEY=@FILE  the key of encrypted models
-
-  ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|read|off  the compile cache: see engine cache --help
-
+  ENGINE_CACHE_DIR=DIR, ENGINE_CACHE=on|read|off
+    the compile cache: see engine cache --help
   NO_COLOR=1  plain text: no colours, nothing bold"""
 
 
@@ -68,7 +56,6 @@ _COMMANDS = {
     "bench": "engine.cli.bench:bench",
     "cache": "engine.cli.cache:cache",
     "compare": "engine.cli.compare:compare",
-    "completion": "engine.cli.completion:completion",
     "convert": "engine.cli.convert:convert",
     "doctor": "engine.cli.doctor:doctor",
     "inspect": "engine.cli.inspect:inspect",
@@ -86,7 +73,11 @@ _COMMANDS = {
     late=_COMMANDS,
     epilog=EPILOG,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "show_default": True,
+        "max_content_width": 100,
+    },
 )
 @click.version_option(
     engine.__version__,
@@ -142,8 +133,8 @@ def _nowhere() -> TextIO:
 def _run(arguments: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if completion.answer(app):
-            return 0
+        if instruction := os.environ.get(completion.VARIABLE):
+            return shell_complete(app, {}, "engine", completion.VARIABLE, instruction)
         # Not app.main(): it would answer Ctrl-C and a closed pipe in its own way.
         with app.make_context("engine", list(words)) as context:
             app.invoke(context)

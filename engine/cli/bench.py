@@ -51,39 +51,33 @@ if TYPE_CHECKING:
 
     from engine.report.sweep import Point
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine bench model.onnx
-
   engine bench model.onnx --runs 1000 --plot
-
   engine bench model.onnx --clients 4 --threads 1 --duration 30
-
   engine bench model.onnx --batches 1,2,4,8,16,32 --plot
-
   engine bench model.onnx --rates 50,100,200,400 --clients 4
-
   engine bench model.onnx --input image=photo.npy --json
 
-[bold]What is measured[/bold]
+\b
+What is measured:
+  latency      the time of one predict call, from arrays to arrays in new
+               memory; with --rates from when the request was due, so that
+               waiting for a free client counts
+  percentiles  over the runs of all clients, as numpy.percentile does by
+               default: linear between the two nearest runs
+  clients      each runs again as soon as its last run has ended
+  first run    of the warm-up, if there is one: it is not among the others
+  throughput   all runs divided by the time from the first one's start to the
+               last one's end; samples are the runs times the size of the
+               inputs' first axis
 
-  latency  the time of one predict call, from arrays to arrays in new memory; with --rates from when
-  the request was due, so that waiting for a free client counts
+The ranks of a sliced model predict as often as each other, so they are measured by --runs, by one
+client, after as many unmeasured runs:
 
-  percentiles  over the runs of all clients, as numpy.percentile does by default: linear between
-  the two nearest runs
-
-  clients  each runs again as soon as its last run has ended
-
-  first run  of the warm-up, if there is one: it is not among the others
-
-  throughput  all runs divided by the time from the first one's start to the last one's end; samples
-  are the runs times the size of the inputs' first axis
-
-[bold]Ranks of a sliced model[/bold]
-
-  They predict as often as each other, so they are measured by --runs, by one client, after as many
-  unmeasured runs: engine launch -n 2 -m engine bench slices/model.onnx --runs 1000"""
+\b
+  engine launch -n 2 -m engine bench slices/model.onnx --runs 1000"""
 
 # A refresh of the bar keeps Python busy for half a millisecond: seldom, so as not to be measured.
 _REFRESHES_PER_S = 2.0

@@ -27,21 +27,16 @@ from engine.weights.compile_cache import IS_SECRET, CompileCache
 from engine.weights.location import CacheUnusable, default_folder
 from engine.weights.store import Entry, Store
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine cache
-
   engine cache why bert.onnx
-
   engine cache verify
-
   engine cache prune --max-size 20GB
 
-[bold]What it is[/bold]
-
-  A model with 8 MB of weights or more is optimised once per machine; later builds of it map what
-  was made then, which is about twice the weights. ENGINE_CACHE_DIR is where, ENGINE_CACHE=off turns
-  it off, ENGINE_CACHE=read makes nothing new. Encrypted models are never in it."""
+A model with 8 MB of weights or more is optimised once per machine; later builds of it map what was
+made then, which is about twice the weights. ENGINE_CACHE_DIR is the folder, ENGINE_CACHE=off turns
+the cache off, ENGINE_CACHE=read makes nothing new. Encrypted models are never in it."""
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -55,7 +50,7 @@ folder_option = click.option(
 @options.json
 @click.pass_context
 def cache(context: click.Context, folder: Path | None, json: bool) -> None:
-    """Show what the compile cache holds, explain, verify and prune it."""
+    """Show, explain, verify and prune the compile cache."""
     if context.invoked_subcommand is None:
         _list(folder, json)
     else:

@@ -16,7 +16,6 @@ from typing import Any
 
 import click
 
-from engine.cli.help import HelpContext
 from engine.cli.hints import hint
 from engine.cli.output import Talk, set_talk
 from engine.errors import ModelError
@@ -61,9 +60,7 @@ def _mistakes_of(context: click.Context) -> Iterator[None]:
 
 
 class Command(click.Command):
-    """A command with this project's help page, and the options that all have."""
-
-    context_class = HelpContext
+    """A command with the options that all have."""
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         """Return its arguments and options, those that all commands have before --help."""
@@ -85,9 +82,8 @@ class Command(click.Command):
 
 
 class Group(click.Group):
-    """A command that has others below it, each with this project's help page."""
+    """A command that has others below it."""
 
-    context_class = HelpContext
     command_class = Command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -140,6 +136,10 @@ class Argument(click.Argument):
     def __init__(self, declarations: Sequence[str], help: str = "", **settings: Any) -> None:
         super().__init__(declarations, **settings)
         self.help = help
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """Return the argument's row of the help page."""
+        return self.make_metavar(ctx), self.help
 
 
 class ModelPath(click.Path):

@@ -50,31 +50,26 @@ if TYPE_CHECKING:
     from engine.runtime.differences import Comparison, Largest, OutputComparison
     from engine.tensor.description import Array
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine compare model.onnx
-
   engine compare model.onnx --a gpu --b cpu --input image=photo.png
-
   engine compare model.onnx model_fp16.onnx --rtol 0.01
-
   engine compare model.onnx --b cpu --set-b cpu_context.workarounds=off
-
   engine compare model.onnx --input inputs.npz --json
 
-[bold]Tolerances[/bold]
+\b
+Tolerances:
+  within  |a - b| <= atol + rtol * |b| for every element; NaN only where both
+          have one, an infinite one only where both have the same. Whole
+          numbers have --atol alone, text is equal or not
+  rtol    1e-3 by default; 1e-2 for types of 2 bytes, 1e-1 for 1 byte
+  atol    1e-5 by default; 1e-3 for types of 2 bytes, 1e-2 for 1 byte; 0 for
+          whole numbers
 
-  within  |a - b| <= atol + rtol * |b| for every element; NaN only where both have one, an infinite
-  one only where both have the same. Whole numbers have --atol alone, text is equal or not
-
-  rtol  1e-3 by default; 1e-2 for types of 2 bytes, 1e-1 for 1 byte
-
-  atol  1e-5 by default; 1e-3 for types of 2 bytes, 1e-2 for 1 byte; 0 for whole numbers
-
-[bold]Exit status[/bold]
-
+\b
+Exit status:
   0  all outputs are within the tolerances
-
   1  one is not, or a model could not be run"""
 
 
@@ -138,7 +133,7 @@ def _settings(name: str, side: str) -> Any:
 @click.argument(
     "other",
     cls=Argument,
-    metavar="OTHER",
+    metavar="[OTHER]",
     required=False,
     type=ModelPath(),
     help="The file of b, if it is another one.",
@@ -189,7 +184,7 @@ def compare(
     timeout: float | None,
     json: bool,
 ) -> None:
-    """Compare a model's outputs on two targets, or those of two models.
+    """Compare the outputs of two targets or two models.
 
     Both get the same inputs: from files, or random ones. The first side is a, the second one, b,
     is the reference.

@@ -17,40 +17,31 @@ from engine.types import CancelToken
 if TYPE_CHECKING:
     from engine.convert.job import Job, Report
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine convert model.onnx net
-
   engine convert net.mindir net_fp16 --fp16 --infer
-
   engine convert model.pt net --input-shape x:1,3,224,224
-
   engine convert model.onnx net_int8 --quantize calibration.ini
-
   engine convert --fmk=TFLITE --modelFile=net.tflite --outputFile=net --fp16=on
 
-[bold]Frameworks[/bold]
-
-  ONNX  what most frameworks export
-
-  MINDIR  MindSpore's; encrypted and split files too
-
+\b
+Frameworks:
+  ONNX     what most frameworks export
+  MINDIR   MindSpore's; encrypted and split files too
   PYTORCH  torch.export (.pt2) and TorchScript; needs the extra pytorch
+  TF       SavedModel folders, frozen graphs, Keras; needs the extra
+           tensorflow
+  TFLITE   needs the extra tensorflow
 
-  TF  SavedModel folders, frozen graphs, Keras; needs the extra tensorflow
-
-  TFLITE  needs the extra tensorflow
-
-[bold]Note[/bold]
-
-  The flags of MindSpore Lite's converter_lite work as they are: replace its name."""
+The flags of MindSpore Lite's converter_lite work as they are: replace its name."""
 
 
 @click.command("convert", cls=ConverterLiteCommand, epilog=EPILOG)
 @request_options
 @options.json
 def convert(request: Request, json: bool) -> None:
-    """Convert a model to ONNX in a file that Model reads, and say what was done.
+    """Convert a model to ONNX, in a file that Model reads.
 
     What is not asked for stays as it is in the model.
     """

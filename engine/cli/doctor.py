@@ -20,26 +20,21 @@ from engine.cli.plugins import values
 from engine.cli.progress import progress
 from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine doctor
-
   engine doctor gpu_trt
-
   engine doctor --json
 
-[bold]Findings[/bold]
-
-  ok  it is as it should be
-
-  note  worth knowing, or a doubt; it stops nothing that is installed
-
+\b
+Findings:
+  ok       it is as it should be
+  note     worth knowing, or a doubt; it stops nothing that is installed
   problem  it stops an installed backend, or one that you named
 
-[bold]Exit status[/bold]
-
+\b
+Exit status:
   0  there is no problem
-
   1  there is one"""
 
 _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"}
@@ -50,7 +45,7 @@ _STYLES = {Status.OK: "green", Status.NOTE: "yellow", Status.PROBLEM: "bold red"
     "names",
     cls=Argument,
     nargs=-1,
-    metavar="NAME",
+    metavar="[NAME]...",
     help="A backend, or the device type that it serves; all that are installed, if none.",
     shell_complete=one_of(installed),
 )

@@ -20,7 +20,7 @@ def model_or_example(function: Function) -> Function:
     argument = click.argument(
         "model",
         cls=Argument,
-        metavar="MODEL",
+        metavar="[MODEL]",
         type=ModelPath(),
         required=False,
         callback=_chosen,
@@ -45,7 +45,7 @@ def _noted(ctx: click.Context, parameter: click.Parameter, value: bool) -> bool:
 def _chosen(ctx: click.Context, parameter: click.Parameter, value: Any) -> Any:
     is_example = ctx.meta.get(__name__, False)
     if value is None and not is_example:
-        raise click.MissingParameter(ctx=ctx, param=parameter)
+        raise click.MissingParameter(ctx=ctx, param=parameter, param_hint="'MODEL'")
     if value is not None and is_example:
         text = f"got the model {str(value)!r} and --example; expected one of the two"
         raise click.UsageError(text, ctx)

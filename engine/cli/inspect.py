@@ -24,18 +24,13 @@ from engine.model.summary import DEFAULT_DOMAIN, MINDIR, ModelSummary, placed
 from engine.report.inspection import locked, of_file
 from engine.types import ParameterInfo
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine inspect model.onnx
-
   engine inspect model.onnx --nodes --parameters
-
   engine inspect model.onnx --target gpu,cpu
-
   engine inspect model.onnx --memory
-
   engine inspect slices
-
   engine inspect model.onnx --json"""
 
 

@@ -21,24 +21,19 @@ from engine.distributed.mpiexec import mpiexec_command
 from engine.distributed.rank_output import Files, Prefixed
 from engine.distributed.rank_table import RankTable, read
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine launch -n 2 main.py --model_path=Matmul.onnx
-
   engine launch -n 4 --log-dir logs -m mypackage.serve
-
   engine launch --rank-table ranks.json main.py
 
-[bold]What a rank knows[/bold]
+A rank finds its number in context.gpu.rank_id and context.ascend.rank_id, and how many there are in
+context.gpu.group_size; the variables are ENGINE_RANK and ENGINE_WORLD_SIZE. The CPUs are divided
+among the ranks, OMP_NUM_THREADS too unless it is set.
 
-  context.gpu.rank_id, context.gpu.group_size and context.ascend.rank_id; the variables are
-  ENGINE_RANK and ENGINE_WORLD_SIZE. The CPUs are divided among the ranks, OMP_NUM_THREADS too
-  unless it is set.
-
-[bold]When a rank fails[/bold]
-
-  The others end, too, those that wait for it with an error that names it. The exit status is that
-  of the rank that failed first, 128 and the number of the signal for one that crashed."""
+When a rank fails, the others end too, those that wait for it with an error that names it. The exit
+status is that of the rank that failed first, 128 and the number of the signal for one that
+crashed."""
 
 _MOST_RANKS = 1024
 
@@ -81,7 +76,7 @@ _MOST_RANKS = 1024
     help="A Python script, another program, or with -m a module.",
 )
 @click.argument(
-    "arguments", cls=Argument, metavar="ARGS", nargs=-1, type=click.UNPROCESSED,
+    "arguments", cls=Argument, metavar="[ARGS]...", nargs=-1, type=click.UNPROCESSED,
     help="The program's own.",
 )  # fmt: skip
 @click.pass_context
@@ -94,7 +89,7 @@ def launch(
     program: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run a script as the ranks of one job, on this machine, and end them together."""
+    """Run a script as the ranks of one job, and end them together."""
     table = None if rank_table is None else read(rank_table)
     if table is not None and count not in (None, table.world_size):
         raise click.UsageError(

@@ -15,26 +15,19 @@ from engine.cli.commands import LateGroup
 from engine.cli.output import as_json, line, plain, size, table
 from engine.host.install import pip_install
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine plugins
-
   engine plugins --json
-
   engine plugins check cpu
 
-[bold]States[/bold]
-
-  ready  it can be used here
-
-  no device  it works, but finds no device; the reason says why
-
-  broken  it fails to import, is not what its group expects, or crashed
-
-  incompatible  it was made for another version of this package
-
-  disabled  ENGINE_DISABLED_BACKENDS names it
-
+\b
+States:
+  ready          it can be used here
+  no device      it works, but finds no device; the reason says why
+  broken         it fails to import, is not what its group expects, or crashed
+  incompatible   it was made for another version of this package
+  disabled       ENGINE_DISABLED_BACKENDS names it
   not installed  no installed distribution offers it"""
 
 
@@ -51,7 +44,7 @@ _HAS_KIT = find_spec("engine_testing") is not None
 @options.json
 @click.pass_context
 def plugins(context: click.Context, json: bool) -> None:
-    """List the backends and all other plugins, their state, and what would help.
+    """List all plugins, their state, and what would help.
 
     They are looked at in processes of their own, so that one that crashes takes nothing with it.
     """

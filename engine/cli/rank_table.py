@@ -16,20 +16,15 @@ from engine.cli.output import as_json, counted, line, note, plain, table
 from engine.distributed.new_table import new_table
 from engine.distributed.rank_table import VERSIONS, RankTable, read
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine rank-table make --devices 0,1 --out ranks.json
-
   engine rank-table make --hosts node1,node2 --devices 0-7 --out ranks.json
-
   engine rank-table show ranks.json
-
   engine launch --rank-table ranks.json main.py
 
-[bold]What it is[/bold]
-
-  A JSON file that says which rank of a job runs on which device of which host, as HCCL and
-  MindSpore read it: [ascend_context] rank_table_file names it. Versions 1.0, 1.2 and 2.0."""
+A rank table is a JSON file that says which rank of a job runs on which device of which host, as
+HCCL and MindSpore read it: [ascend_context] rank_table_file names it. Versions 1.0, 1.2 and 2.0."""
 
 _MOST_RANKS = 65536
 _ADDRESS = re.compile(r"\s*address_(\d+)\s*=\s*(\S+)\s*$")

@@ -39,28 +39,18 @@ from engine.types import DType, ValueKind
 if TYPE_CHECKING:
     from engine.model.profiling import Profile
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine run --example
-
   engine run model.onnx
-
   engine run model.onnx --input image=photo.npy
-
   engine run model.onnx --input inputs.npz --output outputs.npz
-
   engine run model.onnx --input photo.jpg --resize crop --mean 0.5 --std 0.5
-
   cat x.npy | engine run model.onnx --input - --output - > outputs.npz
-
   engine run model.onnx --input x.bin --shape x=1,3,224,224
-
   engine run model.onnx --fill random --seed 7 --target gpu,cpu
-
   engine run model.onnx --set cpu_context.spin_us=0 --json
-
   engine run model.onnx --profile --trace trace.json
-
   engine run secret.mindir --dec-key @key.hex"""
 
 

@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 
 _MOST_ROWS = 8
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine slice model.onnx --tp 2 --out slices
-
   engine slice model.onnx --tp 2 --pp 2 --out slices
-
   engine slice net.mindir --tp 4 --strategy strategy.ckpt --out slices
 
-[bold]Files[/bold]
-
-  DIR/NAME0.onnx, DIR/NAME1.onnx, ...  the ranks' models; ranks are numbered stage by stage
-
-  DIR/NAME0.onnx.data, ..., DIR/NAME.data  a rank's own weights, and those in common
-
+\b
+Files:
+  DIR/NAME0.onnx, DIR/NAME1.onnx, ...
+    the ranks' models; ranks are numbered stage by stage
+  DIR/NAME0.onnx.data, ..., DIR/NAME.data
+    a rank's own weights, and those in common
   DIR/NAME.strategy.json  what was done, as a strategy"""
 
 
@@ -104,7 +102,7 @@ def slice_command(
     target: str,
     json: bool,
 ) -> None:
-    """Slice a model into those of tp x pp ranks, check them, and say what each holds.
+    """Slice a model into those of tp x pp ranks, and check them.
 
     What no rule can divide runs whole on each rank. Where that is all of the model, the reason of
     each node is printed and nothing is written, unless --replicas asks for it.

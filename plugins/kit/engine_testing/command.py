@@ -19,52 +19,37 @@ from engine.cli.progress import progress
 from engine_testing.check import LEVELS, LIMIT_S, Outcome, Report, check
 from engine_testing.suite_command import check_onnx
 
-EPILOG = """[bold]Examples[/bold]
-
+EPILOG = """\b
+Examples:
   engine plugins check cpu
-
   engine plugins check my_backend --level manifest --level semantics
-
   engine plugins check my_backend -k "closed_form and not int8" --json
-
   engine plugins check cpu --suite onnx -k "^test_conv"
 
-[bold]Levels[/bold]
-
-  manifest  what the backend says of itself, and what importing it costs
-
-  semantics  the right answers, whatever the types, shapes and values
-
-  ownership  who owns which memory, and when it may change
-
-  errors  what cannot be done is refused with the right error
-
-  lifecycle  loading, compiling, opening and closing; what is reported, what leaks
-
-  settings  the options that are declared are those that are taken
-
-  process  settings of the process, secrets on disk, the number of threads
-
-  threads  threads, deadlines, cancelling, and the users' view
-
-  contexts  contexts that share memory, are cancelled, let go of arrays
-
-  compiled  compiled forms: the same model, damaged ones, keys
-
+\b
+Levels:
+  manifest       what the backend says of itself, and what importing it costs
+  semantics      the right answers, whatever the types, shapes and values
+  ownership      who owns which memory, and when it may change
+  errors         what cannot be done is refused with the right error
+  lifecycle      loading, compiling, opening and closing; what is reported,
+                 what leaks
+  settings       the options that are declared are those that are taken
+  process        settings of the process, secrets on disk, the number of
+                 threads
+  threads        threads, deadlines, cancelling, and the users' view
+  contexts       contexts that share memory, are cancelled, let go of arrays
+  compiled       compiled forms: the same model, damaged ones, keys
   device_values  memory of the device, copies, streams
+  profile        times of kernels
+  weights        weights that are exchanged between two predicts
+  sharing        weights that are lent or common to a group, and a shared
+                 workspace
+  ranks          collectives of two processes
 
-  profile  times of kernels
-
-  weights  weights that are exchanged between two predicts
-
-  sharing  weights that are lent or common to a group, and a shared workspace
-
-  ranks  collectives of two processes
-
-[bold]Exit status[/bold]
-
+\b
+Exit status:
   0  no test failed; a declared gap is no failure
-
   1  a test failed, or the backend cannot be tested"""
 
 _REASON_LINES = 12  # of a failed test's message; --json has all

@@ -43,7 +43,7 @@ def test_the_list_of_backends_breaks_no_name(terminal, columns):
     done = terminal("plugins", columns=columns)
     assert done.status == 0
     words = " ".join(shown(done.out)).split()
-    for whole in ("backend", "state", "version", "serves", "cpu", "ready"):
+    for whole in ("backend", "state", "package", "about", "cpu", "ready"):
         assert whole in words
 
 
@@ -77,16 +77,14 @@ def test_what_went_wrong_is_one_line_on_a_terminal_too(terminal, tmp_path):
 
 def test_a_terminal_gets_styles_and_no_colour_where_none_is_wanted(terminal, digits):
     assert "\x1b[1m" in terminal("inspect", digits / "digits.onnx").out
+    doctor = ("doctor", "cpu")
     colours = [f"\x1b[{code}m" for code in (*range(30, 38), *range(90, 98))]
-    coloured = terminal("--help").out
+    coloured = terminal(*doctor).out
     assert any(colour in coloured for colour in colours)
-    plain = terminal("--help", NO_COLOR="1").out
+    plain = terminal(*doctor, NO_COLOR="1").out
     assert not any(colour in plain for colour in colours)
-    assert shown(plain) == shown(coloured)
-    for arguments in (("--help",), ("inspect", digits / "digits.onnx", "--target", "cpu")):
-        assert not re.search(
-            r"\x1b\[[0-9;]*m", terminal(*arguments, NO_COLOR="1").out
-        )  # bold neither
+    assert shown(plain)[-1] == shown(coloured)[-1]
+    assert not re.search(r"\x1b\[[0-9;]*m", plain)  # bold neither
 
 
 # -------------------------------------------------------------------------------------- in pipes
@@ -100,7 +98,6 @@ def commands(digits) -> list[list[object]]:
         ["run", path, "--json"],
         ["inspect", path],
         ["bench", path, "--runs", 3],
-        ["completion", "bash"],
         ["plugins"],
     ]
 
@@ -116,7 +113,7 @@ def into(stdout, arguments: list[object], stderr=subprocess.PIPE) -> tuple[int, 
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(6))
 def test_a_reader_that_leaves_early_is_not_an_error(digits, number):
     reading, writing = os.pipe()
     os.close(reading)
@@ -128,7 +125,7 @@ def test_a_reader_that_leaves_early_is_not_an_error(digits, number):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-@pytest.mark.parametrize("number", range(7))
+@pytest.mark.parametrize("number", range(6))
 def test_a_full_disk_is_an_error(digits, number):
     with open("/dev/full", "wb") as full:
         status, errors = into(full, commands(digits)[number])
