@@ -1,4 +1,4 @@
-"""A batch from several files: images, recordings or arrays, one after the other along axis 0."""
+"""A batch from several files: images or arrays, one after the other along axis 0."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from engine.cli.input_files import IMAGES, RECORDINGS, InputFile
+from engine.cli.input_files import IMAGES, InputFile
 from engine.errors import InputError
 from engine.runtime.parts import described
 from engine.tensor.description import Array
@@ -17,8 +17,7 @@ from engine.types import TensorSpec, ValueKind
 Shape = tuple[int, ...]
 Read: TypeAlias = Callable[[TensorSpec, InputFile, Shape | None], tuple[Any, str]]
 
-_KINDS = (*IMAGES, *RECORDINGS, ".npy")
-_AXES = {**dict.fromkeys(IMAGES, 4), **dict.fromkeys(RECORDINGS, 2)}
+_KINDS = (*IMAGES, ".npy")
 
 
 def read_batch(
@@ -31,7 +30,7 @@ def read_batch(
     """
     name = f"input {spec.name!r}"
     sizes = shape if shape is not None else spec.shape
-    least = max(_AXES.get(file.suffix, 1) for file in files)
+    least = 4 if any(file.suffix in IMAGES for file in files) else 1
     if sizes is None or len(sizes) < least or spec.kind is not ValueKind.TENSOR:
         raise InputError(
             f"{name}: is given {len(files)} files, but {spec} has no axis for a batch of them",
@@ -40,7 +39,7 @@ def read_batch(
     strange = [file for file in files if file.suffix not in _KINDS]
     if strange:
         raise InputError(
-            f"{strange[0]}: a batch takes images, .wav and .npy files; save it as .npy", spec.name
+            f"{strange[0]}: a batch takes images and .npy files; save it as .npy", spec.name
         )
     declared = spec.shape[0] if spec.shape else None
     axis = declared if isinstance(declared, str) else None  # its name, for messages

@@ -27,11 +27,10 @@ def of_commands(text: str) -> str:
 
 ARRAYS = (".npy", ".npz", ".bin")
 IMAGES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp")
-RECORDINGS = (".wav",)
 TABLES = (".csv", ".tsv", ".json", ".txt")
-SUFFIXES = (*ARRAYS, *IMAGES, *RECORDINGS, *TABLES)
+SUFFIXES = (*ARRAYS, *IMAGES, *TABLES)
 
-_EXPECTED = "a .npy, .npz, .bin, .csv, .json, .txt, .wav or image file"
+_EXPECTED = "a .npy, .npz, .bin, .csv, .json, .txt or image file"
 _STARTS = (
     (b"\x93NUMPY", ".npy"), (b"PK\x03\x04", ".npz"), (b"PK\x05\x06", ".npz"),
     (b"\x89PNG\r\n\x1a\n", ".png"), (b"\xff\xd8\xff", ".jpg"), (b"GIF8", ".gif"),
@@ -75,7 +74,7 @@ class InputFiles:
     def open_all(self, text: str) -> list[InputFile]:
         """Return the files that a text names: one, several with commas between, or a folder's.
 
-        Of a folder those are the images, else the .wav, else the .npy files, by name. Raises
+        Of a folder those are the images, else the .npy files, by name. Raises
         InputError as `open`.
         """
         path = Path(text)
@@ -122,11 +121,11 @@ def _of_pattern(path: Path) -> str:
 def _batch_in(folder: Path) -> list[Path]:
     """Return the files of a folder that make up a batch: of one kind, images before others."""
     files = list(folder.iterdir())
-    for kind in (IMAGES, RECORDINGS, (".npy",)):
+    for kind in (IMAGES, (".npy",)):
         if batch := [path for path in files if path.suffix.lower() in kind]:
             return sorted(batch, key=by_number)
     raise InputError(
-        f"{folder}: is a folder without images, .wav or .npy files; expected some, or {_EXPECTED}"
+        f"{folder}: is a folder without images or .npy files; expected some, or {_EXPECTED}"
     )
 
 
@@ -153,8 +152,8 @@ def _kind(data: bytes) -> str:
     for start, suffix in _STARTS:
         if data.startswith(start):
             return suffix
-    if data.startswith(b"RIFF"):  # a container of either
-        return ".webp" if data[8:12] == b"WEBP" else ".wav"
+    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
+        return ".webp"
     if data.lstrip()[:1] in (b"{", b"["):
         return ".json"
     first = data.partition(b"\n")[0]

@@ -13,9 +13,8 @@ import numpy as np
 from engine.cli.batches import read_batch
 from engine.cli.files import restored
 from engine.cli.hints import hint
-from engine.cli.input_files import IMAGES, RECORDINGS, TABLES, InputFile, InputFiles
+from engine.cli.input_files import IMAGES, TABLES, InputFile, InputFiles
 from engine.cli.pictures import Preparation, read_picture
-from engine.cli.recordings import read_recording
 from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
 from engine.formats.arrays import read_npy, read_npz, read_raw
@@ -83,7 +82,7 @@ def collect(
     """Return the inputs that `specs` ask for, read from `files` or generated.
 
     files: "NAME=FILE" for one input, several for the elements of a sequence; "NAME=FILE,FILE" or a
-        folder of images, .wav or .npy files for a batch; "FILE.npz", a JSON object or a CSV file
+        folder of images or .npy files for a batch; "FILE.npz", a JSON object or a CSV file
         with such columns for arrays by input name; "FILE" for the next input that no other file
         names. FILE is "-" for standard input.
     reader: reads them; None for one without wishes.
@@ -172,8 +171,6 @@ class Reader:
             array = read_raw(file, spec, shape, f"give it with --shape {spec.name}=...")
         elif file.suffix in IMAGES:
             array, said = read_picture(file, spec, shape, self._wishes, self._metadata)
-        elif file.suffix in RECORDINGS:
-            array, said = read_recording(file, spec, shape, self._metadata)
         elif file.suffix == ".json":
             found = read_json(file)
             if isinstance(found, dict):

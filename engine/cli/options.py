@@ -78,10 +78,10 @@ input_files = click.option(
     "files",
     multiple=True,
     metavar="[NAME=]FILE",
-    help="A .npy, .npz, raw .bin, .csv, .json, .txt, .wav or image file, or - for standard input. "
+    help="A .npy, .npz, raw .bin, .csv, .json, .txt or image file, or - for standard input. "
     "An .npz, a JSON object and a CSV with a header hold arrays by input name; another file "
-    "without a name goes to the next input. Files with commas between, or a folder of images, "
-    ".wav or .npy files, are a batch. May be repeated.",
+    "without a name goes to the next input. Files with commas between, or a folder of images "
+    "or .npy files, are a batch. May be repeated.",
     shell_complete=files,
 )
 shapes = click.option(

@@ -238,7 +238,7 @@ def _input_file(folder: Path, kind: str) -> str:
         ("unknown name", r"the model has no input 'nope'; it has: 'x'"),
         (
             "folder",
-            r"x\.npy: is a folder without images, \.wav or \.npy files; expected some, ",
+            r"x\.npy: is a folder without images or \.npy files; expected some, ",
         ),
         ("no ending", r"x: expected a \.npy, \.npz, .* file, got a name without an ending"),
         ("no file", r"--input x=: expected a file behind the equals sign"),

@@ -1,14 +1,12 @@
-"""`engine run` on what people have: images, recordings, tables, text, and pipes."""
+"""`engine run` on what people have: images, tables, text, and pipes."""
 
 from __future__ import annotations
 
 import io
 import json
-import math
 import subprocess
 import sys
 import warnings
-import wave
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +14,6 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-
-from engine.cli.recordings import resampled
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -107,19 +103,12 @@ def test_the_models_metadata_says_channels_and_range(echoed, photo, tmp_path):
     np.testing.assert_allclose(y[0, :, 0] * 255, [76, 76, 29, 29], atol=1)  # ITU-R 601 luma
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".wav"])
-def test_a_folder_without_images_gives_its_arrays_or_recordings(echoed, tmp_path, suffix):
+def test_a_folder_without_images_gives_its_arrays(echoed, tmp_path):
     folder = tmp_path / "cal"
     folder.mkdir()
     (folder / "notes.txt").write_text("no input")
     for number in (10, 9):
-        samples = np.full((1, 3), number, np.int16)
-        if suffix == ".npy":
-            np.save(folder / f"{number}.npy", samples)
-        else:
-            with wave.open(str(folder / f"{number}.wav"), "wb") as file:
-                file.setparams((1, 2, 8000, 3, "NONE", ""))
-                file.writeframes(samples.tobytes())
+        np.save(folder / f"{number}.npy", np.full((1, 3), number, np.int16))
     model = echo(tmp_path / "m.onnx", ["n", 3], TensorProto.INT16)
     y, notes = echoed(model, "--input", f"x={folder}")
     assert y[:, 0].tolist() == [9, 10]
@@ -228,7 +217,7 @@ def test_several_images_and_a_folder_of_them_are_a_batch(cli, echoed, photo, tmp
         "run", three, "--input", photo
     ).err  # fmt: skip
     (tmp_path / "none").mkdir()
-    none = "none: is a folder without images, .wav or .npy files; expected some"
+    none = "none: is a folder without images or .npy files; expected some"
     assert none in cli("run", model, "-i", tmp_path / "none").err
     done = cli("run", model, "--input", f"x={photo},{tmp_path / 'gone.png'}")
     assert "gone.png: no such file" in done.err
@@ -272,161 +261,6 @@ def test_arrays_are_a_batch_too_and_what_has_no_batch_is_refused(cli, echoed, ph
     np.save(comma, np.float32([[7, 8]]))
     y, _ = echoed(echo(tmp_path / "m.onnx", ["n", 2]), "--input", comma)
     np.testing.assert_array_equal(y, [[7, 8]])
-
-
-# ------------------------------------------------------------------------------------ recordings
-
-
-def recording(path: Path, samples: np.ndarray, width: int = 2, rate: int = 16000) -> Path:
-    """Write samples[length, channels], whole numbers."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(samples.shape[1])
-        file.setsampwidth(width)
-        file.setframerate(rate)
-        wide = samples.astype("<i4").reshape(-1, 1).view(np.uint8)
-        file.writeframes(wide[:, :width].tobytes())
-    return path
-
-
-def test_a_recording_goes_into_floats_as_minus_1_to_1(echoed, tmp_path):
-    file = recording(tmp_path / "a.wav", np.array([[0], [16384], [-32768]]))
-    y, notes = echoed(echo(tmp_path / "m.onnx", [1, "samples"]), "--input", file)
-    np.testing.assert_array_equal(y, [[0, 0.5, -1]])
-    assert "16000 Hz, 0.000188 s, 16 bit, " in notes
-    assert "values -1..1" in notes
-    y, _ = echoed(echo(tmp_path / "flat.onnx", ["n"]), "--input", file)
-    assert y.shape == (3,)
-    y, _ = echoed(echo(tmp_path / "i.onnx", [3], TensorProto.INT16), "--input", file)
-    np.testing.assert_array_equal(y, [0, 16384, -32768])
-
-
-def test_channels_are_mixed_or_kept_and_lengths_fitted(echoed, tmp_path):
-    stereo = recording(tmp_path / "s.wav", np.array([[2**22, 0], [0, -(2**22)]]), 3)
-    y, notes = echoed(echo(tmp_path / "m.onnx", [1, 3]), "--input", stereo)
-    np.testing.assert_array_equal(y, [[0.25, -0.25, 0]])
-    assert "24 bit, 2 channels mixed to 1, " in notes
-    assert "padded with 0 to 3" in notes
-    y, _ = echoed(echo(tmp_path / "c.onnx", [1, 2, "n"]), "--input", stereo)
-    np.testing.assert_array_equal(y, [[[0.5, 0], [0, -0.5]]])
-    y, notes = echoed(echo(tmp_path / "cut.onnx", [1, 1]), "--input", stereo)
-    assert (y.shape, "cut to 1" in notes) == ((1, 1), True)
-
-
-def tone(hertz: float, rate: int, seconds: float = 0.24) -> np.ndarray:
-    """A sine as loud as half of what can be, float64[length]."""
-    return 0.5 * np.sin(2 * np.pi * hertz * np.arange(round(rate * seconds)) / rate)
-
-
-@pytest.mark.parametrize(("rate", "wanted"), [(44100, 16000), (8000, 16000), (16000, 22050)])
-def test_a_recording_is_resampled_to_the_rate_that_the_metadata_names(
-    echoed, tmp_path, rate, wanted
-):
-    whole = np.rint(tone(440, rate) * 32768)
-    file = recording(tmp_path / "a.wav", whole[:, None], rate=rate)
-    model = echo(tmp_path / "m.onnx", [1, "n"], sample_rate=str(wanted))
-    y, notes = echoed(model, "--input", file)
-    expected = tone(440, wanted)
-    assert y.shape == (1, len(expected))
-    inner = slice(200, -200)  # the ends lack what was before and after
-    np.testing.assert_allclose(y[0, inner], expected[inner], atol=1e-4)
-    assert f"{rate} Hz" in notes
-    assert f"resampled to {wanted} Hz, as the model's metadata says" in notes
-
-
-@pytest.mark.parametrize(
-    ("rate", "wanted", "seconds"),
-    [
-        (44101, 192000, 0.1),  # as many phases as the rate wanted is high
-        (192000, 44101, 0.1),
-        (44100, 44101, 0.1),
-        (999_983, 16000, 0.1),
-        (999_983, 4096, 1),
-        (4001, 1_000_000, 0.1),
-    ],
-)
-def test_rates_without_a_common_divisor_are_resampled_as_others(rate, wanted, seconds):
-    recorded = tone(440, rate, seconds)
-    [given] = resampled(recorded[None], rate, wanted)
-    assert len(given) == math.ceil(len(recorded) * wanted / rate)
-    expected = 0.5 * np.sin(2 * np.pi * 440 * np.arange(len(given)) / wanted)
-    ends = math.ceil(40 * max(wanted / rate, 1))  # they lack what was before and after
-    np.testing.assert_allclose(given[ends:-ends], expected[ends:-ends], atol=1e-4)
-
-
-def test_interpolated_weights_leave_as_little_of_what_a_lower_rate_cannot_hold():
-    [given] = resampled(tone(11000, 48017)[None], 48017, 16000)
-    assert np.abs(given[200:-200]).max() < 2e-5
-    for wanted in (192000, 2 * 44101):  # many phases, and two
-        [given] = resampled(tone(19000, 44101)[None], 44101, wanted)
-        expected = 0.5 * np.sin(2 * np.pi * 19000 * np.arange(len(given)) / wanted)
-        np.testing.assert_allclose(given[400:-400], expected[400:-400], atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("rate", "named", "said"),
-    [
-        (4_294_967_291, "16000", "from 4294967291 Hz to 16000 Hz"),
-        (16000, "2000000", "from 16000 Hz to 2000000 Hz"),
-        (16000, "16000000000", "from 16000 Hz to 16000000000 Hz"),
-        (1, "16000", "from 1 Hz to 16000 Hz"),
-        (0, "16000", "from 0 Hz to 16000 Hz"),
-    ],
-)
-def test_rates_that_no_recording_has_are_refused(cli, tmp_path, rate, named, said):
-    file = recording(tmp_path / "a.wav", np.zeros((100, 1)))
-    data = bytearray(file.read_bytes())
-    data[24:28] = rate.to_bytes(4, "little")
-    file.write_bytes(data)
-    model = echo(tmp_path / "m.onnx", [1, "n"], sample_rate=named)
-    done = cli("run", model, "--input", file)
-    assert done.status == 1
-    assert f"a.wav: cannot be resampled {said}, which the model's metadata names; " in done.err
-    assert "rates up to 1000000 Hz, at most 256 times apart; resample it in Python" in done.err
-
-
-@pytest.mark.parametrize("bits", [40, 48, 128])
-def test_samples_of_odd_widths_are_refused_by_the_file_s_name(cli, tmp_path, bits):
-    file = recording(tmp_path / "a.wav", np.zeros((128, 1)))
-    data = bytearray(file.read_bytes())
-    data[34:36] = bits.to_bytes(2, "little")
-    file.write_bytes(data)
-    done = cli("run", echo(tmp_path / "m.onnx", [1, "n"]), "--input", file)
-    assert done.status == 1
-    assert f"a.wav: expected 8, 16, 24, 32 or 64 bits a sample, got {bits}; save it" in done.err
-
-
-def test_a_chunk_that_leads_out_of_the_file_is_refused_by_the_file_s_name(cli, tmp_path):
-    file = recording(tmp_path / "a.wav", np.zeros((100, 1)))
-    whole = file.read_bytes()
-    file.write_bytes(whole[:12] + b"LIST" + (1 << 20).to_bytes(4, "little") + whole[12:])
-    done = cli("run", echo(tmp_path / "m.onnx", [1, "n"]), "--input", file)
-    assert done.status == 1
-    assert "a.wav: not a readable WAV file" in done.err
-    assert "a part of it is longer than the file; save it anew" in " ".join(done.err.split())
-
-
-@pytest.mark.parametrize("width", [2, 3, 4])
-def test_a_recording_that_ends_in_a_sample_is_taken_up_to_it(echoed, tmp_path, width):
-    file = recording(tmp_path / "a.wav", np.zeros((100, 1)), width)
-    file.write_bytes(file.read_bytes()[:-1])
-    assert echoed(echo(tmp_path / "m.onnx", ["n"]), "--input", file)[0].shape == (99,)
-
-
-def test_what_a_lower_rate_cannot_hold_is_silent_after_resampling(echoed, tmp_path):
-    whole = np.rint(tone(11000, 48000) * 32768)  # would be heard as 5 kHz
-    file = recording(tmp_path / "a.wav", whole[:, None], rate=48000)
-    model = echo(tmp_path / "m.onnx", ["n"], TensorProto.INT16, Audio_SamplingRate="16000")
-    y, _ = echoed(model, "--input", file)
-    assert np.abs(y[200:-200].astype(int)).max() <= 2
-
-
-def test_without_a_rate_in_the_metadata_a_recording_stays_and_says_so(echoed, tmp_path):
-    file = recording(tmp_path / "a.wav", np.zeros((3, 1)), rate=44100)
-    for metadata in ({}, {"sample_rate": "fast"}):
-        y, notes = echoed(echo(tmp_path / "m.onnx", ["n"], **metadata), "--input", file)
-        assert y.shape == (3,)
-        assert "44100 Hz" in notes
-        assert "not resampled: the model's metadata names no rate" in notes
 
 
 # ------------------------------------------------------------------------------- tables and text
