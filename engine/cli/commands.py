@@ -139,7 +139,7 @@ class Argument(click.Argument):
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         """Return the argument's row of the help page."""
-        return self.make_metavar(ctx), self.help
+        return self.make_metavar(ctx), self.help or ""
 
 
 class ModelPath(click.Path):
