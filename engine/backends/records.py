@@ -53,3 +53,5 @@ class BackendRecord(PluginRecord):
     kind: str = "backend"
     info: BackendInfo | None = None
     devices: Devices | None = None
+
+    __repr__ = PluginRecord.__repr__
