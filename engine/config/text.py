@@ -1,4 +1,4 @@
-"""Text for people: names without control characters, rows in columns, numbers, sizes, times."""
+"""Text for people: names without control characters, tables, numbers, sizes, times."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def aligned(rows: Iterable[Sequence[object]], numbers: Sequence[int] = ()) -> li
             padded.append(blanks + text if place in numbers else text + blanks)
         lines.append("  ".join(padded).rstrip())
     return lines
+
+
+def html_tables(title: str, sections: Iterable[tuple[str, Sequence[Sequence[object]]]]) -> str:
+    """Return tables as HTML for notebooks: no script, no style sheet, the page's own colours.
+
+    sections: a heading and the rows of cells under it, each; one without rows is left out.
+    """
+    from html import escape  # rare
+
+    def shown(text: object) -> str:
+        return escape(plain(str(text)))
+
+    parts = [f"<strong>{shown(title)}</strong>"]
+    for heading, rows in sections:
+        cells = (
+            "".join(f'<td style="text-align:left">{shown(c)}</td>' for c in row) for row in rows
+        )
+        if lines := "".join(f"<tr>{line}</tr>" for line in cells):
+            parts.append(f"<div>{shown(heading)}</div><table>{lines}</table>")
+    return f"<div>{''.join(parts)}</div>"
 
 
 def _width(text: str) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.config.text import aligned, counted, duration, plain, size
+from engine.config.text import aligned, counted, duration, html_tables, plain, size
 from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
 from engine.formats import ModelFile
@@ -147,9 +147,8 @@ class Report:
 
     def _repr_html_(self) -> str:
         """Return the report as HTML, which a notebook shows."""
-        from engine.report import fragments  # rare
-
-        return fragments.facts("conversion", self.facts(), self.notes)
+        rows = [*self.facts().items(), *(("note", note) for note in self.notes)]
+        return html_tables("conversion", [("", rows)])
 
 
 def title_of(measure: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
 from engine.backends.probe import TIME_LIMIT_S, Examination, examine_all
-from engine.config.text import plain
+from engine.config.text import html_tables, plain
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.machine import look_at_machine
 from engine.diagnosis.packages import Packages
@@ -61,17 +61,15 @@ class Diagnosis:
         return str(self)  # what a prompt shows
 
     def _repr_html_(self) -> str:
-        """Return the findings as HTML, which a notebook shows: what is well is folded away."""
-        from engine.report import fragments  # rare
-
+        """Return the findings as HTML, which a notebook shows."""
         ailing = ", ".join(self.ailing)
         parts = [("machine", self.machine)]
         parts += [(backend.title, backend.findings) for backend in self.backends]
-        sections = [
+        tables = [
             (title, [(each.status, each.name, each.detail, each.fix) for each in found])
             for title, found in parts
         ]
-        return fragments.findings(f"problems with: {ailing}" if ailing else "no problem", sections)
+        return html_tables(f"problems with: {ailing}" if ailing else "no problem", tables)
 
     @property
     def ailing(self) -> list[str]:

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require_count, require_int
-from engine.config.text import plain
+from engine.config.text import counted, html_tables, plain
 from engine.errors import BackendError
 from engine.host.folder import temporary_folder
 from engine.model.update import measured_copy
@@ -132,9 +132,18 @@ class Profile:
 
     def _repr_html_(self) -> str:
         """Return the times as HTML, which a notebook shows: by kernel and by operator type."""
-        from engine.report import fragments  # rare
-
-        return fragments.profile(self._headline(), self)
+        kernels = [(f"{k.share:.1%}", _ms(k.time_s), k.op_type, k.name) for k in self.kernels]
+        sums = [
+            (f"{each.share:.1%}", _ms(each.time_s), each.op_type, counted(each.kernels, "kernel"))
+            for each in self.by_operator
+        ]
+        if more := kernels[_SHOWN:]:
+            kernels[_SHOWN:] = [("", "", "", counted(len(more), "further kernel"))]
+        unmeasured = [(f"not measured: {name} cannot tell",) for name in self.unmeasured]
+        tables: list[tuple[str, list[Any]]] = [("", unmeasured), ("kernels", kernels)]
+        if len(sums) < len(self.kernels):
+            tables.append(("by operator type", sums))
+        return html_tables(self._headline(), tables)
 
     def __str__(self) -> str:
         lines = [self._headline()]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from engine.config.text import aligned, counted, plain, size
+from engine.config.text import aligned, counted, html_tables, plain, size
 from engine.model import facts
 from engine.types import GraphInfo, NodeInfo, NodeState, ParameterInfo, Placement, TensorSpec
 
@@ -181,25 +181,26 @@ class ModelSummary:
         facts = {name: text for name, text in self.facts().items() if text}
         facts |= {"target": self.backend} if self.backend else {}
         lines = aligned(facts.items())
-        rows = [
-            (kind, spec.name, str(spec))
+        for title, rows, numbers in self._tables():
+            if rows:
+                lines += ["", title, *(f"  {text}" for text in aligned(rows, numbers))]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        facts = self.facts()
+        title = facts.pop("model") or "model from memory"
+        known = [(name, text) for name, text in facts.items() if text]
+        tables = [(title, rows) for title, rows, _ in self._tables()]
+        return html_tables(title, [("", known), *tables])
+
+    def _tables(self) -> list[tuple[str, Sequence[Sequence[object]], Sequence[int]]]:
+        """Return headings, the rows under each, and which of their columns are numbers."""
+        ports = [
+            (kind, spec.name, spec)
             for kind, specs in (("input", self.inputs), ("output", self.outputs))
             for spec in specs or ()
         ]
-        for title, texts in (
-            ("Inputs and outputs", aligned(rows) if rows else []),
-            ("Compiled for Ascend", self._compiled_lines()),
-            ("Metadata", aligned(self.short_metadata.items()) if self.metadata else []),
-            ("Operators", self._operator_lines()),
-            ("Placement", self._placement_lines()),
-            ("Memory", str(self.memory).splitlines() if self.memory is not None else []),
-        ):
-            if texts:
-                lines += ["", title, *(f"  {text}" for text in texts)]
-        return "\n".join(lines)
-
-    def _compiled_lines(self) -> list[str]:
-        rows = [
+        compiled = [
             (
                 part.name,
                 part.runs_text if part.runs else size(part.size_bytes),
@@ -207,24 +208,7 @@ class ModelSummary:
             )
             for part in self.compiled
         ]
-        return aligned(rows) if rows else []
-
-    def _operator_lines(self) -> list[str]:
-        if not self.operators:
-            return []
-        shown = self.operators[:_MOST_OPERATORS]
-        rows = [
-            (f"{op.count:,}", operator_name(op), "" if op.support == "yes" else op.support)
-            for op in shown
-        ]
-        others = self.operators[_MOST_OPERATORS:]
-        if others:
-            rest = sum(operator.count for operator in others)
-            rows.append((f"{rest:,}", f"of {counted(len(others), 'other operator')}", ""))
-        return aligned(rows, [0])
-
-    def _placement_lines(self) -> list[str]:
-        rows = [
+        placed = [
             (
                 group.device,
                 group.backend,
@@ -234,12 +218,25 @@ class ModelSummary:
             )
             for group in self.placed
         ]
-        return aligned(rows, [3]) if rows else []
+        memory = str(self.memory).splitlines() if self.memory is not None else []
+        return [
+            ("Inputs and outputs", ports, ()),
+            ("Compiled for Ascend", compiled, ()),
+            ("Metadata", [*self.short_metadata.items()], ()),
+            ("Operators", self._operator_rows(), (0,)),
+            ("Placement", placed, (3,)),
+            ("Memory", [(line,) for line in memory], ()),
+        ]
 
-    def _repr_html_(self) -> str:
-        from engine.report.page import page
-
-        return page(self)
+    def _operator_rows(self) -> list[tuple[str, str, str]]:
+        rows = [
+            (f"{op.count:,}", operator_name(op), "" if op.support == "yes" else op.support)
+            for op in self.operators[:_MOST_OPERATORS]
+        ]
+        if others := self.operators[_MOST_OPERATORS:]:
+            rest = sum(operator.count for operator in others)
+            rows.append((f"{rest:,}", f"of {counted(len(others), 'other operator')}", ""))
+        return rows
 
 
 def operator_name(operator: Operator) -> str:

@@ -1,6 +1,5 @@
 """Looking at models, backends and speed: typed results that read well, from which commands print.
 
-page.py         a model's summary as HTML for notebooks; picture.py: its placement as a small SVG
 inspection.py   engine.inspect: a summary of a file
 comparison.py   engine.compare
 machine.py      engine.devices
