@@ -1,8 +1,8 @@
-"""Gate: lets a number of predicts run at once, first come, first served.
+"""A fair semaphore: lets a number of predicts run at once, first come, first served.
 
-What waits is a place in the queue: a thread's, or that of work which no thread waits with. A place
-may carry a request, and whoever is inside may take requests of others along (`collect`): these
-are served without a slot of their own.
+A waiter stands in its queue: a thread, or work that no thread waits for. A waiter may carry a
+request. A thread that has a slot may dequeue such waiters and do their requests along with its own;
+they are served without a slot.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from engine.errors import DeadlineExceeded, ModelStateError, QueueFull
 from engine.host.interrupts import raised_by_handler
 
 
-class Request(Protocol):
-    """Work that another thread's predict may do along with its own. is_done: it has."""
+class Shareable(Protocol):
+    """A request that another thread's predict may do along with its own. is_done: it has."""
 
     is_done: bool
 
 
-class Place:
-    """A place in the queue of a gate.
+class Waiter:
+    """A waiter in the queue of a semaphore.
 
-    owner: by which the gate knows who is inside. request: see Gate.collect. came_s, admitted_s:
-    moments of time.perf_counter(); 0 until then. is_left: nobody waits there any more.
+    owner: by which the semaphore knows who has a slot. request: see FairSemaphore.dequeue. came_s,
+    admitted_s: moments of time.perf_counter(); 0 until then. is_left: nobody waits any more.
     """
 
     __slots__ = ("admitted_s", "came_s", "is_left", "owner", "request")
 
-    def __init__(self, owner: int, request: Request | None = None) -> None:
+    def __init__(self, owner: int, request: Shareable | None = None) -> None:
         self.owner = owner
         self.request = request
         self.came_s = time.perf_counter()
@@ -42,24 +42,24 @@ class Place:
         self.is_left = False
 
     def wake(self) -> None:
-        """Tell that there is a slot, or that the request is done; more than once does no harm."""
+        """Say that there is a slot, or that the request is done; more than once does no harm."""
         raise NotImplementedError
 
 
-class Post(Place):
-    """A place of work that no thread waits with.
+class CallbackWaiter(Waiter):
+    """A waiter for work that no thread waits for.
 
-    What it calls runs in whatever thread leaves the gate or has done the request, must be quick,
-    and may be called again after an interrupt.
+    Its callbacks run in the thread that releases a slot or has done the request. They must be
+    quick, and may be called again after an interrupt.
     """
 
     __slots__ = ()
 
-    def __init__(self, request: Request | None = None) -> None:
+    def __init__(self, request: Shareable | None = None) -> None:
         super().__init__(-next(_numbers), request)  # no thread's number is negative
 
     def wake(self) -> None:
-        """See Place."""
+        """See Waiter."""
         if self.admitted_s:
             self.admitted()
         else:
@@ -77,28 +77,28 @@ class Post(Place):
 _numbers = itertools.count(1)
 
 
-class Gate:
-    """A semaphore that admits threads in the order in which they came.
+class FairSemaphore:
+    """A semaphore that admits waiters in the order in which they came.
 
-    A slot that becomes free goes straight to the place that has waited longest, so that none
-    overtakes it. Every `enter` that returns True needs one `leave`.
+    A slot that becomes free goes straight to the waiter that has waited longest, so that none
+    overtakes it. Every `acquire` that returns True needs one `release`.
 
-    A signal handler may raise between any two steps: so `_inside` alone says who has a slot, and
+    A signal handler may raise between any two steps: so `_holders` alone says who has a slot, and
     each step may be done again.
     """
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
-        self._inside: dict[int, None] = {}  # the owners of places that have a slot
-        self._waiting: dict[Place, None] = {}  # in the order in which they came
-        # Those that are inside or on their way in or out, with what they wait or waited by.
-        self._threads: dict[int, _Waiter | None] = {}
-        self._gathering: dict[int, None] = {}  # threads that are inside and wait for others to come
-        self._held: dict[int, None] = {}  # threads that do not leave for now
-        self._adopted: dict[int, None] = {}  # threads whose next `enter` finds a slot of theirs
+        self._holders: dict[int, None] = {}  # the owners of slots
+        self._waiting: dict[Waiter, None] = {}  # in the order in which they came
+        # Those that have a slot, or are about to get or release one, with their waiters.
+        self._threads: dict[int, _ThreadWaiter | None] = {}
+        self._pausing: dict[int, None] = {}  # threads with a slot that wait for others to come
+        self._keeping: dict[int, None] = {}  # threads that do not release their slot for now
+        self._reusing: dict[int, None] = {}  # threads whose next `acquire` finds a slot of theirs
         # Reentrant: a signal handler may predict, and is refused, in the middle of a step.
         self._lock = threading.RLock()
-        self._arrival = threading.Lock()  # released to wake `arrival`
+        self._arrival = threading.Lock()  # released to wake `wait_for_arrival`
         self._arrival.acquire()
 
     @property
@@ -109,13 +109,13 @@ class Gate:
     @property
     def running(self) -> int:
         """Return how many have a slot."""
-        return len(self._inside)
+        return len(self._holders)
 
-    def enter(
+    def acquire(
         self,
         deadline_s: float | None = None,
         cancel: CancelToken | None = None,
-        request: Request | None = None,
+        request: Shareable | None = None,
         limit: int = 0,
     ) -> bool:
         """Take a slot, waiting for it until `deadline_s`.
@@ -123,31 +123,31 @@ class Gate:
         Returns False, without a slot, where another thread has done the request meanwhile.
         Raises DeadlineExceeded, Cancelled, QueueFull where `limit` wait already (0: no limit), or
         ModelStateError in a signal handler or finalizer
-        that interrupts a thread which is inside: it would wait for itself.
+        that interrupts a thread which has a slot: it would wait for itself.
         """
         thread = threading.get_ident()
         if thread in self._threads:
-            if thread in self._adopted:
-                del self._adopted[thread]
+            if thread in self._reusing:
+                del self._reusing[thread]
                 return True
             self.refuse_nested()
         self._threads[thread] = None
         try:
             with self._lock:
                 if self._has_room(request):
-                    self._inside[thread] = None
+                    self._holders[thread] = None
                     return True
                 self._refuse_more_than(limit)
-                waiter = _Waiter(thread, request)
+                waiter = _ThreadWaiter(thread, request)
                 self._threads[thread] = waiter
                 self._waiting[waiter] = None
-            self.end_wait()
+            self.notify_arrival()
             waiter.wait(deadline_s, cancel)
             with self._lock:
-                if thread in self._inside:
+                if thread in self._holders:
                     return True
             if request is not None and request.is_done:
-                self.leave(thread)
+                self.release(thread)
                 return False
             if cancel is not None:
                 cancel.check()
@@ -156,82 +156,82 @@ class Gate:
             )
         except BaseException:
             try:
-                self.leave(thread)
+                self.release(thread)
             finally:
-                self.leave(thread)  # again, for a signal handler that raised in the first
+                self.release(thread)  # again, for a signal handler that raised in the first
             raise
 
-    def enter_now(self, request: Request | None = None) -> bool:
+    def try_acquire(self, request: Shareable | None = None) -> bool:
         """Take a slot if one is free and nobody waits. Not for the main thread.
 
-        Raises ModelStateError as `enter` does.
+        Raises ModelStateError as `acquire` does.
         """
         self.refuse_nested()
         thread = threading.get_ident()
         with self._lock:
             if not self._has_room(request):
                 return False
-            self._inside[thread] = None
+            self._holders[thread] = None
             self._threads[thread] = None
         return True
 
-    def queue(self, post: Post, limit: int = 0) -> None:
-        """Queue work that no thread waits with. `withdraw`, or `adopt` and `leave`, follows.
+    def enqueue(self, waiter: CallbackWaiter, limit: int = 0) -> None:
+        """Queue a waiter. `withdraw`, or `take_over` and `release`, follows.
 
         Raises QueueFull where `limit` wait already; 0: no limit.
         """
         with self._lock:
-            if post.is_left:  # withdrawn before it came
+            if waiter.is_left:  # withdrawn before it came
                 return
             self._refuse_more_than(limit)
-            self._waiting[post] = None
+            self._waiting[waiter] = None
             self._admit()
-        self.end_wait()
+        self.notify_arrival()
 
-    def withdraw(self, post: Post) -> bool:
-        """Take work out of the queue, or away from who collected it; False where it has a slot."""
+    def withdraw(self, waiter: CallbackWaiter) -> bool:
+        """Take a waiter away from the queue, or from who dequeued it; False where it has a slot."""
         with self._lock:
-            if post.admitted_s:
+            if waiter.admitted_s:
                 return False
-            post.is_left = True
-            self._waiting.pop(post, None)
-            self._inside.pop(post.owner, None)  # an interrupt stopped who was admitting it
+            waiter.is_left = True
+            self._waiting.pop(waiter, None)
+            self._holders.pop(waiter.owner, None)  # an interrupt stopped who was admitting it
         return True
 
-    def adopt(self, post: Post) -> None:
-        """Make the slot of queued work the calling thread's: its next `enter` returns at once."""
+    def take_over(self, waiter: CallbackWaiter) -> None:
+        """Make a waiter's slot the calling thread's: its next `acquire` returns at once."""
         thread = threading.get_ident()
         with self._lock:
             self._threads[thread] = None
-            self._adopted[thread] = None
-            self._inside[thread] = None
-            self._inside.pop(post.owner, None)
+            self._reusing[thread] = None
+            self._holders[thread] = None
+            self._holders.pop(waiter.owner, None)
 
-    def keep(self) -> None:
-        """Have the next `enter` of the calling thread, which is inside, return at once."""
-        self._adopted[threading.get_ident()] = None
+    def reuse_slot(self) -> None:
+        """Have the next `acquire` of the calling thread, which has a slot, return at once."""
+        self._reusing[threading.get_ident()] = None
 
     @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Keep the calling thread inside over a predict; it leaves later. Not for the main thread.
+    def keeping_slot(self) -> Iterator[None]:
+        """Leave the calling thread its slot over a predict, which would release it.
 
-        So that it can tell what came of the run before the next one begins.
+        So that it can note how the run ended before the next one begins. Not for the main thread.
         """
-        self.keep()
+        self.reuse_slot()
         thread = threading.get_ident()
-        self._held[thread] = None
+        self._keeping[thread] = None
         try:
             yield
         finally:
-            del self._held[thread]
+            del self._keeping[thread]
 
     @property
     def is_mine(self) -> bool:
-        """True where the calling thread is inside, or on its way."""
+        """True where the calling thread has a slot, or is about to get or release one."""
         return threading.get_ident() in self._threads
 
     def refuse_nested(self) -> None:
-        """Raise ModelStateError where the calling thread is inside, or on its way."""
+        """Raise ModelStateError where `is_mine`."""
         if self.is_mine:
             raise ModelStateError(
                 "predict was called in the middle of a predict of the same thread, and no more "
@@ -239,54 +239,54 @@ class Gate:
             )
 
     def is_used_by_others(self) -> bool:
-        """Return whether any but the calling thread is inside or waits."""
+        """Return whether any but the calling thread has a slot or waits."""
         own = threading.get_ident()
         with self._lock:
-            waiting = [place.owner for place in self._waiting]
-            return any(owner != own for owner in (*self._inside, *waiting))
+            waiting = [waiter.owner for waiter in self._waiting]
+            return any(owner != own for owner in (*self._holders, *waiting))
 
-    def collect(self, fits: Callable[[Request], bool]) -> list[Place]:
-        """Take places out of the queue, whose requests the caller, who is inside, does.
+    def dequeue(self, fits: Callable[[Shareable], bool]) -> list[Waiter]:
+        """Take waiters out of the queue, whose requests the caller does, which has a slot.
 
-        fits: asked for each in the order in which they came. Each place that is returned needs one
-        `restore`, or its request done and then one `wake`.
+        fits: asked for each in the order in which they came. Each waiter that is returned needs
+        one `requeue`, or its request done and then one `wake`.
         """
         with self._lock:
-            found = [
-                place
-                for place in self._waiting
-                if place.request is not None and not place.admitted_s and fits(place.request)
+            fitting = [
+                waiter
+                for waiter in self._waiting
+                if waiter.request is not None and not waiter.admitted_s and fits(waiter.request)
             ]
-            for place in found:
-                del self._waiting[place]
-        return found
+            for waiter in fitting:
+                del self._waiting[waiter]
+        return fitting
 
-    def restore(self, places: list[Place]) -> None:
-        """Put collected places back where they came from: before all others."""
+    def requeue(self, waiters: list[Waiter]) -> None:
+        """Put dequeued waiters back where they came from: before all others."""
         with self._lock:
-            there = [place for place in places if not place.is_left]
+            there = [waiter for waiter in waiters if not waiter.is_left]
             self._waiting = {**dict.fromkeys(there), **self._waiting}
             self._admit()
 
-    def gather(self) -> None:
-        """Have requests queue for the caller, who is inside, even where slots are free.
+    def pause_admission(self) -> None:
+        """Have requests queue for the caller, which has a slot, even where slots are free.
 
-        Until `end_gathering`, which must follow soon. Not for the main thread.
+        Until `resume_admission`, which must follow soon. Not for the main thread.
         """
         with self._lock:
-            self._gathering[threading.get_ident()] = None
+            self._pausing[threading.get_ident()] = None
 
-    def end_gathering(self) -> None:
-        """Admit again whom there are slots for."""
+    def resume_admission(self) -> None:
+        """Admit again the waiters that there are slots for."""
         with self._lock:
-            self._gathering.pop(threading.get_ident(), None)
+            self._pausing.pop(threading.get_ident(), None)
             self._admit()
 
-    def arrival(self, timeout_s: float) -> None:
+    def wait_for_arrival(self, timeout_s: float) -> None:
         """Wait until somebody comes to the queue, or the time is over."""
         self._arrival.acquire(timeout=max(0.0, timeout_s))
 
-    def end_wait(self) -> None:
+    def notify_arrival(self) -> None:
         """End a wait for an arrival."""
         if self._arrival.locked():  # else the last arrival has left it open, as nearly always
             _release(self._arrival)
@@ -298,48 +298,48 @@ class Gate:
                 "let it wait: when_full='wait'"
             )
 
-    def leave(self, thread: int = 0) -> None:
-        """Give a slot to the place that has waited longest, or back.
+    def release(self, thread: int = 0) -> None:
+        """Give a slot to the waiter that has waited longest, or back.
 
         thread: the owner of the slot; 0: the calling thread.
         Twice does nothing, and mends what an interrupt left undone.
         """
         thread = thread or threading.get_ident()
-        if thread in self._held:
+        if thread in self._keeping:
             return
         with self._lock:
             waiter = self._threads.get(thread)
             if waiter is not None:
                 waiter.is_left = True
                 self._waiting.pop(waiter, None)  # also where an interrupt left one that is admitted
-            self._adopted.pop(thread, None)
-            self._inside.pop(thread, None)
+            self._reusing.pop(thread, None)
+            self._holders.pop(thread, None)
             self._admit()
         self._threads.pop(thread, None)
 
-    def _has_room(self, request: Request | None) -> bool:
-        is_gathered = self._gathering and request is not None
-        return not self._waiting and not is_gathered and len(self._inside) < self.slots
+    def _has_room(self, request: Shareable | None) -> bool:
+        is_paused = self._pausing and request is not None
+        return not self._waiting and not is_paused and len(self._holders) < self.slots
 
     def _admit(self) -> None:
         while self._waiting:
             waiter = next(iter(self._waiting))
-            if waiter.owner not in self._inside:
-                if len(self._inside) >= self.slots or (self._gathering and waiter.request):
+            if waiter.owner not in self._holders:
+                if len(self._holders) >= self.slots or (self._pausing and waiter.request):
                     return
-                self._inside[waiter.owner] = None
+                self._holders[waiter.owner] = None
             waiter.admitted_s = waiter.admitted_s or time.perf_counter()
             waiter.wake()
             # Last, so that whoever comes after an interrupt wakes it again.
             self._waiting.pop(waiter, None)
 
 
-class _Waiter(Place):
+class _ThreadWaiter(Waiter):
     """A thread that waits for a slot."""
 
     __slots__ = ("_asleep",)
 
-    def __init__(self, thread: int, request: Request | None = None) -> None:
+    def __init__(self, thread: int, request: Shareable | None = None) -> None:
         super().__init__(thread, request)
         self._asleep = threading.Lock()
         self._asleep.acquire()
