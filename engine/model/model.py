@@ -219,7 +219,7 @@ class Model(Handle):
                 if cancel is not None and run.is_cancelled:
                     lease.is_spoiled = True
                     thread.pool.discard(lease)
-                elif thread.is_gated:
+                elif thread.is_limited:
                     thread.give_back(lease)
                 else:
                     idle[lease] = None  # ContextPool.give_back, without the call

@@ -18,7 +18,7 @@ from engine.host.interrupts import raised_by_handler
 
 if TYPE_CHECKING:
     from engine.cancel import CancelToken
-    from engine.plan.gate import Gate
+    from engine.plan.fair_semaphore import FairSemaphore
     from engine.types import ExecutionContext
 
 
@@ -58,7 +58,7 @@ class _Entry(weakref.ref[Lease]):
     """An open context in its pool's books; calls the pool's `_lost.append` if its lease is lost.
 
     No `__del__` does that: what a signal handler raises in one, Python can only print.
-    lent_to: the thread that holds a slot of the pool's gate for it; 0 where none does.
+    lent_to: the thread that holds a slot of the pool's semaphore for it; 0 where none does.
     """
 
     __slots__ = ("context", "lent_to")
@@ -72,8 +72,8 @@ class ContextPool:
 
     A predict that stands on speed takes its thread's lease by `del pool.idle[lease]`, which is
     atomic, and calls `borrow` where that is a KeyError; it gives back by `pool.idle[lease] = None`
-    and then calls `settle` if `is_closed`. No lock is on that way. Where there is a gate, it calls
-    `borrow` and `give_back`. What a signal handler interrupted on the way, `recover` ends.
+    and then calls `settle` if `is_closed`. No lock is on that way. Where there is a semaphore, it
+    calls `borrow` and `give_back`. What a signal handler interrupted on the way, `recover` ends.
 
     Closing never pulls memory from under a running predict: what is lent is closed when it comes
     back, and the executable after the last of them.
@@ -86,11 +86,11 @@ class ContextPool:
         self.idle: dict[Lease, None] = {}
         self.is_closed = False
         slots = getattr(executable, "concurrency", 0)
-        self.gate: Gate | None = None
+        self.semaphore: FairSemaphore | None = None
         if slots > 0:
-            from engine.plan.gate import Gate
+            from engine.plan.fair_semaphore import FairSemaphore
 
-            self.gate = Gate(slots)
+            self.semaphore = FairSemaphore(slots)
         self._executable: ContextSource | None = executable
         self._open: dict[_Entry, None] = {}
         self._lost: deque[_Entry] = deque()  # to be closed: nobody has them any more
@@ -100,10 +100,10 @@ class ContextPool:
 
     def limit(self, slots: int) -> None:
         """Let no more than `slots` predicts run at once. To be called before the first."""
-        from engine.plan.gate import Gate
+        from engine.plan.fair_semaphore import FairSemaphore
 
-        if self.gate is None or slots < self.gate.slots:
-            self.gate = Gate(slots)
+        if self.semaphore is None or slots < self.semaphore.slots:
+            self.semaphore = FairSemaphore(slots)
 
     @property
     def open_count(self) -> int:
@@ -119,23 +119,24 @@ class ContextPool:
         """Take a context for a predict: that of `last`, else an idle one, else a new one.
 
         Where the backend limits how many run at once, wait for one to end. Raises what
-        `Gate.enter` raises, and ModelStateError once the pool is closed.
+        `FairSemaphore.acquire` raises, and ModelStateError once the pool is closed.
         """
         if self._lost:
             self._close_lost()
-        if self.gate is None:
+        if self.semaphore is None:
             return self._take(last)
         thread = threading.get_ident()
-        self.gate.enter(deadline_s, cancel)
+        self.semaphore.acquire(deadline_s, cancel)
         try:
             lease = self._take(last)
             assert lease.entry is not None
             lease.entry.lent_to = thread
         except BaseException:
             try:
-                self.gate.leave(thread)
+                self.semaphore.release(thread)
             finally:
-                self.gate.leave(thread)  # again, for a signal handler that raised in the first
+                # Again, for a signal handler that raised in the first.
+                self.semaphore.release(thread)
             raise
         return lease
 
@@ -150,8 +151,8 @@ class ContextPool:
         """Do what follows when a context came back: close if the pool was, admit who waits."""
         if self.is_closed:
             self._close_idle()
-        if self.gate is not None:
-            self.gate.leave()
+        if self.semaphore is not None:
+            self.semaphore.release()
 
     def discard(self, lease: Lease) -> None:
         """Close a context instead of giving it back, whichever thread had it."""
@@ -175,10 +176,10 @@ class ContextPool:
     def retire(self, lease: Lease | None) -> None:
         """Let go of what a thread that ends had its context keep, if it is idle.
 
-        Behind a gate that waits until the context is used again: to take it out of the idle needs
-        a slot, and another thread would open one too many.
+        With a semaphore that waits until the context is used again: to take it out of the idle
+        needs a slot, and another thread would open one too many.
         """
-        if lease is None or self.gate is not None or self._pid != os.getpid():
+        if lease is None or self.semaphore is not None or self._pid != os.getpid():
             return
         own = self._lease()
         with self._retiring:
@@ -312,8 +313,8 @@ class ContextPool:
                 if entry.context is not None:
                     close(entry.context)
                     entry.context = None
-                if self.gate is not None and entry.lent_to:
-                    self.gate.leave(entry.lent_to)
+                if self.semaphore is not None and entry.lent_to:
+                    self.semaphore.release(entry.lent_to)
                 self._open.pop(entry, None)
                 # Only now: until then it is done again where a signal handler has raised. One that
                 # closes the model in the middle of this has taken it out already.

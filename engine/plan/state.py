@@ -1,8 +1,8 @@
 """Models with state: parameters they assign to, passed on from one predict to the next.
 
 A lowered MindIR has such a parameter as an input and an output of its ONNX form, after those that
-a user sees. They live with the model, not with a thread: predicts of all threads take turns,
-at the gate of their pool.
+a user sees. They live with the model, not with a thread: predicts of all threads take turns:
+their pool's semaphore has one slot.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class ThreadState:
         "devices",
         "expected",
         "idle",
-        "is_gated",
+        "is_limited",
         "is_plain",
         "last",
         "lease",
@@ -93,10 +93,10 @@ class ThreadState:
         self.run = run
         self.pool = plan.pool
         self.idle = plan.pool.idle
-        # Behind a gate no lease is taken without `borrow`: under this name it finds none.
+        # With a semaphore no lease is taken without `borrow`: under this name it finds none.
         self.lease: Lease | None = None
         self.last: Lease | None = None
-        self.is_gated = plan.pool.gate is not None
+        self.is_limited = plan.pool.semaphore is not None
         self.count = len(signature.names)
         self.output_count = len(signature.outputs)
         self.devices = plan.devices
@@ -115,15 +115,16 @@ class ThreadState:
 
     def borrow(self, deadline_s: float | None, cancel: CancelToken | None) -> Lease:
         """Take another context than the last one, or wait for one."""
-        if self.is_gated:
-            last, self.last = self.last, None  # only the predict holds it: lost, it leaves the gate
+        if self.is_limited:
+            # Only the predict holds it: where that is lost, its slot becomes free.
+            last, self.last = self.last, None
             lease = self.pool.borrow(last, deadline_s, cancel)
         else:
             lease = self.lease = self.pool.borrow(None, deadline_s, cancel)
         return lease
 
     def give_back(self, lease: Lease) -> None:
-        """Give a context back that a gate is before."""
+        """Give a context back, with its slot of the semaphore."""
         self.last = lease
         self.pool.give_back(lease)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
-from engine.plan.gate import Gate, Place
-from engine.plan.gate import Request as Waiting
+from engine.plan.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
@@ -56,14 +55,14 @@ class Request:
 class Batcher:
     """Runs requests for one model together."""
 
-    def __init__(self, gate: Gate, batching: Batching, recorder: Recorder) -> None:
-        self._gate = gate
+    def __init__(self, semaphore: FairSemaphore, batching: Batching, recorder: Recorder) -> None:
+        self._semaphore = semaphore
         self.batching = batching
         self._recorder = recorder
         self._last = (0, 0.0)  # the requests that the last run served, and when it ended
 
     def served(self, requests: int) -> None:
-        """Note the end of a run, before the next one begins: by a thread that is inside still."""
+        """Note the end of a run before the next begins: in the thread that has its slot still."""
         self._last = (requests, time.perf_counter())
 
     def run_with_others(
@@ -73,29 +72,29 @@ class Batcher:
         deadline_s: float | None,
         cancel: CancelToken | None,
     ) -> list[Tensor] | None:
-        """Run a request, whose thread is inside the gate, along with others that wait.
+        """Run a request, whose thread has a slot, along with others that wait.
 
-        predict: the model on arrays in its order; it enters the gate, leaves it, and stops where
+        predict: the model on arrays in its order; it acquires a slot, releases it, and stops where
             this request is late or cancelled. The others wait again then.
         Returns None where it is to be run alone: there is nobody, or the run failed. The thread is
-        outside once there are results, else inside still.
+        without its slot once there are results, else it has it still.
         """
-        places = self._collected(request, deadline_s, cancel)
-        if not places:
+        waiters = self._collected(request, deadline_s, cancel)
+        if not waiters:
             return None
-        others = [place.request for place in places if isinstance(place.request, Request)]
+        others = [waiter.request for waiter in waiters if isinstance(waiter.request, Request)]
         batch = [request, *others]
         began_s = time.perf_counter()
         try:
             for each in batch:
                 each.began_s = began_s
-            with self._gate.hold():
+            with self._semaphore.keeping_slot():
                 results = predict([np.concatenate(parts) for parts in _columns(batch)])
                 parts = _divided(results, [each.size for each in batch])
                 for each, part in zip(batch, parts, strict=True):
                     each.results, each.is_done = part, True
-                for place in places:
-                    place.wake()
+                for waiter in waiters:
+                    waiter.wake()
                 self.served(len(batch))
         except BaseException as error:
             is_own = isinstance(error, Cancelled | DeadlineExceeded)
@@ -103,23 +102,24 @@ class Batcher:
             for each in batch:
                 each.began_s = 0.0
                 each.is_alone = each.is_alone or fails_all
-            self._gate.restore(places)  # from inside: who closes sees all the time that they wait
+            # With the slot still held: who closes sees all the time that they wait.
+            self._semaphore.requeue(waiters)
             if fails_all:
                 return None
             raise
-        self._gate.leave()
+        self._semaphore.release()
         self._recorder.ran(sum(each.size for each in batch))
         return request.results
 
     def _collected(
         self, request: Request, deadline_s: float | None, cancel: CancelToken | None
-    ) -> list[Place]:
-        """Return the places of requests that may share the run, as many as fit."""
+    ) -> list[Waiter]:
+        """Return the waiters whose requests may share the run, as many as fit."""
         room = self.batching.most - request.size
         if request.is_alone or room < 1:
             return []
 
-        def fits(other: Waiting) -> bool:
+        def fits(other: Shareable) -> bool:
             nonlocal room
             if (
                 not isinstance(other, Request)
@@ -131,34 +131,34 @@ class Batcher:
             room -= other.size
             return True
 
-        places = self._gate.collect(fits)
+        waiters = self._semaphore.dequeue(fits)
         if self.batching.only_recent:
             count, ended_s = self._last
             end_s = ended_s + self.batching.delay_s
-            back = sum(place.came_s >= ended_s for place in places) + (request.came_s >= ended_s)
+            back = sum(waiter.came_s >= ended_s for waiter in waiters) + (request.came_s >= ended_s)
             if room < 1 or back >= count or time.perf_counter() >= end_s:
-                return places
-            self._gate.gather()
+                return waiters
+            self._semaphore.pause_admission()
             try:
                 while room > 0 and back < count and (left_s := end_s - time.perf_counter()) > 0:
-                    self._gate.arrival(left_s)
-                    came = self._gate.collect(fits)
-                    places += came
+                    self._semaphore.wait_for_arrival(left_s)
+                    came = self._semaphore.dequeue(fits)
+                    waiters += came
                     back += len(came)
             finally:
-                self._gate.end_gathering()
+                self._semaphore.resume_admission()
         elif self.batching.delay_s:
             end_s = time.monotonic() + self.batching.delay_s
             if deadline_s is not None:  # the run takes time too
                 end_s = min(end_s, (time.monotonic() + deadline_s) / 2)
             cancel = cancel or CancelToken()
-            with cancel.watch(self._gate.end_wait):
+            with cancel.watch(self._semaphore.notify_arrival):
                 while room > 0 and not cancel.cancelled:
                     if (left_s := end_s - time.monotonic()) <= 0:
                         break
-                    self._gate.arrival(left_s)
-                    places += self._gate.collect(fits)
-        return [place for place in places if not place.is_left]
+                    self._semaphore.wait_for_arrival(left_s)
+                    waiters += self._semaphore.dequeue(fits)
+        return [waiter for waiter in waiters if not waiter.is_left]
 
 
 def _columns(batch: Sequence[Request]) -> list[list[Array]]:

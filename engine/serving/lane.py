@@ -1,4 +1,4 @@
-"""A built model behind its gate: where all requests for it meet, first come, first served.
+"""A built model and its semaphore: where all requests for it meet, first come, first served.
 
 A thread that finds a free slot runs the model itself. Who must wait is served by a worker; what is
 submitted waits in the same queue.
@@ -20,7 +20,7 @@ from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueF
 from engine.host.cpus import usable_cpus
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.model.model import Model, model_state
-from engine.plan.gate import Gate, Post
+from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.runtime import fitting
 from engine.serving.batchable import Batching
 from engine.serving.batching import Batcher, Request
@@ -38,10 +38,10 @@ _SHORT_RUN_S = 200e-6
 class Runnable(Protocol):
     """What a lane runs: a built model, or many that behave as one.
 
-    gate: before its runs. can_stop: see Server.
+    semaphore: before its runs. can_stop: see Server.
     """
 
-    gate: Gate
+    semaphore: FairSemaphore
     can_stop: bool
 
     def require_open(self) -> None:
@@ -77,7 +77,7 @@ class BuiltModel:
         self.model = model
         self.predict = predict or model.predict
         plan = model_state(model).require_built().plan
-        self.gate = plan.pool.gate or Gate(usable_cpus())
+        self.semaphore = plan.pool.semaphore or FairSemaphore(usable_cpus())
         self.can_stop = not any(
             plan.lacks(capability)[0]
             for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
@@ -117,24 +117,24 @@ class Lane(Generic[R]):
         self, runnable: R, recorder: Recorder, limit: int, is_waiting: bool = True
     ) -> None:
         self.runnable = runnable
-        self.gate, self.can_stop = runnable.gate, runnable.can_stop
+        self.semaphore, self.can_stop = runnable.semaphore, runnable.can_stop
         self._recorder = recorder
         self._limit = limit
         self._is_waiting = is_waiting
         self._batcher: Batcher | None = None
         self._run_s = _SHORT_RUN_S  # how long the last run took
         self._refusal = ""  # for threads that wait, when it is their turn
-        self.submitter = Submitter(self.gate, limit)
+        self.submitter = Submitter(self.semaphore, limit)
 
     def batch(self, batching: Batching) -> None:
         """Have requests share runs from now on."""
         if batching.most > 1:
-            self._batcher = Batcher(self.gate, batching, self._recorder)
+            self._batcher = Batcher(self.semaphore, batching, self._recorder)
 
     @property
     def load(self) -> float:
         """Return how many requests are here, over the slots."""
-        return (self.gate.waiting + self.gate.running) / self.gate.slots
+        return (self.semaphore.waiting + self.semaphore.running) / self.semaphore.slots
 
     # ------------------------------------------------------------------ for a thread that waits
 
@@ -146,14 +146,14 @@ class Lane(Generic[R]):
         cancel: CancelToken | None,
     ) -> list[Tensor]:
         """Run the model, in the calling thread where a slot is free; see Model.predict."""
-        self.runnable.require_open()  # in a forked child the gate may be full for ever
-        gate = self.gate
+        self.runnable.require_open()  # in a forked child the semaphore may be full for ever
+        semaphore = self.semaphore
         if cancel is not None:
             require("cancel", cancel, CancelToken)
         is_limited = timeout_s is not None or cancel is not None
         if is_limited and not self.can_stop and not outputs:
             return self._abandonable(inputs, timeout_s, cancel)
-        gate.refuse_nested()
+        semaphore.refuse_nested()
         request = None
         came_s = time.perf_counter()
         admitted_s = 0.0
@@ -162,7 +162,7 @@ class Lane(Generic[R]):
             try:
                 request = self._request(inputs) if not outputs else None
                 served = None
-                if _is_main_thread() or not gate.enter_now(request):
+                if _is_main_thread() or not semaphore.try_acquire(request):
                     served = self._served(request, inputs, outputs, deadline_s, cancel)
                 if served is not None:
                     results, admitted_s = served
@@ -170,13 +170,13 @@ class Lane(Generic[R]):
                     if self._refusal:
                         raise ModelStateError(self._refusal)
                     admitted_s = time.perf_counter()
-                    gate.keep()
+                    semaphore.reuse_slot()
                     results = self._run(request, inputs, outputs, deadline_s, cancel)
             finally:
                 try:
-                    gate.leave()
+                    semaphore.release()
                 except BaseException:
-                    gate.leave()  # for a signal handler that raised in the first
+                    semaphore.release()  # for a signal handler that raised in the first
                     raise
         except QueueFull:
             self._recorder.refused()
@@ -212,10 +212,10 @@ class Lane(Generic[R]):
             turn = Turn(run, request)
             try:
                 if self.submitter.take_turn(turn, limit):
-                    return turn.wait(self.gate, deadline_s, cancel), turn.run_s
+                    return turn.wait(self.semaphore, deadline_s, cancel), turn.run_s
             finally:
                 self.submitter.end_turn(turn)
-        if self.gate.enter(deadline_s, cancel, request, limit):
+        if self.semaphore.acquire(deadline_s, cancel, request, limit):
             return None
         assert request is not None
         return request.results or [], request.began_s
@@ -311,17 +311,17 @@ class Lane(Generic[R]):
 
         Not for the main thread.
         """
-        places = [_Place() for _ in range(self.gate.slots)]
+        waiters = [_SlotWaiter() for _ in range(self.semaphore.slots)]
         try:
-            for place in places:
-                self.gate.queue(place)
-            for place in places:
-                place.has_come.acquire()
+            for waiter in waiters:
+                self.semaphore.enqueue(waiter)
+            for waiter in waiters:
+                waiter.has_come.acquire()
             yield
         finally:
-            for place in places:
-                if not self.gate.withdraw(place):
-                    self.gate.leave(place.owner)
+            for waiter in waiters:
+                if not self.semaphore.withdraw(waiter):
+                    self.semaphore.release(waiter.owner)
 
     # ------------------------------------------------------------------------------------ the end
 
@@ -334,7 +334,7 @@ class Lane(Generic[R]):
     def join(self) -> None:
         """Wait until all requests but one of the calling thread have ended; free the model."""
         self.submitter.join()
-        while self.gate.is_used_by_others():
+        while self.semaphore.is_used_by_others():
             time.sleep(_LOOK_S)
         self.runnable.close()
 
@@ -348,7 +348,7 @@ class Lane(Generic[R]):
         deadline_s: float | None,
         cancel: CancelToken | None,
     ) -> list[Tensor]:
-        """Run a request whose thread is inside the gate, and has still to leave."""
+        """Run a request whose thread has a slot, and has still to release it."""
         # What a signal handler raises in the main thread must not meet others' requests.
         if self._batcher is None or request is None or _is_main_thread():
             results = self._predict(inputs, outputs, deadline_s, cancel)
@@ -361,7 +361,7 @@ class Lane(Generic[R]):
             )
             if shared is not None:
                 return shared
-            with self.gate.hold():
+            with self.semaphore.keeping_slot():
                 results = self._predict(inputs, outputs, deadline_s, cancel)
                 self._batcher.served(1)
         self._recorder.ran(request.size if request is not None else 1)
@@ -390,7 +390,7 @@ class Lane(Generic[R]):
         return Request(values, self._batcher.batching)
 
 
-class _Place(Post):
+class _SlotWaiter(CallbackWaiter):
     """A slot that nobody runs in. has_come: locked until it is had."""
 
     __slots__ = ("has_come",)
@@ -401,11 +401,11 @@ class _Place(Post):
         self.has_come.acquire()
 
     def admitted(self) -> None:
-        """See Post."""
+        """See CallbackWaiter."""
         open_lock(self.has_come)
 
     def served(self) -> None:
-        """See Post: it has no request."""
+        """See CallbackWaiter: it has no request."""
 
 
 def _is_main_thread() -> bool:

@@ -275,8 +275,8 @@ class ModelParallelRunner(Handle, Streaming):
         """Return counts, times and batch sizes of all requests since the runner was built."""
         lanes = self._lanes
         return self._recorder.report(
-            sum(lane.gate.waiting for lane in lanes),
-            sum(lane.gate.running for lane in lanes),
+            sum(lane.semaphore.waiting for lane in lanes),
+            sum(lane.semaphore.running for lane in lanes),
             self._batching,
         )
 
@@ -310,7 +310,7 @@ class ModelParallelRunner(Handle, Streaming):
     def __repr__(self) -> str:
         if self._why_not:
             return f"<engine.ModelParallelRunner: {self._why_not}>"
-        slots = sum(lane.gate.slots for lane in self._lanes)
+        slots = sum(lane.semaphore.slots for lane in self._lanes)
         return f"<engine.ModelParallelRunner {self.model_path_!r}, {slots} at once>"
 
     def _abandon(self) -> None:
@@ -326,7 +326,7 @@ class ModelParallelRunner(Handle, Streaming):
         return self._free_lane().submit(inputs, None, None, "pass")
 
     def _ahead(self) -> int:
-        return 2 * sum(lane.gate.slots for lane in self._lanes)
+        return 2 * sum(lane.semaphore.slots for lane in self._lanes)
 
     def _free_lane(self) -> Lane[BuiltModel]:
         """Return the device with the least to do."""

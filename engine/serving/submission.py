@@ -1,6 +1,6 @@
 """Requests that no thread waits with: each is a future, and leaves the queue when it is cancelled.
 
-They stand in the gate's queue like everybody else, and workers run those that are admitted. One
+They wait in the semaphore's queue like all others, and workers run those that are admitted. One
 more thread calls their done callbacks, which may so wait for other requests. The threads start when
 first needed and end with `close`, or when nobody knows the submitter any more.
 """
@@ -22,7 +22,7 @@ from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFul
 from engine.host import deadlines
 from engine.host.imports import ready
 from engine.host.interrupts import raised_by_handler, undisturbed
-from engine.plan.gate import Gate
+from engine.plan.fair_semaphore import FairSemaphore
 from engine.serving.batching import Request
 from engine.serving.threads import Admission, Tell, Turn, Workers, open_lock, thread
 from engine.tensor import Tensor
@@ -51,7 +51,7 @@ class Server(Protocol):
         deadline_s: float,
         token: CancelToken,
     ) -> list[Tensor]:
-        """Run a request whose thread is inside the gate."""
+        """Run a request whose thread has a slot."""
 
     def ended(self, outcome: str, came_s: float, admitted_s: float) -> None:
         """Note the end of a request; see Recorder.ended."""
@@ -96,7 +96,7 @@ class Job(Future[list[Tensor]]):
         self.token = CancelToken()
         self._server: Server | None = server
         self._submitter: Submitter | None = None
-        self._post: Admission | None = None
+        self._waiter: Admission | None = None
         self._deadline: _Deadline | None = None
         self._watch = None if cancel is None else cancel.watch(self._stop)
         self._ending = threading.Lock()  # held by who ends it
@@ -105,11 +105,11 @@ class Job(Future[list[Tensor]]):
     def queue(self, submitter: Submitter, limit: int) -> None:
         """Take a place in the queue. Raises QueueFull."""
         self._submitter = submitter
-        self._post = post = Admission(self, submitter.workers.admitted)
+        self._waiter = waiter = Admission(self, submitter.workers.admitted)
         try:
-            submitter.gate.queue(post, limit)
+            submitter.semaphore.enqueue(waiter, limit)
         except QueueFull:
-            self._post = self._submitter = None
+            self._waiter = self._submitter = None
             raise
         watch = self._watch
         if watch is not None:
@@ -149,10 +149,10 @@ class Job(Future[list[Tensor]]):
 
     def running(self) -> bool:
         """Return whether it has a slot, or is in the run of another that has."""
-        post, request = self._post, self.request
-        if post is None or self.done():
+        waiter, request = self._waiter, self.request
+        if waiter is None or self.done():
             return False
-        return bool(post.admitted_s or (request is not None and request.began_s))
+        return bool(waiter.admitted_s or (request is not None and request.began_s))
 
     def _wait(self, timeout_s: float | None) -> None:
         """Wait until it is done. Raises TimeoutError.
@@ -175,15 +175,15 @@ class Job(Future[list[Tensor]]):
 
     # ------------------------------------------------------------------- by the threads that run
 
-    def run(self, gate: Gate, post: Admission, tell: Tell | None) -> None:
+    def run(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> None:
         """See Work: a future is done at once."""
-        gate.adopt(post)
+        semaphore.take_over(waiter)
         if tell is not None:
             tell()
         try:
             server = self._server
             if server is None or self.done():
-                self._post = None  # where it ended beside the next lines
+                self._waiter = None  # where it ended beside the next lines
                 return
             try:
                 results = server.serve(
@@ -194,8 +194,8 @@ class Job(Future[list[Tensor]]):
             else:
                 self.finish(results)
         finally:
-            gate.leave()
-            del self, post  # the traceback of an error has this frame: no cycle
+            semaphore.release()
+            del self, waiter  # the traceback of an error has this frame: no cycle
 
     # ------------------------------------------------------------------------------- how it ends
 
@@ -210,7 +210,7 @@ class Job(Future[list[Tensor]]):
     def _stop(self) -> None:
         self.token.cancelled = True
         is_running = not self._withdrawn()
-        if self._post is not None:  # else it was never queued, and nobody has it
+        if self._waiter is not None:  # else it was never queued, and nobody has it
             self.fail(Cancelled("predict failed! cancelled by its owner"))
         if is_running:
             self.token.cancel()
@@ -228,16 +228,16 @@ class Job(Future[list[Tensor]]):
 
     def refuse(self, reason: str) -> None:
         """End it, if it still waits, because the runner closes."""
-        submitter, post = self._submitter, self._post
-        if submitter is not None and post is not None and submitter.gate.withdraw(post):
+        submitter, waiter = self._submitter, self._waiter
+        if submitter is not None and waiter is not None and submitter.semaphore.withdraw(waiter):
             self.fail(ModelStateError(reason))
 
     def _withdrawn(self) -> bool:
         """Return whether it does not run, and now will not, or runs to no purpose."""
-        submitter, post, server = self._submitter, self._post, self._server
-        if submitter is None or post is None or server is None:
+        submitter, waiter, server = self._submitter, self._waiter, self._server
+        if submitter is None or waiter is None or server is None:
             return False
-        return submitter.gate.withdraw(post) or not server.can_stop
+        return submitter.semaphore.withdraw(waiter) or not server.can_stop
 
     def finish(self, results: list[Tensor]) -> None:
         """End it with results, unless it has ended."""
@@ -275,10 +275,10 @@ class Job(Future[list[Tensor]]):
             self._watch.__exit__(None, None, None)
         if self._deadline is not None:
             self._deadline.job = None
-        server, post, request = self._server, self._post, self.request
-        self._watch = self._server = self._post = self.inputs = self.request = None
-        came_s = 0.0 if post is None else post.came_s
-        admitted_s = 0.0 if post is None else post.admitted_s
+        server, waiter, request = self._server, self._waiter, self.request
+        self._watch = self._server = self._waiter = self.inputs = self.request = None
+        came_s = 0.0 if waiter is None else waiter.came_s
+        admitted_s = 0.0 if waiter is None else waiter.admitted_s
         if request is not None and request.began_s:
             admitted_s = request.began_s
         if server is not None:
@@ -310,14 +310,14 @@ def outcome_of(error: BaseException) -> str:
 
 
 class Submitter:
-    """Takes requests for a gate. Any thread may call any method.
+    """Takes requests for a semaphore. Any thread may call any method.
 
     limit: how many may wait.
     """
 
-    def __init__(self, gate: Gate, limit: int) -> None:
-        self.gate = gate
-        self.workers = Workers(gate)
+    def __init__(self, semaphore: FairSemaphore, limit: int) -> None:
+        self.semaphore = semaphore
+        self.workers = Workers(semaphore)
         self.callbacks = _Callbacks()
         self._limit = limit
         self._jobs: dict[Job, None] = {}
@@ -373,7 +373,7 @@ class Submitter:
             self._end_threads()
 
     def _is_full(self) -> bool:
-        return len(self._jobs) > self._limit + self.gate.slots
+        return len(self._jobs) > self._limit + self.semaphore.slots
 
     def _wait_for_room(self, job: Job) -> None:
         """Wait until so many others have ended that there is room, or the job has.

@@ -1,4 +1,4 @@
-"""Threads that run what has waited: as many as the gate has slots.
+"""Threads that run what has waited: as many as the semaphore has slots.
 
 A request that finds a free slot runs in the thread that asks. One that must wait is run by a
 worker, which goes on to the next without a pause. To wake the thread that waits instead would leave
@@ -18,7 +18,7 @@ from typing import Protocol, TypeAlias
 from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.interrupts import raised_by_handler, undisturbed
-from engine.plan.gate import Gate, Post
+from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.serving.batching import Request
 from engine.tensor import Tensor
 
@@ -33,7 +33,7 @@ class Work(Protocol):
 
     request: Request | None
 
-    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell | None:
+    def run(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> Tell | None:
         """Run, in a thread that is given the work with its slot.
 
         tell: to be called as the run begins. Returns what is to be called as the next one does.
@@ -43,8 +43,8 @@ class Work(Protocol):
         """End it with the results of a run that another thread did; quick, perhaps twice."""
 
 
-class Admission(Post):
-    """The place of work in the gate's queue. queue: of what has a slot, for workers to run."""
+class Admission(CallbackWaiter):
+    """Work that waits in the semaphore's queue. queue: of what has a slot, for workers to run."""
 
     __slots__ = ("once", "queue", "work")
 
@@ -55,11 +55,11 @@ class Admission(Post):
         self.once = threading.Lock()  # held by the thread that runs it
 
     def admitted(self) -> None:
-        """See Post."""
+        """See CallbackWaiter."""
         self.queue.put(self)
 
     def served(self) -> None:
-        """See Post."""
+        """See CallbackWaiter."""
         assert isinstance(self.request, Request)
         assert self.request.results is not None
         self.work.finish(self.request.results)
@@ -68,8 +68,8 @@ class Admission(Post):
 class Workers:
     """The threads, which start when they are needed and end with `end`."""
 
-    def __init__(self, gate: Gate) -> None:
-        self.gate = gate
+    def __init__(self, semaphore: FairSemaphore) -> None:
+        self.semaphore = semaphore
         self.admitted: SimpleQueue[Admission | None] = SimpleQueue()
         self._count = 0
 
@@ -78,10 +78,10 @@ class Workers:
 
         By one thread at a time.
         """
-        if self._count < self.gate.slots:
+        if self._count < self.semaphore.slots:
             self._count += 1  # also where an interrupt cuts off the wait for its start
             try:
-                undisturbed(thread(_work, self.admitted, self.gate).start)
+                undisturbed(thread(_work, self.admitted, self.semaphore).start)
             except RuntimeError as error:
                 if not raised_by_handler(error):
                     self._count -= 1
@@ -99,21 +99,21 @@ def thread(target: Callable[..., None], *arguments: object) -> threading.Thread:
     return threading.Thread(target=target, args=arguments, name="engine-runner", daemon=True)
 
 
-def _work(admitted: SimpleQueue[Admission | None], gate: Gate) -> None:
+def _work(admitted: SimpleQueue[Admission | None], semaphore: FairSemaphore) -> None:
     tell: Tell | None = None  # whoever waits for the last run
     while True:
         try:
-            place = admitted.get_nowait() if tell else admitted.get()
+            waiter = admitted.get_nowait() if tell else admitted.get()
         except Empty:
             assert tell is not None
             tell()
             tell = None
             continue
-        if place is None:
+        if waiter is None:
             break
-        if place.once.acquire(blocking=False):  # an interrupt may have had it put here twice
-            tell = place.work.run(gate, place, tell)
-        del place  # its inputs and results are not kept until the next one
+        if waiter.once.acquire(blocking=False):  # an interrupt may have had it put here twice
+            tell = waiter.work.run(semaphore, waiter, tell)
+        del waiter  # its inputs and results are not kept until the next one
     if tell is not None:
         tell()
 
@@ -127,13 +127,13 @@ class Turn:
     run_s: the moment of time.perf_counter() when its run began; 0 until then.
     """
 
-    __slots__ = ("_call", "_error", "_is_done", "_place", "_results", "_wake", "request", "run_s")
+    __slots__ = ("_call", "_error", "_is_done", "_results", "_waiter", "_wake", "request", "run_s")
 
     def __init__(self, call: Callable[[], list[Tensor]], request: Request | None) -> None:
         self.request = request
         self.run_s = 0.0
         self._call = call
-        self._place: Admission | None = None
+        self._waiter: Admission | None = None
         self._results: list[Tensor] | None = None
         self._error: BaseException | None = None
         self._is_done = False
@@ -142,11 +142,11 @@ class Turn:
 
     def queue(self, workers: Workers, limit: int) -> None:
         """Take a place in the queue. Raises QueueFull."""
-        self._place = Admission(self, workers.admitted)
-        workers.gate.queue(self._place, limit)
+        self._waiter = Admission(self, workers.admitted)
+        workers.semaphore.enqueue(self._waiter, limit)
 
     def wait(
-        self, gate: Gate, deadline_s: float | None, cancel: CancelToken | None
+        self, semaphore: FairSemaphore, deadline_s: float | None, cancel: CancelToken | None
     ) -> list[Tensor]:
         """Return the results, or raise what the run raised.
 
@@ -155,33 +155,35 @@ class Turn:
         try:
             with nullcontext() if cancel is None else cancel.watch(self._look):
                 while not self._is_done:
-                    self._wake.acquire(timeout=self._left_s(gate, deadline_s, cancel))
+                    self._wake.acquire(timeout=self._left_s(semaphore, deadline_s, cancel))
             if self._error is not None:
                 raise self._error
             assert self._results is not None
             return self._results
         finally:
-            # No cycles: a place has its work, and a traceback the frames that have this.
-            self._error = self._place = None
+            # No cycles: a waiter has its work, and a traceback the frames that have this.
+            self._error = self._waiter = None
 
-    def _left_s(self, gate: Gate, deadline_s: float | None, cancel: CancelToken | None) -> float:
+    def _left_s(
+        self, semaphore: FairSemaphore, deadline_s: float | None, cancel: CancelToken | None
+    ) -> float:
         """Return how long to wait, -1 for ever; or raise where that is over."""
         if cancel is not None and cancel.cancelled:
-            self._leave(gate, Cancelled("cancelled by its owner"))
+            self._leave(semaphore, Cancelled("cancelled by its owner"))
         elif deadline_s is not None:
             if (left_s := deadline_s - time.monotonic()) > 0:
                 return min(left_s, threading.TIMEOUT_MAX)
-            self._leave(gate, DeadlineExceeded("other requests lasted to the deadline"))
+            self._leave(semaphore, DeadlineExceeded("other requests lasted to the deadline"))
         return -1.0  # it runs, and the backend sees to its end
 
-    def _leave(self, gate: Gate, error: BaseException) -> None:
+    def _leave(self, semaphore: FairSemaphore, error: BaseException) -> None:
         """Raise an error, unless it runs or has ended."""
-        if self._place is not None and gate.withdraw(self._place) and not self._is_done:
+        if self._waiter is not None and semaphore.withdraw(self._waiter) and not self._is_done:
             raise error
 
-    def run(self, gate: Gate, place: Admission, tell: Tell | None) -> Tell:
+    def run(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> Tell:
         """See Work."""
-        gate.adopt(place)
+        semaphore.take_over(waiter)
         self.run_s = time.perf_counter()
         if tell is not None:
             tell()
@@ -190,10 +192,10 @@ class Turn:
         except BaseException as error:
             self._error = error
         finally:
-            gate.leave()
+            semaphore.release()
         self._is_done = True
         look = self._look
-        del self, place  # the traceback of an error has this frame: no cycle
+        del self, waiter  # the traceback of an error has this frame: no cycle
         return look
 
     def finish(self, results: list[Tensor]) -> None:

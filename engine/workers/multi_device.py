@@ -249,7 +249,7 @@ class MultiDeviceRunner(Handle, Streaming):
         lane = self._lane
         if lane is None:
             raise ModelStateError(f"update weight failed! Error is {self._why_not or _CLOSED}")
-        if lane.gate.is_mine:  # it would wait for itself
+        if lane.semaphore.is_mine:  # it would wait for itself
             raise ModelStateError(
                 "update weight failed! Error is it was called in the middle of a predict of the "
                 "same thread; call it after that one has returned, or in another thread"
@@ -271,7 +271,7 @@ class MultiDeviceRunner(Handle, Streaming):
     def statistics(self) -> MultiDeviceStatistics:
         """Return counts and times of all requests since the start, and the state of each worker."""
         lane = self._lane
-        now = (0, 0) if lane is None else (lane.gate.waiting, lane.gate.running)
+        now = (0, 0) if lane is None else (lane.semaphore.waiting, lane.semaphore.running)
         requests = self._recorder.report(*now, self._replicas.batching)
         return report(requests, self._supervisor)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded, ModelStateError
-from engine.plan.gate import Gate
+from engine.plan.fair_semaphore import FairSemaphore
 from engine.runtime import fitting
 from engine.runtime.descriptions import description_for
 from engine.runtime.inputs import ThreadInputs
@@ -68,7 +68,7 @@ class Replicas:
         self._last = _Seen([], 0)  # replaced as one, by any thread
         # One request more than there are workers is under way, so that none is idle while another
         # request is wrapped up.
-        self.gate = Gate(len(supervisor.seats) + 1)
+        self.semaphore = FairSemaphore(len(supervisor.seats) + 1)
         self._hands = Hands(len(supervisor.seats))
         self._threads = threading.local()
         self._why_not = ""

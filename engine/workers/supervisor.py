@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
 from engine.host.lack import explained
-from engine.plan.gate import Gate
+from engine.plan.fair_semaphore import FairSemaphore
 from engine.workers.guard import check
 from engine.workers.protocol import MOST_LOST, Lost
 from engine.workers.seat import Holder, Seat, State
@@ -42,7 +42,7 @@ class Supervisor:
     def __init__(
         self, assignments: Sequence[Assignment], start: Start, hang_s: float | None = None
     ) -> None:
-        self._gate = Gate(len(assignments))  # of parts: first come, first served
+        self._semaphore = FairSemaphore(len(assignments))  # of parts: first come, first served
         self.retries = 0
         self.hang_s = hang_s
         self.path = assignments[0].model_path
@@ -124,7 +124,7 @@ class Supervisor:
         self._check(deadline_s, cancel)  # a run that is quick would be over before it is stopped
         lost: list[str] = []
         holder = Holder()
-        self._gate.enter(deadline_s, cancel)
+        self._semaphore.acquire(deadline_s, cancel)
         try:
             while True:
                 seat = self._take(holder, len(lost) == MOST_LOST - 1, deadline_s, cancel)
@@ -148,10 +148,10 @@ class Supervisor:
                 raise
 
     def _leave(self, holder: Holder) -> None:
-        """Give back the place at the gate, and a seat that an interrupt has left held."""
+        """Release the slot of the semaphore, and a seat that an interrupt has left held."""
         for seat in self.seats:
             seat.release(holder)
-        self._gate.leave()
+        self._semaphore.release()
 
     def _check(self, deadline_s: float | None, cancel: CancelToken | None) -> None:
         """Raise what is to be said of a request that is not served any more."""

@@ -283,8 +283,8 @@ def test_predicts_of_several_threads_take_turns(tmp_path: Path) -> None:
     """Each rank's n-th predict is that of the same x, whichever thread makes it."""
 
     def main(rank: int, plan: Plan) -> int:
-        assert plan.pool.gate is not None
-        assert plan.pool.gate.slots == 1
+        assert plan.pool.semaphore is not None
+        assert plan.pool.semaphore.slots == 1
         wrong = []
 
         def run() -> None:

@@ -19,7 +19,7 @@ import engine
 from engine import CancelToken, Tensor
 from engine.model.model import model_state
 from engine.plan.contexts import ContextPool
-from engine.plan.gate import Gate
+from engine.plan.fair_semaphore import FairSemaphore
 from engine_testing import models
 from engine_testing.interrupts import Interrupter
 
@@ -126,7 +126,7 @@ def test_who_waits_is_served_in_the_order_of_coming() -> None:
     for index in range(12):
         threads.append(threading.Thread(target=work, args=(index,)))
         threads[-1].start()
-        wait_until(lambda: len(pool.gate._waiting) == index + 1)  # type: ignore[union-attr]  # noqa: B023
+        wait_until(lambda: len(pool.semaphore._waiting) == index + 1)  # type: ignore[union-attr]  # noqa: B023
     pool.give_back(held)
     for thread in threads:
         thread.join(60)
@@ -181,7 +181,7 @@ def test_waiting_can_be_cancelled(fake: ModuleType, tmp_path: Path) -> None:
     wait_until(lambda: fake.running)
     threads.append(threading.Thread(target=work, args=(second,)))
     threads[1].start()
-    wait_until(lambda: model_state(model).plan.pool.gate._waiting)  # type: ignore[union-attr]
+    wait_until(lambda: model_state(model).plan.pool.semaphore._waiting)  # type: ignore[union-attr]
     second.cancel()
     threads[1].join(60)
     assert ended == [second]
@@ -210,7 +210,7 @@ def test_a_model_closed_while_threads_wait_refuses_them_and_is_freed(
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:
         thread.start()
-    wait_until(lambda: len(pool.gate._waiting) == 3)  # type: ignore[union-attr]
+    wait_until(lambda: len(pool.semaphore._waiting) == 3)  # type: ignore[union-attr]
     model.close()
     fake.delay_s = 0
     for thread in threads:
@@ -336,20 +336,20 @@ def test_a_context_whose_reset_fails_is_closed_and_the_next_is_new() -> None:
     assert pool.open_count == 1
 
 
-def test_many_threads_at_a_gate_leave_it_as_it_was() -> None:
-    gate, inside, most = Gate(3), [], []
+def test_many_threads_at_a_semaphore_leave_it_as_it_was() -> None:
+    semaphore, inside, most = FairSemaphore(3), [], []
 
     def work(index: int) -> None:
         for step in range(200):
             deadline_s = time.monotonic() + 0.0005 if step % 3 == 0 else None
             try:
-                gate.enter(deadline_s)
+                semaphore.acquire(deadline_s)
             except engine.DeadlineExceeded:
                 continue
             inside.append(index)
             most.append(len(inside))
             inside.remove(index)
-            gate.leave()
+            semaphore.release()
 
     threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
     for thread in threads:
@@ -357,21 +357,21 @@ def test_many_threads_at_a_gate_leave_it_as_it_was() -> None:
     for thread in threads:
         thread.join(60)
     assert max(most) <= 3
-    assert not gate._inside
-    assert not gate._waiting
-    assert not gate._threads
+    assert not semaphore._holders
+    assert not semaphore._waiting
+    assert not semaphore._threads
 
 
 def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
-    gate = Gate(1)
+    semaphore = FairSemaphore(1)
     may_go, has_left = threading.Event(), threading.Event()
-    gate_is_held = threading.Event()
+    slot_is_held = threading.Event()
 
     def hold() -> None:
-        gate.enter()
-        gate_is_held.set()
+        semaphore.acquire()
+        slot_is_held.set()
         may_go.wait(60)
-        gate.leave()
+        semaphore.release()
         has_left.set()
 
     def handler(number: int, frame: object) -> None:
@@ -381,15 +381,16 @@ def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
 
     thread = threading.Thread(target=hold)
     thread.start()
-    assert gate_is_held.wait(60)
-    with signal_to_this_thread(lambda: gate._waiting, handler), pytest.raises(KeyboardInterrupt):
-        gate.enter(time.monotonic() + 100)
+    assert slot_is_held.wait(60)
+    interrupted = signal_to_this_thread(lambda: semaphore._waiting, handler)
+    with interrupted, pytest.raises(KeyboardInterrupt):
+        semaphore.acquire(time.monotonic() + 100)
     thread.join(60)
-    gate.enter(time.monotonic() + 60)
-    gate.leave()
-    assert not gate._inside
-    assert not gate._waiting
-    assert not gate._threads
+    semaphore.acquire(time.monotonic() + 60)
+    semaphore.release()
+    assert not semaphore._holders
+    assert not semaphore._waiting
+    assert not semaphore._threads
 
 
 def test_a_lease_that_was_lost_gives_its_slot_back_for_the_thread_that_had_it() -> None:

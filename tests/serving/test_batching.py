@@ -264,20 +264,20 @@ def test_close_finishes_requests_whose_shared_run_has_just_failed(
 
     with gated as runner:
         closing = threading.Thread(target=runner.close)
-        gate, looks, has_failed = runner._lanes[0].gate, [], threading.Event()
-        restore, is_used = gate.restore, gate.is_used_by_others
+        semaphore, looks, has_failed = runner._lanes[0].semaphore, [], threading.Event()
+        requeue, is_used = semaphore.requeue, semaphore.is_used_by_others
 
-        def restore_later(places: Any) -> None:
+        def requeue_later(waiters: Any) -> None:
             has_failed.set()
             wait_until(lambda: len(looks) > 2 or (closing.ident and not closing.is_alive()))
-            restore(places)
+            requeue(waiters)
 
         def look() -> bool:
             looks.append(is_used())
             return looks[-1]
 
-        monkeypatch.setattr(gate, "restore", restore_later)
-        monkeypatch.setattr(gate, "is_used_by_others", look)
+        monkeypatch.setattr(semaphore, "requeue", requeue_later)
+        monkeypatch.setattr(semaphore, "is_used_by_others", look)
         threads = [threading.Thread(target=client, args=(number,)) for number in range(11, 16)]
         for thread in threads:
             thread.start()

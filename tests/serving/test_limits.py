@@ -388,6 +388,6 @@ def test_workers_are_spread_over_devices(
     context.parallel.device_ids = [0, 1]
     with ModelParallelRunner() as runner:
         runner.build_from_file(str(models.affine(tmp_path)), context, max_batch_size=1)
-        assert [lane.gate.slots for lane in runner._lanes] == expected
+        assert [lane.semaphore.slots for lane in runner._lanes] == expected
         assert [result(outputs) for outputs in runner.map([[X]] * 8)] == [[[3.0] * 3]] * 8
     assert context.parallel.workers_num == workers

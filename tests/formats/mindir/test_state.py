@@ -239,9 +239,9 @@ def test_signal_handlers_that_raise_lose_no_turn_and_no_step_twice(
         helper.join(30)
     assert (wrong, interrupter.lost, interrupter.unraisable) == ([], [], [])
     assert interrupter.raised > count / 50  # most, but on a busy machine the moments fall late
-    gate = plan.pool.gate
-    assert gate is not None
-    assert (gate._inside, gate._waiting, gate._threads) == ({}, {}, {})
+    semaphore = plan.pool.semaphore
+    assert semaphore is not None
+    assert (semaphore._holders, semaphore._waiting, semaphore._threads) == ({}, {}, {})
     assert plan.pool.open_count == 1
 
 
