@@ -16,6 +16,7 @@ from plan_models import node, save, value
 
 import engine
 from engine.errors import DeadlineExceeded, InputError, ModelError, ModelStateError
+from engine.model.model import model_state
 from engine.reference.evaluator import EvaluatorContext
 
 Install = Callable[..., ModuleType]
@@ -418,7 +419,8 @@ def test_memory_is_the_sum_of_the_segments(
         [node("Add", "x p", "a"), node("Tanh", "a", "b"), node("Add", "b q", "y")],
         constants={"p": np.zeros(7, np.float32), "q": np.zeros(7, np.float32)},
     )
-    plan = build(path)._plan
+    model = build(path)
+    plan = model_state(model).plan
     assert plan is not None
     assert plan.executable.memory() == engine.types.MemoryReport(weights_bytes=2 * 7 * 4)
     parts = {name: report.weights_bytes for name, _, report in plan.memory()}
