@@ -19,7 +19,7 @@ from engine.host.lease import leased
 
 if TYPE_CHECKING:
     from engine.formats.lowered import Unlowered
-    from engine.formats.mindir import CompiledModels, Description
+    from engine_mindir import CompiledModels, Description
 
 NO_SUFFIXES: Mapping[str, str] = {}
 
@@ -200,7 +200,7 @@ class ModelFile:
             content = self._opened()
             if content.kind != kinds.MINDIR:
                 return None
-            from engine.formats.mindir import describe
+            from engine_mindir import describe
 
             return describe(self.path, content)
 
@@ -306,7 +306,7 @@ class ModelFile:
         return with_variables(source, model.repaired or content.data, self._variable_weights)
 
     def _mindir(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
-        from engine.formats.mindir import FoundCompiled  # rare: most models are ONNX
+        from engine_mindir import FoundCompiled  # rare: most models are ONNX
 
         try:
             return self._graph(content)
@@ -350,7 +350,7 @@ class ModelFile:
         return self._forms().use(asked, lambda: self._lowered(content), check)
 
     def _lowered(self, content: Content) -> OpenedSource:
-        from engine.formats.mindir import open_mindir  # rare: most models are ONNX
+        from engine_mindir import open_mindir  # rare: most models are ONNX
 
         return open_mindir(
             self.path,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from engine.formats import ModelFile
-    from engine.formats.mindir import CompiledModels, Description
+    from engine_mindir import CompiledModels, Description
     from engine.typing import DecMode
 
 

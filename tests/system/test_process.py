@@ -29,7 +29,7 @@ OWN = {
     "engine.backends.advice", "engine.backends.device_types", "engine.backends.probe",
     "engine.config.reader", "engine.config.schema", "engine.config.sections",
     "engine.config.shapes", "engine.convert",
-    "engine.converter", "engine.model.update", "engine.formats.encryption", "engine.formats.mindir",
+    "engine.converter", "engine.model.update", "engine.formats.encryption", "engine_mindir",
     "engine.formats.onnx.folding", "engine.formats.onnx.growth", "engine.formats.onnx.order",
     "engine.formats.onnx.small_values", "engine.formats.onnx.sparse",
     "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.fallback",
