@@ -40,9 +40,10 @@ class Door(NamedTuple):
 
 
 BACKENDS = Door("backend", "engine.backends.v1")
+FORMATS = Door("format", "engine.formats.v1", ("recognises", "open"))
 EXTENSIONS = Door("extension", "engine.extensions.v1", ("__call__",))
 CONFORMANCE = Door("conformance", "engine.conformance.v1", ("backend",), extra="testing")
-DOORS = (BACKENDS, EXTENSIONS, CONFORMANCE)
+DOORS = (BACKENDS, FORMATS, EXTENSIONS, CONFORMANCE)
 
 
 def points(door: Door) -> tuple[EntryPoint, ...]:

@@ -80,8 +80,8 @@ class Decryption:
 class Built:
     """A model that is ready to run, what it takes and gives, and how long building took.
 
-    backend: the name of the target's. is_mindir: its file is one, whose axes are nearly all fixed.
-    file: what it was built of.
+    backend: the name of the target's. takes_shapes: of its file, whose axes may all
+    be fixed and can be others. file: what it was built of.
     """
 
     model: Model
@@ -89,7 +89,7 @@ class Built:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     seconds: float
-    is_mindir: bool = False
+    takes_shapes: bool = False
     file: ModelFile | None = field(default=None, repr=False, compare=False)
 
 
@@ -128,7 +128,7 @@ def build(path: Path, options: BuildOptions, decryption: Decryption) -> Built:
     seconds = time.perf_counter() - begin
     backend = state.require_built().plan.backend.name
     specs = model.inputs, model.outputs
-    return Built(model, backend, *specs, seconds, decryption.file.is_mindir, decryption.file)
+    return Built(model, backend, *specs, seconds, decryption.file.takes_shapes, decryption.file)
 
 
 def inputs_of(
@@ -165,7 +165,7 @@ def inputs_of(
     try:
         return collected(built.inputs if specs is None else specs)
     except InputError as refused:
-        if not built.is_mindir:
+        if not built.takes_shapes:
             raise
         opened = [
             replace(spec, shape=(None,) * len(spec.shape)) if spec.shape else spec
@@ -191,7 +191,7 @@ def fit_to(built: Built, values: Sequence[Any]) -> None:
 
     Raises InputError, and AttributeError for a value that is no tensor.
     """
-    if built.is_mindir:
+    if built.takes_shapes:
         sizes = [[*value.shape] for value in values]
         if sizes != [[*(spec.shape or ())] for spec in built.inputs]:
             built.model.resize(built.model.get_inputs(), sizes)

@@ -280,7 +280,7 @@ def _run_first(
     built = build(model, how, decryption)
     with built.model:
         specs = None
-        if others is not None and not built.is_mindir:
+        if others is not None and not built.takes_shapes:
             specs = common_inputs(built.inputs, others, (str(model), str(other)))
         inputs = interruptible(lambda: _inputs(built, given, shapes, specs, other))
         for text in inputs.notes:

@@ -20,7 +20,7 @@ from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
 from engine.cli.output import as_json, fields, note, size, table
 from engine.model.model import model_state
-from engine.model.summary import DEFAULT_DOMAIN, MINDIR, ModelSummary, placed
+from engine.model.summary import DEFAULT_DOMAIN, ModelSummary, placed
 from engine.report.inspection import locked, of_file
 from engine.types import ParameterInfo
 
@@ -134,10 +134,10 @@ def _show_locked(found: ModelSummary, json: bool) -> None:
 
 def _print(found: ModelSummary, nodes: bool, parameters: bool) -> None:
     facts = found.facts()
-    if found.format == MINDIR:
+    if found.is_as_written:
         facts["metadata"] = ", ".join(f"{key}={text}" for key, text in found.short_metadata.items())
     fields(facts)
-    if found.format == MINDIR:
+    if found.is_as_written:
         mindir.show(found)
     for title, specs in (("Inputs", found.inputs), ("Outputs", found.outputs)):
         if specs is not None:
@@ -238,7 +238,7 @@ def _values(found: ModelSummary, nodes: bool, parameters: bool) -> dict[str, Any
         "inputs": None if found.inputs is None else [spec_values(spec) for spec in found.inputs],
         "outputs": None if found.outputs is None else [spec_values(spec) for spec in found.outputs],
     }
-    if found.format == MINDIR:
+    if found.is_as_written:
         values |= mindir.values(found)
     if found.nodes is not None:
         values |= {

@@ -46,7 +46,7 @@ def measure(
     """
     batches, rates = sweep.checked()
     values = inputs.values()
-    axes = batch_axes(built.inputs, built.is_mindir) if batches else {}
+    axes = batch_axes(built.inputs, built.takes_shapes) if batches else {}
     for spec, value in zip(built.inputs, values, strict=True):
         shape = value.shape if isinstance(value, np.ndarray) else ()
         sizes = {shape[axis] for axis in axes.get(spec.name, ()) if axis < len(shape)} - {1}

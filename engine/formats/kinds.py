@@ -25,6 +25,7 @@ _BUILT = "this target does not read it; build from the ONNX model that it was ma
 
 # kind: what it is, what to do. Kinds of compiled models are named as backends name the format.
 FOREIGN = {
+    MINDIR: ("a MindIR model", "install the package that reads it"),
     "plan": ("a TensorRT engine", _BUILT),
     "om": ("an Ascend offline model", _BUILT),
     "ort": ("an onnxruntime model in ORT format", "load the ONNX file that it was made of"),
@@ -81,15 +82,21 @@ _TORCH_MAGIC = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19"  # a long that torch.save once
 
 def kind_of(view: memoryview) -> str:
     """Name what `view` holds: "onnx", "mindir", "encrypted_mindir" or a key of FOREIGN."""
+    return recognised_kind(view)[0]
+
+
+def recognised_kind(view: memoryview) -> tuple[str, bool]:
+    """Return what `kind_of` does, and whether that is certain: ONNX with no field that is not."""
     head = bytes(view[:4096])
     # onnxruntime takes a model with this mark for its own format, whatever else it is: what was
     # checked as ONNX would be read as something else.
     if head[4:8] == b"ORTM":
-        return "ort"
-    by_structure, complete = _protobuf_kind(view)
+        return "ort", False
+    seen, complete = _fields_of(view)
+    by_structure = _protobuf_kind(view, seen, complete)
     if complete and by_structure in (ONNX, MINDIR):
-        return by_structure
-    return _magic_kind(head, view) or by_structure or _text_kind(head) or UNKNOWN
+        return by_structure, by_structure == ONNX and seen.keys() <= _ONNX_KEYS
+    return _magic_kind(head, view) or by_structure or _text_kind(head) or UNKNOWN, False
 
 
 def encryption_of(head: bytes | memoryview) -> str:
@@ -141,36 +148,40 @@ def _text_kind(head: bytes) -> str:
     return "text"
 
 
-def _protobuf_kind(view: memoryview) -> tuple[str, bool]:
-    """Return the kind of protobuf message ("" for none), and whether it is whole."""
+def _fields_of(view: memoryview) -> tuple[dict[int, memoryview | int], bool]:
+    """Return the first of each field of the message, and whether the message is whole."""
     seen: dict[int, memoryview | int] = {}
-    complete = True
     try:
         for tag, value in fields(view, Budget(100_000)):
             seen.setdefault(tag, value)
     except WireError:
-        complete = False
+        return seen, False
+    return seen, True
+
+
+def _protobuf_kind(view: memoryview, seen: dict[int, memoryview | int], complete: bool) -> str:
+    """Return the kind of protobuf message, "" for none."""
     first = seen.get(key(1, BYTES))
     if isinstance(first, memoryview):
         if re.fullmatch(rb"\d+(\.\d+){1,3}", bytes(first[:16])):  # MindIR's version is a string
-            return MINDIR, complete
+            return MINDIR
         if bytes(first[:4]) == b"\x08\x00\x10\xff":  # a block: index 0, parent -1
-            return "paddle", complete
+            return "paddle"
         if complete and bytes(first[:1]) == b"\x0a" and min(seen) == key(1, BYTES):
-            return "tensorflow", complete
+            return "tensorflow"
     version = seen.get(schema.MODEL_IR_VERSION)
     if schema.MODEL_GRAPH in seen and (version or schema.MODEL_OPSET_IMPORT in seen):
-        return ONNX, complete
+        return ONNX
     if key(2, VARINT) in seen and {schema.TENSOR_RAW_DATA, schema.TENSOR_DIMS} & seen.keys():
-        return "onnx_tensor", complete
+        return "onnx_tensor"
     if version and complete and max(seen) >> 3 >= 200:
-        return "coreml", complete
+        return "coreml"
     producer = seen.get(schema.MODEL_PRODUCER_NAME, b"")
     if isinstance(producer, memoryview) and not _is_text(producer):
-        return ("tensorflow", complete) if complete else ("", complete)
+        return "tensorflow" if complete else ""
     if version and len(view) > 2 and seen.keys() <= _ONNX_KEYS:
-        return ONNX, complete  # damaged, or without a graph: the reader says which
-    return ("protobuf" if complete and len(seen) > 1 else ""), complete
+        return ONNX  # damaged, or without a graph: the reader says which
+    return "protobuf" if complete and len(seen) > 1 else ""
 
 
 def _is_text(view: memoryview) -> bool:

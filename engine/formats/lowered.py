@@ -1,4 +1,4 @@
-"""A lowered MindIR as files: written into a folder, read again without lowering it.
+"""What a format made of a file, as files: written into a folder, read again without the format.
 
     model.onnx     the ONNX model
     weights.bin    tensors that are neither in that nor in files of the user's; mapped when read
@@ -13,14 +13,16 @@ from __future__ import annotations
 import json
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from engine.errors import ModelError
-from engine.formats import data_files
 from engine.formats.code import digest_of_code
+from engine.formats.files import read_start
+from engine.formats.format import FormatFile
 from engine.formats.onnx import read_model
 from engine.formats.opened import FileVersion, OpenedSource, Slot
 from engine.types import DType
@@ -30,42 +32,27 @@ MODEL, WEIGHTS, RECORD = "model.onnx", "weights.bin", "lowered.json"
 _PAGE = 4096
 
 
-class Unlowered(NamedTuple):
-    """A .mindir that is to be lowered, and how.
-
-    path: None for a model in memory. data: its content, maybe mapped. version: of the file.
-    folder: where its data files are; None for beside it. variable_weights: see ModelFile.
-    """
-
-    path: Path | None
-    data: bytes | mmap.mmap
-    version: FileVersion | None
-    folder: Path | None = None
-    variable_weights: tuple[str, ...] = ()
-
-    @property
-    def base(self) -> Path | None:
-        """The folder in which the names of data files start."""
-        return self.folder or (self.path.parent if self.path is not None else None)
-
-
 class OtherFiles(Exception):
     """The files of the model do not lie as they did when it was written."""
 
 
-CODE = (
-    "formats/mindir",
-    *(f"formats/{name}.py" for name in ("data_files", "lowered", "variable", "onnx/writer")),
-)
-"""The code that lowers, in `code.ROOT`."""
+CODE = tuple(f"formats/{name}.py" for name in ("lowered", "variable", "onnx/writer"))
+"""The core's code that decides what a lowered model is, in `code.ROOT`."""
 
 
-def lowering_version() -> str:
-    """Name the code that lowers: what other code has written may differ."""
-    return f"{digest_of_code(CODE)} numpy {np.__version__}"
+def lowering_version(version: str) -> str:
+    """Name the code that lowers: what other code has written may differ. version: of the format."""
+    return f"{version} {digest_of_code(CODE)} numpy {np.__version__}"
 
 
-def write(source: OpenedSource, asked: Unlowered, folder: Path) -> None:
+def can_be_kept(source: OpenedSource, asked: FormatFile) -> bool:
+    """Return whether `write` can write it: an ONNX model whose files are beside what was asked."""
+    if source.graph is None or source.folder not in _folders(asked).values():
+        return False
+    return all(_is_inside(_name(path, asked)) for path in source.versions)
+
+
+def write(source: OpenedSource, asked: FormatFile, folder: Path) -> None:
     """Write what `asked` was lowered to into an empty folder. Raises OSError, ModelError."""
     assert source.data is not None, "a lowered model is in memory"
     with (folder / WEIGHTS).open("xb") as file:
@@ -74,14 +61,19 @@ def write(source: OpenedSource, asked: Unlowered, folder: Path) -> None:
             "state": [_put_slot(file, slot) for slot in source.state],
             "variables": [_put_slot(file, slot) for slot in source.variables],
             "folds_too_much": source.folds_too_much,
-            "left": (left := _left(source, asked)),
-            "locations": _locations(_placed(asked, left)),
+            "folder": next(
+                word for word, place in _folders(asked).items() if place == source.folder
+            ),
+            "outside": {
+                _name(path, asked): [_location(path, source.folder), version.nbytes]
+                for path, version in source.versions.items()
+            },
         }
     (folder / MODEL).write_bytes(source.data)
     (folder / RECORD).write_text(json.dumps(record), encoding="utf-8")
 
 
-def read(folder: Path, asked: Unlowered, digest: str = "") -> OpenedSource:
+def read(folder: Path, asked: FormatFile, digest: str = "") -> OpenedSource:
     """Return the lowered model; its large tensors stay mapped as long as one is in use.
 
     Raises OSError, ValueError, LookupError or TypeError for a folder that is damaged, OtherFiles
@@ -91,28 +83,23 @@ def read(folder: Path, asked: Unlowered, digest: str = "") -> OpenedSource:
     data = (folder / MODEL).read_bytes()
     weights = _mapped(folder / WEIGHTS)
     files = {str(name): _get(weights, *place) for name, place in record["files"].items()}
-    try:
-        placed = _placed(asked, record["left"])
-    except (OSError, ModelError, data_files.DataFileError) as error:
-        raise OtherFiles(str(error)) from error
-    if _locations(placed) != record["locations"]:
-        raise OtherFiles("its data files are others")
-    name = str(asked.path) if asked.path is not None else "model bytes"
-    beside = placed.folder / "part" if placed is not None else asked.path  # just a name
-    model = read_model(memoryview(data), beside, name, files)
+    base = _folders(asked)[record["folder"]]
+    versions = _versions(record["outside"], base, asked)
+    beside = base / "part" if base is not None else None  # just a name
+    model = read_model(memoryview(data), beside, asked.name, files)
     if model.repaired is not None:
         raise ValueError("it breaks a rule of ONNX")
     return OpenedSource(
         format="onnx",
         path=asked.path,
         data=data,
-        folder=placed.folder if placed is not None else asked.base,
+        folder=base,
         graph=model.graph,
         files=files,
         state=tuple(_get_slot(weights, *slot) for slot in record["state"]),
         variables=tuple(_get_slot(weights, *slot) for slot in record["variables"]),
         folds_too_much=bool(record["folds_too_much"]),
-        versions=placed.versions if placed is not None else {},
+        versions=versions,
         digest=digest,
     )
 
@@ -120,23 +107,46 @@ def read(folder: Path, asked: Unlowered, digest: str = "") -> OpenedSource:
 # -------------------------------------------------------------------------- files of the user's
 
 
-def _left(source: OpenedSource, asked: Unlowered) -> list[str] | None:
-    """Return the data files that runtimes read tensors from; None where that is the .mindir."""
-    if asked.path is not None and asked.path in source.versions:
-        return None
-    return [os.path.relpath(path, asked.base) for path in source.versions]
+def _folders(asked: FormatFile) -> dict[str, Path | None]:
+    """Return the folders that the names of external data may start in, by the words for them.
+
+    That of what was asked, the one that the file lies in if links are followed, and none.
+    """
+    real = None if asked.path is None else Path(os.path.realpath(asked.path)).parent
+    return {"beside": asked.base, "real": real, "none": None}
 
 
-def _placed(asked: Unlowered, names: list[str] | None) -> data_files.Placed | None:
-    if names is not None:
-        assert asked.base is not None or not names, "bytes have no data files"
-        return data_files.placed_data(asked.path, asked.base, names) if asked.base else None
-    assert asked.path is not None
-    return data_files.placed_file(asked.path, asked.version)
+def _name(path: Path, asked: FormatFile) -> str:
+    """Return a file's name from the folder of the model, "" for the model's own."""
+    return "" if path == asked.path else os.path.relpath(path, asked.base)
 
 
-def _locations(placed: data_files.Placed | None) -> dict[str, list[str | int]]:
-    return {name: [*place] for name, place in placed.locations.items()} if placed else {}
+def _is_inside(name: str) -> bool:
+    return not os.path.isabs(name) and ".." not in Path(name).parts
+
+
+def _location(path: Path, folder: Path | None) -> str:
+    """Return where a file lies, from the folder that the ONNX model's locations start in."""
+    return os.path.relpath(os.path.realpath(path), os.path.realpath(folder or ""))
+
+
+def _versions(
+    outside: Mapping[str, Any], folder: Path | None, asked: FormatFile
+) -> dict[Path, FileVersion]:
+    """Return the files that runtimes read, as they are now. Raises OtherFiles."""
+    versions = {}
+    for name, placed in outside.items():
+        path = asked.base / name if name and asked.base else asked.path
+        if path is None or not _is_inside(name):
+            raise ValueError(f"it names a file that is not beside it: {name!r}")
+        try:
+            version = read_start(path, 1)[1] if name else asked.version
+        except (OSError, ModelError) as error:
+            raise OtherFiles(str(error)) from error
+        if version is None or [_location(path, folder), version.nbytes] != placed:
+            raise OtherFiles("its data files are others")
+        versions[path] = version
+    return versions
 
 
 # ---------------------------------------------------------------------------------- weights.bin

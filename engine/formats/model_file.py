@@ -16,26 +16,30 @@ from engine.formats.content import Content, decrypted
 from engine.formats.onnx import read_model
 from engine.formats.opened import FileVersion, OpenedSource
 from engine.host.lease import leased
+from engine.types import ModelSource
 
 if TYPE_CHECKING:
-    from engine.formats.lowered import Unlowered
-    from engine_mindir import CompiledModels, Description
+    from engine.formats.description import CompiledModels, Description
+    from engine.formats.format import FormatFile
+    from engine.formats.recognised import Recognised
 
 NO_SUFFIXES: Mapping[str, str] = {}
 
 
 class LoweredForms(Protocol):
-    """A place in which the lowered forms of MindIR files are kept."""
+    """A place in which what formats make of their files is kept."""
 
     def use(
         self,
-        asked: Unlowered,
+        asked: FormatFile,
+        version: str,
         lower: Callable[[], OpenedSource],
         check: Callable[[], None] | None = None,
     ) -> OpenedSource:
         """Return what `lower` makes, or the same of a form that is kept.
 
-        check: called while another process is waited for that makes one; may raise.
+        version: of the format. check: called while another process is waited for that makes one;
+        may raise.
         """
 
 
@@ -63,7 +67,7 @@ class ModelFile:
         dec_key, dec_mode: the key of an encrypted file, which holds MindIR or ONNX. folder: where
         the data files of a split MindIR are, if not beside it. variable_weights: weights that
         become inputs of the graph, by name, or by the name of the node that reads them; see
-        `OpenedSource.variables`. input_shapes: shapes to lower a MindIR for in place of the file's.
+        `OpenedSource.variables`. input_shapes: see `Format.takes_shapes`.
         """
         self.path: Path | None = Path(path)
         self.entry = ""
@@ -78,9 +82,11 @@ class ModelFile:
         self._cancel: CancelToken | None = None
         self._forms: Callable[[], LoweredForms] | None = None
         self._kind = ""
+        self._is_whole_onnx = False
         self._encryption = ""
         self._data: bytes | mmap.mmap | None = None  # as it is stored
         self._content: Content | None = None
+        self._recognised: tuple[Recognised | None] | None = None
         self._source: OpenedSource | None = None
         self._plain: OpenedSource | None = None  # where `_source` has variable weights
 
@@ -121,7 +127,10 @@ class ModelFile:
     def kind(self) -> str:
         """The kind of what is stored, by its content: see `recognise`. Raises ModelError."""
         self._open()
-        return self._kind
+        if self._kind == kinds.ENCRYPTED_MINDIR:
+            return self._kind
+        format = self._format()
+        return self._kind if format is None else format.name
 
     @property
     def encryption(self) -> str:
@@ -130,14 +139,24 @@ class ModelFile:
         return self._encryption
 
     @property
-    def is_mindir(self) -> bool:
-        """True for a MindIR, also an encrypted one that was opened. Raises ModelError."""
-        return self._opened().kind == kinds.MINDIR
+    def takes_shapes(self) -> bool:
+        """True where `lower_for` has an effect: see `Format.takes_shapes`. Raises ModelError."""
+        format = self._format()
+        return format is not None and format.takes_shapes
+
+    @property
+    def format(self) -> str:
+        """The name of the format of what the file holds, decrypted: "onnx", or an installed one.
+
+        "" for any other. Raises ModelError.
+        """
+        format = self._format()
+        return kinds.ONNX if self.is_onnx else "" if format is None else format.name
 
     @property
     def is_onnx(self) -> bool:
         """True for an ONNX model, also an encrypted one that was opened. Raises ModelError."""
-        return self._opened().kind == kinds.ONNX
+        return self._opened().kind == kinds.ONNX and self._format() is None
 
     @property
     def version(self) -> FileVersion | None:
@@ -150,7 +169,7 @@ class ModelFile:
         self._dec_mode = dec_mode
 
     def lower_for(self, shapes: Mapping[str, Sequence[int | None]]) -> None:
-        """Set the shapes of all inputs to lower a MindIR for; what was lowered before is gone."""
+        """Set the shapes of all inputs to read the file for; what was read before is gone."""
         self._input_shapes, self._source = shapes, None
 
     def look_in(self, folder: str | os.PathLike[str] | None) -> None:
@@ -179,11 +198,11 @@ class ModelFile:
         return with_constants(self._source, {})
 
     def watch(self, cancel: CancelToken | None) -> None:
-        """Let a token stop the reading of a MindIR, with Cancelled; None for no token."""
+        """Let a token stop the work of a format, with Cancelled; None for no token."""
         self._cancel = cancel
 
     def keep_in(self, forms: Callable[[], LoweredForms] | None) -> None:
-        """Set what finds the place for the lowered form of a MindIR; None to keep none."""
+        """Set what finds the place for what a format makes of the file; None to keep nothing."""
         self._forms = forms
 
     def compiled_models(self) -> CompiledModels | None:
@@ -195,21 +214,20 @@ class ModelFile:
         return None if description is None else description.compiled
 
     def description(self) -> Description | None:
-        """Describe a MindIR as it is written; None for any other file. Raises ModelError."""
-        with self._kept():
-            content = self._opened()
-            if content.kind != kinds.MINDIR:
-                return None
-            from engine_mindir import describe
+        """Describe a file as it is written, where its format can; None for any other file.
 
-            return describe(self.path, content)
+        Raises ModelError.
+        """
+        with self._kept():
+            format = self._format()
+            return None if format is None else format.describe(self._asked(NO_SUFFIXES))
 
     def __call__(self, suffixes: Mapping[str, str] = NO_SUFFIXES) -> OpenedSource:
         """Return the model for a backend, checked.
 
         suffixes: file name endings of the backend's own compiled forms, and their formats, e.g.
-            {".engine": "plan"}. Such a file is passed on unread, with `graph` None; so is a form
-            that is inside a MindIR.
+            {".engine": "plan"}. Such a file is passed on unread, with `graph` None; so is one that
+            a format finds in its file.
         Of an ONNX model it has the graph's description and, up to 4 MiB, the bytes that were
         checked; of a larger one the path, to be read by the runtime itself, and the version that
         was checked: see `OpenedSource.check_unchanged`. Of an encrypted file it has the bytes,
@@ -221,15 +239,15 @@ class ModelFile:
         if self._source is None:
             with self._kept():
                 content = self._opened()
-                if content.kind == kinds.ONNX:
-                    self._source = self._onnx(content)
-                    self._content = content._replace(data=b"")  # a large file is not to stay mapped
-                    self._data = b""
-                elif content.kind == kinds.MINDIR:
-                    source = self._mindir(content, suffixes)
+                if (format := self._format()) is not None:
+                    source = self._of_format(format, self._asked(suffixes))
                     if source.graph is None:
                         return source  # for those alone who run such a form
                     self._source = source
+                elif content.kind == kinds.ONNX:
+                    self._source = self._onnx(content)
+                    self._content = content._replace(data=b"")  # a large file is not to stay mapped
+                    self._data = b""
                 else:
                     return self._compiled(content, suffixes)
         return self._source
@@ -253,7 +271,7 @@ class ModelFile:
             view = memoryview(self._data)
             if not view:
                 raise ModelError(f"{self.name}: empty; expected a model")
-            self._kind = kinds.kind_of(view)
+            self._kind, self._is_whole_onnx = kinds.recognised_kind(view)
             self._encryption = kinds.encryption_of(view)
         assert self._data is not None
         return self._data
@@ -305,65 +323,89 @@ class ModelFile:
         self._plain = source
         return with_variables(source, model.repaired or content.data, self._variable_weights)
 
-    def _mindir(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
-        from engine_mindir import FoundCompiled  # rare: most models are ONNX
+    def _format(self) -> Recognised | None:
+        """Return the installed format of the content; None for ONNX and what none recognises."""
+        if self._recognised is None:
+            content = self._opened()
+            is_onnx = content.kind == kinds.ONNX
+            if is_onnx and (self._is_whole_onnx or content.encryption):
+                self._recognised = (None,)
+            else:  # a format that begins with a text may look like damaged ONNX
+                from engine.formats.recognised import HEAD_BYTES, recognised  # rare
 
-        try:
-            return self._graph(content)
-        except FoundCompiled as found:
-            models, om, files = found.models, found.om, found.files
-        step = ""
-        if "om" not in suffixes.values():
-            step = (
-                "run it with target 'ascend', or give the model that it was converted from, which "
-                "runs on every target"
-            )
-        elif len(models.graphs) > 1 and not self.entry:
-            step = "run them with engine.MultiModelRunner, which has an executor for each"
-        if step:
-            raise ModelError(
-                f"{self.name}: is {models} compiled for Ascend; {step}",
-                "" if self.path is None else self.name,
-            )
-        return OpenedSource(
-            format="om",
+                self._recognised = (recognised(bytes(content.data[:HEAD_BYTES]), not is_onnx),)
+        return self._recognised[0]
+
+    def _asked(self, suffixes: Mapping[str, str]) -> FormatFile:
+        """Return what a format is asked for."""
+        from engine.formats.format import FormatFile  # rare: most models are ONNX
+
+        content = self._opened()
+        return FormatFile(
+            data=content.data,
             path=self.path,
-            data=om(int(self.entry or 0)),
-            is_secret=bool(content.encryption),
-            read_files=files,
-        )
-
-    def _graph(self, content: Content) -> OpenedSource:
-        if (
-            self._forms is None
-            or content.encryption
-            or self._weights is not None
-            or self._input_shapes is not None
-        ):
-            return self._lowered(content)
-        from engine.formats.lowered import Unlowered
-
-        asked = Unlowered(
-            self.path, content.data, self._version, self._folder, self._variable_weights
-        )
-        check = self._cancel.check if self._cancel is not None else None
-        return self._forms().use(asked, lambda: self._lowered(content), check)
-
-    def _lowered(self, content: Content) -> OpenedSource:
-        from engine_mindir import open_mindir  # rare: most models are ONNX
-
-        return open_mindir(
-            self.path,
-            content.data,
-            dec_key=self._dec_key if content.encryption else None,
-            dec_mode=self._dec_mode,
+            version=self._version,
             folder=self._folder,
             weights=self._weights,
-            version=self._version,
+            dec_key=self._dec_key if content.encryption else None,
+            dec_mode=self._dec_mode,
             variable_weights=self._variable_weights,
             input_shapes=self._input_shapes,
+            formats=frozenset(suffixes.values()),
+            entry=self.entry,
             cancel=self._cancel,
         )
+
+    def _of_format(self, format: Recognised, asked: FormatFile) -> OpenedSource:
+        def read() -> OpenedSource:
+            return self._checked(format.open(asked), format.name)
+
+        is_plain = asked.dec_key is None and asked.weights is None and asked.input_shapes is None
+        if self._forms is None or not is_plain or not format.version:
+            return read()
+        check = self._cancel.check if self._cancel is not None else None
+        return self._forms().use(asked, f"{format.name} {format.version}", read, check)
+
+    def _checked(self, source: ModelSource, format: str) -> OpenedSource:
+        """Return what a format gave as all of the core has it."""
+        where = "" if self.path is None else self.name
+        if not isinstance(source, ModelSource):
+            text = f"{self.name}: format {format!r} gave {source!r:.80}, expected a ModelSource"
+            raise ModelError(text, where)
+        is_secret = source.is_secret or bool(self._opened().encryption)
+        if isinstance(source, OpenedSource) and (source.graph or source.format != kinds.ONNX):
+            return source
+        if source.format != kinds.ONNX:
+            return OpenedSource(
+                format=source.format,
+                path=source.path or self.path,
+                data=source.data,
+                folder=source.folder,
+                is_secret=is_secret,
+                entry=source.entry or self.entry,
+            )
+        if source.data is None:
+            raise ModelError(f"{self.name}: format {format!r} gave no ONNX model", where)
+        beside = None if source.folder is None else source.folder / "part"  # just a name
+        model = read_model(memoryview(source.data), beside, self.name, source.files)
+        data = model.repaired or source.data
+        checked = OpenedSource(
+            format=kinds.ONNX,
+            path=self.path,
+            data=data,
+            folder=source.folder,
+            graph=model.graph,
+            is_secret=is_secret,
+            files=source.files,
+            folds_too_much=model.folds_too_much,
+            versions=dict(model.versions),
+        )
+        if not self._variable_weights:
+            return checked
+        from engine.formats.onnx.weights import with_variables  # rare
+
+        self._plain = checked
+        return with_variables(checked, data, self._variable_weights)
 
     def _compiled(self, content: Content, suffixes: Mapping[str, str]) -> OpenedSource:
         # By content where the format has a magic number, else by name: compiled forms are opaque.
@@ -377,10 +419,21 @@ class ModelFile:
                     format=compiled, path=self.path, folder=self.path.parent, entry=self.entry
                 )
         view = memoryview(content.data)
-        what, step = kinds.FOREIGN[kind]
+        what, step = self._foreign(kind)
         start = bytes(view[:8]).hex(" ")
         seen = f" (it starts with {start})" if kind == kinds.UNKNOWN else ""
         raise ModelError(
             f"{self.name}: is {what}{seen}; expected a binary ONNX model; {step}",
             "" if self.path is None else self.name,
         )
+
+    def _foreign(self, kind: str) -> tuple[str, str]:
+        """Return what a file is that no format here reads, and what to do."""
+        what, step = kinds.FOREIGN[kind]
+        if kind == kinds.MINDIR:
+            from engine.formats.recognised import unusable  # rare
+            from engine.host.install import pip_install_plugin
+
+            broken = next((found for found in unusable() if found.name == kind), None)
+            step = f"run: {pip_install_plugin('mindir')}" if broken is None else str(broken)
+        return what, step

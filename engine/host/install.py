@@ -24,6 +24,13 @@ def pip_install(extra: str, root: Path = _ROOT) -> str:
     return f'pip install "inference-engine[{extra}]"'
 
 
+def pip_install_plugin(name: str, root: Path = _ROOT) -> str:
+    """Return the command that installs a plugin of this project by itself. root: as above."""
+    if (root / "plugins" / name / "pyproject.toml").is_file():
+        return f'pip install -e "{_near(root / "plugins" / name)}"'
+    return f"pip install inference-engine-{name.replace('_', '-')}"
+
+
 def _near(path: Path) -> str:
     """Return a path as somebody in the current folder writes it, where that is shorter."""
     try:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["CompiledPart", "ModelSummary", "Operator", "PlacementGroup"]
 
 DEFAULT_DOMAIN = "ai.onnx"  # what ONNX calls the domain whose name is empty
-MINDIR = "mindir"
 _MOST_OPERATORS = 12  # in the text; the others are counted
 _LONG = 200  # characters of metadata that are shown
 
@@ -85,12 +84,13 @@ _STATES = {
 class ModelSummary:
     """Summary of a model. Prints as text, and in notebooks as HTML.
 
-    model: its file, "" for one from memory. format: "onnx", "mindir", "encrypted" where the key is
-    missing, or a backend's compiled form; of the last two nobody knows what is in them, and what
-    follows is empty or None. size_bytes: of the file; None for a model from memory.
-    operators: the most frequent first; of a MindIR's file its primitives, those that cannot run
-    first. nodes, parameters: of the main graph. functions: of a MindIR. compiled: the models in a
-    MindIR that are compiled for Ascend, then the executors that MultiModelRunner makes of them.
+    model: its file, "" for one from memory. format: "onnx", an installed one as "mindir",
+    "encrypted" where the key is missing, or a backend's compiled form; of the last two nobody knows
+    what is in them, and what follows is empty or None. size_bytes: of the file; None for a model
+    from memory. operators: the most frequent first; of a MindIR's file its primitives, those that
+    cannot run first. nodes, parameters: of the main graph. functions: of a MindIR. compiled: the
+    models in a MindIR that are compiled for Ascend, then the executors that MultiModelRunner makes
+    of them.
     backend: the first target's. placement, memory: None before the model is built.
     """
 
@@ -113,6 +113,11 @@ class ModelSummary:
     backend: str = ""
     placement: tuple[Placement, ...] | None = field(default=None, repr=False)
     memory: ModelMemory | None = field(default=None, repr=False)
+
+    @property
+    def is_as_written(self) -> bool:
+        """True for a file that is shown in the terms of its own format, and not as ONNX."""
+        return self.nodes is None and self.parameters is not None
 
     @property
     def node_count(self) -> int:

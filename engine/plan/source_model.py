@@ -44,7 +44,7 @@ class SourceModel:
         self._version = file.version
         self._folder = None if folder is None else absolute(folder)
         self._data_files = data_files(file, source)
-        self._is_mindir = file.is_mindir
+        self._takes_shapes = file.takes_shapes
         self._variable_weights = variable_weights
         kept_bytes = len(source.data or b"") + sum(map(len, source.files.values()))
         kept_bytes += sum(slot.initial.nbytes for slot in source.variables)
@@ -73,7 +73,7 @@ class SourceModel:
             self._ranges = _ranges(source)
         shapes = self._ranges.shapes_at(inputs, outputs)
         is_known = all(-1 not in shapes.get(name, (-1,)) for name in outputs)
-        if not is_known and self._is_mindir and (fixed := self._source(inputs)) is not None:
+        if not is_known and self._takes_shapes and (fixed := self._source(inputs)) is not None:
             # Lowering knows more of shapes that are computed from shapes than inference does.
             shapes = _ranges(fixed).shapes_at(inputs, outputs)
         return {
@@ -91,7 +91,7 @@ class SourceModel:
 
         Raises ModelError where that cannot be.
         """
-        if self._is_mindir:
+        if self._takes_shapes:
             # Lowered anew: what MindSpore inferred in the file is for the shapes it had.
             source = self._source(inputs)
         else:

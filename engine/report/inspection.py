@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from engine.model.model import model_state
 from engine.model.summary import (
-    MINDIR,
     CompiledPart,
     ModelSummary,
     Operator,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from engine.formats import ModelFile
-    from engine_mindir import CompiledModels, Description
+    from engine.formats.description import CompiledModels, Description
     from engine.typing import DecMode
 
 
@@ -75,7 +74,7 @@ def of_file(path: str, file: ModelFile, targets: Sequence[str] = ()) -> ModelSum
     """
     written = file.description()
     if written is not None:
-        return _of_mindir(path, written)
+        return _of_description(path, file, written)
     source = file(_suffixes(targets))
     return of_graph(
         source.graph,
@@ -99,7 +98,7 @@ def _suffixes(targets: Sequence[str]) -> Mapping[str, str]:
     return suffixes
 
 
-def _of_mindir(path: str, written: Description) -> ModelSummary:
+def _of_description(path: str, file: ModelFile, written: Description) -> ModelSummary:
     def support(name: str) -> str:
         if name in written.collectives:
             return "yes, beside the other ranks"
@@ -111,8 +110,8 @@ def _of_mindir(path: str, written: Description) -> ModelSummary:
     operators.sort(key=lambda op: (op.support != "no", -op.count, op.name))
     return ModelSummary(
         path,
-        MINDIR,
-        written.encryption,
+        file.format,
+        file.encryption,
         file_size(path),
         written.inputs,
         written.outputs,

@@ -51,14 +51,16 @@ class Point:
         return self.due < _FEWEST and not self.is_overloaded
 
 
-def batch_axes(specs: Sequence[TensorSpec], is_mindir: bool = False) -> dict[str, tuple[int, ...]]:
+def batch_axes(
+    specs: Sequence[TensorSpec], takes_shapes: bool = False
+) -> dict[str, tuple[int, ...]]:
     """Return the axes of the batch by input name: open ones, of the name of the first such axis.
 
-    is_mindir: the file is a MindIR, whose axes are fixed and can be resized; the first ones count.
+    takes_shapes: the file's axes may all be fixed and can be others; the first ones count.
     Raises InputError for a model whose batch is fixed.
     """
     first = [(spec, spec.shape[0]) for spec in specs if spec.shape]
-    if is_mindir:
+    if takes_shapes:
         return {spec.name: (0,) for spec, _ in first}
     free = [dim for _, dim in first if not isinstance(dim, int)]
     if not free:

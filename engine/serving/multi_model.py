@@ -30,10 +30,9 @@ from engine.model.model import Model, model_state
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from engine_mindir import CompiledModels
-
     from engine.config.declared import Executors
     from engine.formats import ModelFile
+    from engine.formats.description import CompiledModels
     from engine.serving.model_chain import Chain
     from engine.tensor import Tensor, TensorMeta
     from engine.types import CancelToken, Progress

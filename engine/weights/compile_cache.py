@@ -42,7 +42,7 @@ class Build(Protocol):
 
 
 MIN_BYTES = 8 << 20
-"""Weights from which on a model is kept; a .mindir of that size is kept lowered."""
+"""Weights from which on a model is kept; a file of that size is kept lowered to ONNX."""
 
 IS_SMALL = (
     f"models below {MIN_BYTES:,} are kept only where [common_context] model_cache_dir names a "

@@ -1,4 +1,4 @@
-"""Lowered MindIR files in the compile cache: decoded once per machine.
+"""Lowered models in the compile cache: what a format makes of a file, made once per machine.
 
 Lowering costs more than a runtime's start, so this entry is found before anything is decoded.
 """
@@ -17,7 +17,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.weights.compile_cache import MIN_BYTES, CompileCache, Mode
 
 if TYPE_CHECKING:
-    from engine.formats.lowered import Unlowered
+    from engine.formats.format import FormatFile
     from engine.formats.opened import OpenedSource
     from engine.weights.digests import Digests
     from engine.weights.store import Identity
@@ -25,21 +25,30 @@ if TYPE_CHECKING:
 _DIGESTS = "digests.json"
 
 
+class _NotKept(Exception):
+    """The model cannot be written: no error, but nothing for the cache."""
+
+    def __init__(self, source: OpenedSource) -> None:
+        super().__init__(source)
+        self.source = source
+
+
 class LoweredForms:
-    """Lowered forms of .mindir files, as entries of a cache. See `formats.model_file`."""
+    """Lowered models as entries of a cache. See `formats.model_file`."""
 
     def __init__(self, cache: CompileCache) -> None:
         self._cache = cache
 
     def use(
         self,
-        asked: Unlowered,
+        asked: FormatFile,
+        version: str,
         lower: Callable[[], OpenedSource],
         check: Callable[[], None] | None = None,
     ) -> OpenedSource:
         """Return what `lower` makes; of the entry where there is one, else making it.
 
-        check: called while another process is waited for; may raise.
+        version: of the format. check: called while another process is waited for; may raise.
         """
         cache = self._cache
         if cache.mode is Mode.OFF or (not cache.keeps_small and len(asked.data) < MIN_BYTES):
@@ -55,7 +64,7 @@ class LoweredForms:
         try:
             store = cache.store()
             try:
-                identity = _identify(store.digests, asked)
+                identity = _identify(store.digests, asked, version)
             except OSError as error:
                 raise CacheUnusable(f"{asked.path}: {error}") from error
 
@@ -73,6 +82,8 @@ class LoweredForms:
 
             def make(folder: Path | None) -> OpenedSource:
                 source = lower()
+                if not lowered.can_be_kept(source, asked):
+                    raise _NotKept(source)
                 if folder is not None:
                     lowered.write(source, asked, folder)
                     # As `read` gives it; and who compiles it does not hash its weights again.
@@ -83,7 +94,7 @@ class LoweredForms:
 
             work = Work(
                 identity=identity,
-                title="model bytes" if asked.path is None else str(asked.path),
+                title=asked.name,
                 nbytes=len(asked.data),
                 read=read,
                 make=make,
@@ -91,6 +102,8 @@ class LoweredForms:
                 is_of_disk=lambda error: isinstance(error, OSError),  # others are the model's
             )
             return found_or_made(store, cache.mode is Mode.ON, work)
+        except _NotKept as found:
+            return found.source
         except CacheUnusable as error:
             if interrupt := raised_by_handler(error):
                 raise interrupt from None
@@ -98,7 +111,7 @@ class LoweredForms:
             return lower()
 
 
-def _identify(digests: Digests, asked: Unlowered) -> Identity:
+def _identify(digests: Digests, asked: FormatFile, version: str) -> Identity:
     import hashlib
     import json
 
@@ -113,7 +126,7 @@ def _identify(digests: Digests, asked: Unlowered) -> Identity:
         model,
         {
             "backend": "(lowered)",
-            "lowering": lowering_version(),
+            "lowering": lowering_version(version),
             "variable weights": json.dumps(asked.variable_weights),
             # Tensors of a large file stay in it, and the lowered model names it.
             "name": "" if asked.path is None else os.path.basename(os.path.realpath(asked.path)),

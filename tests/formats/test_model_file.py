@@ -42,13 +42,13 @@ def hook(event, args):
             opens.append(args)
 sys.addaudithook(hook)
 from engine.formats import encryption, kinds
-calls = {"kind_of": 0, "decrypt": 0}
+calls = {"recognised_kind": 0, "decrypt": 0}
 def counting(name, function):
     def wrapper(*args):
         calls[name] += 1
         return function(*args)
     return wrapper
-kinds.kind_of = counting("kind_of", kinds.kind_of)
+kinds.recognised_kind = counting("recognised_kind", kinds.recognised_kind)
 encryption.decrypt = counting("decrypt", encryption.decrypt)
 sys.argv = ["engine", *arguments]
 from engine.cli import main
@@ -56,7 +56,7 @@ try:
     sys.exit(main())
 except SystemExit as ended:
     assert not ended.code, ended.code
-print(len(opens), calls["kind_of"], calls["decrypt"], file=sys.stderr)
+print(len(opens), calls["recognised_kind"], calls["decrypt"], file=sys.stderr)
 """
 
 

@@ -33,7 +33,7 @@ def rewritten(path: Path, place: int) -> None:
 def test_a_weight_that_stays_in_a_mindirs_file_is_part_of_the_model(
     tmp_path: Path, digests: Digests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine_mindir.SMALL_BYTES", 0)
+    monkeypatch.setattr("engine_mindir.opening.SMALL_BYTES", 0)
     monkeypatch.setattr("engine_mindir.storage.SMALL_BYTES", 0)
     path = tmp_path / "net.mindir"
     path.write_bytes(MINDIR.read_bytes())

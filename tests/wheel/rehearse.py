@@ -20,7 +20,10 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECTS = [ROOT, *(ROOT / "plugins" / name for name in ("cpu", "gpu_trt", "ascend_ge", "kit"))]
+PROJECTS = [
+    ROOT,
+    *(ROOT / "plugins" / name for name in ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit")),
+]
 NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
 
 

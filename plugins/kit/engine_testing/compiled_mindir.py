@@ -1,6 +1,6 @@
 """Write .mindir files of models that are compiled for Ascend, as MindSpore Lite's converter does.
 
-By hand, from what its sources say (plugins/mindir/engine_mindir/compiled.py): no such file was at hand.
+By hand, from what its sources say (engine_mindir/compiled.py): no such file was at hand.
 """
 
 from __future__ import annotations

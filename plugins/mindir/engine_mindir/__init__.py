@@ -1,8 +1,9 @@
 """MindIR, MindSpore's format: read without MindSpore and lowered to ONNX.
 
+opening.py     a file as an ONNX model, or as the models in it that are compiled for Ascend
 decode.py      decodes the file's protobuf messages: messages.py
 constants.py   decodes constants and inferred types, in every dialect
-storage.py     the tensors' data; names.py: names of values and primitives
+storage.py     the tensors' data, in data_files.py too; names.py: names of values and primitives
 lower.py       interprets the graph symbolically; structural.py: tuples, effects, closures
 control.py     branches to If, loops to Loop; functions.py: the call graph
 in_place.py    tensors that are changed in place; tuples.py: limits on tuples
@@ -16,101 +17,66 @@ summary.py     a file's summary for `engine inspect`; errors.py: errors as Model
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Mapping, Sequence
-from functools import partial
+import hashlib
+import re
+from functools import cache
 from pathlib import Path
 
-from engine.cancel import CancelToken
-from engine_mindir import decode
-from engine_mindir.assemble import lower
-from engine_mindir.compiled import (
-    CompiledModels,
-    FoundCompiled,
-    compiled_models,
-    read_om,
-)
-from engine_mindir.errors import refused
-from engine_mindir.messages import DecodeError, ModelProto
-from engine_mindir.storage import SMALL_BYTES, Storage
-from engine_mindir.summary import Description, describe
-from engine_mindir.variables import variable_parameters
-from engine.formats.onnx import read_model
-from engine.formats.opened import FileVersion, OpenedSource
+from engine.formats.description import Description
+from engine.formats.format import FormatFile
+from engine.formats.protobuf import BYTES, Budget, WireError, key, spans
+from engine.types import ModelSource
 
-__all__ = ["CompiledModels", "Description", "FoundCompiled", "describe", "open_mindir"]
+__version__ = "0.1.0"
+
+_VERSION = key(1, BYTES)
+_FIELDS = 100
 
 
-def open_mindir(
-    path: Path | None,
-    data: bytes | mmap.mmap,
-    *,
-    dec_key: bytes | None = None,
-    dec_mode: str = "AES-GCM",
-    folder: Path | None = None,
-    weights: bytes | None = None,
-    version: FileVersion | None = None,
-    variable_weights: Sequence[str] = (),
-    input_shapes: Mapping[str, Sequence[int | None]] | None = None,
-    cancel: CancelToken | None = None,
-) -> OpenedSource:
-    """Read a MindIR model as an ONNX model.
+class MindIR:
+    """The format of `.mindir` files; see `engine.formats.format.Format`."""
 
-    path: its file; None for a model in memory. data: what is in the file, decrypted. dec_key,
-    dec_mode: what the file is encrypted with, and with it the data files of a split model; None
-    for a plain one. folder: where those data files are, None for the folder of `path`; also
-    [model_file] mindir_path. weights: the data file of a split model in memory. version: of the
-    file, where `data` is mapped from it. variable_weights, input_shapes: see ModelFile.
-    cancel: stops it while the graph is lowered, with Cancelled.
-    Weights are not copied. The ONNX model names those of a large file in the .mindir or its data
-    files, which must not change while a model is built, others in `files`: see ModelSource, and
-    `engine.formats.onnx.inline` for who wants all of it in `data`. Raises ModelError, and
-    FoundCompiled for models that are compiled: there is no graph to lower.
-    """
-    name = str(path) if path is not None else "model bytes"
-    if isinstance(data, mmap.mmap) and len(data) <= SMALL_BYTES:
-        data = data[:]  # it is looked at for longer than a file may be expected to stay as it is
-    view = memoryview(data)
-    base = folder if folder is not None else path.parent if path is not None else None
-    with refused(path, view):
-        proto = decode.model(view)
-        if not proto.little_endian:
-            raise DecodeError("its numbers are big endian; export it on a little-endian machine")
-        assert proto.graph is not None
-        models = compiled_models(proto)
-        variables = {}
-        if variable_weights and models is None:
-            variables = variable_parameters(proto, variable_weights, name)
-        storage = Storage(view, path, base, dec_key, dec_mode, version)
-        locations = [tensor.location for tensor in proto.graph.parameters if tensor.location]
-        storage.open(locations, weights)
-        if models is not None:
-            om = partial(_om, proto, storage, path, view)
-            raise FoundCompiled(models, om, {**storage.versions, **storage.read_files})
-        lowered = lower(proto, storage, variables, name, input_shapes, cancel)
-    graph = lowered.info
-    if graph is None:
-        beside = storage.folder / "part" if storage.folder is not None else None  # just a name
-        model = read_model(memoryview(lowered.data), beside, name, storage.files)
-        assert model.repaired is None, "what is written here breaks no rule"
-        graph = model.graph
-    return OpenedSource(
-        format="onnx",
-        path=path,
-        data=lowered.data,
-        folder=storage.folder,
-        graph=graph,
-        is_secret=dec_key is not None,
-        files=storage.files,
-        state=lowered.state,
-        variables=lowered.variables,
-        versions=storage.versions,
-        read_files=storage.read_files,
-    )
+    takes_shapes = True
+
+    @property
+    def version(self) -> str:
+        """A digest of the code that lowers."""
+        return _own_digest()
+
+    def recognises(self, head: bytes) -> bool:
+        """Return whether a file that begins so is a MindIR, whole or not."""
+        try:
+            for tag, first, past in spans(head, 0, len(head), Budget(_FIELDS)):
+                if tag == _VERSION:
+                    return re.fullmatch(rb"\d+(\.\d+){1,3}", head[first:past]) is not None
+        except WireError:  # the head ends within a field, before there was a version
+            return False
+        return False
+
+    def open(self, file: FormatFile) -> ModelSource:
+        """Return the model as ONNX, or as the compiled form that is in the file."""
+        from engine_mindir.opening import opened  # not for what only asks whether it is one
+
+        return opened(file)
+
+    def describe(self, file: FormatFile) -> Description:
+        """Describe the file's primitives, which are not lowered for that."""
+        from engine_mindir.summary import describe
+
+        return describe(file)
 
 
-def _om(
-    proto: ModelProto, storage: Storage, path: Path | None, view: memoryview, number: int
-) -> bytes:
-    with refused(path, view):
-        return read_om(proto, storage, number)
+FORMAT = MindIR()
+
+
+@cache
+def _own_digest() -> str:
+    return digest_of(Path(__file__).parent)
+
+
+def digest_of(folder: Path) -> str:
+    """Return a digest of the modules in a folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -10,6 +10,11 @@ import numpy as np
 
 from engine.cancel import CancelToken
 from engine.errors import InputError
+from engine.formats.onnx import writer
+from engine.formats.onnx.graph_info import graph_info_of_written
+from engine.formats.onnx.writer import Graph, Node, ValueInfo
+from engine.formats.opened import Slot
+from engine.types import GraphInfo
 from engine_mindir import constants, decode, fold
 from engine_mindir.emit import Unsupported
 from engine_mindir.lower import Lowering, LoweringError
@@ -18,11 +23,6 @@ from engine_mindir.names import local, unique
 from engine_mindir.outputs import declared, titles_of
 from engine_mindir.storage import Storage
 from engine_mindir.values import MONAD, Abstract, Value, leaves
-from engine.formats.onnx import writer
-from engine.formats.onnx.graph_info import graph_info_of_written
-from engine.formats.onnx.writer import Graph, Node, ValueInfo
-from engine.formats.opened import Slot
-from engine.types import GraphInfo
 
 OPSET = 21
 

@@ -26,10 +26,11 @@ those of primitives are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+from engine.formats.description import CompiledModels, Executor, SubGraph
+from engine.types import DType
 from engine_mindir import constants, decode
 from engine_mindir.messages import (
     DecodeError,
@@ -40,8 +41,6 @@ from engine_mindir.messages import (
 )
 from engine_mindir.names import local, primitive_named
 from engine_mindir.storage import Storage
-from engine.formats.opened import FileVersion
-from engine.types import DType
 
 COMPILED = "CustomAscend"
 # Limits, far above any real file: each executor looks at its models and at all names.
@@ -52,55 +51,6 @@ _TIES = frozenset(
     {"Constant", "MakeTuple", "make_tuple", "TupleGetItem", "tuple_getitem", "Depend", "depend",
      "Load", "UpdateState", "U", "Return", "return"}
 )  # fmt: skip
-
-
-class SubGraph(NamedTuple):
-    """One compiled model. inputs, outputs: their names in the order of its .om file.
-
-    Both are () in a file of one model, where the .om file's own names count.
-    """
-
-    nbytes: int
-    inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
-
-
-class Executor(NamedTuple):
-    """Sub-graphs `first` to `last`, that run one after the other, with their inputs and outputs."""
-
-    first: int
-    last: int
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-
-
-class CompiledModels(NamedTuple):
-    """All compiled models of a file, and the executors that they make up: () for a single one."""
-
-    graphs: tuple[SubGraph, ...]
-    executors: tuple[Executor, ...]
-
-    def __str__(self) -> str:
-        number = len(self.graphs)
-        return f"a bundle of {number} models" if number > 1 else "a model"
-
-
-class FoundCompiled(Exception):
-    """The file holds compiled models instead of a graph: no error, but another way to go.
-
-    om: reads one, by its number. files: the data files that they may be in, as they were.
-    """
-
-    def __init__(
-        self,
-        models: CompiledModels,
-        om: Callable[[int], bytes],
-        files: Mapping[Path, FileVersion],
-    ) -> None:
-        super().__init__(models)
-        self.models = models
-        self.om = om
-        self.files = files
 
 
 def compiled_models(model: ModelProto) -> CompiledModels | None:

@@ -12,6 +12,9 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
+from engine.formats.protobuf import BYTES, VARINT, signed
+from engine.formats.protobuf import key as key_of
+from engine.types import DType
 from engine_mindir import decode
 from engine_mindir.messages import (
     DEPTH,
@@ -25,9 +28,6 @@ from engine_mindir.messages import (
     TensorProto,
 )
 from engine_mindir.values import DTYPES, MONAD, Abstract, Shape, TypeId, Value
-from engine.formats.protobuf import BYTES, VARINT, signed
-from engine.formats.protobuf import key as key_of
-from engine.types import DType
 
 _DIM, _DATA_TYPE = key_of(1, VARINT), key_of(2, VARINT)  # of a TensorProto
 _TENSORS, _FORM = key_of(12, BYTES), key_of(15, BYTES)  # of an AttributeProto

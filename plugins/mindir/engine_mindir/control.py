@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from engine.formats.onnx.writer import Graph, Node, ValueInfo
 from engine_mindir.emit import Scope, Unsupported
 from engine_mindir.values import NEVER, Choice, Closure, DType, Shape, Value, leaves
-from engine.formats.onnx.writer import Graph, Node, ValueInfo
 
 if TYPE_CHECKING:
     from engine_mindir.lower import Lowering

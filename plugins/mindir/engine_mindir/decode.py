@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from engine.formats.protobuf import BYTES, VARINT, WireError, signed, spans
+from engine.formats.protobuf import key as key_of
 from engine_mindir.messages import (
     ATTRIBUTES,
     DEPTH,
@@ -41,8 +43,6 @@ from engine_mindir.messages import (
     ValueProto,
     too_many,
 )
-from engine.formats.protobuf import BYTES, VARINT, WireError, signed, spans
-from engine.formats.protobuf import key as key_of
 
 # AttributeProto.AttributeType, beyond the element types 0..16
 TENSOR, GRAPH, TENSORS, TUPLE, LIST, DICT = 17, 18, 19, 20, 21, 22

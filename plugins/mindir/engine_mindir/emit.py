@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from engine.formats.onnx.writer import Attribute, Node
 from engine_mindir.shape_inference import shape_of
 from engine_mindir.values import FLOATS, DType, Shape, TypeId, Value, leaves
-from engine.formats.onnx.writer import Attribute, Node
 
 # Limits on what a short file unfolds into. Real ones take 600 to 1,000 bytes for a node.
 OPERATORS = 50_000  # and more in larger files; inlined functions count as often as they are called

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from engine.errors import Cancelled, InputError, ModelError
 from engine.formats import encryption
+from engine.formats.protobuf import TooManyFields, WireError
 from engine_mindir.data_files import DataFileError
 from engine_mindir.emit import Unsupported
 from engine_mindir.lower import ARGUMENT_ERRORS, LoweringError
 from engine_mindir.messages import BYTES_PER_FIELD, FIELDS, DecodeError
-from engine.formats.protobuf import TooManyFields, WireError
 
 
 @contextmanager

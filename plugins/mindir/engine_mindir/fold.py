@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from engine_mindir.values import DType, Value
 from engine.formats.onnx.writer import Graph, Node
+from engine_mindir.values import DType, Value
 
 _KEPT = frozenset({"Send", "Receive", "Barrier"})  # side effects: never dead code
 COPIED_BYTES = 64 << 20  # of weights that are computed anew; many nodes may read one

@@ -16,6 +16,7 @@ from typing import Any
 
 from engine.cancel import CancelToken
 from engine.errors import Cancelled
+from engine.formats.protobuf import WireError
 from engine_mindir import constants, decode
 from engine_mindir.control import (
     RECURSION,
@@ -44,7 +45,6 @@ from engine_mindir.values import (
     Value,
     leaves,
 )
-from engine.formats.protobuf import WireError
 
 # Inlining can grow a small file exponentially; these limits stop one that was made to do so.
 STEPS = 100_000  # nodes interpreted, each as often as its function is called; and more in

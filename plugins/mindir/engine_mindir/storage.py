@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from engine.formats import encryption
-from engine_mindir.data_files import DataFileError, check_mark, data_file, placed_data, placed_file
 from engine.formats.files import open_file
-from engine_mindir import constants
-from engine_mindir.messages import DecodeError, TensorProto
-from engine_mindir.names import local
-from engine_mindir.values import Value
 from engine.formats.onnx.writer import Buffer, External, Tensor
 from engine.formats.opened import FileVersion, is_changed
 from engine.formats.protobuf import address
+from engine_mindir import constants
+from engine_mindir.data_files import DataFileError, check_mark, data_file, placed_data, placed_file
+from engine_mindir.messages import DecodeError, TensorProto
+from engine_mindir.names import local
+from engine_mindir.values import Value
 
 SMALL_BYTES = 64 << 20  # the weights of a file up to this size may be copied, and folded
 APART_BYTES = 1 << 16  # smaller tensors are written into the ONNX model

@@ -3,52 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 
-from engine.formats.content import Content
+from engine.formats.description import Description
+from engine.formats.format import FormatFile
+from engine.types import ParameterInfo, TensorSpec
 from engine_mindir import constants, decode
-from engine_mindir.compiled import COMPILED, CompiledModels, compiled_models, kernel_of
+from engine_mindir.compiled import COMPILED, compiled_models, kernel_of
 from engine_mindir.errors import refused
 from engine_mindir.messages import ValueProto
 from engine_mindir.names import local
 from engine_mindir.primitives import primitive_table
 from engine_mindir.structural import STRUCTURAL
 from engine_mindir.values import Abstract, leaves
-from engine.types import ParameterInfo, TensorSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Description:
-    """A .mindir as it is written.
-
-    primitives: how many nodes there are of each, in the main graph and in functions. unsupported:
-    those of them that this version has no ONNX form for. collectives: those by which the ranks of
-    a sliced model wait for each other; it is read, but not run yet. functions: the names of
-    functions that branches and loops call. compiled: models that are compiled for Ascend, which
-    such a file has instead of a graph; None for all others.
-    """
-
-    producer: str
-    name: str
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    primitives: Mapping[str, int]
-    unsupported: tuple[str, ...]
-    collectives: tuple[str, ...]
-    parameters: tuple[ParameterInfo, ...]
-    functions: tuple[str, ...]
-    user_info: Mapping[str, str]
-    encryption: str
-    compiled: CompiledModels | None
-
-
-def describe(path: Path | None, content: Content) -> Description:
+def describe(file: FormatFile) -> Description:
     """Describe what is in the file. Raises ModelError for one that cannot be decoded."""
-    view = memoryview(content.data)
-    with refused(path, view):
+    view = memoryview(file.data)
+    with refused(file.path, view):
         model = decode.model(view)
         main = model.graph
         assert main is not None
@@ -86,7 +59,6 @@ def describe(path: Path | None, content: Content) -> Description:
             ),
             functions=tuple(functions),
             user_info=model.user_info,
-            encryption=content.encryption,
             compiled=compiled,
         )
 

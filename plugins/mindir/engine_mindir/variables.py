@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.formats.variable import declared_weights
 from engine_mindir.messages import GraphProto, ModelProto
 from engine_mindir.names import local, primitive_named
-from engine.formats.variable import declared_weights
 
 # Those that MindSpore Lite updates, each with its inputs that may be a weight, likeliest first.
 _WEIGHTED = {"Conv2D": (1,), "MatMul": (1, 0), "MatMulV2": (1, 0), "BatchMatMul": (1, 0)}

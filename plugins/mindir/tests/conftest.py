@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from engine import Context
 from engine_testing.encode import varint
+from engine_testing.fixtures import null_backend, plugin_folder
+
+os.environ["ENGINE_CACHE"] = "off"  # what a test builds is no business of the user's cache
+
+__all__ = ["null_backend", "plugin_folder"]
 
 FLOAT, INT64, STRING, BOOL = 1, 7, 8, 9
 TENSORS, TUPLE, UMONAD, SCALAR = 19, 20, 23, 39
@@ -151,6 +158,14 @@ def run(data: bytes, *inputs: Any) -> list[Any]:
     session = ReferenceEvaluator(onnx.load_from_string(inlined(source).data or b""), new_ops=[Loop])
     names = [spec.name for spec in source.graph.inputs]
     return list(session.run(None, dict(zip(names, inputs, strict=True))))
+
+
+@pytest.fixture
+def null_context(null_backend: str) -> Context:
+    """A context whose target is the null backend."""
+    context = Context()
+    context.target = [null_backend]
+    return context
 
 
 @pytest.fixture

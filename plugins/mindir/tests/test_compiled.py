@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_mindir.compiled import Executor, SubGraph
 
 import engine
 from engine.formats import ModelFile
+from engine_mindir.compiled import Executor, SubGraph
 from engine_testing import models
 from engine_testing.compiled_mindir import bundle_attributes, compiled_mindir
 from engine_testing.plugins import install

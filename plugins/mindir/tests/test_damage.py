@@ -15,7 +15,7 @@ import pytest
 from engine.errors import ModelError
 from engine.formats import encryption, open_source, source_from_bytes
 
-DATA = Path(__file__).parents[2] / "data" / "mindir"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 PLAIN = sorted(path for path in DATA.rglob("*.mindir") if not path.name.startswith("enc_"))
 ENCRYPTED = sorted(DATA.rglob("enc_*.mindir"))
 SMALL = [path for path in PLAIN if path.stat().st_size < 20_000]

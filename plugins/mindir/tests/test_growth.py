@@ -126,7 +126,7 @@ print(time.process_time() - start, (memory("VmHWM") - before) * 1024, message)
 
 def _opened(path: Path) -> tuple[float, int, str]:
     """Open a file in a process of its own: CPU seconds, bytes of memory, and the error if any."""
-    plain = Path(__file__).parents[2] / "data" / "mindir" / "mlp.mindir"
+    plain = Path(__file__).parents[3] / "tests" / "data" / "mindir" / "mlp.mindir"
     command = [sys.executable, "-c", _CHILD, str(plain), str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     seconds, nbytes, message = done.stdout.split(" ", 2)

@@ -14,18 +14,19 @@ import numpy as np
 import pytest
 
 import engine
+import engine_mindir
 from engine.errors import ModelError
 from engine.formats import ModelFile, OpenedSource, code, lowered
-from engine.formats import mindir as lowering
-from engine_mindir import storage
 from engine.types import ModelSource
 from engine.weights.compile_cache import CompileCache, Mode
 from engine.weights.digests import Digests
 from engine.weights.identity import model_digest
 from engine.weights.lowered import LoweredForms
 from engine.weights.store import Store
+from engine_mindir import digest_of, storage
+from engine_mindir import opening as lowering
 
-FILES = Path(__file__).parents[2] / "data" / "mindir"
+FILES = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 W = np.arange(20_000, dtype=np.float32)  # larger than what is written into the ONNX model
 DATA = b"\x01" + bytes(63) + W.tobytes()
 
@@ -150,7 +151,7 @@ def test_other_code_that_lowers_makes_other_entries(
     opened: Open, count: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(FILES / "mlp.mindir")
-    monkeypatch.setattr(lowered, "lowering_version", lambda: "another")
+    monkeypatch.setattr(lowered, "lowering_version", lambda version: "another")
     opened(FILES / "mlp.mindir")
     assert len(count) == 2
 
@@ -161,14 +162,26 @@ def test_the_version_of_the_lowering_covers_each_module_that_it_is_made_of(
     shutil.copytree(code.ROOT / "formats", tmp_path / "formats")
     monkeypatch.setattr(code, "ROOT", tmp_path)
     seen = set()
-    for name in ("lowered.py", "mindir/lower.py", "mindir/primitives/arithmetic.py",
-                 "onnx/writer.py", "variable.py"):  # fmt: skip
+    for name in ("lowered.py", "onnx/writer.py", "variable.py"):
         with (tmp_path / "formats" / name).open("a") as file:
             file.write("# changed\n")
         code.digest_of_code.cache_clear()
-        seen.add(lowered.lowering_version())
+        seen.add(lowered.lowering_version("1"))
+    seen.add(lowered.lowering_version("2"))
     code.digest_of_code.cache_clear()
-    assert len(seen) == 5
+    assert len(seen) == 4
+
+
+def test_the_version_of_the_format_covers_each_module_of_the_package(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    shutil.copytree(Path(engine_mindir.__file__).parent, package)
+    seen = {digest_of(package)}
+    assert seen == {engine_mindir.FORMAT.version}
+    for name in ("lower.py", "primitives/arithmetic.py"):
+        with (package / name).open("a") as file:
+            file.write("# changed\n")
+        seen.add(digest_of(package))
+    assert len(seen) == 3
 
 
 def test_models_in_memory_are_kept_too(
@@ -394,7 +407,8 @@ def test_an_entry_that_is_whole_but_says_nonsense_is_lowered_anew(
         json.dumps(whole | {"files": {name: [-8, 4] for name in whole["files"]}}),
         json.dumps(whole | {"files": {}}),
         json.dumps(whole | {"state": [["s", "float33", 0, 4, 1]]}),
-        json.dumps(whole | {"left": ["../elsewhere"]}),
+        json.dumps(whole | {"outside": {"../elsewhere": ["../elsewhere", 4]}}),
+        json.dumps(whole | {"outside": {"mlp.mindir": ["mlp.mindir", 4]}}),
     ]  # fmt: skip
     for number, text in enumerate(texts, 2):
         [entry] = tmp_path.glob("cache/v1/entries/*")

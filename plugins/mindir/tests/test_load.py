@@ -14,10 +14,10 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from engine.formats import open_source, source_from_bytes
-from engine_mindir import assemble, storage
 from engine.formats.onnx import read_model
+from engine_mindir import assemble, storage
 
-DATA = Path(__file__).parents[2] / "data" / "mindir"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 FILES = [
     each
     for each in json.loads((DATA / "manifest.json").read_text())["files"]

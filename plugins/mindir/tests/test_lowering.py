@@ -15,11 +15,11 @@ import pytest
 
 from engine.errors import ModelError
 from engine.formats import ModelFile, open_source, source_from_bytes
-from engine_mindir.lower import local
 from engine.formats.onnx.inline import inlined
 from engine.types import DType
+from engine_mindir.lower import local
 
-DATA = Path(__file__).parents[2] / "data" / "mindir"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 FILES = json.loads((DATA / "manifest.json").read_text())["files"]
 
 

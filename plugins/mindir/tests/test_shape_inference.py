@@ -13,10 +13,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from engine.formats import ModelFile, open_source
-from engine_mindir.shape_inference import shape_of
-from engine_mindir.values import Shape, Value
 from engine.formats.onnx.inline import inlined
 from engine.types import DType
+from engine_mindir.shape_inference import shape_of
+from engine_mindir.values import Shape, Value
 
 N = None
 
@@ -107,7 +107,7 @@ def test_a_convolution_has_the_rank_of_its_weight() -> None:
 
 # ------------------------------------------------------------------------- whole files, at a shape
 
-DATA = Path(__file__).parents[2] / "data" / "mindir"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 # What these give depends on the numbers in their inputs.
 BY_DATA = {"op_nonzero": 0, "unique": 0, "masked_select": 0}
 OPEN_FILES = (

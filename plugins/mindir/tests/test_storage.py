@@ -16,9 +16,9 @@ from onnx.reference import ReferenceEvaluator
 import engine
 from engine.errors import ModelError
 from engine.formats import encryption, open_source, source_from_bytes
-from engine_mindir import storage
 from engine.formats.onnx.inline import inlined
 from engine.types import ModelSource
+from engine_mindir import storage
 
 KEY = bytes(range(16))
 W = np.arange(20_000, dtype=np.float32)  # larger than what is written into the ONNX model

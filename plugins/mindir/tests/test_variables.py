@@ -14,7 +14,7 @@ from engine.errors import InputError
 from engine.formats import ModelFile, OpenedSource
 from engine.formats.onnx.inline import inlined
 
-DATA = Path(__file__).parents[2] / "data" / "mindir"
+DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 
 
 def opened(path: Path, *names: str) -> OpenedSource:
