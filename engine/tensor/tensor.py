@@ -497,6 +497,11 @@ class Tensor:
         )
 
 
+def value_of(tensor: Tensor) -> Array | DeviceBuffer | None:
+    """Return a tensor's data where it is, not copied; None for a tensor without data."""
+    return tensor._value
+
+
 def arrays_in(value: Any) -> Any:
     """Return what predict gave for one output, with arrays in place of the Tensors."""
     if type(value) is Tensor:

@@ -18,6 +18,7 @@ from engine.formats.adapter_names import node_of
 from engine.formats.opened import Array, OpenedSource
 from engine.plan.weights import check_weight, unknown_weight
 from engine.tensor import Tensor
+from engine.tensor.tensor import value_of
 from engine.types import Device, DeviceBuffer, DType, TensorSpec, Value
 
 Update: TypeAlias = "list[list[Tensor]] | Mapping[str, Any]"
@@ -197,7 +198,7 @@ def sendable(weights: Update, specs: Sequence[TensorSpec]) -> Update:
 
 def _own(item: Any, spec: TensorSpec) -> Any:
     """Return a copy of a tensor; what is none, or has no data, as it is, to be refused there."""
-    if (isinstance(item, Tensor) and item._value is None) or np.ma.is_masked(item):
+    if (isinstance(item, Tensor) and value_of(item) is None) or np.ma.is_masked(item):
         return item
     value = _value_of(item, spec, ())
     if not isinstance(value, np.ndarray | DeviceBuffer):
@@ -223,13 +224,13 @@ def on_host(value: Value) -> Array:
 def _value_of(item: Any, spec: TensorSpec, devices: Sequence[Device]) -> Value:
     """Return what a user passes for a weight as a value; what is none as it is."""
     if isinstance(item, Tensor):
-        if item._value is None:
+        item = value_of(item)
+        if item is None:
             raise InputError(
                 f"weight {spec.name!r}: the tensor has no data; call set_data_from_numpy with "
                 f"{spec}",
                 spec.name,
             )
-        item = item._value
     elif not isinstance(item, np.ndarray | DeviceBuffer):
         from engine.runtime.foreign import take
 
