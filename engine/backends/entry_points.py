@@ -84,9 +84,9 @@ def entry_points(prefix: str, warn: Callable[[str], None]) -> Iterator[EntryPoin
 
 def _metadata() -> Iterator[tuple[str, Read]]:
     """Yield the metadata of each distribution: their place, and how to read a file of them."""
-    for entry in sys.path:
+    for entry in dict.fromkeys(os.path.abspath(entry) for entry in sys.path):
         try:
-            names = os.listdir(entry or ".")
+            names = os.listdir(entry)
         except NotADirectoryError as error:
             if raised_by_handler(error):
                 raise

@@ -21,7 +21,7 @@ from engine.sharding.strategy import Strategy, staged
 class UnknownParameter(InputError, KeyError):
     """A parameter that a strategy does not know. MindSpore raises KeyError."""
 
-    __str__ = Exception.__str__  # KeyError's quotes the message
+    __str__ = InputError.__str__  # KeyError's quotes the message
 
 
 def build_searched_strategy(strategy_filename: str | os.PathLike[str]) -> dict[str, Layout]:
