@@ -38,6 +38,7 @@ from engine.errors import (
 from engine.model import Model, ModelType
 from engine.shortcut import load
 from engine.tensor import Tensor, TensorMeta
+from engine.version import __version__
 
 if typing.TYPE_CHECKING:
     from engine.backends.listing import backends
@@ -51,8 +52,6 @@ if typing.TYPE_CHECKING:
     from engine.serving.multi_model import ModelExecutor, MultiModelRunner
     from engine.serving.parallel_runner import ModelParallelRunner
     from engine.workers.multi_device import MultiDeviceRunner
-
-__version__ = "0.1.0"
 
 __all__ = [
     "BackendError",
@@ -101,20 +100,16 @@ __all__ = [
 ]
 
 _LATE = {
-    "Converter": "engine.convert.converter",
-    "ModelExecutor": "engine.serving.multi_model",
     "ModelGroup": "engine.model.group",
-    "ModelParallelRunner": "engine.serving.parallel_runner",
-    "MultiDeviceRunner": "engine.workers.multi_device",
-    "MultiModelRunner": "engine.serving.multi_model",
     "backends": "engine.backends",  # the module itself: see there
-    "bench": "engine.report.measurement",
-    "compare": "engine.report.comparison",
-    "devices": "engine.report.machine",
-    "doctor": "engine.diagnosis",
-    "inspect": "engine.report.inspection",
 }
 """Names that most processes do without: a module is imported when one is asked for."""
+
+_WINGS = (
+    "Converter", "ModelExecutor", "ModelParallelRunner", "MultiDeviceRunner", "MultiModelRunner",
+    "bench", "compare", "devices", "doctor", "inspect",
+)  # fmt: skip
+"""Names that a wing has."""
 
 _MODULES = {"converter": "engine.converter"}
 """Modules of MindSpore Lite's that scripts reach by the package; the others are imported by it."""
@@ -122,14 +117,18 @@ _MODULES = {"converter": "engine.converter"}
 if not typing.TYPE_CHECKING:  # for a type checker it would offer every name
 
     def __getattr__(name):
-        where = _LATE.get(name) or _MODULES.get(name)
-        if where is None:
+        if name in _WINGS:
+            from engine.wings import wing
+
+            found = wing(name)
+        elif where := _LATE.get(name) or _MODULES.get(name):
+            from importlib import import_module
+
+            module = import_module(where)
+            found = module if where == f"{__name__}.{name}" else getattr(module, name)
+        else:
             text = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(text, name=name, obj=sys.modules[__name__])
-        from importlib import import_module
-
-        module = import_module(where)
-        found = module if where == f"{__name__}.{name}" else getattr(module, name)
         globals()[name] = found
         return found
 

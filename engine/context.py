@@ -15,6 +15,8 @@ from engine.config.checks import (
     require_list,
 )
 from engine.config.settings import Settings, setting
+from engine.host.launched import is_launched
+from engine.wings import wing
 
 __all__ = ["Context"]
 
@@ -26,9 +28,7 @@ AscendPrecision: TypeAlias = Literal[
 
 def _launched_rank() -> int:
     """Return this process's rank in the job that it was started for; 0 outside of one."""
-    from engine.distributed.job import this_job
-
-    return this_job().rank
+    return wing("this_job")().rank if is_launched() else 0
 
 
 class CpuSettings(Settings):
@@ -110,9 +110,7 @@ class GpuSettings(Settings):
     @property
     def group_size(self) -> int:
         """Number of processes that run one sliced model; 1 outside such a job."""
-        from engine.distributed.job import this_job
-
-        return this_job().world_size
+        return wing("this_job")().world_size if is_launched() else 1
 
     def __str__(self) -> str:
         return (

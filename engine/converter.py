@@ -1,5 +1,14 @@
-"""The module in which MindSpore Lite has its Converter; it is in engine.convert.converter."""
+"""The module in which MindSpore Lite has its Converter; here it is a wing's."""
 
-from engine.convert.converter import Converter, FmkType
+from typing import TYPE_CHECKING
+
+from engine.enums import FmkType
+
+if TYPE_CHECKING:
+    from engine.convert.converter import Converter
+else:
+    from engine.wings import wing
+
+    Converter = wing("Converter")
 
 __all__ = ["Converter", "FmkType"]

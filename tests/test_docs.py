@@ -197,7 +197,7 @@ def test_what_is_exported_is_exactly_what_the_package_says() -> None:
         for name, value in vars(engine).items()
         if not name.startswith("_") and not isinstance(value, type(engine))
     }
-    assert set(engine.__all__) == public | {"__version__"} | {*engine._LATE}
+    assert set(engine.__all__) == public | {"__version__"} | {*engine._LATE} | {*engine._WINGS}
     assert len(engine.__all__) == len(set(engine.__all__))
     assert set(engine.__all__) <= set(dir(engine))
 

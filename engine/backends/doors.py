@@ -44,6 +44,7 @@ FORMATS = Door("format", "engine.formats.v1", ("recognises", "open"))
 EXTENSIONS = Door("extension", "engine.extensions.v1", ("__call__",))
 CONFORMANCE = Door("conformance", "engine.conformance.v1", ("backend",), extra="testing")
 DOORS = (BACKENDS, FORMATS, EXTENSIONS, CONFORMANCE)
+WINGS = Door("wing", "engine.wings.v1")  # the core's own parts, see engine.wings: no plugins
 
 
 def points(door: Door) -> tuple[EntryPoint, ...]:
@@ -171,7 +172,7 @@ def installed_entries() -> tuple[list[tuple[Door, str]], list[PluginRecord]]:
         door = next((door for door in DOORS if _is_version_of(door, point.group)), None)
         if door is not None:
             entries[door, point.name] = None
-        else:
+        elif not _is_version_of(WINGS, point.group):
             strays.setdefault((point.group, point.name), _stray(point))
     order = [door.kind for door in DOORS]
     ordered = sorted(entries, key=lambda entry: (order.index(entry[0].kind), entry[1]))

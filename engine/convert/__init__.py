@@ -136,14 +136,14 @@ def _apply_passes(
 
 def _sign(model: ModelProto, job: Job) -> None:
     """Write into the model where it comes from, and what a later conversion must know."""
-    import engine
     from engine.convert.edges import LAYOUT_KEYS, layouts
     from engine.enums import Format
+    from engine.version import __version__
 
     # A file's name need not be text, what a model holds has to be.
     source = os.fsencode(job.model_file.name).decode(errors="replace")
     origin = {
-        "converted_by": f"inference-engine {engine.__version__}",
+        "converted_by": f"inference-engine {__version__}",
         "converted_from": f"{job.framework.name} {source}",
     }
     if job.optimize not in ("none", "general"):

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from importlib_metadata import PackageNotFoundError, version
 
-import engine
 from engine.backends import installed
 from engine.diagnosis.finding import Finding, Status
 from engine.diagnosis.packages import CORE, Packages
@@ -21,6 +20,9 @@ from engine.host.cpus import cgroup_quota, usable_cpus
 from engine.host.install import pip_install
 from engine.host.threads import local_processes
 from engine.types import DType
+from engine.version import __version__
+
+_PACKAGE = Path(__file__).parents[1]
 
 
 def look_at_machine(packages: Packages, environ: Mapping[str, str]) -> list[Finding]:
@@ -51,20 +53,20 @@ def _platform() -> Finding:
 
 
 def _core() -> Finding:
-    folder = Path(engine.__file__).parent
+    folder = _PACKAGE
     try:
         there = version(CORE)
     except PackageNotFoundError:
-        detail = f"{engine.__version__} in {folder}, imported without being installed"
+        detail = f"{__version__} in {folder}, imported without being installed"
         return Finding(Status.NOTE, "core", detail)
-    if there != engine.__version__:
+    if there != __version__:
         return Finding(
             Status.PROBLEM,
             "core",
-            f"{folder} is imported, version {engine.__version__}; installed is {there}",
+            f"{folder} is imported, version {__version__}; installed is {there}",
             f"take {folder.parent} off PYTHONPATH, or run: pip install --force-reinstall {CORE}",
         )
-    return Finding(Status.OK, "core", f"{CORE} {engine.__version__} in {folder}")
+    return Finding(Status.OK, "core", f"{CORE} {__version__} in {folder}")
 
 
 def _shadows(current: Callable[[], Path], python_path: str) -> list[Finding]:
@@ -79,7 +81,7 @@ def _shadows(current: Callable[[], Path], python_path: str) -> list[Finding]:
         places.setdefault(
             Path(text).absolute(), f"PYTHONPATH names {text}, where {{}} hides the package"
         )
-    own = Path(engine.__file__).resolve().parent
+    own = _PACKAGE.resolve()
     return [
         Finding(
             Status.PROBLEM,

@@ -22,24 +22,22 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from engine.errors import CommunicatorError
+from engine.host import launched
+from engine.host.launched import (
+    LAUNCHERS,
+    RANK,
+    STORE,
+    STORE_KEY,
+    TABLE,
+    TABLE_RANK,
+    WORLD_SIZE,
+)
 from engine.value import value
 
 if TYPE_CHECKING:
     from engine.distributed.store import StoreServer
 
 TIMEOUT_S = 120.0
-
-_RANK, _WORLD_SIZE = "ENGINE_RANK", "ENGINE_WORLD_SIZE"
-_STORE, _STORE_KEY = "ENGINE_STORE", "ENGINE_STORE_KEY"
-_TIMEOUT_S = "ENGINE_RANKS_TIMEOUT_S"
-_TABLE, _TABLE_RANK = "RANK_TABLE_FILE", "RANK_ID"
-
-
-_LAUNCHERS = (
-    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"),  # MPICH, Intel MPI, Slurm's srun --mpi=pmi2
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
-)
-"""Variables by which mpirun says rank, world size and how many ranks are on this machine."""
 
 
 @value
@@ -76,17 +74,29 @@ def this_job(environ: Mapping[str, str] | None = None) -> Job:
     Raises CommunicatorError naming a variable that says what cannot be.
     """
     environ = os.environ if environ is None else environ
-    timeout_s = _seconds(environ, _TIMEOUT_S)
-    if any(environ.get(name) for name in (_RANK, _WORLD_SIZE, _STORE, _STORE_KEY)):
+    timeout_s = _seconds(environ, launched.TIMEOUT_S)
+    if any(environ.get(name) for name in (RANK, WORLD_SIZE, STORE, STORE_KEY)):
         return _launched(environ, timeout_s)
-    for rank, world_size, local_size in _LAUNCHERS:
+    for rank, world_size, local_size in LAUNCHERS:
         if environ.get(rank) and environ.get(world_size, "1") != "1":
             numbers = _place(environ, rank, world_size)
             local = _count(environ, local_size, numbers[1])
             return Job(*numbers, timeout_s=timeout_s, local_size=local)
-    if path := environ.get(_TABLE):
-        return table_job(path, _count(environ, _TABLE_RANK, 0), timeout_s)
+    if path := environ.get(TABLE):
+        return table_job(path, _count(environ, TABLE_RANK, 0), timeout_s)
     return Job(timeout_s=timeout_s)
+
+
+def job_of(rank: int, tables: Iterable[str]) -> Job:
+    """Return which rank of which job a model is for: as this process was launched, or as it says.
+
+    The rank and the ranks' number are the job's, not a device's: those of the launch until a
+    script names another rank, or a rank table.
+    """
+    job = this_job()
+    for path in tables:
+        job = in_table(job, path, rank)
+    return job if job.rank == rank else replace(job, rank=rank)
 
 
 def table_job(path: str, rank: int, timeout_s: float) -> Job:
@@ -112,7 +122,7 @@ def in_table(job: Job, path: str, rank: int) -> Job:
 
 def is_rank_of_launcher(environ: Iterable[bytes]) -> bool:
     """Return whether an environment, as "NAME=value" texts, is that of a rank of mpirun."""
-    names = {f"{rank}=".encode() for rank, _, _ in _LAUNCHERS}
+    names = {f"{rank}=".encode() for rank, _, _ in LAUNCHERS}
     return any(text.partition(b"=")[0] + b"=" in names for text in environ)
 
 
@@ -134,13 +144,13 @@ def _read_world_size(path: str, unchanged: tuple[int, ...]) -> int:
 
 
 def _launched(environ: Mapping[str, str], timeout_s: float) -> Job:
-    rank, world_size = _place(environ, _RANK, _WORLD_SIZE)
-    text = environ.get(_STORE_KEY, "")
+    rank, world_size = _place(environ, RANK, WORLD_SIZE)
+    text = environ.get(STORE_KEY, "")
     try:
         key = bytes.fromhex(text)
     except ValueError as error:
-        raise CommunicatorError(f"{_STORE_KEY} is no hexadecimal number") from error
-    return Job(rank, world_size, environ.get(_STORE, ""), key, timeout_s)
+        raise CommunicatorError(f"{STORE_KEY} is no hexadecimal number") from error
+    return Job(rank, world_size, environ.get(STORE, ""), key, timeout_s)
 
 
 def _place(environ: Mapping[str, str], rank: str, world_size: str) -> tuple[int, int]:
@@ -163,10 +173,10 @@ def environment(
     """
     return {
         **os.environ,
-        _RANK: str(rank),
-        _WORLD_SIZE: str(world_size),
-        _STORE: server.address,
-        _STORE_KEY: server.key.hex(),
+        RANK: str(rank),
+        WORLD_SIZE: str(world_size),
+        STORE: server.address,
+        STORE_KEY: server.key.hex(),
         "ENGINE_LOCAL_SIZE": str(local_size or world_size),
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from engine.distributed.device import (
     met_for,
     runs_there,
 )
-from engine.distributed.nodes import CollectiveNode, read_node, tells_shape
+from engine.distributed.nodes import Call, CollectiveNode, read_node, tells_shape
 from engine.errors import Cancelled, CommunicatorError
 from engine.formats.collectives import is_collective
 from engine.hookspecs import hookimpl
@@ -42,13 +42,42 @@ from engine.types import (
     Values,
 )
 
-if TYPE_CHECKING:
-    from engine.distributed.ranks import Ranks
-
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
 HOST = Device("cpu")
 NAME, PROVIDER = "ranks", "local"
+
+
+class Ranks(Protocol):
+    """The ranks of a plan, as its segments need them: engine.distributed.ranks.Ranks.
+
+    device: where collectives run. on_device: their groups there; None on the host. timeout_s: how
+    long ranks wait for each other.
+    """
+
+    rank: int
+    world_size: int
+    timeout_s: float
+    device: Device
+    on_device: DeviceGroups | None
+
+    def add_group(self, name: str, members: tuple[int, ...], op_type: str = "") -> None:
+        """Note a group that a node of this rank belongs to, to be joined."""
+
+    def call(self, group: str, deadline_s: float) -> Call:
+        """Return what a node of a group needs to run until `deadline_s`."""
+
+    def meet(self, group: str, what: str, deadline_s: float) -> None:
+        """Wait until all ranks of a group have come to the same collective on the device."""
+
+    def raise_known(self, error: CommunicatorError) -> None:
+        """Raise what the other ranks have said of a failure on the device, if anything."""
+
+    def abort(self, why: str) -> None:
+        """End what runs and what comes in all groups, here and on the other ranks."""
+
+    def close(self) -> None:
+        """Leave all groups."""
 
 
 def backend_of(ranks: Ranks, groups: DeviceGroups | None) -> Backend:

@@ -28,7 +28,7 @@ from engine.distributed.agreement import agree
 from engine.distributed.compose import Collectives
 from engine.distributed.device import DeviceGroups, Watch, has_collectives
 from engine.distributed.host import HostCommunicator, host_collectives
-from engine.distributed.job import Job
+from engine.distributed.job import Job, this_job
 from engine.distributed.local import LocalCommunicator
 from engine.distributed.meeting import store_of
 from engine.distributed.mpi_start import forget_segments
@@ -355,3 +355,13 @@ class Ranks:
             self.on_device.close()
         for comm, _ in groups.values():
             comm.close()
+
+
+def open_ranks(
+    job: Job | None, rank: int, world_size: int, name: str, backend: Backend, device: Device
+) -> Ranks:
+    """Return the ranks of a plan. job: None for that which this process was launched for.
+
+    See engine.plan.ranks.OpenRanks.
+    """
+    return Ranks(job or this_job(), rank, world_size, name, backend, device)

@@ -11,12 +11,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 _PLUGINS = {"cpu": "cpu", "gpu-trt": "gpu_trt[runtime]", "ascend-ge": "ascend_ge", "testing": "kit"}
 
 
-def pip_install(extra: str, root: Path = _ROOT) -> str:
-    """Return the command that installs an extra of this distribution.
+def pip_install(extra: str = "", root: Path = _ROOT) -> str:
+    """Return the command that installs an extra of this distribution; "" for itself, anew.
 
     root: the folder above the package. In a checkout the plugins lie there, as far as they belong
     to it: an extra cannot find a sibling folder.
     """
+    if not extra:
+        is_checkout = (root / "pyproject.toml").is_file()
+        what = f'-e "{_near(root)}"' if is_checkout else "--force-reinstall inference-engine"
+        return f"pip install {what}"
     plugin = _PLUGINS.get(extra, "")
     folder = root / "plugins" / plugin.partition("[")[0]
     if plugin and (folder / "pyproject.toml").is_file():

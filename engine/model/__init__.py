@@ -17,14 +17,20 @@ from engine.model.model import Model
 
 __all__ = ["Model", "ModelType"]
 
-_OF_THE_PACKAGE = ("ModelExecutor", "ModelGroup", "ModelParallelRunner", "MultiModelRunner")
-"""Names that MindSpore Lite has in its module `model`; the package says where they are here."""
+_WINGS = ("ModelExecutor", "ModelParallelRunner", "MultiModelRunner")
+"""Names that MindSpore Lite has in its module `model`, and wings here."""
 
 if not typing.TYPE_CHECKING:  # for a type checker it would offer every name
 
     def __getattr__(name):
-        if name in _OF_THE_PACKAGE:
-            return getattr(sys.modules["engine"], name)
+        if name in _WINGS:
+            from engine.wings import wing
+
+            return wing(name)
+        if name == "ModelGroup":
+            from engine.model.group import ModelGroup
+
+            return ModelGroup
         raise AttributeError(
             f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
         )

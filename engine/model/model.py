@@ -16,6 +16,7 @@ from engine.runtime.inputs import ThreadInputs
 from engine.tensor import Tensor
 from engine.tensor.description import Array
 from engine.tensor.tensor import arrays_in
+from engine.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -261,10 +262,7 @@ class Model(Handle):
         with state.lock:
             state.require_built("predict")
             if state.queue is None:
-                ready("engine.serving.lane")
-                from engine.serving.lane import of_model
-
-                state.queue = of_model(self)
+                state.queue = wing("request_queue")(self)
             return state.queue
 
     def __call__(

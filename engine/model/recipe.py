@@ -7,10 +7,12 @@ from copy import copy
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import ModelError
+from engine.host.launched import is_launched
 from engine.host.paths import absolute
+from engine.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +20,10 @@ if TYPE_CHECKING:
     from engine.backends import Backend
     from engine.config.variable_weights import Declaration
     from engine.context import Context
-    from engine.distributed.job import Job
-    from engine.distributed.ranks import Ranks
     from engine.formats import ModelFile
     from engine.formats.opened import Array, FileVersion, OpenedSource
     from engine.plan import Plan, Targets
+    from engine.plan.ranks import Ranks
     from engine.plan.source_model import SourceModel
     from engine.runtime.signature import Signature
     from engine.types import CancelToken, Device, ModelSource, Predict, Progress
@@ -85,7 +86,7 @@ def open_targets(
         progress,
         cancel,
         share_workspace=sharing is not None and sharing.workspace,
-        place=(job.rank, job.world_size),
+        place=(0, 1) if job is None else (job.rank, job.world_size),
         open_ranks=partial(_open_ranks, job),
         profile_to=profile_to,
     )
@@ -320,29 +321,16 @@ def _declaration(config: Config, names: tuple[str, ...]) -> Declaration | None:
     return declaration if declaration.names else None
 
 
-def _job_of(context: Context, config: Config) -> Job:
-    """Return which rank of which job a model is for: as this process was launched, or as it says.
-
-    The rank and the ranks' number are the job's, not a device's: those of the launch until a
-    script names another rank, or a rank table, in whatever section it stands.
-    """
-    from engine.distributed.job import in_table, this_job
-
-    job, rank = this_job(), context.ascend.rank_id
-    for section in config.values():
-        if path := section.get("rank_table_file"):
-            job = in_table(job, path, rank)
-    if job.rank == rank:
-        return job
-    from dataclasses import replace  # rare: most processes are no rank
-
-    return replace(job, rank=rank)
+def _job_of(context: Context, config: Config) -> Any:
+    """Return which rank of which job a model is for; None for no job, as of most processes."""
+    rank = context.ascend.rank_id
+    tables = [path for section in config.values() if (path := section.get("rank_table_file"))]
+    return wing("job")(rank, tables) if rank or tables or is_launched() else None
 
 
 def _open_ranks(
-    job: Job, rank: int, world_size: int, name: str, backend: Backend, device: Device
+    job: Any, rank: int, world_size: int, name: str, backend: Backend, device: Device
 ) -> Ranks:
     """See `engine.plan.ranks.OpenRanks`."""
-    from engine.distributed.ranks import Ranks
-
-    return Ranks(job, rank, world_size, name, backend, device)
+    ranks: Ranks = wing("open_ranks")(job, rank, world_size, name, backend, device)
+    return ranks
