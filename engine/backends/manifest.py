@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from engine.options import describe, value_of
 from engine.types import BackendInfo, Option
 
 _TYPES: Mapping[str, type] = {kind.__name__: kind for kind in (int, float, bool, str)}
-_BOOLS = ("0", "1", "true", "false")
 
 
 def checked(info: object) -> BackendInfo:
@@ -62,39 +61,10 @@ def _require_consistent(name: str, option: Option) -> None:
     if len(limits) == 2 and limits[0] > limits[1]:
         raise TypeError(f"{where}.lowest is {limits[0]:g}, above its highest, {limits[1]:g}")
     for value in (*option.choices, *((option.default,) if option.default else ())):
-        if not accepts(replace(option, choices=()), value):
+        if value_of(replace(option, choices=()), value) is None:
             raise TypeError(f"{where} names {value!r}, which is no {describe(option)}")
     if option.default and option.choices and option.default not in option.choices:
         raise TypeError(f"{where}.default is {option.default!r}, none of its choices")
-
-
-def accepts(option: Option, text: str) -> bool:
-    """Return whether a value, as the user writes it, is one that the option declares."""
-    if option.choices:
-        return text in option.choices
-    if option.type is bool:
-        return text.lower() in _BOOLS
-    if option.type is str:
-        return True
-    try:
-        number = float(text) if option.type is float else int(text)
-    except ValueError:
-        return False
-    lowest = -math.inf if option.lowest is None else option.lowest
-    highest = math.inf if option.highest is None else option.highest
-    return bool(lowest <= number <= highest)
-
-
-def describe(option: Option) -> str:
-    """Return the values that an option takes, for people: "int from 0 to 4", "one of a, b"."""
-    if option.choices:
-        return f"one of {', '.join(option.choices)}"
-    limits = ""
-    if option.lowest is not None:
-        limits += f" from {option.lowest:g}"
-    if option.highest is not None:
-        limits += f" to {option.highest:g}"
-    return option.type.__name__ + limits
 
 
 # ------------------------------------------------------------------------------------------- JSON

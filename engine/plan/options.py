@@ -16,7 +16,7 @@ from engine.backends import OFFICIAL, installed, open_backend, warn_once
 from engine.errors import InputError
 from engine.host.cpus import preferred_cores, usable_cpus
 from engine.host.threads import threads_per_worker
-from engine.options import CONSUMED, is_declared
+from engine.options import BOOLEANS, CONSUMED, is_declared
 from engine.types import (
     CancelToken,
     Capability,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from engine.backends import Backend, Target
     from engine.plan.ranges import PartRanges
     from engine.plan.ranks import OpenRanks
-
-_BOOLEANS = {"true": True, "1": True, "on": True, "false": False, "0": False, "off": False}
 
 _plans = itertools.count(1)
 
@@ -311,9 +309,9 @@ def _with_sections() -> tuple[str, ...]:
 
 def _is_true(config: Mapping[str, Mapping[str, str]], section: str, key: str) -> bool:
     text = config.get(section, {}).get(key, "false")
-    if text.lower() not in _BOOLEANS:
+    if text.lower() not in BOOLEANS:
         raise ValueError(f"[{section}] {key}: expected true or false, got {text!r}")
-    return _BOOLEANS[text.lower()]
+    return BOOLEANS[text.lower()]
 
 
 def _device_id(text: str) -> int:

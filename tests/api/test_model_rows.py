@@ -99,7 +99,7 @@ def test_a_config_dict_that_is_nothing_leaves_the_files_settings_as_they_are(
     file = tmp_path / "settings.cfg"
     file.write_text("[null_context]\ndelay_s=soon\n")
     model = Model()
-    with pytest.raises(ValueError, match="'delay_s': expected seconds, 0 or more, got 'soon'"):
+    with pytest.raises(ValueError, match="'delay_s': expected float from 0, got 'soon'"):
         model.build_from_file(
             path, ModelType.MINDIR, null_context, str(file), config_dict=config_dict
         )

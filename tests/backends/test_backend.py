@@ -10,9 +10,9 @@ import engine
 from engine import backends
 from engine.backends import BackendState
 from engine.backends.backend import Backend
-from engine.backends.manifest import accepts, describe
 from engine.backends.probe import from_json, probe, to_json
 from engine.hookspecs import hookimpl
+from engine.options import describe, parsed, value_of
 from engine.types import (
     BackendInfo,
     Capability,
@@ -222,21 +222,41 @@ def test_an_option_that_contradicts_itself_is_refused_by_name(option: Option, re
     ("option", "good", "bad"),
     [
         (Option(text="", type=int, lowest=0, highest=3), ["0", "3"], ["-1", "4", "1.5", "", "x"]),
-        (Option(text="", type=float, lowest=0), ["0", "1e3", "inf"], ["-0.1", "nan", "many"]),
-        (Option(text="", type=bool), ["0", "1", "true", "False"], ["2", "yes", ""]),
-        (Option(text="", choices=("a", "b")), ["a", "b"], ["c", "A", ""]),
+        (Option(text="", type=float, lowest=0), ["0", "1e3"], ["-0.1", "nan", "inf", "many"]),
+        (Option(text="", type=bool), ["0", "1", "true", "False", "on"], ["2", "yes", ""]),
+        (Option(text="", choices=("a", "b")), ["a", "B"], ["c", ""]),
         (Option(text=""), ["", "anything"], []),
     ],
 )
 def test_values_are_told_from_others(option: Option, good: list[str], bad: list[str]) -> None:
-    assert all(accepts(option, text) for text in good)
-    assert not any(accepts(option, text) for text in bad)
+    assert None not in [value_of(option, text) for text in good]
+    assert {value_of(option, text) for text in bad} <= {None}
+
+
+def test_options_are_parsed_as_they_are_declared() -> None:
+    declared = {
+        "name": Option(text=""),
+        "mode": Option(text="", choices=("fast", "exact"), default="fast"),
+        "count": Option(text="", type=int, lowest=0),
+        "limit_s": Option(text="", type=float, default="1.5"),
+        "tf32": Option(text="", type=bool, default="0"),
+        "raw.*": Option(text=""),
+    }
+    values = {"name": "", "mode": "fast", "count": None, "limit_s": 1.5, "tf32": False}
+    assert parsed({}, declared) == parsed({"mode": " ", "raw.x": "1"}, declared) == values
+    given = {"name": "a b", "mode": " Exact", "count": "7", "limit_s": "2", "tf32": "ON"}
+    values = {"name": "a b", "mode": "exact", "count": 7, "limit_s": 2.0, "tf32": True}
+    assert parsed(given, declared) == values
+    with pytest.raises(ValueError, match="unknown option 'modes'; did you mean 'mode'"):
+        parsed({"modes": "fast"}, declared)
+    with pytest.raises(ValueError, match="option 'count': expected int from 0, got 'many'"):
+        parsed({"count": "many"}, declared)
 
 
 def test_the_values_of_an_option_are_described() -> None:
     assert describe(Option(text="", type=int, lowest=0, highest=3)) == "int from 0 to 3"
     assert describe(Option(text="", choices=("a", "b"))) == "one of a, b"
-    assert describe(Option(text="", type=bool)) == "bool"
+    assert describe(Option(text="", type=bool)) == "true or false"
 
 
 def test_a_probed_record_is_the_one_of_this_process(plugin_folder: Path) -> None:
@@ -307,6 +327,7 @@ TWO_TYPES = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
 from engine_testing import null
+from engine.options import describe, parsed, value_of
 from engine.types import BackendInfo, Device, DeviceInfo, Devices
 
 @hookimpl

@@ -5,11 +5,10 @@ The names are MindSpore Lite's where it has them; README.md lists them with thei
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from engine.options import refuse_unknown
+from engine.options import parsed
 from engine.types import CompileOptions, Option
 
 # The API's precision_mode -> ATC's flag. Without a wish the model keeps its own types: ATC's own
@@ -136,7 +135,7 @@ def read(options: CompileOptions) -> Settings:
             raise ValueError(
                 f"option {key!r} is not supported by backend 'ascend_ge' yet; remove it"
             )
-    refuse_unknown(given, (name for name in OPTIONS if name not in _NOT_YET))
+    values = parsed(given, {name: OPTIONS[name] for name in OPTIONS if name not in _NOT_YET})
     from engine_ascend_ge import sections  # not while the plugin is imported
 
     raw = sections.flags_of(options.config)
@@ -144,7 +143,7 @@ def read(options: CompileOptions) -> Settings:
         raise ValueError(
             f"provider {options.provider!r}: backend 'ascend_ge' has {_listed(PROVIDERS)} and ''"
         )
-    precision = given.get("precision_mode", "") or options.precision
+    precision = values["precision_mode"] or options.precision
     if precision not in _PRECISIONS:
         raise ValueError(
             f"option 'precision_mode': expected one of {_listed(filter(None, _PRECISIONS))}, "
@@ -159,42 +158,15 @@ def read(options: CompileOptions) -> Settings:
         )
     flags = {**({} if chosen else {flag: value}), "input_format": "ND", **raw}
     for key, name in _PASSED.items():
-        text = given.get(key, "")
-        choices = OPTIONS[key].choices
-        if text and choices and text not in choices:
-            raise ValueError(f"option {key!r}: expected one of {_listed(choices)}, got {text!r}")
-        if text:
-            flags[name] = text
+        if given.get(key, "").strip():
+            flags[name] = str(int(values[key])) if OPTIONS[key].type is bool else values[key]
     return Settings(
-        soc_version=given.get("soc_version", ""),
-        atc=given.get("atc", ""),
-        concurrency=_count(given.get("concurrency", "")),
-        timeout_s=_seconds(given.get("compile_timeout_s", "")),
+        soc_version=values["soc_version"],
+        atc=values["atc"],
+        concurrency=values["concurrency"],
+        timeout_s=values["compile_timeout_s"],
         flags=flags,
     )
-
-
-def _count(text: str) -> int:
-    if not text:
-        return DEFAULT_CONCURRENCY
-    if not text.isdecimal():
-        raise ValueError(f"option 'concurrency': expected a whole number from 0, got {text!r}")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    if not text:
-        return DEFAULT_TIMEOUT_S
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not SHORTEST_TIMEOUT_S <= value < math.inf:
-        raise ValueError(
-            f"option 'compile_timeout_s': expected at least {SHORTEST_TIMEOUT_S:g} seconds, "
-            f"got {text!r}"
-        )
-    return value
 
 
 def _listed(values: Iterable[str]) -> str:

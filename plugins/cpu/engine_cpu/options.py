@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from engine.options import refuse_unknown
+from engine.options import parsed
 from engine.types import CompileOptions, Option, Threads
 from engine_cpu.spin import spin_us as default_spin_us
 
@@ -77,8 +77,6 @@ OPTIONS: Mapping[str, Option] = {
 }
 RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
 
-_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
-
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
     """Return ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
@@ -86,25 +84,22 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
 
     from engine_cpu import thread_pool
 
-    settings = options.options
-    refuse_unknown(settings, OPTIONS)
+    settings = parsed(options.options, OPTIONS)
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
-    has_workarounds(options)  # so that a wrong value is refused with the others
-    is_batch_invariant(options)
     result = ort.SessionOptions()
     result.log_severity_level = 4  # errors come as exceptions, not as lines on stderr
     result.intra_op_num_threads = _intra_op(options.threads)
     result.inter_op_num_threads = options.threads.inter_op
     if options.threads.inter_op > 1:
         result.execution_mode = ort.ExecutionMode.ORT_PARALLEL
-    if _choice(settings, "thread_pool") == "process":
+    if settings["thread_pool"] == "process":
         thread_pool.make(result.intra_op_num_threads, result.inter_op_num_threads)
     if thread_pool.is_shared:
         thread_pool.join(result)
-    level = _LEVELS[_choice(settings, "graph_optimization")]
+    level = _LEVELS[settings["graph_optimization"]]
     result.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-    result.enable_cpu_mem_arena = _is_on(settings, "memory_arena")
+    result.enable_cpu_mem_arena = settings["memory_arena"]
     if shares_workspace(options):
         from engine_cpu import workspace  # rare
 
@@ -113,13 +108,13 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
         from engine_cpu import profile  # rare
 
         profile.set_up(result, options.profile_to)
-    result.use_deterministic_compute = _is_on(settings, "deterministic")
-    for key in settings:
+    result.use_deterministic_compute = settings["deterministic"]
+    for key in options.options:
         if key.startswith(RAW):
             from engine_cpu import entries  # rare
 
             entries.check(key)
-    for key, value in _entries(options).items():
+    for key, value in _entries(options, settings).items():
         try:
             result.add_session_config_entry(key, value)
         except Exception as error:  # ONNX Runtime's own, without a common base
@@ -129,18 +124,18 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
 
 def has_workarounds(options: CompileOptions) -> bool:
     """Return whether kernels with known issues are to be avoided."""
-    return _is_on(options.options, "workarounds")
+    return bool(parsed(options.options, OPTIONS)["workarounds"])
 
 
 def is_batch_invariant(options: CompileOptions) -> bool:
     """Return whether a sample's sums are to have the same bits in every batch."""
-    return _is_on(options.options, "batch_invariant")
+    return bool(parsed(options.options, OPTIONS)["batch_invariant"])
 
 
 def shares_workspace(options: CompileOptions) -> bool:
     """Return whether a session takes its activations from the arena of the process."""
-    settings = options.options
-    return _choice(settings, "workspace") == "process" and _is_on(settings, "memory_arena")
+    settings = parsed(options.options, OPTIONS)
+    return settings["workspace"] == "process" and bool(settings["memory_arena"])
 
 
 # What bounds the memory and time of a load, and what a file is taken for.
@@ -154,19 +149,16 @@ _LIMITS = {
 }
 
 
-def _entries(options: CompileOptions) -> dict[str, str]:
-    settings = options.options
+def _entries(options: CompileOptions, settings: Mapping[str, Any]) -> dict[str, str]:
     entries = dict(_LIMITS)
-    text = settings.get("spin_us")
+    spin_us = settings["spin_us"]
     threads = max(options.threads.intra_op, options.threads.inter_op)
-    if text is not None:
-        spin_us = _spin_us(text)
-    elif options.plan and threads > 1:
+    if spin_us is None and options.plan and threads > 1:
         # While one segment runs, the threads of the one before would take its CPUs by spinning.
         # Spinning that ends with the run gains less than it loses beside a neighbour that comes
         # later (bench/cut.py two-threads).
         spin_us = 0
-    else:
+    elif spin_us is None:
         spin_us = default_spin_us(threads)
     if spin_us == 0:
         entries["session.intra_op.allow_spinning"] = "0"
@@ -174,7 +166,7 @@ def _entries(options: CompileOptions) -> dict[str, str]:
     elif spin_us > 0:
         entries["session.intra_op.spin_duration_us"] = str(spin_us)
         entries["session.inter_op.spin_duration_us"] = str(spin_us)
-    if _is_on(settings, "denormal_as_zero"):
+    if settings["denormal_as_zero"]:
         entries["session.set_denormal_as_zero"] = "1"
     cores = options.threads.cores
     if cores and options.threads.intra_op > 1:
@@ -187,7 +179,7 @@ def _entries(options: CompileOptions) -> dict[str, str]:
             "that calls predict; pin that with os.sched_setaffinity(0, {%d})",
             list(cores), cores[0],
         )  # fmt: skip
-    raw = {key: value for key, value in settings.items() if key.startswith(RAW)}
+    raw = {key: value for key, value in options.options.items() if key.startswith(RAW)}
     return {**entries, **raw}
 
 
@@ -209,33 +201,3 @@ def _affinities(cores: tuple[int, ...]) -> str:
     the first core is left to it.
     """
     return ";".join(str(core + 1) for core in cores[1:])
-
-
-def _spin_us(text: str) -> int:
-    option = OPTIONS["spin_us"]
-    try:
-        value = int(text)
-    except ValueError:
-        value = -2
-    if not -1 <= value <= (option.highest or 0):
-        raise ValueError(
-            f"[cpu_context] spin_us must be -1 (ONNX Runtime's own) or 0..{option.highest} us, "
-            f"but got {text!r}"
-        )
-    return value
-
-
-def _is_on(settings: Mapping[str, str], key: str) -> bool:
-    value = settings.get(key, OPTIONS[key].default).strip().lower()
-    if value not in _SWITCH:
-        raise ValueError(f"[cpu_context] {key} must be 'on' or 'off', but got {value!r}")
-    return _SWITCH[value]
-
-
-def _choice(settings: Mapping[str, str], key: str) -> str:
-    option = OPTIONS[key]
-    value = settings.get(key, option.default).strip().lower()
-    if value not in option.choices:
-        text = f"must be in {list(option.choices)}, but got {value!r}"
-        raise ValueError(f"[cpu_context] {key} {text}")
-    return value

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from engine.options import refuse_unknown
+from engine.options import parsed
 from engine.types import CompileOptions, Option
 from engine_gpu_trt.vendor import PACKAGES
 
 PROVIDERS = tuple(PACKAGES)
 _PRECISIONS = ("enforce_fp32", "preferred_fp16")
-_SWITCH = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 OPTIONS: Mapping[str, Option] = {
@@ -100,41 +99,38 @@ class Settings:
 
 def read_settings(options: CompileOptions) -> Settings:
     """Read the settings of one compile; ValueError naming the key and what it takes."""
-    given = options.options
-    refuse_unknown(given, OPTIONS)
+    values = parsed(options.options, OPTIONS)
     if options.provider not in ("", *PROVIDERS):
         raise ValueError(
             f"provider of gpu_trt must be in {list(PROVIDERS)} or '', but got {options.provider!r}"
         )
-    precision = given.get("precision_mode", "").strip() or options.precision or _PRECISIONS[0]
+    precision = options.precision
+    if options.options.get("precision_mode", "").strip() or not precision:
+        precision = values["precision_mode"]
     if precision not in _PRECISIONS:
         raise ValueError(
             f"gpu_precision_mode must be in [{', '.join(_PRECISIONS)}], but got {precision}."
         )
-    if _switch(given, "cuda_graphs") and given.get("layer_profile", "").strip():
+    if values["cuda_graphs"] and values["layer_profile"]:
         raise ValueError("cuda_graphs and layer_profile exclude each other; set one of them")
-    if _switch(given, "cuda_graphs") and _switch(given, "in_graph_collectives"):
+    if values["cuda_graphs"] and values["in_graph_collectives"]:
         raise ValueError("cuda_graphs and in_graph_collectives exclude each other; set one of them")
-    defaults = Settings()
     return Settings(
         fp16=precision == "preferred_fp16",
-        tf32=_switch(given, "tf32"),
+        tf32=values["tf32"],
         provider=options.provider or PROVIDERS[0],
-        workspace_bytes=_size(given, "workspace_bytes"),
-        optimization_level=_whole(given, "optimization_level", defaults.optimization_level),
-        cuda_graphs=_switch(given, "cuda_graphs"),
-        in_graph_collectives=_switch(given, "in_graph_collectives"),
-        layer_profile=given.get("layer_profile", "").strip(),
-        concurrency=_whole(given, "concurrency", defaults.concurrency),
-        batch_range=_range(given, "batch_range", defaults.batch_range),
-        dim_range=_range(given, "dim_range", defaults.dim_range),
+        workspace_bytes=_size("workspace_bytes", values["workspace_bytes"]),
+        optimization_level=values["optimization_level"],
+        cuda_graphs=values["cuda_graphs"],
+        in_graph_collectives=values["in_graph_collectives"],
+        layer_profile=values["layer_profile"],
+        concurrency=values["concurrency"],
+        batch_range=_range("batch_range", values["batch_range"]),
+        dim_range=_range("dim_range", values["dim_range"]),
     )
 
 
-def _range(given: Mapping[str, str], key: str, default: Range) -> Range:
-    text = given.get(key, "")
-    if not text.strip():
-        return default
+def _range(key: str, text: str) -> Range:
     parts = text.split("~")
     if len(parts) not in (2, 3):
         raise ValueError(f"{key} must be 'lowest~usual~highest', but got {text!r}")
@@ -153,31 +149,10 @@ def _number(key: str, text: str) -> int:
     return int(text)
 
 
-def _switch(given: Mapping[str, str], key: str) -> bool:
-    text = given.get(key, "off").strip().lower()
-    if text not in _SWITCH:
-        raise ValueError(f"{key} must be 'on' or 'off', but got {text!r}")
-    return _SWITCH[text]
-
-
-def _size(given: Mapping[str, str], key: str) -> int | None:
-    text = given.get(key, "").strip()
+def _size(key: str, text: str) -> int | None:
     if not text:
         return None
     match = re.fullmatch(r"(\d{1,18})\s*(KiB|MiB|GiB|)", text)
     if match is None:
         raise ValueError(f"{key} must be a size in bytes, '64MiB' or '2GiB', but got {text!r}")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def _whole(given: Mapping[str, str], key: str, default: int) -> int:
-    """Read a whole number within its option's limits."""
-    text = given.get(key, "").strip()
-    if not text:
-        return default
-    option = OPTIONS[key]
-    assert option.lowest is not None
-    assert option.highest is not None
-    if not re.fullmatch(r"\d{1,9}", text) or not option.lowest <= int(text) <= option.highest:
-        raise ValueError(f"{key} must be in {option.lowest}..{option.highest}, but got {text!r}")
-    return int(text)

@@ -20,7 +20,6 @@ Its options, which users set in section [null_context], are in OPTIONS.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -32,7 +31,7 @@ import numpy as np
 
 from engine import __version__
 from engine.hookspecs import hookimpl
-from engine.options import refuse_unknown
+from engine.options import parsed
 from engine.types import (
     BackendInfo,
     Capability,
@@ -84,19 +83,10 @@ class Settings:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Settings:
         """Read the user's settings; ValueError for an unknown name or a value that is none."""
-        refuse_unknown(options, OPTIONS)
-        names = options.get("unsupported_ops", "").replace(" ", "").split(",")
-        text = options.get("delay_s", "0")
-        try:
-            delay_s = float(text)
-        except ValueError:
-            delay_s = math.nan
-        if not 0 <= delay_s < math.inf:
-            raise ValueError(f"option 'delay_s': expected seconds, 0 or more, got {text!r}")
-        count = options.get("concurrency", "0")
-        if not count.isdecimal():
-            raise ValueError(f"option 'concurrency': expected a number, 0 or more, got {count!r}")
-        return cls(frozenset(name for name in names if name), delay_s, int(count))
+        values = parsed(options, OPTIONS)
+        names = values["unsupported_ops"].replace(" ", "").split(",")
+        refused = frozenset(name for name in names if name)
+        return cls(refused, values["delay_s"], values["concurrency"])
 
 
 @hookimpl

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.backends.manifest import describe
 from engine.host.child import command, environment
+from engine.options import describe
 from engine.types import Option
 from engine_testing import models
 from engine_testing.level import Level, Trial

@@ -52,9 +52,9 @@ def test_a_predict_can_be_made_to_take_long(null_backend: str, tmp_path: Path) -
         assert time.monotonic() - start < 200
 
 
-@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf", ""])
+@pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_a_delay_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="'delay_s': expected seconds, 0 or more, got"):
+    with pytest.raises(ValueError, match="'delay_s': expected float from 0, got"):
         Settings.parse({"delay_s": text})
 
 
