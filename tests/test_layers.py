@@ -137,3 +137,56 @@ def test_a_plugin_imports_of_the_core_what_is_for_plugins(path: Path) -> None:
     other = sorted({*found} - allowed)
     assert not other, f"{path.relative_to(PLUGINS)} imports {', '.join(other)}"
     assert "engine_testing" not in text or path.name == "conformance.py"
+
+
+# ------------------------------------------------------------------------------------- circles
+
+
+def module(path: Path) -> str:
+    """The dotted name of a module of the engine."""
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path: Path, modules: set[str]) -> set[str]:
+    """The modules of the engine that one imports, in functions and for type checkers too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            while name and name not in modules:
+                name = name.rpartition(".")[0]
+            found.add(name)
+    return found - {"", module(path)}
+
+
+def circular(graph: dict[str, set[str]]) -> set[str]:
+    """The nodes of a graph that lie on a circle or between two of them."""
+    left = {node: set(others) for node, others in graph.items()}
+    while True:
+        named = {other for others in left.values() for other in others}
+        ends = {node for node, others in left.items() if not others & left.keys()}
+        ends |= left.keys() - named
+        if not ends:
+            return set(left)
+        left = {node: others - ends for node, others in left.items() if node not in ends}
+
+
+@pytest.mark.parametrize(
+    ("graph", "found"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, set()),
+        ({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}, {"b", "c"}),
+    ],
+)
+def test_a_circle_is_found(graph: dict[str, set[str]], found: set[str]) -> None:
+    assert circular(graph) == found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    modules = {module(path) for path in FILES}
+    assert circular({module(path): imports(path, modules) for path in FILES}) == set()

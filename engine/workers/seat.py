@@ -23,14 +23,14 @@ from engine.errors import one_line
 from engine.host.interrupts import raised_by_handler
 from engine.workers.guard import Guard
 from engine.workers.protocol import Lost
-from engine.workers.updates import catch_up
+from engine.workers.weights import catch_up
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.types import CancelToken, Progress, Value
     from engine.workers.protocol import Assignment, Ready, Start, Worker
-    from engine.workers.updates import Weights
+    from engine.workers.weights import Weights
 
 FIRST_STARTS = 2
 """The number of starts of a device's first worker, if it dies while it builds."""

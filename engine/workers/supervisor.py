@@ -21,7 +21,7 @@ from engine.plan.fair_semaphore import FairSemaphore
 from engine.workers.guard import check
 from engine.workers.protocol import MOST_LOST, Lost
 from engine.workers.seat import Holder, Seat, State
-from engine.workers.updates import Weights
+from engine.workers.weights import Weights
 
 if TYPE_CHECKING:
     from engine.types import CancelToken, Progress, Value
