@@ -326,7 +326,10 @@ class ModelFile:
     def _format(self) -> Recognised | None:
         """Return the installed format of the content; None for ONNX and what none recognises."""
         if self._recognised is None:
-            content = self._opened()
+            data = self._open()
+            is_encrypted = self._kind == kinds.ENCRYPTED_MINDIR
+            # Only what is encrypted is asked for its key: a key too many is not this one's fault.
+            content = self._opened() if is_encrypted else Content(self._kind, data)
             is_onnx = content.kind == kinds.ONNX
             if is_onnx and (self._is_whole_onnx or content.encryption):
                 self._recognised = (None,)

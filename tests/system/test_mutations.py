@@ -20,6 +20,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # this file is a program too
 from hostile.damage import damage, lengths_in, regrow
 
 import engine
@@ -97,7 +99,8 @@ def batch(first: int, count: int) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 child.kill()
                 output, errors = child.communicate()
-        last = int(output.split()[-1]) if output.split() else first - 1
+        assert output.split(), f"a child ended before its first file: {errors.decode()[-2000:]}"
+        last = int(output.split()[-1])
         if child.returncode == 0:
             first = last + 1
             continue
