@@ -20,6 +20,7 @@ from engine.errors import (
     ModelError,
     ModelStateError,
 )
+from engine.formats.collectives import part_of
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Built, Recipe, build, open_targets
 from engine.model.state import ModelState
@@ -67,6 +68,14 @@ def resize(state: ModelState, inputs: Sequence[Tensor], dims: Sequence[Sequence[
         raise InputError(
             f"resize failed! Error is {change}, and an axis of {OPEN} beside it; give every axis "
             "a size where one that the file fixes gets another"
+        )
+    graph = state.built.plan.source.graph
+    if change and graph is not None and (part := part_of(graph.metadata)):
+        # Its nodes cut what was divided by numbers: other sizes would be computed in part.
+        raise InputError(
+            f"resize failed! Error is {change}, and the file is rank {part.rank}'s of "
+            f"{part.world_size}, whose sizes are divided among the ranks; slice the model again "
+            "for other sizes, or with open ones"
         )
     old = None
     with state.lock:  # one after the other
