@@ -41,9 +41,11 @@ class Door(NamedTuple):
 
 BACKENDS = Door("backend", "engine.backends.v1")
 FORMATS = Door("format", "engine.formats.v1", ("recognises", "open"))
+SOURCES = Door("source", "engine.sources.v1", ("title", "read"))
+COMMANDS = Door("command", "engine.commands.v1", ("make_context", "invoke"))
 EXTENSIONS = Door("extension", "engine.extensions.v1", ("__call__",))
 CONFORMANCE = Door("conformance", "engine.conformance.v1", ("backend",), extra="testing")
-DOORS = (BACKENDS, FORMATS, EXTENSIONS, CONFORMANCE)
+DOORS = (BACKENDS, FORMATS, SOURCES, COMMANDS, EXTENSIONS, CONFORMANCE)
 WINGS = Door("wing", "engine.wings.v1")  # the core's own parts, see engine.wings: no plugins
 
 

@@ -56,14 +56,10 @@ _COMMANDS = {
     "bench": "engine.cli.bench:bench",
     "cache": "engine.cli.cache:cache",
     "compare": "engine.cli.compare:compare",
-    "convert": "engine.cli.convert:convert",
     "doctor": "engine.cli.doctor:doctor",
     "inspect": "engine.cli.inspect:inspect",
-    "launch": "engine.cli.launch:launch",
     "plugins": "engine.cli.plugins:plugins",
-    "rank-table": "engine.cli.rank_table:rank_table",
     "run": "engine.cli.run:run",
-    "slice": "engine.cli.slice:slice_command",
 }
 
 

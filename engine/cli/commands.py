@@ -8,17 +8,22 @@ import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import fields
 from enum import StrEnum
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
+from engine.backends import BackendState, PluginRecord, doors
+from engine.backends.doors import COMMANDS
 from engine.cli.hints import hint
 from engine.cli.output import Talk, set_talk
-from engine.errors import ModelError
+from engine.errors import ModelError, ModelStateError
+
+OWN_DISTRIBUTION = "inference-engine"
 
 Function = Callable[..., Any]
 
@@ -111,7 +116,8 @@ class Group(click.Group):
 class LateGroup(Group):
     """A group whose commands are imported when one is asked for: each takes what it needs.
 
-    late: "module:name" of each command, by the word that it is called by.
+    late: "module:name" of each command, by the word that it is called by. Others are entries of
+    group `engine.commands.v1`, of the core's wings or of anybody; they replace none of `late`.
     """
 
     def __init__(self, *arguments: Any, late: Mapping[str, str], **settings: Any) -> None:
@@ -120,14 +126,44 @@ class LateGroup(Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands' words."""
-        return sorted({*self._late, *self.commands})
+        return sorted({*self._late, *self.commands, *doors.names(COMMANDS)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return a command, imported; None for a word that is none."""
+        """Return a command, imported; None for a word that is none.
+
+        Of an entry that cannot be used it is one that says why.
+        """
         if cmd_name in self._late and cmd_name not in self.commands:
             module, _, name = self._late[cmd_name].partition(":")
             self.add_command(getattr(import_module(module), name), cmd_name)
+        if cmd_name not in self.commands:
+            found, command = doors.resolve(COMMANDS, cmd_name)
+            if found.state is BackendState.NOT_INSTALLED:
+                return None
+            if found.state is not BackendState.READY:
+                return _unusable(found)
+            if found.distribution != OWN_DISTRIBUTION:  # the list of commands names its package
+                command = copy(command)
+                help = command.get_short_help_str(limit=200)
+                command.short_help = f"{help} ({found.distribution})"
+                return cast("click.Command", command)
+            self.add_command(command, cmd_name)
         return super().get_command(ctx, cmd_name)
+
+
+def _unusable(found: PluginRecord) -> click.Command:
+    """Return a command that stands for one that cannot be used, and raises why."""
+
+    def fail() -> None:
+        raise ModelStateError(str(found))
+
+    state = found.state.replace("_", " ")
+    return Command(
+        found.name,
+        callback=fail,
+        short_help=f"({state}, of {found.distribution or 'an unknown package'}: engine plugins)",
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )
 
 
 class Argument(click.Argument):

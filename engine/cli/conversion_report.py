@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 def show(job: Job, report: Report) -> None:
     """Print a conversion as text; the last line is converter_lite's."""
+    from engine.convert.job import name_of
+
     pairs = {
         "source": str(job.model_file),
-        "framework": job.framework.name,
+        "framework": name_of(job.framework),
         "result": str(report.files[0]),
         "size": f"{size(report.size_after)}, before {size(report.size_before)}",
         "graph": counted(report.nodes, "node"),
@@ -79,9 +81,11 @@ def _text(value: object) -> str:
 
 def values(job: Job, report: Report) -> dict[str, Any]:
     """Return the same as plain values, for JSON."""
+    from engine.convert.job import name_of
+
     return {
         "source": str(job.model_file),
-        "framework": job.framework.name,
+        "framework": name_of(job.framework),
         "result": str(report.files[0]),
         "files": [str(path) for path in report.files],
         "encrypted": job.encrypt_key is not None,

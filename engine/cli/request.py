@@ -24,12 +24,12 @@ from engine.cli.converter_lite import OUTPUT_IS_LITERAL
 from engine.cli.hints import hint
 from engine.cli.options import KEY_VARIABLE, DecMode
 from engine.convert.converter import SUFFIXES, Converter, job_of
-from engine.enums import DataType, FmkType, Format
+from engine.enums import DataType, Format
 from engine.errors import InputError, ModelError
 from engine.model import ModelType
 
 if TYPE_CHECKING:
-    from engine.convert.job import Job
+    from engine.convert.job import Framework, Job
     from engine.formats import ModelFile
 
 _TYPES = {
@@ -38,11 +38,6 @@ _TYPES = {
     "DEFAULT": None,
 }
 _FORMATS = {"NCHW": Format.NCHW, "NHWC": Format.NHWC}
-_SUFFIXES = {
-    ".onnx": FmkType.ONNX, ".mindir": FmkType.MINDIR, ".pt": FmkType.PYTORCH,
-    ".pt2": FmkType.PYTORCH, ".pth": FmkType.PYTORCH, ".pb": FmkType.TF, ".keras": FmkType.TF,
-    ".h5": FmkType.TF, ".hdf5": FmkType.TF, ".tflite": FmkType.TFLITE,
-}  # fmt: skip
 _NOT_READ = {
     "OM": "compiled for one NPU, with nothing left to convert; convert the model it was made of",
     "MSLITE": "a .ms model for devices; convert the model that it was made of",
@@ -196,7 +191,8 @@ request_options = bundle(
     _text(
         "--fmk",
         "FRAMEWORK",
-        "ONNX, MINDIR, PYTORCH, TF or TFLITE. By default the file's content says.",
+        "ONNX, MINDIR, PYTORCH, TF, TFLITE, or another source that is installed. By default the "
+        "file's content says.",
         ("ONNX", "MINDIR", "PYTORCH", "TF", "TFLITE"),
     ),
     click.option(
@@ -278,7 +274,7 @@ def _choice(text: str, choices: Mapping[str, Any], option: str) -> Any:
     return choices[text.upper()]
 
 
-def _framework(text: str, file: ModelFile) -> FmkType:
+def _framework(text: str, file: ModelFile) -> Framework:
     """Return the framework of that name, else the one that the file's content tells."""
     path = file.path
     assert path is not None
@@ -287,16 +283,14 @@ def _framework(text: str, file: ModelFile) -> FmkType:
         raise ModelError(f"{source}: {text.upper()} is {_NOT_READ[text.upper()]}", source)
     if not path.exists():
         raise absent(path)
-    if text:
-        found: FmkType = _choice(
-            text, {framework.name: framework for framework in FmkType}, "--fmk"
-        )
-        return found
-    from engine.convert.sources import framework_of
+    from engine.convert.sources import framework_of, frameworks
     from engine.formats import kinds
 
+    if text:
+        found: Framework = _choice(text, frameworks(), "--fmk")
+        return found
     # Where the content does not tell, the reader that the name asks for says what is wrong.
-    likely = framework_of(file) or _SUFFIXES.get(path.suffix.lower())
+    likely = framework_of(file, by_name=True)
     if likely is None:
         what, advice = kinds.FOREIGN[file.kind]
         raise ModelError(

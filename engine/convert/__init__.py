@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.convert.job import Job, Report
+from engine.convert.job import Job, Report, name_of
 from engine.errors import ModelError, one_line
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _sign(model: ModelProto, job: Job) -> None:
     source = os.fsencode(job.model_file.name).decode(errors="replace")
     origin = {
         "converted_by": f"inference-engine {__version__}",
-        "converted_from": f"{job.framework.name} {source}",
+        "converted_from": f"{name_of(job.framework)} {source}",
     }
     if job.optimize not in ("none", "general"):
         origin["optimized_for"] = job.optimize

@@ -16,7 +16,7 @@ from engine.model import ModelType
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.convert.job import Job, Report
+    from engine.convert.job import Framework, Job, Report
     from engine.types import CancelToken, Progress
     from engine.typing import DecMode
 
@@ -229,7 +229,7 @@ class Converter(Settings):
 
     def convert(
         self,
-        fmk_type: FmkType,
+        fmk_type: Framework,
         model_file: str,
         output_file: str,
         weight_file: str = "",
@@ -242,7 +242,8 @@ class Converter(Settings):
 
         Prints MindSpore Lite's "CONVERT RESULT SUCCESS:0" when it has.
 
-        fmk_type: the framework that the model comes from; the file's content must agree.
+        fmk_type: the framework that the model comes from, or the name of another installed source;
+        the file's content must agree.
         model_file: a file, or the folder of a TensorFlow SavedModel. output_file: without its
         ending, which is added where it is missing; the folder must exist. weight_file: of a Caffe
         model. config_file: sections of options, below those of set_config_info.
@@ -254,10 +255,11 @@ class Converter(Settings):
         (Cancelled). Then nothing was written.
         """
         from engine.config.reader import configuration
-        from engine.convert import convert
+        from engine.convert import convert, sources
         from engine.formats.given import absent
 
-        require("fmk_type", fmk_type, FmkType)
+        if not isinstance(fmk_type, str) or fmk_type not in sources.frameworks().values():
+            require("fmk_type", fmk_type, FmkType)
         require("model_file", model_file, str)
         require("output_file", output_file, str)
         require("weight_file", weight_file, str)
@@ -307,7 +309,7 @@ class Converter(Settings):
 
 def job_of(
     converter: Converter,
-    framework: FmkType,
+    framework: Framework,
     model_file: str,
     output_file: str,
     weight_file: str = "",

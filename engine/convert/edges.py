@@ -11,7 +11,7 @@ from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 
 from engine.convert.graphs import Names, add_opset, add_weights, cast, rename
 from engine.convert.integer_edges import expose
-from engine.convert.job import Job
+from engine.convert.job import Framework, Job
 from engine.enums import DataType, FmkType, Format
 from engine.formats.onnx.graphs import constants, light
 from engine.types import DType
@@ -46,7 +46,7 @@ class _Edge:
         return bool(self.perm) or self.outer != self.inner
 
 
-def layouts(model: ModelProto, framework: FmkType) -> tuple[Format, Format]:
+def layouts(model: ModelProto, framework: Framework) -> tuple[Format, Format]:
     """Return the model's own layouts, of inputs and of outputs: its framework's.
 
     A result of this converter says its own, if that is not NCHW.

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
 Read: TypeAlias = "tuple[ModelProto, list[str]]"
 """Result of a source: the model as ONNX, and notes for the report."""
 
+Framework: TypeAlias = FmkType | str
+"""A framework: upstream's name for it, or that of an installed source which upstream has not."""
+
 _LARGEST_DIM = 2**63 - 1  # as ONNX stores them
+
+
+def name_of(framework: Framework) -> str:
+    """Return a framework's name."""
+    return framework.name if isinstance(framework, FmkType) else framework
 
 
 def _silent(phase: str, done: int, total: int | None) -> None:
@@ -48,7 +56,7 @@ class Job:
     Raises ModelError for an input shape that cannot be.
     """
 
-    framework: FmkType
+    framework: Framework
     model_file: Path
     output_file: Path
     file: ModelFile = None  # type: ignore[assignment]  # see __post_init__

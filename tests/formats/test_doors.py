@@ -219,3 +219,11 @@ def test_a_broken_mindir_package_is_named_with_its_reason(
     path.write_bytes(b"\x0a\x051.2.3\x12\x09MindSpore\x3a\x00")
     with pytest.raises(engine.ModelError, match=r"format 'mindir' is broken: .*no_such_module"):
         ModelFile(path)()
+
+
+def test_the_kind_of_a_file_that_is_not_encrypted_needs_no_key_and_takes_one(
+    offer: Callable[..., None], write: Write, tmp_path: Path
+) -> None:
+    offer("affine")
+    for path, kind in ((models.affine(tmp_path), "onnx"), (write(), "affine")):
+        assert ModelFile(path, dec_key=bytes(16)).kind == kind

@@ -7,6 +7,8 @@ from typing import NoReturn
 from engine.convert.job import Job
 from engine.errors import ModelError
 
+title = "a Caffe model"
+
 
 def read(job: Job) -> NoReturn:
     """Raise the ModelError that says what to do."""

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 from engine.convert.job import Job, Read
 from engine.convert.sources.onnx import whole
 from engine.errors import ModelError
-from engine.formats import kinds
 from engine.formats.collectives import is_collective
+from engine.formats.kinds import ENCRYPTED_MINDIR, MINDIR
 from engine.types import TensorSpec
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+title = "a MindIR model"
+kinds = (MINDIR, ENCRYPTED_MINDIR)
+suffixes = (".mindir",)
 
 
 def read(job: Job) -> Read:
@@ -22,7 +26,7 @@ def read(job: Job) -> Read:
     Raises ModelError also for a model that keeps state between predicts: ONNX has no place for it.
     """
     name = str(job.model_file)
-    is_encrypted = job.file.kind == kinds.ENCRYPTED_MINDIR
+    is_encrypted = job.file.kind == ENCRYPTED_MINDIR
     if is_encrypted and job.decrypt_key is None:
         raise ModelError(
             f"{name}: is encrypted; set decrypt_key, and decrypt_mode if it is not AES-GCM (on "

@@ -6,11 +6,16 @@ from typing import TYPE_CHECKING
 
 from engine.convert.job import Job, Read
 from engine.convert.weights import bring_in
+from engine.formats.kinds import ONNX
 from engine.formats.onnx.inline import inlined
 from engine.types import ModelSource
 
 if TYPE_CHECKING:
     from onnx import ModelProto
+
+title = "an ONNX model"
+kinds = (ONNX,)
+suffixes = (".onnx",)
 
 
 def read(job: Job) -> Read:

@@ -32,6 +32,10 @@ from engine.formats.kinds import FOREIGN
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+title = "a PyTorch model"
+kinds = ("pytorch",)
+suffixes = (".pt", ".pt2", ".pth")
+
 _DO = "in Python: torch.export.save(torch.export.export(model.eval(), example_inputs), 'model.pt2')"
 _EXPECTED = "expected a .pt2 of torch.export.save, or TorchScript of torch.jit.save"
 

@@ -19,6 +19,10 @@ from engine.errors import ModelError, one_line
 if TYPE_CHECKING:
     from onnx import ModelProto
 
+title = "a TensorFlow model"
+kinds = ("tensorflow", "keras", "hdf5")
+suffixes = (".pb", ".keras", ".h5", ".hdf5")
+
 OPSET = 18  # the newest that tf2onnx writes
 _GRAPH_FILE = "saved_model.pb"
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engine.convert.job import Job, Read
 from engine.convert.sources.exporter import exported
 from engine.convert.sources.tensorflow import OPSET, quieten
 from engine.errors import ModelError, one_line
 
-if TYPE_CHECKING:
-    pass
+title = "a TensorFlow Lite model"
+kinds = ("tflite",)
+suffixes = (".tflite",)
 
 _MARK = b"TFL3"
 
