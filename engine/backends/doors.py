@@ -42,10 +42,12 @@ class Door(NamedTuple):
 BACKENDS = Door("backend", "engine.backends.v1")
 FORMATS = Door("format", "engine.formats.v1", ("recognises", "open"))
 SOURCES = Door("source", "engine.sources.v1", ("title", "read"))
+PASSES = Door("pass", "engine.passes.v1", ("version", "rewrite"))
 COMMANDS = Door("command", "engine.commands.v1", ("make_context", "invoke"))
+TRANSPORTS = Door("transport", "engine.transports.v1", ("join",))
 EXTENSIONS = Door("extension", "engine.extensions.v1", ("__call__",))
 CONFORMANCE = Door("conformance", "engine.conformance.v1", ("backend",), extra="testing")
-DOORS = (BACKENDS, FORMATS, SOURCES, COMMANDS, EXTENSIONS, CONFORMANCE)
+DOORS = (BACKENDS, FORMATS, SOURCES, PASSES, COMMANDS, TRANSPORTS, EXTENSIONS, CONFORMANCE)
 WINGS = Door("wing", "engine.wings.v1")  # the core's own parts, see engine.wings: no plugins
 
 

@@ -22,11 +22,13 @@ VARIABLES = {
     "ENGINE_EXTENSIONS": "these extensions see every predict of the models that are built",
     "ENGINE_LOCAL_SIZE": "so many processes of this job share the CPUs of this machine",
     "ENGINE_ONNX_BACKEND": "onnx's own test runner drives this backend",
+    "ENGINE_PASSES": "these passes rewrite the graphs of the models that are built",
     "ENGINE_RANK": "this process is that rank of its job",
     "ENGINE_RANKS_TIMEOUT_S": "ranks wait so long for each other",
     "ENGINE_STORE": "the ranks of this job find each other there",
     "ENGINE_STORE_KEY": "what the ranks of this job know each other by",
     "ENGINE_TARGET": "models run there, whatever target their script or command names",
+    "ENGINE_TRANSPORT": "the ranks of this job exchange tensors by this transport",
     "ENGINE_WORLD_SIZE": "so many ranks run one sliced model together",
 }
 """Every such variable that the core and this project's backends read, and what it does."""

@@ -1,23 +1,17 @@
 """Collectives on host memory, with the arguments of the hooks of engine.hookspecs.
 
-What ranks of one machine have of their own is in `local`, those of several in `mpi`; the rest is
-composed of it.
+What a transport has of its own is in its communicator; the rest is composed of it.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import Any
 
 import numpy as np
 
 from engine.distributed.compose import Collectives, complete
-from engine.distributed.local import LocalCommunicator
+from engine.distributed.transport import HostCommunicator
 from engine.types import DType, ReduceOp
-
-if TYPE_CHECKING:
-    from engine.distributed.mpi import MpiCommunicator
-
-HostCommunicator: TypeAlias = Union[LocalCommunicator, "MpiCommunicator"]
 
 
 def host_collectives() -> Collectives:

@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.distributed.compose import Collectives
-from engine.distributed.host import HostCommunicator
 from engine.distributed.reduction import reduction
+from engine.distributed.transport import HostCommunicator
 from engine.errors import InputError, ModelError
 from engine.formats.collectives import WITH_SHAPE
 from engine.types import Dim, DType, NodeInfo, ReduceOp, TensorSpec

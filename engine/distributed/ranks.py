@@ -27,18 +27,18 @@ from engine.backends import Backend
 from engine.distributed.agreement import agree
 from engine.distributed.compose import Collectives
 from engine.distributed.device import DeviceGroups, Watch, has_collectives
-from engine.distributed.host import HostCommunicator, host_collectives
+from engine.distributed.host import host_collectives
 from engine.distributed.job import Job, this_job
 from engine.distributed.local import LocalCommunicator
-from engine.distributed.meeting import store_of
 from engine.distributed.mpi_start import forget_segments
 from engine.distributed.nodes import Call
+from engine.distributed.own_transports import LocalMeeting
 from engine.distributed.rank_segments import HOST, backend_of
-from engine.distributed.store import GroupStore
+from engine.distributed.transport import LOCAL, HostCommunicator, faults_of, join, name_for
 from engine.errors import Cancelled, CommunicatorError, ModelError, one_line
 from engine.formats.collectives import Part
 from engine.plan.collectives import Collective
-from engine.types import Communicator, CommunicatorOptions, Device, Predict, Values
+from engine.types import Communicator, Device, Predict, Values
 
 # The plans that a rank of a job has joined; every rank joins its plans in the same order.
 _plans: Counter[Job] = Counter()
@@ -93,7 +93,8 @@ class Ranks:
         self.timeout_s = job.timeout_s
         self.on_device: DeviceGroups | None = None
         self._watch: Watch | None = None
-        is_here = not replace(job, rank=rank).is_of_machines  # devices meet by way of one host
+        self._transport = name_for(replace(job, rank=rank))
+        is_here = self._transport == LOCAL  # devices meet by way of one host
         if backend is not None and world_size > 1 and is_here and has_collectives(backend, device):
             self.on_device = DeviceGroups(backend, device)
         self.device = device if self.on_device is not None else HOST
@@ -127,56 +128,29 @@ class Ranks:
         if part is None:
             self._warn_of_anothers_file()
         job = replace(self._job, rank=self.rank)
-        if job.is_of_machines:
-            self._join_by_mpi(job, collectives, part)
-            return
-        store = store_of(job)
-        self._expect_failure()
         _plans[job] += 1
-        place = f"plan {_plans[job]}"
-        try:
-            agreed = GroupStore(store, f"{place}: agreement")
-            agree(agreed, self.rank, self.world_size, collectives, self.timeout_s, part)
-            # In one order on all ranks, so that no two of them wait for each other in a circle.
-            for name, members in sorted(self._members.items()):
-                own = GroupStore(store, f"{place}: group {name}")
-                options = CommunicatorOptions(
-                    rank=members.index(self.rank),
-                    world_size=len(members),
-                    store=own,
-                    group=name or "world",
-                    ranks=members,
-                    device=HOST,
-                    rank_table=Path(job.table) if job.table else None,
-                    timeout_s=self.timeout_s,
-                )
-                self._groups[name] = LocalCommunicator(options), host_collectives()
-                if self.on_device is not None and len(members) > 1:
-                    keys = GroupStore(store, f"{place}: group {name} on the device")
-                    self.on_device.join(name, replace(options, store=keys))
-            if self.on_device is not None:
-                self._watch = Watch(self)
-            forget_segments()
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            store.close()  # until somebody asks again: ranks on a device may
-
-    def _join_by_mpi(self, job: Job, collectives: Sequence[Collective], part: Part | None) -> None:
-        """Join ranks of which some are on other machines."""
-        from engine.distributed.mpi import MpiCommunicator, MpiExchange, world
-
-        ranks = MpiExchange(world(job))
-        self._expect_failure()
-        try:
-            agree(ranks, self.rank, self.world_size, collectives, self.timeout_s, part)
-            for name, members in sorted(self._members.items()):
-                comm = MpiCommunicator(ranks.group(members), name or "world", members)
-                self._groups[name] = comm, host_collectives()
-        except BaseException:
-            self.close()
-            raise
+        with faults_of(self._transport):
+            meeting = join(self._transport, job, _plans[job])
+            try:
+                self._expect_failure()
+                agree(meeting, self.rank, self.world_size, collectives, self.timeout_s, part)
+                # In one order on all ranks, so that no two of them wait for each other in a circle.
+                for name, members in sorted(self._members.items()):
+                    comm = meeting.group(name, members, self.timeout_s)
+                    self._groups[name] = comm, host_collectives()
+                    if self.on_device is not None and len(members) > 1:
+                        assert isinstance(meeting, LocalMeeting), "devices meet on one machine"
+                        place = " on the device"
+                        options = meeting.options(name, members, self.timeout_s, place)
+                        self.on_device.join(name, options)
+                if self.on_device is not None:
+                    self._watch = Watch(self)
+                forget_segments()
+            except BaseException:
+                self.close()
+                raise
+            finally:
+                meeting.close()
 
     def _expect_failure(self) -> None:
         """Have the other ranks told when an exception ends this process."""

@@ -13,7 +13,8 @@ from engine.cancel import CancelToken
 from engine.errors import ModelError
 from engine.formats import files, kinds
 from engine.formats.content import Content, decrypted
-from engine.formats.onnx import read_model
+from engine.formats.onnx import OnnxModel, read_model
+from engine.formats.onnx.regular import REGULAR
 from engine.formats.opened import FileVersion, OpenedSource
 from engine.host.lease import leased
 from engine.types import ModelSource
@@ -243,9 +244,9 @@ class ModelFile:
                     source = self._of_format(format, self._asked(suffixes))
                     if source.graph is None:
                         return source  # for those alone who run such a form
-                    self._source = source
+                    self._source = self._rewritten(source)
                 elif content.kind == kinds.ONNX:
-                    self._source = self._onnx(content)
+                    self._source = self._rewritten(self._onnx(content))
                     self._content = content._replace(data=b"")  # a large file is not to stay mapped
                     self._data = b""
                 else:
@@ -315,6 +316,7 @@ class ModelFile:
             is_secret=bool(content.encryption),
             folds_too_much=model.folds_too_much,
             versions=versions,
+            passes=_regular(model),
         )
         if not self._variable_weights:
             return source
@@ -359,6 +361,15 @@ class ModelFile:
             cancel=self._cancel,
         )
 
+    def _rewritten(self, source: OpenedSource) -> OpenedSource:
+        """Return the model after the passes that are switched on."""
+        if not os.environ.get("ENGINE_PASSES"):
+            return source
+        from engine.formats.passes import enabled, rewritten  # rare
+
+        self._plain = None  # it is made of the result
+        return rewritten(source, enabled())
+
     def _of_format(self, format: Recognised, asked: FormatFile) -> OpenedSource:
         def read() -> OpenedSource:
             return self._checked(format.open(asked), format.name)
@@ -402,6 +413,7 @@ class ModelFile:
             files=source.files,
             folds_too_much=model.folds_too_much,
             versions=dict(model.versions),
+            passes=_regular(model),
         )
         if not self._variable_weights:
             return checked
@@ -440,3 +452,8 @@ class ModelFile:
             broken = next((found for found in unusable() if found.name == kind), None)
             step = f"run: {pip_install_plugin('mindir')}" if broken is None else str(broken)
         return what, step
+
+
+def _regular(model: OnnxModel) -> tuple[str, ...]:
+    """Return the pass that the reader has applied, if any."""
+    return () if model.repaired is None else (f"regular {REGULAR.version}",)

@@ -69,6 +69,7 @@ class OpenedSource(ModelSource):
         paths that it is told: a link may lead elsewhere later.
     read_files: the files beside the model's that were read into memory, as they were then.
     are_mapped: all of `files` are views of what is in `path`, whose version is among `versions`.
+    passes: the rewrites that made this model of the file's, each with its version.
     digest: of all that the model consists of, where that is known without reading it once more.
     """
 
@@ -78,6 +79,7 @@ class OpenedSource(ModelSource):
     versions: Mapping[Path, FileVersion] = field(default_factory=dict)
     read_files: Mapping[Path, FileVersion] = field(default_factory=dict)
     are_mapped: bool = False
+    passes: tuple[str, ...] = ()
     digest: str = ""
 
     def check_unchanged(self) -> None:

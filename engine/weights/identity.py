@@ -37,6 +37,8 @@ def identify(digests: Digests, key: Mapping[str, str], source: ModelSource) -> I
     from engine.weights.location import CacheUnusable
     from engine.weights.store import Identity
 
+    if isinstance(source, OpenedSource) and source.passes:
+        key = {**key, "passes": ", ".join(source.passes)}
     try:
         return Identity(model_digest(digests, source), key)
     except OSError as error:

@@ -16,6 +16,7 @@ from engine.formats.onnx.external import ExternalFiles
 from engine.formats.onnx.graph import Graph, State, read_attributes, read_graph, read_nodes
 from engine.formats.onnx.node import NodeReader
 from engine.formats.onnx.reading import Invalid, ReadingBudget, Repairable, text
+from engine.formats.onnx.regular import REGULAR
 from engine.formats.onnx.scope import Scope
 from engine.formats.onnx.value import read_spec
 from engine.formats.onnx.work import Work, check_work
@@ -96,13 +97,13 @@ def _without_collector() -> Iterator[None]:
 
 def _repaired(view: memoryview, error: Repairable) -> bytes:
     try:
-        from engine.formats.onnx.repair import repaired
+        import onnx  # noqa: F401
     except ImportError:
         raise Invalid(
             f"{error}; with the onnx package it can be repaired: pip install onnx"
         ) from None
     try:
-        return repaired(view)
+        return REGULAR.rewrite(bytes(view)) or bytes(view)
     except Exception as cause:  # protobuf's: it reads texts that are passed over here
         raise error from cause
 
