@@ -80,7 +80,7 @@ def conversion(converter: engine.Converter) -> None:
     converter.optimize = "ascend_oriented:310"  # type: ignore[assignment]
     converter.input_format = "NHWC"  # type: ignore[assignment]
     converter.weight_fp16 = "yes"  # type: ignore[assignment]
-    converter.convert("onnx", "net.onnx", "net")  # type: ignore[arg-type]
+    converter.convert(2, "net.onnx", "net")  # type: ignore[arg-type]
 
 
 def models() -> None:

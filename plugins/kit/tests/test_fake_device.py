@@ -83,9 +83,9 @@ def test_predict_keeps_no_memory_of_the_device(null_backend: str, tmp_path) -> N
     assert fake_device().held_bytes == before
 
 
-@pytest.mark.parametrize("text", ["-1", "many", "1.5", ""])
+@pytest.mark.parametrize("text", ["-1", "many", "1.5"])
 def test_a_concurrency_that_is_none_is_refused(text: str) -> None:
 
     assert Settings.parse({"concurrency": "3"}).concurrency == 3
-    with pytest.raises(ValueError, match="'concurrency': expected a number, 0 or more, got"):
+    with pytest.raises(ValueError, match="'concurrency': expected int from 0, got"):
         Settings.parse({"concurrency": text})
