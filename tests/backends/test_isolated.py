@@ -714,6 +714,8 @@ def test_interrupts_of_one_threads_predicts_leave_the_worker_to_the_others(
     assert done.stdout == "[] True True\n", done.stderr[-2000:]
 
 
+# A socket that was being made as the interrupt came is closed when it is freed.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.slow
 def test_an_interrupt_leaves_the_model_as_it_was(null_backend: str, tmp_path: Path) -> None:
     class Interrupt(Exception):

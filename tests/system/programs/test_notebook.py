@@ -24,6 +24,7 @@ def test_a_cell_that_ends_in_a_model_shows_its_summary(tmp_path: Path) -> None:
     for cell in notebook.cells[1:3]:
         html = cell.outputs[0]["data"]["text/html"]
         assert "<table" in html
-        assert "all 2 nodes on cpu" in html
+        assert "Placement" in html
+        assert "cpu:0" in html
     assert "input   x  float32[batch, 3]" in notebook.cells[3].outputs[0]["text"]
     assert "closed" in notebook.cells[4].outputs[0]["data"]["text/html"]
