@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import engine
 from engine.model.model import model_state
+from engine.runtime import fitting
 from engine_testing import models
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -31,8 +33,9 @@ def test_a_result_goes_to_torch_without_a_copy(model: engine.Model) -> None:
 
 
 def test_a_torch_tensor_goes_in_without_a_copy_where_it_fits(model: engine.Model) -> None:
-    assert model_state(model).built is not None
-    taken = model_state(model).built.signature.values  # what the backend gets of it
+    built = model_state(model).built
+    assert built is not None
+    taken = partial(fitting.values, built.signature)  # what the backend gets of it
     fits = torch.arange(6, dtype=torch.float32).reshape(2, 3)
     [array] = taken([fits], ())
     assert array.ctypes.data == fits.data_ptr()
