@@ -62,7 +62,9 @@ def difference(case: Case, proof: Proof, seed: int) -> str:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_no_sample_changes_the_results_of_others_where_that_is_proven(family: str) -> None:
-    pytest.importorskip("onnxruntime", reason="onnx's evaluator is not exact in every operator")
+    runtime = pytest.importorskip("onnxruntime", reason="onnx's evaluator is not always exact")
+    if family in ("indexing", "recurrent") and runtime.__version__.startswith("1.23."):
+        pytest.skip("for lengths of 0 kernels of onnxruntime 1.23 leave what they give unset")
     wrong = []
     for number, one in enumerate(FAMILIES[family]()):
         proof = prove(one.model, one.axes())
