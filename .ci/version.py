@@ -3,7 +3,7 @@
     python .ci/version.py            # prints the places
     python .ci/version.py 0.2.0      # sets the version in all of them
 
-The core's is in engine/version.py and a plugin's in its package, where the builds read it. The
+The core's is in engine/host/version.py and a plugin's in its package, where the builds read it. The
 core and the plugins are released together: each pins the others' exact version.
 """
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 _LITERAL = r'^__version__ = "'
 _PIN = r'"inference-engine[\w\[\]-]*=='
 PLACES = {
-    "engine/version.py": _LITERAL,
+    "engine/host/version.py": _LITERAL,
     "plugins/*/engine_*/__init__.py": _LITERAL,
     "pyproject.toml": _PIN,
     "plugins/*/pyproject.toml": _PIN,

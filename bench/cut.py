@@ -34,8 +34,8 @@ from onnx import TensorProto
 from engine.backends import open_backend
 from engine.formats import open_source
 from engine.formats.onnx.inline import inlined
-from engine.plan.fallback import compile_parts
-from engine.plan.partitioning import Partitioning
+from engine.plan.mixed.fallback import compile_parts
+from engine.plan.mixed.partitioning import Partitioning
 from engine.plan.plan import Candidate
 from engine.plan.segments import SegmentedExecutable, predict
 from engine.types import CompileOptions, Device, ModelSource, Threads

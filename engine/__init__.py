@@ -13,7 +13,6 @@ import typing
 
 from engine.cancel import CancelToken
 from engine.context import Context
-from engine.enums import DataType, FmkType, Format, ModelGroupFlag
 from engine.errors import (
     BackendError,
     BackendIncompatible,
@@ -35,22 +34,23 @@ from engine.errors import (
     SharingError,
     SharingRefused,
 )
+from engine.host.version import __version__
 from engine.model import Model, ModelType
-from engine.shortcut import load
+from engine.model.shortcut import load
 from engine.tensor import Tensor, TensorMeta
-from engine.version import __version__
+from engine.tensor.enums import DataType, FmkType, Format, ModelGroupFlag
 
 if typing.TYPE_CHECKING:
-    from engine.backends.listing import backends
     from engine.convert.converter import Converter
-    from engine.diagnosis import doctor
-    from engine.model.group import ModelGroup
+    from engine.isolation.listing import backends
     from engine.report.comparison import compare
+    from engine.report.diagnosis import doctor
     from engine.report.inspection import inspect
     from engine.report.machine import devices
     from engine.report.measurement import bench
     from engine.serving.multi_model import ModelExecutor, MultiModelRunner
     from engine.serving.parallel_runner import ModelParallelRunner
+    from engine.shared_weights.group import ModelGroup
     from engine.workers.multi_device import MultiDeviceRunner
 
 __all__ = [
@@ -100,14 +100,13 @@ __all__ = [
 ]
 
 _LATE = {
-    "ModelGroup": "engine.model.group",
     "backends": "engine.backends",  # the module itself: see there
 }
 """Names that most processes do without: a module is imported when one is asked for."""
 
 _WINGS = (
-    "Converter", "ModelExecutor", "ModelParallelRunner", "MultiDeviceRunner", "MultiModelRunner",
-    "bench", "compare", "devices", "doctor", "inspect",
+    "Converter", "ModelExecutor", "ModelGroup", "ModelParallelRunner", "MultiDeviceRunner",
+    "MultiModelRunner", "bench", "compare", "devices", "doctor", "inspect",
 )  # fmt: skip
 """Names that a wing has."""
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from engine.enums import FmkType
+from engine.tensor.enums import FmkType
 
 if TYPE_CHECKING:
     from engine.convert.converter import Converter

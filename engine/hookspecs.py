@@ -32,9 +32,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from engine.marks import PROJECT as PROJECT
-from engine.marks import hookimpl as hookimpl
-from engine.marks import hookspec
+import pluggy
+
 from engine.types import (
     BackendInfo,
     Check,
@@ -53,6 +52,11 @@ from engine.types import (
     Value,
     Values,
 )
+
+PROJECT = "engine"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
 
 REQUIRED = (
     "engine_backend",

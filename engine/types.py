@@ -13,8 +13,8 @@ Read this file and `hookspecs.py`, and you have read the contract. Rules that ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -22,7 +22,39 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from engine.cancel import CancelToken as CancelToken
-from engine.value import value
+
+
+class _Value:
+    """Equality, hash and repr of a dataclass by its fields, as dataclasses makes them.
+
+    It compiles them for each class, which would be half of the time that this module's import
+    takes. Device has dataclasses' own, because it is sorted too.
+    """
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if other.__class__ is not self.__class__:
+            return NotImplemented
+        return _contents(self) == _contents(other)
+
+    def __hash__(self) -> int:
+        return hash(_contents(self))
+
+    def __repr__(self) -> str:
+        named = zip(_names(self), _contents(self), strict=True)
+        described = ", ".join(f"{name}={content!r}" for name, content in named)
+        return f"{type(self).__qualname__}({described})"
+
+
+def _names(value: Any) -> Iterable[str]:
+    names: Iterable[str] = value.__dataclass_fields__
+    return names
+
+
+def _contents(value: Any) -> tuple[Any, ...]:
+    return tuple([getattr(value, name) for name in _names(value)])
+
 
 # ------------------------------------------------------------------------------------- elements
 
@@ -137,8 +169,8 @@ Dim: TypeAlias = int | str | None
 """One axis: a size, the name of a symbolic size (equal names are equal sizes), or unknown."""
 
 
-@value
-class TensorSpec:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class TensorSpec(_Value):
     """Element type and shape of one input or output of a model.
 
     shape: None where even the rank is unknown. A scalar has ().
@@ -170,7 +202,7 @@ def _printable(text: str) -> str:
 # -------------------------------------------------------------------------------------- devices
 
 
-@value(order=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Device:
     """A device of this host: "cpu", "gpu", "ascend" or a backend's own word, and its number."""
 
@@ -181,8 +213,8 @@ class Device:
         return f"{self.type}:{self.id}"
 
 
-@value
-class DeviceInfo:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DeviceInfo(_Value):
     """A device that is there now.
 
     memory_bytes: its total memory, None where unknown.
@@ -197,8 +229,8 @@ class DeviceInfo:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
 
-@value
-class Devices:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Devices(_Value):
     """Devices that a backend finds on this machine now.
 
     found: usable devices. Empty means that none is; then `reason` says why (one line, lower
@@ -210,8 +242,8 @@ class Devices:
     fix: str = ""
 
 
-@value
-class Check:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Check(_Value):
     """One line of a backend's diagnosis: what was looked at, whether it is well, and the fix."""
 
     name: str
@@ -247,8 +279,8 @@ class Capability(StrEnum):
     PROFILE = "profile"  # options.profile_to, Executable.profile()
 
 
-@value(kw_only=True)
-class Option:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Option(_Value):
     """A setting that a backend reads, typed so that a tool can show it and try its values.
 
     text: one line on its meaning. type: int, float, bool ("0", "1", "true", "false") or str.
@@ -268,8 +300,8 @@ class Option:
         return self.text
 
 
-@value(kw_only=True)
-class BackendInfo:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class BackendInfo(_Value):
     """A backend's manifest: what it is, known without a device.
 
     name: as in its entry point. version: of the plugin. device_types: the values of
@@ -299,8 +331,8 @@ class BackendInfo:
 # --------------------------------------------------------------------------------------- values
 
 
-@value
-class DeviceBuffer:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class DeviceBuffer(_Value):
     """Memory on a device, or memory that a device can reach.
 
     pointer: its address on the device. shape in elements, C-contiguous.
@@ -340,8 +372,8 @@ Attribute: TypeAlias = "int | float | str | tuple[int | float | str, ...] | None
 """The value of a node's attribute. ONNX's strings are bytes: what is no UTF-8 is escaped."""
 
 
-@value
-class NodeInfo:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class NodeInfo(_Value):
     """A node of the main graph as the file has it; `index` is its place there.
 
     attributes: those in the file, by name: an int, a float, a str, or a tuple of these; None for
@@ -359,8 +391,8 @@ class NodeInfo:
     attributes: Mapping[str, Attribute] = field(default_factory=dict)
 
 
-@value
-class ParameterInfo:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ParameterInfo(_Value):
     """A constant of the main graph. location: "" inside the model, else its external data file."""
 
     name: str
@@ -370,8 +402,8 @@ class ParameterInfo:
     location: str = ""
 
 
-@value(kw_only=True)
-class GraphInfo:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class GraphInfo(_Value):
     """Summary of a model file, read without a runtime.
 
     inputs: what a caller gives: graph inputs that are not initializers, in order.
@@ -389,8 +421,8 @@ class GraphInfo:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-@value(kw_only=True)
-class ModelSource:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ModelSource(_Value):
     """A model on its way to a backend, validated by the core.
 
     format: "onnx", or a compiled form that the backend's `formats` lists.
@@ -461,8 +493,8 @@ Called from the thread that compiles or from one of the backend's own; it must r
 """
 
 
-@value
-class Threads:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Threads(_Value):
     """Host threads a model may use, already fitted to this machine; never 0.
 
     intra_op: threads inside one operator. inter_op: operators at once.
@@ -477,8 +509,8 @@ class Threads:
     is_counted: bool = False
 
 
-@value
-class ShapeRange:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ShapeRange(_Value):
     """The shapes one input is compiled for: lowest, usual and highest size of each axis.
 
     A usual and highest size of -1: no highest was given. With lowest 0 nothing was said of the
@@ -490,8 +522,8 @@ class ShapeRange:
     highest: tuple[int, ...]
 
 
-@value(kw_only=True)
-class SharedWeights:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SharedWeights(_Value):
     """Weights of an executable, lent to another compile of the same model on the same device.
 
     digest: of the model that they belong to, as the core gives it; a borrower whose model has
@@ -510,8 +542,8 @@ class SharedWeights:
     owner: object = None
 
 
-@value(kw_only=True)
-class CompileOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CompileOptions(_Value):
     """Settings of one compile.
 
     device: where to. provider: one of the backend's providers, "" for its default.
@@ -598,8 +630,8 @@ class NodeState(StrEnum):
     UNUSED = "unused"  # no output depends on it
 
 
-@value
-class Placement:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Placement(_Value):
     """Device and provider that run one node, and why.
 
     node: its name in the file, "" if it has none; index: its place there. device: as
@@ -619,8 +651,8 @@ class Placement:
     fused_into: int | None = None
 
 
-@value
-class MemoryReport:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class MemoryReport(_Value):
     """Memory that an executable holds on its device, in bytes; 0 also where it cannot be known.
 
     weights: private copies. shared: weights that other executables use too, of this process or of
@@ -635,8 +667,8 @@ class MemoryReport:
     workspace_bytes: int = 0
 
 
-@value(kw_only=True)
-class KernelTime:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class KernelTime(_Value):
     """Time that a kernel took in one predict.
 
     predict: which predict of the executable, counted from 0 in the order in which they began.
@@ -734,8 +766,8 @@ class Store(Protocol):
         """
 
 
-@value(kw_only=True)
-class CommunicatorOptions:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CommunicatorOptions(_Value):
     """Membership of a rank in a group that it joins.
 
     rank: this process's place in the group, in [0, world_size). group: its name, the same on
@@ -793,8 +825,8 @@ class Communicator(Protocol):
 # ------------------------------------------------------------------------------------- extensions
 
 
-@value(kw_only=True)
-class ModelDescription:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ModelDescription(_Value):
     """A model that was built, as an extension sees it.
 
     name: the file's name without folder and suffix, or the graph's for a model in memory.

@@ -43,8 +43,8 @@ SOURCE = """
 from dataclasses import replace
 
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 loads, calls, opened = [], [], []
 # What the evaluator does by itself, without the null backend's device.
@@ -62,11 +62,10 @@ def engine_backend():
 
 @hookimpl
 def engine_load(source, options):
-    from engine.reference.evaluator import Host, load
+    from engine.reference.evaluator import load
 
-    settings = Settings.parse(options.options)
     loads.append(source)
-    return load(source, Host({name!r}, DEVICE, settings.unsupported_ops, settings.delay_s))
+    return load(source, host({name!r}, DEVICE, options.options))
 
 
 @hookimpl

@@ -17,10 +17,10 @@ import pytest
 
 import engine
 from engine.backends import BackendState
-from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose, machine
-from engine.diagnosis.packages import CORE, Packages
-from engine.diagnosis.variables import VARIABLES, look_at_variables
 from engine.host.install import pip_install
+from engine.report.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose, machine
+from engine.report.diagnosis.packages import CORE, Packages
+from engine.report.diagnosis.variables import VARIABLES, look_at_variables
 from engine_testing.plugins import install
 
 ROOT = Path(__file__).parents[1]
@@ -355,8 +355,8 @@ def test_a_core_without_any_backend_is_a_problem(look, monkeypatch) -> None:
 ELEMENT_TYPES = """
 import sys
 sys.modules["ml_dtypes"] = None
-from engine.diagnosis.machine import look_at_machine
-from engine.diagnosis.packages import Packages
+from engine.report.diagnosis.machine import look_at_machine
+from engine.report.diagnosis.packages import Packages
 [finding] = [each for each in look_at_machine(Packages(), {}) if each.name == "element types"]
 print(finding.status, finding.fix, finding.detail, sep="; ")
 """
@@ -392,8 +392,8 @@ PLUGIN = """
 import ctypes, os, sys, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Check, Devices
 
 {before}
@@ -554,7 +554,7 @@ def test_one_that_fails_leaves_the_others(plugin_folder: Path) -> None:
 
 def test_two_distributions_of_one_backend_are_a_problem(plugin_folder: Path) -> None:
     for distribution in ("twin-one", "twin-two"):
-        install(plugin_folder, "twin", "engine_testing.null", distribution=distribution)
+        install(plugin_folder, "twin", "engine_testing.null_device", distribution=distribution)
     finding = found(only(diagnose(["twin"])).findings, "state")
     assert finding.status is PROBLEM
     assert "twin-one, twin-two" in finding.detail
@@ -575,7 +575,7 @@ def test_a_backend_without_a_device_is_a_problem_with_its_fix(plugin_folder: Pat
 def test_what_is_not_installed_is_a_note_unless_it_was_named(
     null_backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.diagnosis.OFFICIAL", {"abacus": "abacus_official"})
+    monkeypatch.setattr("engine.report.diagnosis.OFFICIAL", {"abacus": "abacus_official"})
     diagnosis = diagnose()
     absent = {each.record.name: each for each in diagnosis.backends}["abacus_official"]
     assert [each.status for each in absent.findings] == [NOTE]
@@ -589,7 +589,7 @@ def test_what_is_not_installed_is_a_note_unless_it_was_named(
 def test_a_device_type_stands_for_the_backend_that_serves_it(
     plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.diagnosis.OFFICIAL", {"abacus": "abacus_official"})
+    monkeypatch.setattr("engine.report.diagnosis.OFFICIAL", {"abacus": "abacus_official"})
     plugin(plugin_folder, "abacus_official")
     assert only(diagnose(["abacus", "abacus_official"])).record.name == "abacus_official"
     plugin(plugin_folder, "abacus")  # a backend's own name goes first

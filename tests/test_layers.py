@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
+from wing_modules import is_of_wing
 
 import engine
 
@@ -18,28 +19,27 @@ LAYERS = (
     ("__init__", "converter", "testing"),  # doors for scripts
     ("sharding",),
     ("convert",),
-    ("diagnosis",),
     ("workers",),
     ("serving",),
     ("report",),
     ("distributed",),
+    ("shared_weights",),
+    ("isolation",),
+    ("layouts",),  # how operators carry a divided axis: for slicing, and for sharing runs
     # What is above are the wings; below is the core, which does without them.
-    ("shortcut",),
     ("model",),
     ("weights",),
     ("runtime",),
     ("plan",),
     ("context",),
     ("tensor",),
-    ("enums",),
     ("reference", "model_bytes"),  # for plugins
-    ("layouts",),  # how operators carry a divided axis: for slicing, and for sharing runs
     ("formats",),
     ("wings",),
     ("backends",),
     ("config",),
     ("host",),
-    ("hookspecs", "types", "errors", "options", "cancel", "value", "marks", "typing", "version"),
+    ("hookspecs", "types", "errors", "options", "cancel", "typing"),
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FILES = sorted(ROOT.rglob("*.py"))
@@ -190,3 +190,150 @@ def test_a_circle_is_found(graph: dict[str, set[str]], found: set[str]) -> None:
 def test_no_files_import_each_other_in_a_circle() -> None:
     modules = {module(path) for path in FILES}
     assert circular({module(path): imports(path, modules) for path in FILES}) == set()
+
+
+# ------------------------------------------------------------------------------- private names
+
+# Of other projects and of Python, which have no public name for it.
+FOREIGN = {
+    "_replace", "_fields", "_asdict",  # a named tuple's
+    "_exit", "_current_frames",  # of os, libc and sys
+    "_model_bytes",  # onnxruntime: a session keeps its model's file in memory
+    "_pytree", "_version",  # torch: the names of a tree's leaves; counts the writes to a tensor
+    "_convert_common",  # tf2onnx: what its command does with a graph that is loaded
+}  # fmt: skip
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The private names that a module defines, or assigns to itself or its objects."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and of_self(node):
+            found.add(node.attr)
+    return set(filter(is_private, found))
+
+
+def of_self(node: ast.Attribute) -> bool:
+    return isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+
+
+def others_names(tree: ast.AST, own: set[str]) -> list[str]:
+    """The private names that a module uses of others, but `own`, those of its folder."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not of_self(node):
+            names = {node.attr} - own
+        elif isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+        else:
+            continue
+        private = {name for name in names - FOREIGN if is_private(name)}
+        found += [f"line {node.lineno}: {name}" for name in sorted(private)]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("tensor._value", ["line 1: _value"]),
+        ("from engine.plan.parts import _run", ["line 1: _run"]),
+        ("def _run(): pass\nparts._run", []),
+        ("class A:\n    def f(self, other):\n        self._x = other._x", []),
+        ("def f(self):\n    self._x", []),
+        ("a.__name__, a._replace(b=1), os._exit(1)", []),
+    ],
+)
+def test_a_private_name_of_another_folder_is_found(source: str, found: list[str]) -> None:
+    tree = ast.parse(source)
+    assert others_names(tree, own_names(tree)) == found
+
+
+def test_no_module_uses_private_names_of_another_folder() -> None:
+    paths = (*FILES, *PLUGINS.glob("*/engine_*/**/*.py"))
+    trees = {path: ast.parse(path.read_text()) for path in paths}
+    own: dict[Path, set[str]] = {}
+    for path, tree in trees.items():
+        own.setdefault(path.parent, set()).update(own_names(tree))
+    found = [
+        f"{path.relative_to(PLUGINS.parent)}, {use}"
+        for path, tree in trees.items()
+        for use in others_names(tree, own[path.parent])
+    ]
+    assert found == []
+
+
+# ------------------------------------------------------------------------------------ the core
+
+CORE = ("engine.model", "engine.model.shortcut")
+MOST_LINES = 23_000
+MOST_LINES_FOR_PLUGINS = 8_000
+
+
+def closure(start: Iterable[str], graph: dict[str, set[str]]) -> set[str]:
+    """The modules that some import, and those that these import, and so on."""
+    found: set[str] = set()
+    left = list(start)
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += graph[name]
+    return found
+
+
+def test_a_closure_is_followed_to_its_end() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}
+    assert closure(["a"], graph) == {"a", "b", "c"}
+
+
+def test_what_a_plugin_may_import_is_small() -> None:
+    paths = {module(path): path for path in FILES}
+    start = [name for name, path in paths.items() if part(path) in FOR_PLUGINS]
+    found = closure(start, {name: imports(path, {*paths}) for name, path in paths.items()})
+    lines = sum(len(paths[name].read_text().splitlines()) for name in found)
+    assert lines <= MOST_LINES_FOR_PLUGINS, f"{lines:,} lines"
+
+
+def test_the_core_is_small_and_imports_no_wing() -> None:
+    """Late imports count, and those for type checkers."""
+    paths = {module(path): path for path in FILES}
+    core = closure(CORE, {name: imports(path, {*paths}) for name, path in paths.items()})
+    assert sorted(filter(is_of_wing, core)) == []
+    lines = sum(len(paths[name].read_text().splitlines()) for name in core)
+    assert lines <= MOST_LINES, f"{lines:,} lines; engine/wings.py is how the core reaches others"
+
+
+# --------------------------------------------------------------------------------------- sizes
+
+ROOMS = 33
+"""The most files and folders directly in engine/; 30 is the aim."""
+
+LONGEST = 500
+LONGER = {"types.py"}
+"""Files that may be longer: one idea each that no reader finds again in two files."""
+TO_SPLIT = {
+    "convert/batch.py",
+    "layouts/batch/rules/shapes.py",
+    "engine_testing/models.py",
+    "engine_mindir/lower.py",
+}
+"""Files that are longer still, and are to lose their second idea: take away what is done."""
+
+
+def test_the_engine_has_few_rooms() -> None:
+    assert len({part(path) for path in FILES}) <= ROOMS
+
+
+def test_no_file_is_longer_than_a_sitting() -> None:
+    files = [(path, str(path.relative_to(ROOT))) for path in FILES]
+    files += [(path, "/".join(path.relative_to(PLUGINS).parts[1:]))
+              for path in PLUGINS.glob("*/engine_*/**/*.py")]  # fmt: skip
+    long = {name for path, name in files if len(path.read_text().splitlines()) > LONGEST}
+    assert long <= LONGER | TO_SPLIT

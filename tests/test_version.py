@@ -40,7 +40,7 @@ def test_every_place_states_the_cores_version(command):
     assert {version for versions in stated.values() for version in versions} == {engine.__version__}
     # The core and five plugins: a literal each; the core pins the plugins, mindir for three
     # extras, and each pins it.
-    assert stated["engine/version.py"] == [engine.__version__]
+    assert stated["engine/host/version.py"] == [engine.__version__]
     assert sum(len(stated[place]) for place in stated if place.endswith("__init__.py")) == 5
     assert sum(len(stated[place]) for place in stated if place.endswith("pyproject.toml")) == 12
 

@@ -19,9 +19,10 @@ names.py         this project's own backends; discovery.py: names -> backends
 advice.py        what to say about one that is not
 targets.py       an element of `context.target` -> the backend that serves it;
                  device_types.py: where it is no backend's name
-isolated.py      a backend whose models run in workers; isolated_worker.py: a worker's side of it
-probe.py         the same in a process of its own, for plugins that may crash; not imported here
-listing.py       all of them so, for `backends`, and the entries of all doors
+wings.py         the core's own entry points
+
+The wing engine/isolation has a backend whose models run in workers, the probes of backends in
+processes of their own, and the list of all of them that `backends` returns.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.backends.targets import find_target, is_target
 
 if TYPE_CHECKING:
-    from engine.backends.listing import Backends
+    from collections.abc import Callable
 
 __all__ = [
     "GROUP",
@@ -60,19 +61,20 @@ __all__ = [
 ]
 
 
-def backends(time_limit_s: float | None = None) -> Backends:
+def backends(time_limit_s: float | None = None) -> tuple[BackendRecord, ...]:
     """Return the record of each backend, those that are installed first, by name.
 
     Each is looked at in a process of its own, so that one that crashes takes nothing with it.
     time_limit_s: how long such a process may take; None for 30 s.
     """
-    from engine.backends import listing  # rare
+    from engine.backends.wings import load  # rare
 
-    return listing.backends() if time_limit_s is None else listing.backends(time_limit_s)
+    listed: Callable[..., tuple[BackendRecord, ...]] = load("backends")
+    return listed() if time_limit_s is None else listed(time_limit_s)
 
 
 class _Callable(ModuleType):
-    def __call__(self, time_limit_s: float | None = None) -> Backends:
+    def __call__(self, time_limit_s: float | None = None) -> tuple[BackendRecord, ...]:
         """See `backends`."""
         return backends(time_limit_s)
 

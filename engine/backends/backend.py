@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from engine import hookspecs
-from engine.backends.hooks import arguments_of, hooks_of
+from engine.backends.hooks import hooks_of
 from engine.backends.manifest import checked
 from engine.errors import BackendUnavailable, one_line
 from engine.host.interrupts import raised_by_handler
@@ -60,11 +60,11 @@ class Backend:
         if missing:
             raise TypeError(f"it does not implement {', '.join(missing)}")
         self.info: BackendInfo = checked(self.bind("engine_backend")())
-        self._can = frozenset(self.info.capabilities)
+        self.capabilities = frozenset(self.info.capabilities)
         for capability, hooks in NEEDED.items():
             absent = [hook for hook in hooks if not self.has(hook)]
-            if capability in self._can and absent:
-                self._can -= {capability}
+            if capability in self.capabilities and absent:
+                self.capabilities -= {capability}
                 warnings.append(
                     f"it announces {str(capability)!r} but does not implement "
                     f"{', '.join(absent)}; the capability is ignored"
@@ -128,7 +128,7 @@ class Backend:
 
         A device may lack it all the same: see `lacks`.
         """
-        return capability in self._can
+        return capability in self.capabilities
 
     def lacks(self, capability: str, device: Device) -> str:
         """Return why `device` does not have a capability; "" where it does.
@@ -179,9 +179,4 @@ class Backend:
                 f"{', '.join(sorted(self.info.capabilities)) or 'nothing'}",
                 self.name,
             )
-        function, taken = self.hooks[hook]
-        given = arguments_of(hook)
-        if taken == given:
-            return function
-        indices = tuple(given.index(name) for name in taken)
-        return lambda *arguments: function(*[arguments[index] for index in indices])
+        return self.hooks[hook]

@@ -74,9 +74,9 @@ def _ask(names: Sequence[str]) -> dict[str, BackendRecord]:
     elsewhere = [name for name in names if name not in here]
     found = [resolve(name, look_for_devices=False)[0] for name in here]
     if elsewhere:
-        from engine.backends.probe import probe_all  # rare
+        from engine.backends.wings import load  # rare
 
-        found += probe_all(elsewhere)
+        found += load("probe_all")(elsewhere)
     return {record.name: record for record in found}
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.types import BackendInfo, Devices
-from engine.value import value
 
 
 class BackendState(StrEnum):
@@ -19,7 +19,7 @@ class BackendState(StrEnum):
     READY = "ready"
 
 
-@value(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PluginRecord:
     """All that is known of one entry of a door: its state, and what to do when it is not READY.
 
@@ -46,7 +46,7 @@ class PluginRecord:
         return f"<{type(self).__name__} {self.name!r}: {self.state.replace('_', ' ')}>"
 
 
-@value(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BackendRecord(PluginRecord):
     """The record of a backend, with its manifest and its devices."""
 

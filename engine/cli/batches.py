@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.cli.input_files import IMAGES, InputFile
 from engine.errors import InputError
-from engine.runtime.parts import described
+from engine.report.parts import described
 from engine.tensor.description import Array
 from engine.types import TensorSpec, ValueKind
 

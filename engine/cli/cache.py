@@ -122,7 +122,7 @@ def why(
     from engine.backends import find_target
     from engine.plan.options import BuildOptions
     from engine.plan.targets import targets_of
-    from engine.weights.explain import Explanation, explain
+    from engine.report.explain import Explanation, explain
 
     require_file(model)
     config = parse_settings(settings)

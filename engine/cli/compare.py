@@ -40,14 +40,14 @@ from engine.cli.progress import waiting
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
 from engine.report.comparison import common_inputs, naming, outputs_of, values_for
+from engine.report.filled import Fill
 from engine.report.inspection import of_file
 from engine.report.measurement import DeviceShare, devices_text, shares
-from engine.runtime.filled import Fill
 from engine.types import TensorSpec
 
 if TYPE_CHECKING:
     from engine.model import Model
-    from engine.runtime.differences import Comparison, Largest, OutputComparison
+    from engine.report.differences import Comparison, Largest, OutputComparison
     from engine.tensor.description import Array
 
 EPILOG = """\b
@@ -199,7 +199,7 @@ def compare(
             raise click.BadParameter(
                 f"expected a number of 0 or more, got {tolerance:g}", param_hint=name
             )
-    from engine.runtime.differences import compare_outputs
+    from engine.report.differences import compare_outputs
 
     how_a, how_b = sides.options(how, other is not None)
     others: Sequence[TensorSpec] | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from engine.cli.files import storable
 from engine.cli.folder import shape_text, spec_values, type_text
 from engine.cli.output import aside, counted, duration, fields, line, plain, size, table
-from engine.runtime.parts import arrays_of, described
+from engine.report.parts import arrays_of, described
 from engine.tensor.description import Array
 
 if TYPE_CHECKING:

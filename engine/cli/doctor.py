@@ -10,7 +10,6 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from engine.backends import installed
-from engine.backends.probe import TIME_LIMIT_S
 from engine.cli import options
 from engine.cli.build import require_timeout
 from engine.cli.commands import Argument, Command
@@ -18,7 +17,8 @@ from engine.cli.completion import one_of
 from engine.cli.output import as_json, console, line, plain, print_trimmed
 from engine.cli.plugins import values
 from engine.cli.progress import progress
-from engine.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
+from engine.isolation.probe import TIME_LIMIT_S
+from engine.report.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
 
 EPILOG = """\b
 Examples:

@@ -9,8 +9,8 @@ from typing import Any
 from engine.cli.input_files import by_number
 from engine.cli.output import as_json, size, table
 from engine.errors import ModelError
-from engine.model.summary import ModelSummary
 from engine.report.inspection import inspect
+from engine.report.summary import ModelSummary
 from engine.types import TensorSpec
 
 

@@ -19,9 +19,9 @@ from engine.cli.tables import Table, json_value, read_json, read_text
 from engine.errors import InputError
 from engine.formats.arrays import read_npy, read_npz, read_raw
 from engine.plan.open_sizes import fitting_shapes
+from engine.report.filled import HOW, Fill, stand_in
+from engine.report.parts import arrays_of, described, value_of
 from engine.runtime.advice import for_axes
-from engine.runtime.filled import HOW, Fill, stand_in
-from engine.runtime.parts import arrays_of, described, value_of
 from engine.tensor.description import Array
 from engine.types import DType, TensorSpec, ValueKind
 

@@ -20,8 +20,8 @@ from engine.cli.input_files import file_name
 from engine.cli.options import KEY_VARIABLE, BuildOptions
 from engine.cli.output import as_json, fields, note, size, table
 from engine.model.model import model_state
-from engine.model.summary import DEFAULT_DOMAIN, ModelSummary, placed
 from engine.report.inspection import locked, of_file
+from engine.report.summary import DEFAULT_DOMAIN, ModelSummary, placed
 from engine.types import ParameterInfo
 
 EPILOG = """\b

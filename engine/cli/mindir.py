@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.cli.output import size, table
-from engine.model.summary import ModelSummary
+from engine.report.summary import ModelSummary
 
 
 def show(found: ModelSummary) -> None:

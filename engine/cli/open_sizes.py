@@ -11,8 +11,8 @@ from engine.cli.inputs import Inputs
 from engine.cli.output import aside, note, plain
 from engine.plan.disagreement import sizes_and_disagreement
 from engine.plan.open_sizes import first_that_runs
+from engine.report.filled import shapes_of
 from engine.report.measurement import ranks_of
-from engine.runtime.filled import shapes_of
 
 R = TypeVar("R")
 

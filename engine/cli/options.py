@@ -15,7 +15,7 @@ from engine.cli.commands import Argument, EnumChoice, Function, Integer, ModelPa
 from engine.cli.completion import files, set_keys, targets
 from engine.cli.pictures import Layout, Resize
 from engine.host.child import KEY_VARIABLE as KEY_VARIABLE
-from engine.runtime.filled import Fill
+from engine.report.filled import Fill
 
 # A path that is not there or cannot be read is no wrong usage: the commands say so, click does not.
 PATH = click.Path(readable=False, path_type=Path)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from engine.cli.output import line, note, plain
 
 if TYPE_CHECKING:
     from engine.cli.build import Built
-    from engine.model.profiling import Profile
+    from engine.report.profiling import Profile
 
 
 def measured(built: Built, values: Any, trace: Path | None) -> Profile:
     """Measure a model's predicts, and write the trace where one is asked for."""
-    profile = built.model.profile(values)
+    profile = cast("Profile", built.model.profile(values))
     if trace is not None:
         profile.save_trace(trace)
     return profile

@@ -24,9 +24,9 @@ from engine.cli.converter_lite import OUTPUT_IS_LITERAL
 from engine.cli.hints import hint
 from engine.cli.options import KEY_VARIABLE, DecMode
 from engine.convert.converter import SUFFIXES, Converter, job_of
-from engine.enums import DataType, Format
 from engine.errors import InputError, ModelError
 from engine.model import ModelType
+from engine.tensor.enums import DataType, Format
 
 if TYPE_CHECKING:
     from engine.convert.job import Framework, Job

@@ -32,12 +32,12 @@ from engine.cli.output import as_json, aside, duration, is_terminal, line, note,
 from engine.cli.progress import waiting
 from engine.report.comparison import plain_value
 from engine.report.measurement import DeviceShare, devices_text, shares
-from engine.runtime.parts import arrays_of, described
+from engine.report.parts import arrays_of, described
 from engine.tensor.description import Array
 from engine.types import DType, ValueKind
 
 if TYPE_CHECKING:
-    from engine.model.profiling import Profile
+    from engine.report.profiling import Profile
 
 EPILOG = """\b
 Examples:

@@ -137,8 +137,8 @@ def _apply_passes(
 def _sign(model: ModelProto, job: Job) -> None:
     """Write into the model where it comes from, and what a later conversion must know."""
     from engine.convert.edges import LAYOUT_KEYS, layouts
-    from engine.enums import Format
-    from engine.version import __version__
+    from engine.host.version import __version__
+    from engine.tensor.enums import Format
 
     # A file's name need not be text, what a model holds has to be.
     source = os.fsencode(job.model_file.name).decode(errors="replace")
@@ -170,7 +170,7 @@ def _require_onnx() -> None:
 
 def _size_before(model: ModelProto, job: Job) -> int:
     from engine.convert.weights import total_bytes
-    from engine.enums import FmkType
+    from engine.tensor.enums import FmkType
 
     size = _size(job.model_file)
     if job.framework in (FmkType.ONNX, FmkType.MINDIR):

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 from engine.config.checks import require, require_choice, require_count, require_watchers
 from engine.config.settings import Settings, setting
-from engine.enums import DataType, FmkType, Format
 from engine.errors import BackendError, InputError, ModelError
 from engine.model import ModelType
+from engine.tensor.enums import DataType, FmkType, Format
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,10 +9,10 @@ from engine.config.split_graph import KEY, SECTION, Block, blocks_of
 from engine.config.variable_weights import declaration_of
 from engine.config.wording import prefixed
 from engine.convert.job import Job
-from engine.enums import FmkType
 from engine.errors import InputError
 from engine.formats import ModelFile
 from engine.options import nearest
+from engine.tensor.enums import FmkType
 
 if TYPE_CHECKING:
     from onnx import ModelProto

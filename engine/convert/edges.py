@@ -12,8 +12,8 @@ from onnx import ModelProto, NodeProto, TypeProto, ValueInfoProto, helper
 from engine.convert.graphs import Names, add_opset, add_weights, cast, rename
 from engine.convert.integer_edges import expose
 from engine.convert.job import Framework, Job
-from engine.enums import DataType, FmkType, Format
 from engine.formats.onnx.graphs import constants, light
+from engine.tensor.enums import DataType, FmkType, Format
 from engine.types import DType
 
 _TO = {Format.NHWC: (0, 2, 3, 1), Format.NCHW: (0, 3, 1, 2)}

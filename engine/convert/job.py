@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.config.text import aligned, counted, duration, html_tables, plain, size
-from engine.enums import DataType, FmkType, Format
 from engine.errors import ModelError
 from engine.formats import ModelFile
+from engine.tensor.enums import DataType, FmkType, Format
 from engine.types import CancelToken, Progress, TensorSpec
 
 if TYPE_CHECKING:

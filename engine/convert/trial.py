@@ -24,7 +24,7 @@ def run(file: ModelFile, job: Job) -> dict[str, Any]:
     from engine.context import Context
     from engine.model.build import from_model_file
     from engine.model.model import Model, model_state
-    from engine.tensor.tensor import arrays_in
+    from engine.tensor.values import arrays_in
     from engine.weights.compile_cache import UNCACHED
 
     with Model() as built:

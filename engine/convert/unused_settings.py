@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from engine.convert.job import Job
-from engine.enums import FmkType
+from engine.tensor.enums import FmkType
 
 if TYPE_CHECKING:
     from engine.config.schema import Unused

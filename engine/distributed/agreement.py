@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from engine.distributed.sequence import Collective, between, difference, of_group
 from engine.distributed.store import Exchanging, exchange
 from engine.errors import CommunicatorError
 from engine.formats.collectives import Part
-from engine.plan.collectives import Collective, between, difference, of_group
 from engine.types import Store
 
 __all__ = ["agree"]
@@ -32,8 +32,8 @@ def agree(
 ) -> None:
     """Compare this rank's collectives with those of all ranks of the job; every rank calls it.
 
-    store: its keys are this comparison's own. collectives: `engine.plan.collectives.sequence` of
-        this rank's model. part: whose part that is, where it says so.
+    store: its keys are this comparison's own. collectives: `sequence` of this rank's
+        model. part: whose part that is, where it says so.
     Raises CommunicatorError naming two ranks and the first collective in which they differ, or
     the ranks that did not come within `timeout_s`.
     """

@@ -1,6 +1,7 @@
 """A group of ranks on one machine: joined, waiting for each other by counters, failing together.
 
-A rank that waits looks at another's counter for a short while, then sleeps until a wire wakes it.
+A rank that waits looks at another's counter for a short while, then sleeps until a control
+socket wakes it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from engine.distributed.outbox import (
+from engine.distributed.control_sockets import ControlSocket, connect_all
+from engine.distributed.shared_segment import (
     ABORTED,
     ASLEEP,
     BLAMED,
@@ -23,11 +25,10 @@ from engine.distributed.outbox import (
     REFUSED,
     ROUND,
     STATE,
-    Outbox,
+    SharedSegment,
     fence,
     new_file,
 )
-from engine.distributed.wires import Wire, connect_all
 from engine.errors import CommunicatorError
 from engine.host.cpus import usable_cpus
 from engine.types import CommunicatorOptions
@@ -48,11 +49,11 @@ fence before it is written or after it is read."""
 
 @dataclass(slots=True)
 class Peer:
-    """Another rank: its wire, and what of its outbox this rank reads."""
+    """Another rank: its control socket, and what of its segment this rank reads."""
 
     rank: int
-    wire: Wire
-    outbox: Outbox
+    control: ControlSocket
+    segment: SharedSegment
     words: memoryview
 
 
@@ -78,19 +79,19 @@ class Group:
         with ExitStack() as on_failure, ExitStack() as closing:  # what is mapped stays
             descriptor = new_file()
             closing.callback(os.close, descriptor)
-            self.own = Outbox(descriptor, self.world_size, is_own=True)
+            self.own = SharedSegment(descriptor, self.world_size, is_own=True)
             self.words = self.own.words
             connected = connect_all(options, descriptor)
-            for wire, given in connected.values():
+            for control, given in connected.values():
                 closing.callback(os.close, given)
-                on_failure.callback(wire.close)
-            for rank, (wire, given) in sorted(connected.items()):
-                outbox = Outbox(given, self.world_size, is_own=False)
-                self.peers.append(Peer(rank, wire, outbox, outbox.words))
+                on_failure.callback(control.close)
+            for rank, (control, given) in sorted(connected.items()):
+                segment = SharedSegment(given, self.world_size, is_own=False)
+                self.peers.append(Peer(rank, control, segment, segment.words))
             on_failure.pop_all()
         self._poller = select.poll()
         for peer in self.peers:
-            peer.wire.watch(self._poller)
+            peer.control.watch(self._poller)
 
     # ----------------------------------------------------------------------------------- waiting
 
@@ -104,7 +105,7 @@ class Group:
             fence()
         for peer in peers:
             if peer.words[ASLEEP]:
-                peer.wire.wake()
+                peer.control.wake()
 
     def wait(self, peer: Peer, word: int, value: int, deadline_s: float | None, what: str) -> None:
         """Wait until a counter of another rank has come to a value."""
@@ -148,9 +149,9 @@ class Group:
         """Wait for somebody to wake this rank, or to end, which is noted in `_gone`."""
         for descriptor, _ in self._poller.poll(most_ms):
             for peer in self.peers:
-                wire = peer.wire
-                if descriptor == wire.process or (
-                    descriptor == wire.socket.fileno() and not wire.drain()
+                control = peer.control
+                if descriptor == control.process or (
+                    descriptor == control.socket.fileno() and not control.drain()
                 ):
                     self._gone.append(peer)
                     self._poller.unregister(descriptor)  # or no poll would wait any more
@@ -168,7 +169,7 @@ class Group:
         if peer.words[word] < value:
             raise self._fail(
                 f"{self._named(peer.rank)} did not begin its predict, and does not come to {what}: "
-                f"{peer.outbox.why()}",
+                f"{peer.segment.why()}",
                 peer.rank,
             )
 
@@ -192,7 +193,7 @@ class Group:
         if state == ABORTED:
             is_known = 0 <= blamed < self.world_size and blamed != self.rank
             return self._fail(
-                f"{name} has aborted{during}: {peer.outbox.why()}",
+                f"{name} has aborted{during}: {peer.segment.why()}",
                 blamed if is_known else peer.rank,
             )
         how = "has left the group"
@@ -267,9 +268,11 @@ class Group:
 
         may_leave: one that has left in good order, and has been where this rank is, is not missed.
         """
-        with self._leaving:  # no wire is closed meanwhile, and no other thread finds it out
+        with (
+            self._leaving
+        ):  # no control socket is closed meanwhile, and no other thread finds it out
             self.refuse_ended()
-            for peer in [p for p in self.peers if p.wire.has_ended()]:
+            for peer in [p for p in self.peers if p.control.has_ended()]:
                 has_been = peer.words[STATE] == LEFT and peer.words[ROUND] >= self.words[ROUND]
                 if not (may_leave and has_been):
                     raise self.end_of(peer, "")
@@ -281,7 +284,7 @@ class Group:
         self._leave(LEFT, "the communicator is closed")
         with self._leaving:
             for peer in self.peers:
-                peer.wire.close()
+                peer.control.close()
 
     def _leave(self, state: int, why: str, blamed: int = -1) -> None:
         with self._leaving:
@@ -293,7 +296,7 @@ class Group:
             self.words[STATE] = state
             self.ended = why
             for peer in self.peers:
-                peer.wire.shut_down()
+                peer.control.shut_down()
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never joined

@@ -5,7 +5,7 @@ ENGINE_STORE, ENGINE_STORE_KEY    where they find each other: a StoreServer's ad
 ENGINE_RANKS_TIMEOUT_S            how long ranks wait for each other, 120 by default
 
 Without them: what mpirun says (PMI_RANK and PMI_SIZE, or Open MPI's), or RANK_TABLE_FILE and
-RANK_ID. The ranks then find each other by themselves, see `meeting`.
+RANK_ID. The ranks then find each other by themselves, see `rendezvous`.
 
 with StoreServer() as server:
     for rank in range(2):
@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -32,7 +32,6 @@ from engine.host.launched import (
     TABLE_RANK,
     WORLD_SIZE,
 )
-from engine.value import value
 
 if TYPE_CHECKING:
     from engine.distributed.store import StoreServer
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 TIMEOUT_S = 120.0
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Job:
     """A rank's place in its job. address: of the store, "" where there is none.
 

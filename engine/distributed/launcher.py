@@ -52,6 +52,7 @@ def end_job() -> None:
         descriptor = int(os.environ.get("PMI_FD", "-1"))
         if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
             return
-        with socket.socket(fileno=os.dup(descriptor)) as wire:
-            if credentials(wire)[0] == launcher()[0]:  # it may be another file in a wrapped process
-                wire.send(b"cmd=abort exitcode=1\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        with socket.socket(fileno=os.dup(descriptor)) as endpoint:
+            # In a wrapped process it may be another file.
+            if credentials(endpoint)[0] == launcher()[0]:
+                endpoint.send(b"cmd=abort exitcode=1\n", socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

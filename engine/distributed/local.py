@@ -1,7 +1,7 @@
 """The communicator of ranks on one machine: host memory, exchanged through memory that they share.
 
-A collective goes in steps. In each a rank puts its part into a slot of its own outbox, says so by a
-counter, waits until all others have said the same, and reads theirs. There are two slots, used in
+A collective goes in steps. In each a rank puts its part into a slot of its own segment, says so by
+a counter, waits until all others have said the same, and reads theirs. There are two slots, used in
 turn: whoever has come to step n+1 has read all of step n, so nobody waits to write.
 
     comm = LocalCommunicator(options)     # in every rank; blocks until all have joined
@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from engine.distributed.group import ORDERED, Group
-from engine.distributed.outbox import (
+from engine.distributed.reduction import Combine, reduction
+from engine.distributed.shared_segment import (
     ABORTED,
     PEER_SLOT_BYTES,
     ROUND,
@@ -31,7 +32,6 @@ from engine.distributed.outbox import (
     signature_word,
     taken_word,
 )
-from engine.distributed.reduction import Combine, reduction
 from engine.errors import CommunicatorError
 from engine.types import CommunicatorOptions, DType, ReduceOp
 
@@ -74,8 +74,8 @@ class LocalCommunicator(Group):
         self._sent = [0] * self.world_size
         self._taken = [0] * self.world_size
         self._prepared: dict[Any, _Exchange] = {}
-        outboxes = {peer.rank: peer.outbox for peer in self.peers} | {self.rank: self.own}
-        self._boxes = [outboxes[rank] for rank in range(self.world_size)]
+        segments = {peer.rank: peer.segment for peer in self.peers} | {self.rank: self.own}
+        self._segments = [segments[rank] for rank in range(self.world_size)]
 
     # ------------------------------------------------------------------------------- collectives
 
@@ -165,9 +165,9 @@ class LocalCommunicator(Group):
             self.wait(other, sent_word(self.rank), step, deadline_s, text)
             word = sent_signature_word(self.rank, step % 2)
             if other.words[word] != signature:
-                raise self.mismatch(other, text, other.outbox.said(word))
+                raise self.mismatch(other, text, other.segment.said(word))
             chunk = data[begin : begin + PEER_SLOT_BYTES]
-            chunk[...] = other.outbox.peer_slot(self.rank, step % 2)[: chunk.size]
+            chunk[...] = other.segment.peer_slot(self.rank, step % 2)[: chunk.size]
             self._taken[peer] = step
             self.tell(taken_word(peer), step, [other])
 
@@ -219,7 +219,7 @@ class LocalCommunicator(Group):
         if like.dtype.hasobject:
             raise CommunicatorError(f"{text}: only numbers go from rank to rank")
         views = [
-            [_view(box.slot(parity), like) for box in self._boxes] for parity in (0, 1)
+            [_view(segment.slot(parity), like) for segment in self._segments] for parity in (0, 1)
         ]  # fmt: skip
         own = views[0][self.rank], views[1][self.rank]
         signature = zlib.crc32(text.encode())
@@ -241,7 +241,7 @@ class LocalCommunicator(Group):
     def _chunks(self, flat: Array) -> Iterator[tuple[int, tuple[Array, Array], list[list[Array]]]]:
         """Yield (first element, own slots, all ranks' slots) for each piece of a large tensor."""
         length = SLOT_BYTES // flat.itemsize
-        views = [[box.slot(parity).view(flat.dtype)[:length] for box in self._boxes]
+        views = [[segment.slot(parity).view(flat.dtype)[:length] for segment in self._segments]
                  for parity in (0, 1)]  # fmt: skip
         for begin in range(0, flat.size, length):
             if flat.size - begin < length:
@@ -264,7 +264,7 @@ class LocalCommunicator(Group):
             if words[STATE] == ABORTED:  # what it left is right, but the others failed
                 raise self.end_of(peer, prepared.text)
             if words[word] != signature:
-                raise self.mismatch(peer, prepared.text, peer.outbox.said(word))
+                raise self.mismatch(peer, prepared.text, peer.segment.said(word))
         if not ORDERED:
             fence()
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from engine.distributed.job import Job
 from engine.distributed.local import LocalCommunicator
-from engine.distributed.meeting import store_of
 from engine.distributed.rank_segments import HOST
+from engine.distributed.rendezvous import store_of
 from engine.distributed.store import GroupStore, exchange
 from engine.types import CommunicatorOptions
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
 
 class Local:
-    """Ranks of one machine, which find each other by a store; see `meeting`."""
+    """Ranks of one machine, which find each other by a store; see `rendezvous`."""
 
-    def join(self, job: Job, plan: int) -> LocalMeeting:
+    def join(self, job: Job, plan: int) -> LocalRendezvous:
         """See Transport."""
-        return LocalMeeting(job, plan)
+        return LocalRendezvous(job, plan)
 
 
-class LocalMeeting:
-    """See Meeting."""
+class LocalRendezvous:
+    """See Rendezvous."""
 
     def __init__(self, job: Job, plan: int) -> None:
         self._job = job
@@ -33,7 +33,7 @@ class LocalMeeting:
         self._store = store_of(job)
 
     def exchange(self, value: bytes, timeout_s: float) -> list[bytes]:
-        """See Meeting."""
+        """See Rendezvous."""
         keys = GroupStore(self._store, f"{self._place}: agreement")
         return exchange(keys, self._job.rank, self._job.world_size, value, timeout_s)
 
@@ -53,24 +53,24 @@ class LocalMeeting:
         )
 
     def group(self, name: str, members: tuple[int, ...], timeout_s: float) -> LocalCommunicator:
-        """See Meeting."""
+        """See Rendezvous."""
         return LocalCommunicator(self.options(name, members, timeout_s))
 
     def close(self) -> None:
-        """See Meeting."""
+        """See Rendezvous."""
         self._store.close()  # until somebody asks again: ranks on a device may
 
 
 class Mpi:
     """Ranks that an mpirun has started on several machines."""
 
-    def join(self, job: Job, plan: int) -> MpiMeeting:
+    def join(self, job: Job, plan: int) -> MpiRendezvous:
         """See Transport."""
-        return MpiMeeting(job)
+        return MpiRendezvous(job)
 
 
-class MpiMeeting:
-    """See Meeting."""
+class MpiRendezvous:
+    """See Rendezvous."""
 
     def __init__(self, job: Job) -> None:
         from engine.distributed.mpi import MpiExchange, world
@@ -78,17 +78,17 @@ class MpiMeeting:
         self._ranks = MpiExchange(world(job))
 
     def exchange(self, value: bytes, timeout_s: float) -> list[bytes]:
-        """See Meeting."""
+        """See Rendezvous."""
         return self._ranks.exchange(value, timeout_s)
 
     def group(self, name: str, members: tuple[int, ...], timeout_s: float) -> MpiCommunicator:
-        """See Meeting."""
+        """See Rendezvous."""
         from engine.distributed.mpi import MpiCommunicator
 
         return MpiCommunicator(self._ranks.group(members), name or "world", members)
 
     def close(self) -> None:
-        """See Meeting."""
+        """See Rendezvous."""
 
 
 LOCAL, MPI = Local(), Mpi()

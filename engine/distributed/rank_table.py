@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 from engine.errors import CommunicatorError
-from engine.value import value
 
 __all__ = ["VERSIONS", "Place", "RankTable", "parse", "read"]
 
@@ -31,7 +31,7 @@ _ADDRESS_TYPES = ("EID", "IPV4", "IPV6")
 _MAKE = "or make a new table: engine rank-table make --help"
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Place:
     """A rank and where it runs. host: as the table names it. device_ip: "" where it has none."""
 
@@ -41,7 +41,7 @@ class Place:
     device_ip: str = ""
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class RankTable:
     """A valid rank table.
 

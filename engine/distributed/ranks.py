@@ -32,12 +32,12 @@ from engine.distributed.job import Job, this_job
 from engine.distributed.local import LocalCommunicator
 from engine.distributed.mpi_start import forget_segments
 from engine.distributed.nodes import Call
-from engine.distributed.own_transports import LocalMeeting
+from engine.distributed.own_transports import LocalRendezvous
 from engine.distributed.rank_segments import HOST, backend_of
+from engine.distributed.sequence import Collective
 from engine.distributed.transport import LOCAL, HostCommunicator, faults_of, join, name_for
 from engine.errors import Cancelled, CommunicatorError, ModelError, one_line
 from engine.formats.collectives import Part
-from engine.plan.collectives import Collective
 from engine.types import Communicator, Device, Predict, Values
 
 # The plans that a rank of a job has joined; every rank joins its plans in the same order.
@@ -56,7 +56,7 @@ def _tell_of_failure() -> None:
 
 
 class Ranks:
-    """The other ranks, as the plan of one sees them; see `engine.plan.ranks`.
+    """The other ranks, as the plan of one sees them.
 
     name: how messages call the model. backend, device: of the segments beside the collectives;
     these stay in the device's memory where the backend runs them there. Raises CommunicatorError
@@ -130,18 +130,20 @@ class Ranks:
         job = replace(self._job, rank=self.rank)
         _plans[job] += 1
         with faults_of(self._transport):
-            meeting = join(self._transport, job, _plans[job])
+            rendezvous = join(self._transport, job, _plans[job])
             try:
                 self._expect_failure()
-                agree(meeting, self.rank, self.world_size, collectives, self.timeout_s, part)
+                agree(rendezvous, self.rank, self.world_size, collectives, self.timeout_s, part)
                 # In one order on all ranks, so that no two of them wait for each other in a circle.
                 for name, members in sorted(self._members.items()):
-                    comm = meeting.group(name, members, self.timeout_s)
+                    comm = rendezvous.group(name, members, self.timeout_s)
                     self._groups[name] = comm, host_collectives()
                     if self.on_device is not None and len(members) > 1:
-                        assert isinstance(meeting, LocalMeeting), "devices meet on one machine"
+                        assert isinstance(rendezvous, LocalRendezvous), (
+                            "devices meet on one machine"
+                        )
                         place = " on the device"
-                        options = meeting.options(name, members, self.timeout_s, place)
+                        options = rendezvous.options(name, members, self.timeout_s, place)
                         self.on_device.join(name, options)
                 if self.on_device is not None:
                     self._watch = Watch(self)
@@ -150,7 +152,7 @@ class Ranks:
                 self.close()
                 raise
             finally:
-                meeting.close()
+                rendezvous.close()
 
     def _expect_failure(self) -> None:
         """Have the other ranks told when an exception ends this process."""
@@ -189,11 +191,14 @@ class Ranks:
 
     @property
     def communicators(self) -> Mapping[str, Communicator]:
-        """See engine.plan.ranks."""
+        """The groups on the device, by name, once joined: for collectives inside a graph."""
         return {} if self.on_device is None else self.on_device.communicators
 
     def met(self, predict: Predict, what: str) -> Predict:
-        """See engine.plan.ranks."""
+        """Return `predict` such that it begins when all ranks have come to `what`.
+
+        It always gets a deadline: that of the ranks, or an earlier one.
+        """
 
         def met(
             context: Any, inputs: Values, outputs: Values | None, deadline_s: float | None
@@ -336,6 +341,6 @@ def open_ranks(
 ) -> Ranks:
     """Return the ranks of a plan. job: None for that which this process was launched for.
 
-    See engine.plan.ranks.OpenRanks.
+    See `sliced.compile_rank`.
     """
     return Ranks(job or this_job(), rank, world_size, name, backend, device)

@@ -311,8 +311,8 @@ class ConnectedStore:
                 )
             answer_challenge(connection, self._key)
             deliver_challenge(connection, self._key)
-            with _socket(connection) as wire:
-                _limit(wire, 0)
+            with _socket(connection) as endpoint:
+                _limit(endpoint, 0)
             return connection
         except AuthenticationError as error:
             connection.close()
@@ -334,23 +334,23 @@ class ConnectedStore:
 
 def _connection(name: str) -> Connection[Any, Any]:
     """Connect to a socket whose holder may never accept, and then may never answer."""
-    with socket.socket(socket.AF_UNIX) as wire:
-        _limit(wire, ANSWER_S)  # Python's own timeout does not wait for room in the backlog
-        wire.connect(name)
-        return Connection(wire.detach())
+    with socket.socket(socket.AF_UNIX) as endpoint:
+        _limit(endpoint, ANSWER_S)  # Python's own timeout does not wait for room in the backlog
+        endpoint.connect(name)
+        return Connection(endpoint.detach())
 
 
-def _limit(wire: socket.socket, seconds: float) -> None:
+def _limit(endpoint: socket.socket, seconds: float) -> None:
     """Have connect, and each read and write, end with an OSError after a time; 0 for never."""
     limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
     for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-        wire.setsockopt(socket.SOL_SOCKET, option, limit)
+        endpoint.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def _shut_down(connection: Connection[Any, Any]) -> None:
     """End a connection that another thread reads from; that thread sees its end and closes it."""
-    with suppress(OSError, ValueError), _socket(connection) as wire:
-        wire.shutdown(socket.SHUT_RDWR)
+    with suppress(OSError, ValueError), _socket(connection) as endpoint:
+        endpoint.shutdown(socket.SHUT_RDWR)
 
 
 def _socket(connection: Connection[Any, Any]) -> socket.socket:

@@ -69,7 +69,7 @@ class HostCommunicator(Protocol):
         """Leave the group; twice does nothing."""
 
 
-class Meeting(Protocol):
+class Rendezvous(Protocol):
     """The ranks of a job while they join the groups of one plan."""
 
     def exchange(self, value: bytes, timeout_s: float) -> list[bytes]:
@@ -91,7 +91,7 @@ class Meeting(Protocol):
 class Transport(Protocol):
     """An object that an entry of group `engine.transports.v1` names."""
 
-    def join(self, job: Job, plan: int) -> Meeting:
+    def join(self, job: Job, plan: int) -> Rendezvous:
         """Meet the other ranks of a job. plan: how many plans the job has joined with this one.
 
         Raises CommunicatorError naming the ranks that did not come within `job.timeout_s`.
@@ -103,14 +103,14 @@ def name_for(job: Job) -> str:
     return os.environ.get(VARIABLE, "") or ("mpi" if job.is_of_machines else LOCAL)
 
 
-def join(name: str, job: Job, plan: int) -> Meeting:
+def join(name: str, job: Job, plan: int) -> Rendezvous:
     """Meet the other ranks of a job by a transport. Raises CommunicatorError."""
     found, transport = doors.resolve(TRANSPORTS, name)
     if found.state is not BackendState.READY:
         raise CommunicatorError(str(found))
     with faults_of(name):
-        meeting: Meeting = transport.join(job, plan)
-    return meeting
+        rendezvous: Rendezvous = transport.join(job, plan)
+    return rendezvous
 
 
 @contextmanager

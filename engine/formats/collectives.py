@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from engine.value import value
+from dataclasses import dataclass
 
 DOMAIN = "com.microsoft"
 COLLECTIVES = frozenset(
     ("AllGather", "AllReduce", "AllToAll", "Barrier", "Broadcast", "Receive", "ReduceScatter",
      "Send")
 )  # fmt: skip
+
+AFTERWARDS = "after_micro_batches"
+"""Attribute of a collective that runs once in a predict, on what all micro-batches have made."""
 
 WITH_SHAPE = "with_shape"
 """Attribute of a Send, Receive or Broadcast of a tensor whose sizes no file says: its shape goes
@@ -22,7 +24,7 @@ def is_collective(op_type: str, domain: str) -> bool:
     return domain == DOMAIN and op_type in COLLECTIVES
 
 
-@value
+@dataclass(frozen=True, slots=True)
 class Part:
     """The rank that a file of a sliced model was written for, as its metadata says.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from engine.types import ParameterInfo, TensorSpec
-from engine.value import value
 
 
 class SubGraph(NamedTuple):
@@ -40,7 +40,7 @@ class CompiledModels(NamedTuple):
         return f"a bundle of {number} models" if number > 1 else "a model"
 
 
-@value(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Description:
     """A model file as it is written.
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from engine.cancel import CancelToken
 from engine.formats.opened import FileVersion
 from engine.types import ModelSource
-from engine.value import value
 
 
-@value(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FormatFile:
     """A model file as `Format.open` gets it: what it holds, and what is asked for.
 

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KEY = "engine.micro_batches"
-AFTERWARDS = "after_micro_batches"
-"""Attribute of a collective that runs once in a predict, on what all micro-batches have made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TypeAlias
 
 from engine.errors import ModelError
 from engine.types import DType, ModelSource
-from engine.value import value
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -55,7 +54,7 @@ class Slot(NamedTuple):
     declared_as: tuple[str, ...] = ()
 
 
-@value(kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OpenedSource(ModelSource):
     """A validated model, as `ModelFile` gives it.
 

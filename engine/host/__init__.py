@@ -7,5 +7,6 @@ worker.py    isolated workers: messages, time limits, how they ended; serve.py: 
 arena.py     values on their way between two processes, in memory without a name
 lease.py     keeping writers from a file while a mapping of it is read
 folder.py    temporary files and folders that do not outlive the process
+version.py   the version of the core
 fork.py      what becomes of built models in a forked child
 """

@@ -15,7 +15,9 @@ from _queue import Empty, SimpleQueue  # as queue has them, which takes heapq al
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from types import FrameType, TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
+
+from engine.host.tasks import Task
 
 T = TypeVar("T")
 
@@ -35,53 +37,36 @@ def undisturbed(work: Callable[[], T]) -> T:
     Handlers run in the main thread. One that raises ends the wait; the work goes on to its end, so
     that it removes the files that it makes.
     """
-    if threading.get_ident() != threading.main_thread().ident or sys.is_finalizing():
+    if not in_main_thread() or sys.is_finalizing():
         return work()  # as the process ends no other thread runs
-    task = _Task(work)
+    task = Task(work)
     try:
         _tasks.put(task)
         if not _waiting:
             _thread.start_new_thread(_help, ())  # threading's own waits, with locks, for its start
-        elif not task.is_over.acquire(timeout=_RECHECK_S):
-            if not task.has_begun:  # whoever waited had just given up
-                _thread.start_new_thread(_help, ())
-        else:
-            task.is_over.release()
-        task.is_over.acquire()
+        elif not task.wait(_RECHECK_S) and not task.has_begun:  # whoever waited had just given up
+            _thread.start_new_thread(_help, ())
+        while not task.is_over:
+            task.wait()
     except BaseException:
         if not task.has_begun:
-            task.work = _nothing  # not for whoever helps next
+            task.is_unwanted = True  # not for whoever helps next
         raise
     try:
-        if task.error is not None:
-            raise task.error
-        return task.result  # type: ignore[no-any-return]
+        return task.result()  # type: ignore[no-any-return]
     finally:
         del task  # the traceback of an error has this frame: no cycle
 
 
-class _Task:
-    """Work of the main thread for another one. is_over: released when that has done it."""
-
-    __slots__ = ("error", "has_begun", "is_over", "result", "work")
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self.work = work
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.has_begun = False
-        self.is_over = threading.Lock()
-        self.is_over.acquire()
+def in_main_thread() -> bool:
+    """Return whether signal handlers run in the calling thread."""
+    return threading.get_ident() == threading.main_thread().ident
 
 
-_tasks: SimpleQueue[_Task] = SimpleQueue()
+_tasks: SimpleQueue[Task] = SimpleQueue()
 _waiting: set[int] = set()  # threads that wait for a task: to start one takes 0.2 ms
 _IDLE_S = 1.0  # so long, and then they end
 _RECHECK_S = 0.05
-
-
-def _nothing() -> None:
-    pass
 
 
 def _help() -> None:
@@ -91,13 +76,9 @@ def _help() -> None:
         while True:
             task = _tasks.get(timeout=_IDLE_S)
             _waiting.discard(thread)
-            task.has_begun = True
-            try:
-                task.result = task.work()
-            except BaseException as error:
-                task.error = error
+            task.attempt()
             _waiting.add(thread)  # first: the next task may follow at once
-            task.is_over.release()
+            task.end()
             del task
     except Empty:
         _waiting.discard(thread)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from engine.config.checks import check_decryption, require, require_watchers
 from engine.config.wording import own_text, prefixed
 from engine.context import Context
-from engine.enums import ModelType
 from engine.errors import (
     BackendError,
     ExtensionError,
@@ -22,6 +21,7 @@ from engine.errors import (
 from engine.host.interrupts import raised_by_handler
 from engine.model.recipe import Recipe, groups
 from engine.model.state import BUILDING, NOT_BUILT, ModelState
+from engine.tensor.enums import ModelType
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -42,9 +42,7 @@ def memory(state: ModelState) -> ModelMemory:
     measured_bytes = sharing.workspace_bytes if sharing and sharing.workspace else 0
     reason = built.why_unshared
     if sharing and sharing.weights and not reason:
-        from engine.weights.sharing import why_alone
-
-        reason = why_alone(built.plan)
+        reason = sharing.why_alone(built.plan)
     return memory_of(built.plan, reason, measured_bytes)
 
 

@@ -15,25 +15,22 @@ from engine.runtime.descriptions import Specs
 from engine.runtime.inputs import ThreadInputs
 from engine.tensor import Tensor
 from engine.tensor.description import Array
-from engine.tensor.tensor import arrays_in
+from engine.tensor.values import arrays_by_name, arrays_in, tensors_of
 from engine.wings import wing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.context import Context
-    from engine.enums import ModelType
     from engine.model.memory import ModelMemory
-    from engine.model.profiling import Profile
-    from engine.model.summary import ModelSummary
+    from engine.model.reports import ModelSummary, Profile
     from engine.tensor import TensorMeta
+    from engine.tensor.enums import ModelType
     from engine.types import CancelToken, Placement, Progress
     from engine.typing import ArrayLike, DecMode, Inputs
     from engine.weights.variables import Update
 
 __all__ = ["Model"]
-
-new = object.__new__
 
 
 class Model(Handle):
@@ -235,13 +232,7 @@ class Model(Handle):
             return outputs  # type: ignore[return-value]  # a list: bind has looked
         if outputs is not None or not thread.is_plain:
             return thread.give(results, outputs)  # type: ignore[no-any-return]
-        tensors = []
-        for value, description in zip(results, thread.descriptions):
-            tensor = new(Tensor)
-            tensor._value = value
-            tensor._description = description
-            tensors.append(tensor)
-        return tensors
+        return tensors_of(results, thread.descriptions)
 
     async def predict_async(
         self,
@@ -306,12 +297,7 @@ class Model(Handle):
         built = self._state.built
         if built is not None and not built.signature.is_plain:
             return {s.name: arrays_in(v) for s, v in zip(built.signature.outputs, results)}
-        return {
-            tensor._description.name: value
-            if type(value := tensor._value) is np.ndarray
-            else tensor.get_data_to_numpy()
-            for tensor in results
-        }
+        return arrays_by_name(results)
 
     # ----------------------------------------------------------------------- inputs and outputs
 
@@ -403,9 +389,8 @@ class Model(Handle):
 
         Raises ModelStateError before building or after closing.
         """
-        from engine.model.summary import of_model  # rare
-
-        return of_model(self._state)
+        summary: ModelSummary = wing("summary")(self._state)
+        return summary
 
     def memory(self) -> ModelMemory:
         """Return what the model takes in memory now, in bytes, by the backends that run it.
@@ -443,9 +428,9 @@ class Model(Handle):
         Raises what predict raises; BackendError where no backend of the model can tell, ModelError
         where its file changed or is kept nowhere (a large model in memory, an encrypted one).
         """
-        from engine.model.profiling import profile  # rare
-
-        return profile(self._state, self.predict, _model_of, inputs, predicts, warmup)
+        profile = wing("profile")
+        found: Profile = profile(self._state, self.predict, _model_of, inputs, predicts, warmup)
+        return found
 
     def _repr_html_(self) -> str:
         if self._state.built is None or self._state.why_not:

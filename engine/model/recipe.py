@@ -17,26 +17,23 @@ from engine.wings import wing
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from engine.backends import Backend
     from engine.config.variable_weights import Declaration
     from engine.context import Context
     from engine.formats import ModelFile
     from engine.formats.opened import Array, FileVersion, OpenedSource
+    from engine.model.sharing import Lending, Loan, Sharing
     from engine.plan import Plan, Targets
-    from engine.plan.ranks import Ranks
     from engine.plan.source_model import SourceModel
     from engine.runtime.signature import Signature
-    from engine.types import CancelToken, Device, ModelSource, Predict, Progress
-    from engine.weights.borrower import Borrower
-    from engine.weights.lender import Lender, Loan
-    from engine.weights.lowered import LoweredForms
-    from engine.weights.sharing import Sharing
+    from engine.types import CancelToken, ModelSource, Predict, Progress
     from engine.weights.variables import VariableWeights
 
     Config = Mapping[str, Mapping[str, str]]
 
 groups: dict[str, Sharing] = {}
 """Sharing of models that are still to be built, by the real path of their files."""
+
+_BY_HANDLE = {"shareable_weight_pid_list", "shareable_weight_mem_handle"}
 
 
 class Built(NamedTuple):
@@ -118,12 +115,11 @@ def build(
     shared = None if sharing is None else sharing.forms(config)
     cache = shared or CompileCache.of(config)
     with ExitStack() as closing:
-        lending: Lender | Borrower | None = None
-        if by_handle and config:
-            from engine.weights.handle import sharing_of  # rare
-
-            if lending := sharing_of(config, cache, options.cancel):
-                closing.callback(lending.close)
+        lending: Lending | None = None
+        if by_handle and any(not _BY_HANDLE.isdisjoint(keys) for keys in config.values()):
+            lending = wing("lending")(config, cache, options.cancel)
+        if lending is not None:
+            closing.callback(lending.close)
         plan = build_plan(
             source,
             targets,
@@ -145,14 +141,6 @@ def build(
             if isinstance(error, ImportError):  # an element type that needs ml_dtypes
                 raise ModelError(str(error)) from error
             raise
-
-
-def lowered_forms(config: Config) -> LoweredForms:
-    """Return where the lowered forms of MindIR files are kept, as a configuration asks for."""
-    from engine.weights.compile_cache import CompileCache
-    from engine.weights.lowered import LoweredForms
-
-    return LoweredForms(CompileCache.of(config))
 
 
 class Recipe:
@@ -206,7 +194,7 @@ class Recipe:
         file = self._file
         assert file is not None, "it is built for the first time once"
         file.watch(cancel)
-        file.keep_in(partial(lowered_forms, self.config))
+        file.keep_in(lambda: wing("lowered_forms")(self.config))
         self._take_kept(file)
         declaration = self._declaration
         names = () if declaration is None or self.is_rebuilt else declaration.names
@@ -328,9 +316,6 @@ def _job_of(context: Context, config: Config) -> Any:
     return wing("job")(rank, tables) if rank or tables or is_launched() else None
 
 
-def _open_ranks(
-    job: Any, rank: int, world_size: int, name: str, backend: Backend, device: Device
-) -> Ranks:
-    """See `engine.plan.ranks.OpenRanks`."""
-    ranks: Ranks = wing("open_ranks")(job, rank, world_size, name, backend, device)
-    return ranks
+def _open_ranks(job: Any, *plan: Any) -> Any:
+    """Return the other ranks of a job, as the wing that compiles a rank's part asks for them."""
+    return wing("open_ranks")(job, *plan)

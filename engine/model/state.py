@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from engine.model.recipe import Built, Recipe
+    from engine.model.sharing import Sharing
     from engine.plan import Plan
     from engine.runtime.signature import Signature
     from engine.runtime.thread_state import ThreadState
     from engine.tensor import Tensor
     from engine.types import CancelToken
-    from engine.weights.sharing import Sharing
 
 NOT_BUILT = "the model is not built; call build_from_file first"
 BUILDING = "the model is being built; wait until build_from_file has returned"

@@ -18,6 +18,7 @@ from engine.plan.options import BuildOptions
 from engine.plan.plan import Candidate, CompiledForms, Plan
 from engine.plan.targets import OpenTarget, Targets
 from engine.types import Capability, GraphInfo, ModelSource
+from engine.wings import wing
 
 
 def build_plan(
@@ -67,9 +68,8 @@ def _plan_for(
     first = Candidate(backend, options.of(backend, target.target, source), forms=forms)
     further = _further(first, target.later, options, source)
     if _needs_ranks(source.graph):
-        from engine.plan.sliced import compile_rank  # rare
-
-        return _with_held_values(compile_rank(first, source, further, options.open_ranks))
+        plan: Plan = wing("compile_rank")(first, source, further, options.open_ranks)
+        return _with_held_values(plan)
     return _with_held_values(compile_plan(first, source, further))
 
 
@@ -103,17 +103,15 @@ def compile_plan(
     ):
         source = first.forms.identified(source)
         if digest_of(source) and first.forms.has(source, first.key()):
-            from engine.plan.fallback import compile_cached_partition  # rare
-
-            plan, further = compile_cached_partition(first, source, further)
+            plan: Plan | None
+            plan, further = wing("compile_cached_partition")(first, source, further)
             if plan is not None:
                 return plan
-    plan, unsupported = compile_whole(first, source)
-    if plan is not None:
-        return plan
-    from engine.plan.fallback import compile_with_fallback  # rare
-
-    return compile_with_fallback(first, source, unsupported, further)
+    whole, unsupported = compile_whole(first, source)
+    if whole is not None:
+        return whole
+    mixed: Plan = wing("compile_with_fallback")(first, source, unsupported, further)
+    return mixed
 
 
 def _further(

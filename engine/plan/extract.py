@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import onnx
@@ -20,11 +20,18 @@ from onnx.external_data_helper import uses_external_data
 from engine.errors import ModelError
 from engine.formats import source_of_part
 from engine.formats.collectives import is_collective
-from engine.formats.onnx.graphs import constants, copy_field, inputs, reads, subgraphs, tensors
+from engine.formats.onnx.graphs import (
+    RANDOM,
+    constants,
+    copy_field,
+    inputs,
+    reads,
+    subgraphs,
+    tensors,
+)
 from engine.formats.onnx.weights import with_weights_apart
 from engine.formats.opened import OpenedSource
-from engine.layouts.batch.walk import RANDOM
-from engine.plan.partition import Graph, Node, Segment
+from engine.plan.partition import Graph, Node, Segment, reachable
 from engine.types import ModelSource
 
 
@@ -96,6 +103,11 @@ def partition_graph(graph: GraphProto) -> Graph:
         outputs=tuple(info.name for info in graph.output),
         constants=frozenset(constants(graph)),
     )
+
+
+def reachable_names(source: ModelSource) -> Collection[str]:
+    """Return the names on which an output depends, or a collective."""
+    return reachable(Whole(source).graph)
 
 
 def fixed_nodes(proto: ModelProto, graph: Graph) -> set[int]:

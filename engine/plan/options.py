@@ -6,11 +6,9 @@ be: a fallback or ENGINE_TARGET does not change which rank this process is.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from engine.backends import OFFICIAL, installed, open_backend, warn_once
 from engine.errors import InputError
@@ -27,15 +25,12 @@ from engine.types import (
     ShapeRange,
     Threads,
 )
+from engine.wings import wing
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from engine.backends import Backend, Target
-    from engine.plan.ranges import PartRanges
-    from engine.plan.ranks import OpenRanks
-
-_plans = itertools.count(1)
 
 
 class CpuSettings(Protocol):
@@ -118,7 +113,7 @@ class BuildOptions:
         *,
         share_workspace: bool = False,
         place: tuple[int, int] | None = None,
-        open_ranks: OpenRanks | None = None,
+        open_ranks: Callable[..., Any] | None = None,
         profile_to: Path | None = None,
     ) -> None:
         self.context = context
@@ -151,9 +146,8 @@ class BuildOptions:
         backend = open_backend(name)
         if not self._is_isolated:
             return backend
-        from engine.backends.isolated import isolated  # rare
-
-        return isolated(backend)
+        found: Backend = wing("isolated")(backend)
+        return found
 
     def of(
         self, backend: Backend, target: Target, source: ModelSource, is_listed: bool = True
@@ -213,39 +207,6 @@ class BuildOptions:
             warn_once(f"the models of a group do not share workspace: {lacks}")
             return {}
         return {"workspace": "process"}
-
-
-def plan_name() -> str:
-    """Return a name for a plan of several segments, which no other of this process has."""
-    return f"plan {next(_plans)} of {os.getpid()}"
-
-
-def part_options(
-    options: CompileOptions,
-    ranges: PartRanges,
-    inputs: Sequence[str],
-    resident: Iterable[str],
-    plan: str,
-) -> CompileOptions:
-    """Return the options of a part of the model that `options` are for.
-
-    ranges: derive those of any tensor from the model's. inputs: the part's, by name. resident:
-    its outputs that stay on its device. plan: see CompileOptions.
-    """
-    profiles = tuple(ranges.of(profile, inputs) for profile in options.profiles)
-    shapes = ranges.of(options.shapes, inputs)
-    # What the shapes of a tensor are must be known in all profiles, or is said in none.
-    known: list[Mapping[str, ShapeRange]] = [shapes, *profiles]
-    names = [name for name in shapes if all(name in shape_ranges for shape_ranges in known)]
-    return replace(
-        options,
-        shapes={name: shapes[name] for name in names},
-        profiles=tuple({n: profile[n] for n in names} for profile in profiles) if names else (),
-        resident=frozenset(resident),
-        plan=plan,
-        variable_weights=(),  # the core holds the weights of a plan itself
-        save_to=None,
-    )
 
 
 def _section(

@@ -9,6 +9,9 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from engine.formats.collectives import is_collective
+from engine.types import GraphInfo
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -157,3 +160,20 @@ def _greedy(
         if not ready:
             return groups
         level = max(ready, key=lambda other: (len(ready[other]), -other))
+
+
+def graph_of(graph: GraphInfo) -> Graph:
+    """Return the graph as `partition` takes it; what bodies of nodes read is not known here."""
+    return Graph(
+        nodes=tuple(
+            Node(
+                frozenset(filter(None, node.inputs)),
+                tuple(filter(None, node.outputs)),
+                is_collective(node.op_type, node.domain),
+            )
+            for node in graph.nodes
+        ),
+        inputs=tuple(spec.name for spec in graph.inputs),
+        outputs=tuple(spec.name for spec in graph.outputs),
+        constants=frozenset(parameter.name for parameter in graph.parameters),
+    )

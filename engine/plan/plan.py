@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from engine.backends import Backend
@@ -20,7 +20,6 @@ from engine.types import (
     Placement,
     Predict,
 )
-from engine.value import value
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@value(eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Plan:
     """A model ready to run.
 

@@ -12,7 +12,8 @@ from engine.config.shapes import OPEN
 from engine.formats.onnx.graphs import SMALL
 from engine.formats.onnx.infer import types_of
 from engine.formats.onnx.reading import is_symbol
-from engine.types import ShapeRange
+from engine.plan.extract import read
+from engine.types import ModelSource, ShapeRange
 
 
 class PartRanges:
@@ -95,6 +96,11 @@ class PartRanges:
         types = types_of(light, names, guess=True, known=known)
         shapes = {name: _dims(kind) for name, kind in types.items()}
         return {name: shape for name, shape in shapes.items() if shape is not None}
+
+
+def ranges_of(source: ModelSource) -> PartRanges:
+    """Return what infers shapes in a model of which no tensor is known yet."""
+    return PartRanges(without_weights(read(source)), {})
 
 
 def without_weights(model: ModelProto) -> ModelProto:

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.opened import FileVersion, OpenedSource, is_changed
 from engine.host.paths import absolute
+from engine.wings import wing
 
 if TYPE_CHECKING:
-    from engine.plan.ranges import PartRanges
     from engine.types import Dim
 
 Shapes = Mapping[str, Sequence[int]]
@@ -50,7 +50,7 @@ class SourceModel:
         kept_bytes += sum(slot.initial.nbytes for slot in source.variables)
         is_small = source.data is not None and kept_bytes <= KEPT_BYTES
         self._kept = source if self._path is None and is_small else None
-        self._ranges: PartRanges | None = None
+        self._ranges: Any = None  # PartRanges
         self._last: tuple[object, dict[str, tuple[Dim, ...]]] = (None, {})
 
     def output_shapes(self, inputs: Shapes, outputs: Sequence[str]) -> dict[str, tuple[Dim, ...]]:
@@ -70,12 +70,12 @@ class SourceModel:
             source = self._source()
             if source is None:
                 return {}
-            self._ranges = _ranges(source)
-        shapes = self._ranges.shapes_at(inputs, outputs)
+            self._ranges = wing("ranges_of")(source)
+        shapes: dict[str, tuple[int, ...]] = self._ranges.shapes_at(inputs, outputs)
         is_known = all(-1 not in shapes.get(name, (-1,)) for name in outputs)
         if not is_known and self._takes_shapes and (fixed := self._source(inputs)) is not None:
             # Lowering knows more of shapes that are computed from shapes than inference does.
-            shapes = _ranges(fixed).shapes_at(inputs, outputs)
+            shapes = wing("ranges_of")(fixed).shapes_at(inputs, outputs)
         return {
             name: tuple(size if size >= 0 else None for size in shape)
             for name, shape in shapes.items()
@@ -97,9 +97,7 @@ class SourceModel:
         else:
             source = self._source()
             if source is not None:
-                from engine.plan.reshape import reshape
-
-                source = reshape(source, inputs)
+                source = wing("reshape")(source, inputs)
         if source is None:
             raise ModelError(
                 "the model was in memory or is encrypted, and is not kept; build it from a file"
@@ -151,10 +149,3 @@ def data_files(file: ModelFile, source: OpenedSource) -> dict[str, FileVersion]:
 
 def _changed(name: str) -> ModelError:
     return ModelError(f"{name}: changed since the model was built; build it again", name)
-
-
-def _ranges(source: OpenedSource) -> PartRanges:
-    from engine.plan.extract import read
-    from engine.plan.ranges import PartRanges, without_weights
-
-    return PartRanges(without_weights(read(source)), {})

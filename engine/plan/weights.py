@@ -16,7 +16,7 @@ import numpy as np
 from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.opened import variables_of
 from engine.options import nearest
-from engine.plan.partition import reachable
+from engine.plan.partition import graph_of, reachable
 from engine.plan.transfer import Transfer
 from engine.types import (
     Device,
@@ -26,6 +26,7 @@ from engine.types import (
     TensorSpec,
     Value,
 )
+from engine.wings import wing
 
 _HAVE_BODIES = frozenset(("If", "Loop", "Scan", "SequenceMap"))
 
@@ -151,12 +152,8 @@ def check_declared(source: ModelSource, names: Sequence[str]) -> None:
         return
     wanted = {slot.name for slot in slots}
     if any(node.op_type in _HAVE_BODIES for node in graph.nodes):
-        from engine.plan.extract import Whole  # rare; bodies of nodes are not in the GraphInfo
-
-        live = reachable(Whole(source).graph)
+        live = wing("reachable_names")(source)  # bodies of nodes are not in the GraphInfo
     else:
-        from engine.plan.collectives import graph_of
-
         live = reachable(graph_of(graph))
     dead = sorted(wanted - live)
     if dead:

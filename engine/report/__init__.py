@@ -1,7 +1,11 @@
 """Looking at models, backends and speed: typed results that read well, from which commands print.
 
-inspection.py   engine.inspect: a summary of a file
-comparison.py   engine.compare
+summary.py      Model.summary; inspection.py: engine.inspect, the same of a file
+profiling.py    Model.profile: time by kernel
+comparison.py   engine.compare; differences.py: of two outputs; parts.py: of sequences and maps
+measurement.py  engine.bench; clients.py: threads that call again and again; sweep.py: rates
+filled.py       inputs that nobody gave: zeros, ones or random numbers
 machine.py      engine.devices
-measurement.py  engine.bench; clients.py: threads that call again and again
+diagnosis/      engine.doctor: what is wrong with this machine
+explain.py      why the compile cache has a model, or not
 """

@@ -13,13 +13,13 @@ import numpy as np
 from engine.config.wording import own_text, reworded
 from engine.errors import EngineError, InputError
 from engine.model import Model
+from engine.model.shortcut import load
+from engine.report.differences import Comparison, compare_outputs
+from engine.report.filled import Fill, run_filled
 from engine.report.inspection import of_file
 from engine.report.measurement import ranks_of
+from engine.report.parts import arrays_of
 from engine.runtime.casting import widened
-from engine.runtime.differences import Comparison, compare_outputs
-from engine.runtime.filled import Fill, run_filled
-from engine.runtime.parts import arrays_of
-from engine.shortcut import load
 from engine.tensor import Tensor
 from engine.tensor.protocols import is_array
 from engine.types import DType, TensorSpec, ValueKind

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from engine.model.model import model_state
-from engine.model.summary import (
+from engine.model.shortcut import load
+from engine.report.summary import (
     CompiledPart,
     ModelSummary,
     Operator,
@@ -15,7 +16,6 @@ from engine.model.summary import (
     of_graph,
     placed,
 )
-from engine.shortcut import load
 
 if TYPE_CHECKING:
     from typing import BinaryIO

@@ -19,7 +19,7 @@ from engine.host.threads import threads_per_worker
 from engine.model.model import Model, model_state
 from engine.plan.options import at_most
 from engine.report.clients import Clients, Measured
-from engine.runtime.filled import Fill, run_filled
+from engine.report.filled import Fill, run_filled
 from engine.types import Placement
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def bench(
     build_s = None
     built = model
     if not isinstance(built, Model):
-        from engine.shortcut import load
+        from engine.model.shortcut import load
 
         begin = perf_counter()
         built = load(built, target, threads=threads)

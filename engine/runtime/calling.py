@@ -11,7 +11,7 @@ from engine.errors import InputError
 from engine.options import nearest
 from engine.runtime.signature import Signature, known, listed
 from engine.tensor.protocols import is_array
-from engine.tensor.tensor import arrays_in
+from engine.tensor.values import arrays_in
 from engine.types import ValueKind
 
 if TYPE_CHECKING:

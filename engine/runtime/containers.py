@@ -11,6 +11,7 @@ import numpy as np
 from engine.runtime.casting import are_literals
 from engine.tensor import Tensor
 from engine.tensor.description import Array
+from engine.tensor.values import value_of
 from engine.types import DType, TensorSpec, Value, ValueKind
 
 _CONTAINERS: dict[ValueKind, tuple[tuple[type, ...], str]] = {
@@ -26,7 +27,7 @@ def checked(item: Any, spec: TensorSpec, check: Callable[[Any, TensorSpec], Arra
     check: makes the plain array of a tensor inside, or raises; its spec is named "x[2]".
     A tensor without data, as Model.get_inputs gives it, stands for an optional that is absent.
     """
-    is_empty = isinstance(item, Tensor) and item._value is None
+    is_empty = isinstance(item, Tensor) and value_of(item) is None
     if spec.kind is ValueKind.OPTIONAL and (item is None or is_empty):
         return None
     if not isinstance(item, _CONTAINERS[spec.kind][0]):

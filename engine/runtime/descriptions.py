@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from engine.enums import DataType, Format
 from engine.host.imports import ready
 from engine.tensor import Tensor, TensorMeta
 from engine.tensor.description import Description
+from engine.tensor.enums import DataType, Format
+from engine.tensor.values import tensor_of
 
 if TYPE_CHECKING:
     from engine.types import Dim, Predict, TensorSpec, Values
@@ -34,9 +35,7 @@ def description_for(spec: TensorSpec) -> Description:
 
 def tensor_for(spec: TensorSpec) -> Tensor:
     """Return a tensor without data that an input or output's value would fit."""
-    tensor = Tensor()
-    tensor._description = description_for(spec)
-    return tensor
+    return tensor_of(None, description_for(spec))
 
 
 def meta_for(spec: TensorSpec) -> TensorMeta:

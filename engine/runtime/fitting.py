@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.config.wording import followed, translated
-from engine.enums import DataType
 from engine.errors import InputError
 from engine.host.imports import ready
 from engine.runtime.descriptions import known_shape
@@ -21,6 +20,8 @@ from engine.runtime.signature import listed
 from engine.runtime.sizes import size_of, warn_of_sizes, with_sizes
 from engine.tensor import Tensor
 from engine.tensor.description import Array, plain
+from engine.tensor.enums import DataType
+from engine.tensor.values import value_of
 from engine.types import Device, DeviceBuffer, Dim, DType, TensorSpec, ValueKind
 
 if TYPE_CHECKING:
@@ -166,13 +167,13 @@ def _tensor(
     """
     is_tensor = isinstance(item, Tensor)
     if is_tensor:
-        if item._value is None:
+        if value_of(item) is None:
             raise InputError(
                 f"input {spec.name!r}: the tensor has no data; call set_data_from_numpy with "
                 f"{spec}",
                 spec.name,
             )
-        item = item._value
+        item = value_of(item)
     elif not isinstance(item, np.ndarray | np.generic | DeviceBuffer):
         ready("engine.runtime.foreign")
         from engine.runtime.foreign import take  # rare

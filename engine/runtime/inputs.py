@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InputError
 from engine.runtime.descriptions import tensor_for
 from engine.tensor import Tensor
+from engine.tensor.values import clear, share
 
 if TYPE_CHECKING:  # `import engine` loads no types.py
     from engine.types import TensorSpec
@@ -28,7 +29,7 @@ class ThreadInputs:
         """Return new tensors of a model, with the data of those that the thread got last."""
         tensors = [tensor_for(spec) for spec in specs]
         for tensor, last in zip(tensors, self._last):
-            tensor._value = last._value
+            share(tensor, last)
         self._last = tensors
         self._given.update(zip(tensors, range(len(tensors))))
         _owners.update(dict.fromkeys(tensors, weakref.ref(owner)))
@@ -40,8 +41,7 @@ class ThreadInputs:
         All, because scripts hold on to what get_inputs gave them.
         """
         for tensor, index in (*self._given.items(), *zip(inputs, range(len(dims)))):
-            tensor._value = None
-            tensor._own_description().shape = tuple(int(dim) for dim in dims[index])
+            clear(tensor, tuple(int(dim) for dim in dims[index]))
         self._last = list(inputs) if all(map(self._given.__contains__, inputs)) else []
 
 

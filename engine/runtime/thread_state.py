@@ -30,6 +30,7 @@ from engine.host.interrupts import raised_by_handler
 from engine.runtime.descriptions import description_for
 from engine.tensor import Tensor
 from engine.tensor.description import Array
+from engine.tensor.values import are_unchanged, as_expected, description_of, store, value_of
 from engine.types import CancelToken, Capability, Device, DeviceBuffer
 
 if TYPE_CHECKING:
@@ -63,7 +64,6 @@ class ThreadState:
 
     __slots__ = (
         "bindings",
-        "count",
         "descriptions",
         "devices",
         "expected",
@@ -97,7 +97,6 @@ class ThreadState:
         self.lease: Lease | None = None
         self.last: Lease | None = None
         self.is_limited = plan.pool.semaphore is not None
-        self.count = len(signature.names)
         self.output_count = len(signature.outputs)
         self.devices = plan.devices
         self.expected: list[tuple[Any, Any]] = list(zip(signature.quick_dtypes, signature.shapes))
@@ -132,7 +131,7 @@ class ThreadState:
         """Return the caller's tensors with results that are not all in the memory given."""
         self.bindings = NOTHING_BOUND
         for tensor, result in zip(outputs, results, strict=True):
-            tensor._store(result)
+            store(tensor, result)
         return outputs  # type: ignore[no-any-return]
 
     def bind(self, inputs: Any, outputs: Any) -> tuple[list[Any], list[Any]]:
@@ -146,18 +145,9 @@ class ThreadState:
             or type(outputs) is not list
             or len(inputs) != len(bound)
             or len(outputs) != len(filled)
+            or not are_unchanged(inputs, bound, outputs, filled)
         ):
             return self._rebind(inputs, outputs)
-        # By place, not with zip: that costs as much as looking at what it gives.
-        for place, held, dtype, shape in bound:
-            item = inputs[place]
-            value = item._value if type(item) is Tensor else item
-            if value is not held or value.shape != shape or value.dtype is not dtype:
-                return self._rebind(inputs, outputs)
-        for place, held in filled:
-            tensor = outputs[place]
-            if type(tensor) is not Tensor or tensor._value is not held:
-                return self._rebind(inputs, outputs)
         for array in writeable:
             if not array.flags.writeable:  # since the last call
                 return self._rebind(inputs, outputs)
@@ -235,20 +225,9 @@ class ThreadState:
         """Return the inputs of one call as checked values."""
         if type(inputs) is not list:
             inputs = self.signature.ordered(inputs)
-        arrays: list[Array] = []
-        for item, (dtype, shape) in zip(inputs, self.expected):
-            array: Any = item._value if type(item) is Tensor else item
-            if (
-                type(array) is not np.ndarray
-                or array.dtype is not dtype
-                or array.shape != shape
-                or not array.flags.carray
-            ):
-                break
-            arrays.append(array)
-        else:
-            if len(inputs) == self.count:
-                return arrays
+        arrays = as_expected(inputs, self.expected)
+        if arrays is not None:
+            return arrays
         # Not what came last time, or not fit at all: the whole check, with its errors.
         ready("engine.runtime.fitting")
         from engine.runtime import fitting  # what is quick has been taken
@@ -344,7 +323,7 @@ def are_results(outputs: Sequence[Any], descriptions: Sequence[Any]) -> list[boo
     return [
         not about.wraps
         and (about.name, about.dtype, about.shape) == (own.name, own.dtype, own.shape)
-        for about, own in zip((tensor._description for tensor in outputs), descriptions)
+        for about, own in zip(map(description_of, outputs), descriptions)
     ]
 
 
@@ -361,5 +340,6 @@ def memory_of(outputs: Any) -> list[Array | DeviceBuffer | Device | None]:
     if len(set(map(id, outputs))) != len(outputs):
         raise InputError("one tensor was given for two outputs; give each its own")
     return [
-        tensor._description.device if tensor._value is None else tensor._value for tensor in outputs
+        description_of(tensor).device if (value := value_of(tensor)) is None else value
+        for tensor in outputs
     ]

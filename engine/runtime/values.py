@@ -9,9 +9,8 @@ from engine.runtime.fitting import check_buffers
 from engine.runtime.thread_state import ThreadState, are_results, memory_of
 from engine.tensor import Tensor
 from engine.tensor.description import Description
+from engine.tensor.values import store, tensor_of
 from engine.types import TensorSpec, ValueKind
-
-new = object.__new__
 
 
 class ValuesState(ThreadState):
@@ -38,7 +37,7 @@ class ValuesState(ThreadState):
             return found
         for index, tensor in enumerate(outputs):
             if tensor is not None and self.signature.outputs[index].kind is ValueKind.TENSOR:
-                tensor._store(results[index])
+                store(tensor, results[index])
                 found[index] = tensor
         return found
 
@@ -63,7 +62,4 @@ def as_tensors(value: Any, description: Description) -> Any:
         return [as_tensors(element, description) for element in value]
     if value is None or type(value) is dict:
         return value
-    tensor = new(Tensor)
-    tensor._value = value
-    tensor._description = description
-    return tensor
+    return tensor_of(value, description)

@@ -53,22 +53,61 @@ class Request:
 
 
 class Batcher:
-    """Runs requests for one model together."""
+    """Runs requests for one model together. checked: returns a request's inputs in its order."""
 
-    def __init__(self, semaphore: FairSemaphore, batching: Batching, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        semaphore: FairSemaphore,
+        batching: Batching,
+        recorder: Recorder,
+        checked: Callable[[Any], list[Any]],
+    ) -> None:
+        self._checked = checked
         self._semaphore = semaphore
         self.batching = batching
         self._recorder = recorder
         self._last = (0, 0.0)  # the requests that the last run served, and when it ended
 
-    def served(self, requests: int) -> None:
+    def request(self, inputs: Any) -> Request | None:
+        """Return a request of checked inputs; None for what cannot be batched."""
+        values = self._checked(inputs)
+        if not all(isinstance(value, np.ndarray) for value in values):
+            return None
+        return Request(values, self.batching)
+
+    def run(
+        self,
+        request: Request,
+        inputs: Any,
+        predict: Callable[[Any], list[Tensor]],
+        deadline_s: float | None,
+        cancel: CancelToken | None,
+    ) -> list[Tensor]:
+        """Run a request, whose thread has a slot, with others that wait, or else alone.
+
+        inputs: as given, for a run alone. predict: see `_run_with_others`.
+        """
+        shared = self._run_with_others(request, predict, deadline_s, cancel)
+        if shared is not None:
+            return shared
+        with self._semaphore.keeping_slot():
+            results = predict(inputs)
+            self._note_end(1)
+        self.note_run_of(request)
+        return results
+
+    def note_run_of(self, request: Request) -> None:
+        """Count the run of a request alone."""
+        self._recorder.ran(request.size)
+
+    def _note_end(self, requests: int) -> None:
         """Note the end of a run before the next begins: in the thread that has its slot still."""
         self._last = (requests, time.perf_counter())
 
-    def run_with_others(
+    def _run_with_others(
         self,
         request: Request,
-        predict: Callable[[Sequence[Array]], list[Tensor]],
+        predict: Callable[[Any], list[Tensor]],
         deadline_s: float | None,
         cancel: CancelToken | None,
     ) -> list[Tensor] | None:
@@ -95,7 +134,7 @@ class Batcher:
                     each.results, each.is_done = part, True
                 for waiter in waiters:
                     waiter.wake()
-                self.served(len(batch))
+                self._note_end(len(batch))
         except BaseException as error:
             is_own = isinstance(error, Cancelled | DeadlineExceeded)
             fails_all = isinstance(error, Exception) and not is_own

@@ -15,11 +15,12 @@ from engine.errors import DeadlineExceeded, ModelError
 from engine.model.facts import is_built
 from engine.model.model import Model, model_state
 from engine.runtime import fitting
-from engine.runtime.descriptions import meta_for, tensor_for
+from engine.runtime.descriptions import description_for, meta_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
 from engine.runtime.thread_state import memory_of
 from engine.tensor import Tensor
+from engine.tensor.values import tensor_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,8 +94,7 @@ class Chain:
         wanted = dict(zip((spec.name for spec in self._signature.outputs), asked, strict=True))
         fixed: dict[str, Tensor] = {}
         for spec, value in zip(self._signature.inputs, values, strict=True):
-            fixed[spec.name] = tensor = tensor_for(spec)
-            tensor._value = value
+            fixed[spec.name] = tensor_of(value, description_for(spec))
         known = dict(fixed)
         start = time.monotonic()
         left = timeout_s

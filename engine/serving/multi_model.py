@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.checks import require
 from engine.context import Context
-from engine.enums import ModelType
 from engine.errors import ModelError, ModelStateError
 from engine.host.interrupts import raised_by_handler
 from engine.model.build import configuration_of, from_model_file
 from engine.model.handle import Handle
 from engine.model.model import Model, model_state
+from engine.tensor.enums import ModelType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

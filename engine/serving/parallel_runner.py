@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from copy import copy
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,24 +10,20 @@ from typing import TYPE_CHECKING, Any, Literal
 from engine.config.checks import require, require_int
 from engine.config.wording import own_text, prefixed, reworded
 from engine.context import Context
-from engine.enums import ModelType
 from engine.errors import InputError, ModelError, ModelStateError, SettingError
 from engine.formats.given import absent
 from engine.host import fork
 from engine.host.cpus import usable_cpus
-from engine.host.interrupts import undisturbed
-from engine.model.handle import FORKED, Handle
 from engine.model.model import Model, model_state
 from engine.model.update import update_together
-from engine.serving.streaming import Streaming
+from engine.serving.runner import CLOSED, Runner
 from engine.tensor import Tensor
+from engine.tensor.enums import ModelType
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from engine.serving.lane import BuiltModel, Lane
+    from engine.serving.built_model import BuiltModel
+    from engine.serving.request_queue import RequestQueue
     from engine.serving.statistics import RunnerStatistics
-    from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
     from engine.typing import DecMode, Inputs, WhenFull
     from engine.weights.variables import Update
@@ -36,10 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["ModelParallelRunner"]
 
 _NOT_BUILT = "the runner is not built; call build_from_file first"
-_CLOSED = "the runner is closed; build a new one"
 
 
-class ModelParallelRunner(Handle, Streaming):
+class ModelParallelRunner(Runner):
     """Serves one model to any number of threads, first come, first served.
 
     As many predicts run at once as the machine is worth (`context.parallel.workers_num`); the
@@ -57,15 +51,9 @@ class ModelParallelRunner(Handle, Streaming):
     Any thread may call any method.
     """
 
-    model_path_ = ""
-
     def __init__(self) -> None:
-        from engine.serving.statistics import Recorder
-
-        self._lanes: list[Lane[BuiltModel]] = []
-        self._recorder = Recorder()
-        self._building = threading.RLock()
-        self._why_not = _NOT_BUILT
+        super().__init__(_NOT_BUILT)
+        self._queues: list[RequestQueue[BuiltModel]]
         self._batching = ""
         fork.watch(self)
 
@@ -129,49 +117,49 @@ class ModelParallelRunner(Handle, Streaming):
                 model_path,
                 "ModelParallelRunner's build from file failed, model_path does not exist! got ",
             )
-        with self._building:
+        with self._lock:
             if self._why_not is not _NOT_BUILT:
                 state = self._why_not or "the runner is already built; make another one"
                 raise ModelStateError(
                     f"ModelParallelRunner's build from file failed! Error is {state}"
                 )
-            lanes: list[Lane[BuiltModel]] = []
+            queues: list[RequestQueue[BuiltModel]] = []
             devices: list[int | None] = [*context.parallel.device_ids] or [None]
             options = {"dec_key": dec_key, "dec_mode": dec_mode}
             watchers = {"progress": progress, "cancel": cancel}
             wishes = Wishes(model_path, max_batch_size, max_delay_us, batching == "force", cancel)
 
-            def build(further: Mapping[str, Mapping[str, str]]) -> list[Lane[BuiltModel]]:
-                built: list[Lane[BuiltModel]] = []
+            def build(further: Mapping[str, Mapping[str, str]]) -> list[RequestQueue[BuiltModel]]:
+                built: list[RequestQueue[BuiltModel]] = []
                 try:
                     for place, device in enumerate(devices):
                         own = _for_workers(context, device, place, len(devices))
                         built.append(
-                            self._lane(
+                            self._built(
                                 model_path, own, further, queue_limit, when_full, options, watchers
                             )
                         )
                 except BaseException:
-                    for lane in built:
-                        lane.runnable.model.close()
+                    for queue in built:
+                        queue.runnable.model.close()
                     raise
                 return built
 
             try:
-                lanes = build({})
-                lanes, self._batching = share_runs(lanes, wishes, build)
+                queues = build({})
+                queues, self._batching = share_runs(queues, wishes, build, self._recorder)
             except BaseException as error:
-                for lane in lanes:
-                    lane.runnable.model.close()
+                for queue in queues:
+                    queue.runnable.model.close()
                 if isinstance(error, InputError | ModelError | SettingError):
                     reworded(error, own_text(error))
                     prefixed(error, "ModelParallelRunner's build from file failed! Error is ")
                 raise
-            self._lanes = lanes
+            self._queues = queues
             self.model_path_ = model_path
             self._why_not = ""
 
-    def _lane(
+    def _built(
         self,
         path: str,
         context: Context,
@@ -180,8 +168,9 @@ class ModelParallelRunner(Handle, Streaming):
         when_full: WhenFull,
         options: Mapping[str, Any],
         watchers: Mapping[str, Any],
-    ) -> Lane[BuiltModel]:
-        from engine.serving.lane import BuiltModel, Lane
+    ) -> RequestQueue[BuiltModel]:
+        from engine.serving.built_model import BuiltModel
+        from engine.serving.request_queue import RequestQueue
 
         model = Model()
         state = model_state(model)
@@ -198,7 +187,7 @@ class ModelParallelRunner(Handle, Streaming):
             plan = state.require_built().plan
             slots = parallel.workers_num or getattr(plan.executable, "concurrency", 0)
             plan.pool.limit(slots or max(1, usable_cpus() // (context.cpu.thread_num or 1)))
-            return Lane(BuiltModel(model), self._recorder, limit, when_full == "wait")
+            return RequestQueue(BuiltModel(model), self._recorder, limit, when_full == "wait")
         except BaseException:
             model.close()
             raise
@@ -220,120 +209,35 @@ class ModelParallelRunner(Handle, Streaming):
         Raises what Model.predict raises, and QueueFull where `when_full` says so.
         """
         try:
-            return self._free_lane().predict(inputs, outputs, timeout_s, cancel)
+            return self._free_queue().predict(inputs, outputs, timeout_s, cancel)
         except ModelStateError as error:
-            if self._why_not is _CLOSED:  # while it waited: say what is closed
-                raise ModelStateError(f"predict failed! {_CLOSED}") from error
+            if self._why_not is CLOSED:  # while it waited: say what is closed
+                raise ModelStateError(f"predict failed! {CLOSED}") from error
             raise
-
-    def submit(
-        self,
-        inputs: Inputs,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
-    ) -> Future[list[Tensor]]:
-        """Queue a request and return the future of its outputs.
-
-        Its `cancel()` ends it at once, also where it runs already, and has the run stopped;
-        `result()` then raises Cancelled, which is a concurrent.futures.CancelledError too. The
-        inputs must not change until it is done. Done callbacks run in a thread of their own, one
-        after the other, and may call the runner, wait for other requests and close it.
-        Raises QueueFull where `when_full` says so; otherwise it waits for room, no longer than
-        the request may take.
-        """
-        # What a signal handler raises in the main thread must not come between the steps of this.
-        return undisturbed(lambda: self._free_lane().submit(inputs, timeout_s, cancel))
-
-    async def predict_async(
-        self,
-        inputs: Inputs,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
-    ) -> list[Tensor]:
-        """Await the outputs of one request. A task that is cancelled cancels its request."""
-        return await self._free_lane().predict_async(inputs, timeout_s, cancel)
 
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for the inputs; open axes are -1. Empty before the runner is built."""
         if self._why_not is _NOT_BUILT:
             return Model().get_inputs()  # which logs why
-        return self._free_lane().runnable.model.get_inputs()
+        model: Model = self._free_queue().runnable.model
+        return model.get_inputs()
 
     def update_weights(self, weights: Update) -> None:
         """Exchange weights that were declared variable, for all workers at once.
 
         See Model.update_weights; the declaration stands in `context.parallel`'s configuration.
         """
-        with self._building:
+        with self._lock:
             if self._why_not:
                 raise ModelStateError(f"update weight failed! Error is {self._why_not}")
-            update_together([model_state(lane.runnable.model) for lane in self._lanes], weights)
+            update_together([model_state(queue.runnable.model) for queue in self._queues], weights)
 
     def statistics(self) -> RunnerStatistics:
         """Return counts, times and batch sizes of all requests since the runner was built."""
-        lanes = self._lanes
-        return self._recorder.report(
-            sum(lane.semaphore.waiting for lane in lanes),
-            sum(lane.semaphore.running for lane in lanes),
-            self._batching,
-        )
+        return self._counted(self._batching)
 
-    # ----------------------------------------------------------------------------------- the end
-
-    def close(self, *, finish: bool = True) -> None:
-        """End: take no more requests, and free the model after the last.
-
-        finish: requests that wait are done first; False fails them with ModelStateError. Those
-            that run end in either case, and done callbacks have returned, but in one of these.
-        Twice does nothing.
-        """
-        with self._building:
-            if not self._lanes:
-                return
-            self._why_not = _CLOSED
-            # Not under the lock: what is waited for, a done callback, may close too.
-            lanes, self._lanes = self._lanes, []
-        try:
-            for lane in lanes:
-                lane.close(f"predict failed! {_CLOSED}", finish)
-            for lane in lanes:
-                lane.join()
-        except BaseException:
-            self._lanes = lanes  # a signal handler's: the next call goes on
-            raise
-
-    def _leave(self, finish: bool) -> None:
-        self.close(finish=finish)
-
-    def __repr__(self) -> str:
-        if self._why_not:
-            return f"<engine.ModelParallelRunner: {self._why_not}>"
-        slots = sum(lane.semaphore.slots for lane in self._lanes)
-        return f"<engine.ModelParallelRunner {self.model_path_!r}, {slots} at once>"
-
-    def _abandon(self) -> None:
-        """In a forked child: forget the model, and never free what belongs to the parent."""
-        from engine.serving.statistics import Recorder
-
-        fork.never_free(self._lanes, self._recorder)
-        if self._lanes:
-            self._why_not = FORKED
-        self._lanes, self._recorder, self._building = [], Recorder(), threading.RLock()
-
-    def _queue(self, inputs: Inputs) -> Job:
-        return self._free_lane().submit(inputs, None, None, "pass")
-
-    def _ahead(self) -> int:
-        return 2 * sum(lane.semaphore.slots for lane in self._lanes)
-
-    def _free_lane(self) -> Lane[BuiltModel]:
-        """Return the device with the least to do."""
-        lanes = self._lanes
-        if self._why_not or not lanes:
-            raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
-        return lanes[0] if len(lanes) == 1 else min(lanes, key=lambda lane: lane.load)
+    def _capacity(self) -> str:
+        return f"{sum(queue.semaphore.slots for queue in self._queues)} at once"
 
 
 def _for_workers(context: Context, device_id: int | None, place: int, devices: int) -> Context:

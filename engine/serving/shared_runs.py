@@ -17,10 +17,12 @@ from engine.host.interrupts import raised_by_handler
 from engine.model.model import Model, model_state
 from engine.serving import batchable
 from engine.serving.batchable import Batching
-from engine.serving.lane import BuiltModel, Lane
+from engine.serving.built_model import BuiltModel
+from engine.serving.request_queue import RequestQueue
 
 if TYPE_CHECKING:
     from engine.cancel import CancelToken
+    from engine.serving.statistics import Recorder
 
 Config = Mapping[str, Mapping[str, str]]
 
@@ -40,16 +42,19 @@ class Wishes:
 
 
 def share_runs(
-    lanes: list[Lane[BuiltModel]], wishes: Wishes, build: Callable[[Config], list[Lane[BuiltModel]]]
-) -> tuple[list[Lane[BuiltModel]], str]:
+    queues: list[RequestQueue[BuiltModel]],
+    wishes: Wishes,
+    build: Callable[[Config], list[RequestQueue[BuiltModel]]],
+    recorder: Recorder,
+) -> tuple[list[RequestQueue[BuiltModel]], str]:
     """Let requests share runs where that pays, or as asked for; return why so.
 
-    lanes: one a device. build: makes them once more, with further settings. Returns those that are
-    to be used too: `lanes`, or others in their place, and `lanes` are closed then.
+    queues: one a device. build: makes them once more, with further settings. Returns those that are
+    to be used too: `queues`, or others in their place, and `queues` are closed then.
     """
     if wishes.most == 1:
-        return lanes, "off"
-    model = lanes[0].runnable.model
+        return queues, "off"
+    model = queues[0].runnable.model
     state = model_state(model)
     built = state.require_built()
     inputs, outputs = built.signature.inputs, built.signature.outputs
@@ -66,7 +71,7 @@ def share_runs(
         batching = batchable.tried(_run_of(model, wishes.cancel), inputs, wishes.most)
         if not reason:
             advice = batchable.INSIST_ON_ROUNDING
-            lanes, batching = _rounded_alike(lanes, batching, wishes, build)
+            queues, batching = _rounded_alike(queues, batching, wishes, build)
         if is_forced:
             batching = batchable.forced(batching, wishes.most, reason)
         reason = batching.reason
@@ -74,9 +79,9 @@ def share_runs(
             if wishes.delay_us is not None:
                 batching = Batching(batching.most, reason, wishes.delay_us / 1e6)
             same = () if is_forced else batchable.same_sizes(inputs)
-            for lane in lanes:
-                lane.batch(replace(batching, same=same))
-            return lanes, str(batching)
+            for queue in queues:
+                queue.runnable.batch(replace(batching, same=same), recorder)
+            return queues, str(batching)
     asked = {} if wishes.most is None else {"max_batch_size": f"max_batch_size={wishes.most}"}
     if is_forced:
         asked["batching"] = 'batching="force"'
@@ -87,45 +92,45 @@ def share_runs(
             f"{reason}; leave {' and '.join(asked)} out{insist}",
             wishes.path,
         )
-    return lanes, f"off: {reason}"
+    return queues, f"off: {reason}"
 
 
 def _rounded_alike(
-    lanes: list[Lane[BuiltModel]],
+    queues: list[RequestQueue[BuiltModel]],
     found: Batching,
     wishes: Wishes,
-    build: Callable[[Config], list[Lane[BuiltModel]]],
-) -> tuple[list[Lane[BuiltModel]], Batching]:
-    """Return lanes whose results do not depend on the batch's size, if there are such.
+    build: Callable[[Config], list[RequestQueue[BuiltModel]]],
+) -> tuple[list[RequestQueue[BuiltModel]], Batching]:
+    """Return queues whose results do not depend on the batch's size, if there are such.
 
-    found: by a trial of `lanes`; returned with them where there are no others. A request alone must
-    get the bits that it gets from `lanes`.
+    found: by a trial of `queues`; returned with them where there are no others. A request
+    alone must get the bits that it gets from `queues`.
     """
-    config = _invariant(lanes[0].runnable.model) if found.rounded else {}
+    config = _invariant(queues[0].runnable.model) if found.rounded else {}
     if not config:
-        return lanes, found
+        return queues, found
     try:
         others = build(config)
     except (EngineError, MemoryError) as error:
         if isinstance(error, Cancelled) or raised_by_handler(error):
             raise
-        return lanes, found
+        return queues, found
     unused = others
     try:
         model = others[0].runnable.model
         run, original = (
-            _run_of(lane.runnable.model, wishes.cancel) for lane in (others[0], lanes[0])
+            _run_of(queue.runnable.model, wishes.cancel) for queue in (others[0], queues[0])
         )
         inputs = model_state(model).require_built().signature.inputs
         batching = batchable.tried(run, inputs, found.rounded, original)
         if batching.most > 1:
             names = ", ".join(f"[{section}]" for section in config)
             reason = f"{found.pays}; built with {INVARIANT} = on in {names}"
-            found, lanes, unused = replace(batching, reason=reason), others, lanes
+            found, queues, unused = replace(batching, reason=reason), others, queues
     finally:
-        for lane in unused:
-            lane.runnable.model.close()
-    return lanes, found
+        for queue in unused:
+            queue.runnable.model.close()
+    return queues, found
 
 
 def _invariant(model: Model) -> dict[str, dict[str, str]]:

@@ -84,29 +84,41 @@ class Recorder:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may predict too
         # Not counted yet: one by one that takes 3 us of a request, many at once 0.2.
-        self._ended: deque[tuple[str, float, float, float]] = deque()
+        self._ended: deque[tuple[str, float, float, float, bool]] = deque()
         self._counts = dict.fromkeys(("completed", "failed", "cancelled", "expired", "refused"), 0)
         self._times = {name: _Histogram() for name in ("queue", "compute", "latency")}
         self._sizes: dict[int, int] = {}
 
-    def ended(self, outcome: str, came_s: float, admitted_s: float, ended_s: float) -> None:
+    def ended(
+        self,
+        outcome: str,
+        came_s: float,
+        admitted_s: float,
+        ended_s: float,
+        is_run: bool = False,
+    ) -> None:
         """Note the end of a request: one of `counts`, and moments of time.perf_counter().
 
-        admitted_s: 0 where it never had a slot.
+        admitted_s: 0 where it never had a slot. is_run: it was a run by itself, which nobody has
+        noted.
         """
-        self._ended.append((outcome, came_s, admitted_s, ended_s))
+        self._ended.append((outcome, came_s, admitted_s, ended_s, is_run))
         if len(self._ended) >= _AT_ONCE:
             self._count()
 
     def _count(self) -> None:
         with self._lock:
             moments = []
+            runs = 0
             with suppress(IndexError):  # there is no other way to take all while others append
                 while True:
-                    outcome, *times = self._ended.popleft()
+                    outcome, *times, is_run = self._ended.popleft()
                     self._counts[outcome] += 1
+                    runs += is_run
                     if outcome == "completed":
                         moments.append(times)
+            if runs:
+                self._sizes[1] = self._sizes.get(1, 0) + runs
             if moments:
                 came_s, admitted_s, ended_s = np.array(moments).T
                 self._times["queue"].add(np.maximum(0.0, admitted_s - came_s))

@@ -11,13 +11,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.interrupts import raised_by_handler, undisturbed
+from engine.host.tasks import Task
 from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.serving.batching import Request
 from engine.tensor import Tensor
@@ -33,7 +34,9 @@ class Work(Protocol):
 
     request: Request | None
 
-    def run(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> Tell | None:
+    def run_admitted(
+        self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None
+    ) -> Tell | None:
         """Run, in a thread that is given the work with its slot.
 
         tell: to be called as the run begins. Returns what is to be called as the next one does.
@@ -112,13 +115,13 @@ def _work(admitted: SimpleQueue[Admission | None], semaphore: FairSemaphore) -> 
         if waiter is None:
             break
         if waiter.once.acquire(blocking=False):  # an interrupt may have had it put here twice
-            tell = waiter.work.run(semaphore, waiter, tell)
+            tell = waiter.work.run_admitted(semaphore, waiter, tell)
         del waiter  # its inputs and results are not kept until the next one
     if tell is not None:
         tell()
 
 
-class Turn:
+class HandOff(Task):
     """A request whose thread waits while a worker runs it.
 
     Not for the main thread: what a signal handler raises there would leave the worker to read
@@ -127,25 +130,20 @@ class Turn:
     run_s: the moment of time.perf_counter() when its run began; 0 until then.
     """
 
-    __slots__ = ("_call", "_error", "_is_done", "_results", "_waiter", "_wake", "request", "run_s")
+    __slots__ = ("_waiter", "request", "run_s")
 
-    def __init__(self, call: Callable[[], list[Tensor]], request: Request | None) -> None:
+    def __init__(self, run: Callable[[], list[Tensor]], request: Request | None) -> None:
+        super().__init__(run)
         self.request = request
         self.run_s = 0.0
-        self._call = call
         self._waiter: Admission | None = None
-        self._results: list[Tensor] | None = None
-        self._error: BaseException | None = None
-        self._is_done = False
-        self._wake = threading.Lock()
-        self._wake.acquire()
 
     def queue(self, workers: Workers, limit: int) -> None:
         """Take a place in the queue. Raises QueueFull."""
         self._waiter = Admission(self, workers.admitted)
         workers.semaphore.enqueue(self._waiter, limit)
 
-    def wait(
+    def results_by(
         self, semaphore: FairSemaphore, deadline_s: float | None, cancel: CancelToken | None
     ) -> list[Tensor]:
         """Return the results, or raise what the run raised.
@@ -153,16 +151,12 @@ class Turn:
         Raises DeadlineExceeded or Cancelled while it waits; the run sees to that itself.
         """
         try:
-            with nullcontext() if cancel is None else cancel.watch(self._look):
-                while not self._is_done:
-                    self._wake.acquire(timeout=self._left_s(semaphore, deadline_s, cancel))
-            if self._error is not None:
-                raise self._error
-            assert self._results is not None
-            return self._results
+            with nullcontext() if cancel is None else cancel.watch(self.wake):
+                while not self.is_over:
+                    self.wait(self._left_s(semaphore, deadline_s, cancel))
+            return self.result()  # type: ignore[no-any-return]
         finally:
-            # No cycles: a waiter has its work, and a traceback the frames that have this.
-            self._error = self._waiter = None
+            self._waiter = None  # no cycle: a waiter has its work
 
     def _left_s(
         self, semaphore: FairSemaphore, deadline_s: float | None, cancel: CancelToken | None
@@ -178,40 +172,26 @@ class Turn:
 
     def _leave(self, semaphore: FairSemaphore, error: BaseException) -> None:
         """Raise an error, unless it runs or has ended."""
-        if self._waiter is not None and semaphore.withdraw(self._waiter) and not self._is_done:
+        if self._waiter is not None and semaphore.withdraw(self._waiter) and not self.is_over:
             raise error
 
-    def run(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> Tell:
+    def run_admitted(self, semaphore: FairSemaphore, waiter: Admission, tell: Tell | None) -> Tell:
         """See Work."""
         semaphore.take_over(waiter)
         self.run_s = time.perf_counter()
         if tell is not None:
             tell()
         try:
-            self._results = self._call()
-        except BaseException as error:
-            self._error = error
+            self.attempt()
         finally:
             semaphore.release()
-        self._is_done = True
-        look = self._look
+        self.is_over = True
+        wake = self.wake
         del self, waiter  # the traceback of an error has this frame: no cycle
-        return look
+        return wake
 
     def finish(self, results: list[Tensor]) -> None:
         """See Work."""
         assert self.request is not None
         self.run_s = self.request.began_s
-        self._results = results
-        self._is_done = True
-        self._look()
-
-    def _look(self) -> None:
-        """Have the thread that waits look what there is; more than once does no harm."""
-        open_lock(self._wake)
-
-
-def open_lock(lock: threading.Lock) -> None:
-    """Release a lock, which may be released."""
-    with suppress(RuntimeError):
-        lock.release()
+        self.give(results)

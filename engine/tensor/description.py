@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from engine.config.wording import followed
-from engine.enums import NUMPY_NAMES, DataType, Format
 from engine.errors import InputError
+from engine.tensor.enums import NUMPY_NAMES, DataType, Format
 
 if TYPE_CHECKING:
     from engine.types import Device, DeviceBuffer

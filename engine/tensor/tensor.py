@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from engine.config.checks import require, require_shape
-from engine.enums import DataType, Format
 from engine.errors import InputError
 from engine.host.imports import ready
 from engine.tensor.description import (
@@ -29,6 +28,7 @@ from engine.tensor.description import (
     reshaped,
     supported,
 )
+from engine.tensor.enums import DataType, Format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -461,20 +461,6 @@ class Tensor:
             raise BufferError(f"{protocol}: tensor {self.name!r} has no data yet")
         return self._value
 
-    def _store(self, result: Any) -> None:
-        """Take a predict's result as the data, on the device that the tensor was made for."""
-        device, value = self._description.device, self._value
-        if device is None or getattr(result, "device", None) == device:
-            self._value = result
-            return
-        ready("engine.tensor.memory")
-        from engine.tensor import memory
-
-        if value is not None and value.shape == result.shape:
-            memory.copy(result, value)
-        else:
-            self._value = memory.to_device(result, device)
-
     def _own_description(self) -> Description:
         """This tensor's description, no longer shared with the other results of its output."""
         old = self._description
@@ -495,17 +481,3 @@ class Tensor:
             f"{self.shape}; change the array, and make a Tensor of it",
             stacklevel=3,
         )
-
-
-def value_of(tensor: Tensor) -> Array | DeviceBuffer | None:
-    """Return a tensor's data where it is, not copied; None for a tensor without data."""
-    return tensor._value
-
-
-def arrays_in(value: Any) -> Any:
-    """Return what predict gave for one output, with arrays in place of the Tensors."""
-    if type(value) is Tensor:
-        return value.get_data_to_numpy()
-    if type(value) is list and not (value and type(value[0]) is dict):
-        return [arrays_in(element) for element in value]
-    return value

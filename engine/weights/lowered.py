@@ -6,7 +6,7 @@ Lowering costs more than a runtime's start, so this entry is found before anythi
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,6 +109,11 @@ class LoweredForms:
                 raise interrupt from None
             warn_once(f"the compile cache is not used: {error}")
             return lower()
+
+
+def of(config: Mapping[str, Mapping[str, str]]) -> LoweredForms:
+    """Return where the lowered forms of files are kept, as a configuration asks for."""
+    return LoweredForms(CompileCache.of(config))
 
 
 def _identify(digests: Digests, asked: FormatFile, version: str) -> Identity:

@@ -18,7 +18,7 @@ from engine.formats.adapter_names import node_of
 from engine.formats.opened import Array, OpenedSource
 from engine.plan.weights import check_weight, unknown_weight
 from engine.tensor import Tensor
-from engine.tensor.tensor import value_of
+from engine.tensor.values import value_of
 from engine.types import Device, DeviceBuffer, DType, TensorSpec, Value
 
 Update: TypeAlias = "list[list[Tensor]] | Mapping[str, Any]"

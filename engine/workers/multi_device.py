@@ -24,10 +24,8 @@ from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats.given import absent
 from engine.host import fork
 from engine.host.interrupts import undisturbed
-from engine.model.handle import FORKED, Handle
-from engine.serving.lane import Lane
-from engine.serving.statistics import Recorder
-from engine.serving.streaming import Streaming
+from engine.serving.request_queue import RequestQueue
+from engine.serving.runner import CLOSED, Runner, end
 from engine.tensor import Tensor
 from engine.workers import factory
 from engine.workers.assignments import assignments
@@ -37,9 +35,6 @@ from engine.workers.statistics import MultiDeviceStatistics, report
 from engine.workers.supervisor import Supervisor
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    from engine.serving.submission import Job
     from engine.types import CancelToken, Progress
     from engine.typing import DecMode, Inputs, WhenFull, WorkerKind
     from engine.weights.variables import Update
@@ -47,10 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MultiDeviceRunner"]
 
-_CLOSED = "the runner is closed; build a new one"
 
-
-class MultiDeviceRunner(Handle, Streaming):
+class MultiDeviceRunner(Runner):
     """Runs one model on many devices of a machine, in a process for each.
 
         with engine.MultiDeviceRunner("net.onnx", [0, 1, 2, 3], context) as runner:
@@ -69,8 +62,6 @@ class MultiDeviceRunner(Handle, Streaming):
     Scripts need no `if __name__ == "__main__"`. A context manager: leaving it ends all requests and
     all workers, as the end of this process does. Any thread may call any method.
     """
-
-    model_path_ = ""
 
     def __init__(
         self,
@@ -112,9 +103,7 @@ class MultiDeviceRunner(Handle, Streaming):
 
         Raises what Model.build_from_file raises; then no process is left.
         """
-        self._lane: Lane[Replicas] | None = None
-        self._why_not = _CLOSED
-        self._lock = threading.RLock()
+        super().__init__(CLOSED)
         self._updating = threading.Lock()
         if isinstance(model_path, PathLike):
             model_path = os.fspath(model_path)
@@ -160,7 +149,6 @@ class MultiDeviceRunner(Handle, Streaming):
             start,
             hang_timeout_s,
         )
-        self._recorder = Recorder()
         try:
             ready = self._built(failure, progress, cancel)
             self._variable_weights = ready.variable_weights
@@ -172,11 +160,13 @@ class MultiDeviceRunner(Handle, Streaming):
                 ready.cuts,
                 is_forced=batching == "force",
             )
-            self._lane = Lane(self._replicas, self._recorder, queue_limit, when_full == "wait")
+            self._queues = [
+                RequestQueue(self._replicas, self._recorder, queue_limit, when_full == "wait")
+            ]
             self._why_not = ""
             fork.watch(self)
         except BaseException:
-            self._supervisor.close(_CLOSED)
+            self._supervisor.close(CLOSED)
             raise
 
     def _built(self, failure: str, progress: Progress | None, cancel: CancelToken | None) -> Ready:
@@ -204,32 +194,11 @@ class MultiDeviceRunner(Handle, Streaming):
         Raises what Model.predict raises, QueueFull where `when_full` says so, RequestRefused for a
         request that ends every worker that runs it, and ModelError where no worker is left.
         """
-        return self._open_lane().predict(inputs, None, timeout_s, cancel)
-
-    def submit(
-        self,
-        inputs: Inputs,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
-    ) -> Future[list[Tensor]]:
-        """Queue a request and return the future of its outputs. See ModelParallelRunner.submit."""
-        # What a signal handler raises in the main thread must not come between the steps of this.
-        return undisturbed(lambda: self._open_lane().submit(inputs, timeout_s, cancel))
-
-    async def predict_async(
-        self,
-        inputs: Inputs,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
-    ) -> list[Tensor]:
-        """Await the outputs of one request. A task that is cancelled cancels its request."""
-        return await self._open_lane().predict_async(inputs, timeout_s, cancel)
+        return self._free_queue().predict(inputs, None, timeout_s, cancel)
 
     def get_inputs(self) -> list[Tensor]:
         """Return new tensors for the inputs; open axes are -1."""
-        self._open_lane()
+        self._free_queue()
         return self._replicas.get_inputs()
 
     def update_weights(self, weights: Update) -> None:
@@ -246,10 +215,10 @@ class MultiDeviceRunner(Handle, Streaming):
         from engine.workers.updates import update_all
 
         check_form(weights)
-        lane = self._lane
-        if lane is None:
-            raise ModelStateError(f"update weight failed! Error is {self._why_not or _CLOSED}")
-        if lane.semaphore.is_mine:  # it would wait for itself
+        if not (queues := self._queues):
+            raise ModelStateError(f"update weight failed! Error is {self._why_not or CLOSED}")
+        [queue] = queues
+        if queue.semaphore.is_mine:  # it would wait for itself
             raise ModelStateError(
                 "update weight failed! Error is it was called in the middle of a predict of the "
                 "same thread; call it after that one has returned, or in another thread"
@@ -264,79 +233,36 @@ class MultiDeviceRunner(Handle, Streaming):
         def update() -> None:
             with self._updating:
                 sent = sendable(weights, self._variable_weights)
-                update_all(self._supervisor, sent, lane.alone)
+                update_all(self._supervisor, sent, queue.alone)
 
         undisturbed(update)
 
     def statistics(self) -> MultiDeviceStatistics:
         """Return counts and times of all requests since the start, and the state of each worker."""
-        lane = self._lane
-        now = (0, 0) if lane is None else (lane.semaphore.waiting, lane.semaphore.running)
-        requests = self._recorder.report(*now, self._replicas.batching)
-        return report(requests, self._supervisor)
+        return report(self._counted(self._replicas.batching), self._supervisor)
 
     # ----------------------------------------------------------------------------------- the end
 
-    def close(self, *, finish: bool = True) -> None:
-        """End: take no more requests, and end all workers after the last.
-
-        finish: requests that wait or run are done first; False fails them with ModelStateError.
-        Twice does nothing.
-        """
-        with self._lock:
-            lane, self._lane = self._lane, None
-        if lane is None:
-            return
-        self._why_not = _CLOSED
-        try:
-            _end(lane, self._supervisor, finish)
-        except BaseException:
-            self._lane = lane  # a signal handler's: the next call goes on
-            raise
-
-    def _leave(self, finish: bool) -> None:
-        self.close(finish=finish)
-
     def __del__(self) -> None:
-        lane = getattr(self, "_lane", None)
+        queues = getattr(self, "_queues", None)
         # As the process ends no other thread runs, and the workers end with it.
-        if lane is not None and not sys.is_finalizing():
+        if queues and not sys.is_finalizing():
             # Not by this one: Python collects garbage in any thread, also in one that has a request
             # or a worker, which would wait for itself, and in the middle of threading's own steps.
-            end = threading.Thread(target=_end, args=(lane, self._supervisor, False), daemon=True)
-            _thread.start_new_thread(end.start, ())
+            last = threading.Thread(target=end, args=(queues, False), daemon=True)
+            _thread.start_new_thread(last.start, ())
 
-    def __repr__(self) -> str:
-        if self._why_not:
-            return f"<engine.MultiDeviceRunner: {self._why_not}>"
-        count = len(self._supervisor.seats)
-        return f"<engine.MultiDeviceRunner {self.model_path_!r}, {count} workers>"
+    def _capacity(self) -> str:
+        return f"{len(self._supervisor.slots)} workers"
 
-    def _queue(self, inputs: Inputs) -> Job:
-        return self._open_lane().submit(inputs, None, None, "pass")
-
-    def _ahead(self) -> int:
-        return 2 * len(self._supervisor.seats)
-
-    def _open_lane(self) -> Lane[Replicas]:
-        lane = self._lane
-        if lane is None:
-            raise ModelStateError(f"predict failed! {self._why_not or _CLOSED}")
-        return lane
+    def _most_ahead(self) -> int:
+        return 2 * len(self._supervisor.slots)
 
     def _abandon(self) -> None:
-        """In a forked child: forget the workers, which are the parent's."""
-        fork.never_free(self._lane, self._replicas, self._supervisor, self._recorder)
-        if self._lane is not None:
-            self._why_not = FORKED
-        self._lane, self._lock, self._updating = None, threading.RLock(), threading.Lock()
-
-
-def _end(lane: Lane[Replicas], supervisor: Supervisor, finish: bool) -> None:
-    lane.close(f"predict failed! {_CLOSED}", finish)
-    if not finish:
-        supervisor.abort(_CLOSED)
-    lane.join()
+        """In a forked child: forget the workers too, which are the parent's."""
+        fork.never_free(self._supervisor)
+        self._updating = threading.Lock()
+        super()._abandon()
 
 
 def _seconds(name: str, value: object) -> float:

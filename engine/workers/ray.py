@@ -172,7 +172,7 @@ class RayWorker:
 
     def _greet(self) -> None:
         """Wait until the actor is somewhere. Raises BackendUnavailable where nobody has room."""
-        from engine.version import __version__
+        from engine.host.version import __version__
 
         hello = self._call("control", "hello")
         if not self._is_done(hello, self._needs.start_timeout_s):

@@ -14,7 +14,7 @@ import numpy as np
 
 from engine.host.channel import portable
 from engine.host.folder import nameless_file
-from engine.version import __version__
+from engine.host.version import __version__
 from engine.workers.protocol import Assignment
 from engine.workers.ray_content import digest_of
 from engine.workers.served import ServedModel

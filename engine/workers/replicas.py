@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -9,24 +10,24 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from engine.cancel import CancelToken
-from engine.errors import DeadlineExceeded, ModelStateError
+from engine.errors import DeadlineExceeded
 from engine.plan.fair_semaphore import FairSemaphore
 from engine.runtime import fitting
 from engine.runtime.descriptions import description_for
 from engine.runtime.inputs import ThreadInputs
 from engine.runtime.signature import Signature
 from engine.runtime.values import as_tensors
+from engine.serving.runner import CLOSED
 from engine.tensor import Tensor
-from engine.workers.guard import GRACE_S, check
-from engine.workers.hands import Hands
+from engine.tensor.values import as_expected, tensors_of
 from engine.workers.slicing import Slicing
+from engine.workers.thread_pool import ThreadPool
+from engine.workers.watchdog import GRACE_S, check
 
 if TYPE_CHECKING:
+    from engine.host.tasks import Task
     from engine.types import TensorSpec, Value
-    from engine.workers.hands import Task
     from engine.workers.protocol import Cuts
     from engine.workers.supervisor import Supervisor
 
@@ -47,6 +48,7 @@ class Replicas:
     """
 
     can_stop = True
+    batcher = None  # requests share no runs
 
     def __init__(
         self,
@@ -65,31 +67,36 @@ class Replicas:
         # What a worker gets is for the worker's model to check; a request may be larger.
         self._signature = Signature(tuple(map(_of_any_size, inputs, axes)), outputs)
         self._descriptions = [description_for(spec) for spec in outputs]
-        self._last = _Seen([], 0)  # replaced as one, by any thread
+        self._last = _Seen([(None, None)], 0)  # fits nothing; replaced as one, by any thread
         # One request more than there are workers is under way, so that none is idle while another
         # request is wrapped up.
-        self.semaphore = FairSemaphore(len(supervisor.seats) + 1)
-        self._hands = Hands(len(supervisor.seats))
+        self.semaphore = FairSemaphore(len(supervisor.slots) + 1)
+        self._pool = ThreadPool(len(supervisor.slots))
         self._threads = threading.local()
-        self._why_not = ""
+        self.run_s = math.inf
 
-    def predict(
+    def run(
         self,
+        request: object,
         inputs: Any,
-        outputs: list[Tensor] | None = None,
-        *,
-        timeout_s: float | None = None,
-        cancel: CancelToken | None = None,
+        outputs: list[Tensor] | None,
+        deadline_s: float | None,
+        cancel: CancelToken | None,
     ) -> list[Tensor]:
-        """Run one request, in as many parts as there are workers; see Model.predict."""
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        """Run one request, in as many parts as there are workers; see Runnable."""
         assert not outputs, "the runner takes none"
+        begin_s = time.perf_counter()
         parts = self._parts(inputs)
         if len(parts) == 1:
             results = self.supervisor.run(parts[0], deadline_s, cancel)
         else:
             results = self._slicing.join(self._results(parts, deadline_s, cancel))
-        return list(map(as_tensors, results, self._descriptions))
+        if self._signature.is_plain:
+            tensors = tensors_of(results, self._descriptions)
+        else:
+            tensors = list(map(as_tensors, results, self._descriptions))
+        self.run_s = time.perf_counter() - begin_s
+        return tensors
 
     @property
     def batching(self) -> str:
@@ -103,20 +110,23 @@ class Replicas:
             threads.given = ThreadInputs()
         return threads.given.give(self._inputs, self)  # type: ignore[no-any-return]
 
+    def abort(self) -> None:
+        """See Runnable: by ending all workers."""
+        self.supervisor.abort(CLOSED)
+
     def close(self) -> None:
         """End all workers; nothing may run any more."""
-        self._why_not = "the runner is closed; build a new one"
-        self.supervisor.close(self._why_not)
-        self._hands.close()
+        self.supervisor.close(CLOSED)
+        self._pool.close()
 
     def _parts(self, inputs: Any) -> list[list[Any]]:
         """Return the checked inputs of each part of a request."""
         last, workers = self._last, self.supervisor.count
-        values = _alike(inputs, last.arrays)
+        values = as_expected(inputs, last.arrays) if type(inputs) is list else None
         if values is not None and last.uncut_by == workers:
             return [values]
         if values is None:
-            values = self.values(inputs)
+            values = fitting.values(self._signature, inputs, ())
         arrays = [
             (dtype, None if dtype is None else value.shape)
             for dtype, value in zip(self._signature.quick_dtypes, values)
@@ -126,15 +136,6 @@ class Replicas:
             parts = self._slicing.cut(values, workers)
         self._last = _Seen(arrays, workers if len(parts) == 1 else 0)
         return parts
-
-    def require_open(self) -> None:
-        """See Runnable."""
-        if self._why_not:
-            raise ModelStateError(f"predict failed! {self._why_not}")
-
-    def values(self, inputs: Any) -> list[Any]:
-        """See Runnable."""
-        return fitting.values(self._signature, inputs, ())
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -150,7 +151,7 @@ class Replicas:
         nobody asks for their results.
         """
         run = self.supervisor.run
-        tasks = self._hands.start([partial(run, part, deadline_s, cancel) for part in parts[1:]])
+        tasks = self._pool.start([partial(run, part, deadline_s, cancel) for part in parts[1:]])
         try:
             results: list[Sequence[Value]] = [run(parts[0], deadline_s, cancel)]
             for task in tasks:
@@ -161,24 +162,6 @@ class Replicas:
                 task.is_unwanted = True
             raise
         return results
-
-
-def _alike(inputs: Any, expected: list[tuple[Any, Any]]) -> list[Any] | None:
-    """Return inputs as values where they need no other check than this; else None."""
-    if type(inputs) is not list or not expected or len(inputs) != len(expected):
-        return None
-    arrays = []
-    for item, (dtype, shape) in zip(inputs, expected):
-        array: Any = item._value if type(item) is Tensor else item
-        if (
-            type(array) is not np.ndarray
-            or array.dtype is not dtype
-            or array.shape != shape
-            or not array.flags.carray
-        ):
-            return None
-        arrays.append(array)
-    return arrays
 
 
 def _wait(task: Task, deadline_s: float | None, cancel: CancelToken | None) -> None:

@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.enums import ModelType
 from engine.errors import ModelError
 from engine.formats.opened import FileVersion, state_of
 from engine.model.model import Model, model_state
 from engine.tensor import Tensor
-from engine.tensor.tensor import arrays_in
+from engine.tensor.enums import ModelType
+from engine.tensor.values import arrays_in
 from engine.types import CancelToken, Capability
 from engine.workers.cuts import proven
 from engine.workers.protocol import Assignment, Cuts, Ready

@@ -58,9 +58,9 @@ def report(requests: RunnerStatistics, supervisor: Supervisor) -> MultiDeviceSta
     """Return what there is now."""
     workers = tuple(
         WorkerStatistics(
-            seat.assignment.device_id, seat.pid, seat.shown_state, seat.restarts, seat.why
+            slot.assignment.device_id, slot.pid, slot.shown_state, slot.restarts, slot.why
         )
-        for seat in supervisor.seats
+        for slot in supervisor.slots
     )
     return MultiDeviceStatistics(
         **{field.name: getattr(requests, field.name) for field in fields(RunnerStatistics)},

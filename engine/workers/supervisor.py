@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
 from engine.host.lack import explained
 from engine.plan.fair_semaphore import FairSemaphore
-from engine.workers.guard import check
 from engine.workers.protocol import MOST_LOST, Lost
-from engine.workers.seat import Holder, Seat, State
+from engine.workers.watchdog import check
 from engine.workers.weights import Weights
+from engine.workers.worker_slot import SlotLease, WorkerSlot, WorkerState
 
 if TYPE_CHECKING:
     from engine.types import CancelToken, Progress, Value
@@ -48,13 +48,13 @@ class Supervisor:
         self.path = assignments[0].model_path
         self._lock = threading.RLock()
         self._sleepers: dict[threading.Lock, None] = {}  # released when anything has changed
-        self._cautious: list[weakref.ref[Holder]] = []  # wait for workers that have run nothing
+        self._cautious: list[weakref.ref[SlotLease]] = []  # wait for workers that have run nothing
         self._reason = ""  # it is closed
         self.count = len(assignments)
         self._weights = Weights()
         with explained(f"{self.path}: a worker cannot be started"):
-            self.seats = [
-                Seat(task, start, self._lock, self._turned, lambda: self._weights)
+            self.slots = [
+                WorkerSlot(task, start, self._lock, self._state_changed, lambda: self._weights)
                 for task in assignments
             ]
 
@@ -69,25 +69,25 @@ class Supervisor:
         steps = None if progress is None else _Steps(progress)
         shown = -1
         try:
-            for seat in self.seats:
-                with explained(f"{self.path}: {seat} cannot be started"):
-                    seat.begin(None if steps is None else steps.of(seat))
-            while (done := self._built()) < len(self.seats):
+            for slot in self.slots:
+                with explained(f"{self.path}: {slot} cannot be started"):
+                    slot.begin(None if steps is None else steps.of(slot))
+            while (done := self._built()) < len(self.slots):
                 if cancel is not None:
                     cancel.check()
                 if steps is not None and done != shown:
                     shown = done
-                    steps("workers", done, len(self.seats))
+                    steps("workers", done, len(self.slots))
                 self._sleep(partial(self._has_built_other_than, done))
             if steps is not None:
                 steps("workers", done, done)
         except BaseException:
             self.close("the runner was not built")
             raise
-        ready = self.seats[0].ready
+        ready = self.slots[0].ready
         assert ready is not None, "its state says so"
-        for seat in self.seats:
-            if seat.assignment.data_files != ready.data_files:
+        for slot in self.slots:
+            if slot.assignment.data_files != ready.data_files:
                 self.close("the runner was not built")
                 raise ModelError(
                     f"{self.path}: its data files were changed while the workers built it; build "
@@ -101,14 +101,14 @@ class Supervisor:
 
     def _built(self) -> int:
         """Return how many workers have built; raise what a build raised that is not tried again."""
-        for seat in self.seats:
-            if seat.state is State.GIVEN_UP:
-                error = seat.error
+        for slot in self.slots:
+            if slot.state is WorkerState.GIVEN_UP:
+                error = slot.error
                 if isinstance(error, Lost) or error is None:
-                    text = f"{self.path}: {seat} {error} while it built the model"
+                    text = f"{self.path}: {slot} {error} while it built the model"
                     raise ModelError(text, self.path)
                 raise error
-        return sum(seat.state is State.READY for seat in self.seats)
+        return sum(slot.state is WorkerState.READY for slot in self.slots)
 
     # ---------------------------------------------------------------------------------- running
 
@@ -123,53 +123,56 @@ class Supervisor:
         """
         self._check(deadline_s, cancel)  # a run that is quick would be over before it is stopped
         lost: list[str] = []
-        holder = Holder()
+        lease = SlotLease()
         self._semaphore.acquire(deadline_s, cancel)
         try:
             while True:
-                seat = self._take(holder, len(lost) == MOST_LOST - 1, deadline_s, cancel)
+                slot = self._take(lease, len(lost) == MOST_LOST - 1, deadline_s, cancel)
                 try:
-                    return seat.run(values, deadline_s, cancel, self.hang_s)
+                    return slot.run(values, deadline_s, cancel, self.hang_s)
                 except Lost as error:
                     if error.had_begun:
-                        lost.append(f"{seat} {error}")
-                finally:
-                    seat.release(holder)
-                    self._changed()
+                        lost.append(f"{slot} {error}")
+                slot.release(lease)
+                self._changed()
                 self._check(deadline_s, cancel)
                 if len(lost) == MOST_LOST:
                     raise self._refused(lost)
                 self.retries += 1
         finally:
             try:
-                self._leave(holder)
+                self._leave(lease)
             except BaseException:
-                self._leave(holder)  # for a signal handler that raised in the first
+                self._leave(lease)  # for a signal handler that raised in the first
                 raise
 
-    def _leave(self, holder: Holder) -> None:
-        """Release the slot of the semaphore, and a seat that an interrupt has left held."""
-        for seat in self.seats:
-            seat.release(holder)
+    def _leave(self, lease: SlotLease) -> None:
+        """Release the worker slot that is held, and the semaphore."""
+        for slot in self.slots:
+            slot.release(lease)
+        if self._sleepers:
+            self._changed()
         self._semaphore.release()
 
     def _check(self, deadline_s: float | None, cancel: CancelToken | None) -> None:
         """Raise what is to be said of a request that is not served any more."""
         if self._reason:
             raise ModelStateError(f"predict failed! {self._reason}")
+        if deadline_s is None and cancel is None:
+            return
         try:
             check(deadline_s, cancel)
         except Cancelled as error:
             error.args = (f"predict failed! {error}",)
             raise
         except DeadlineExceeded as error:
-            none_is_ready = not any(seat.is_ready for seat in self.seats)
+            none_is_ready = not any(slot.is_ready for slot in self.slots)
             why = f"; no worker is ready: {self._reasons()}" if none_is_ready else ""
             error.args = (f"predict failed! {error}{why}",)
             raise
 
     def _reasons(self) -> str:
-        return "; ".join(f"{seat} {seat.why or 'starts'}" for seat in self.seats)
+        return "; ".join(f"{slot} {slot.why or 'starts'}" for slot in self.slots)
 
     def _refused(self, lost: Sequence[str]) -> RequestRefused:
         return RequestRefused(
@@ -181,92 +184,94 @@ class Supervisor:
     # --------------------------------------------------------------------------------- updates
 
     @contextmanager
-    def reserved(self, seats: Sequence[Seat]) -> Iterator[list[Worker | None]]:
-        """Keep requests from seats and wait for those there; yield the workers that are ready.
+    def reserved(self, slots: Sequence[WorkerSlot]) -> Iterator[list[Worker | None]]:
+        """Keep requests from slots and wait for those there; yield the workers that are ready.
 
-        None for a seat that has none. Raises ModelStateError where this is closed.
+        None for a slot that has none. Raises ModelStateError where this is closed.
         """
-        holder = Holder()
+        lease = SlotLease()
         try:
-            for seat in seats:
-                seat.is_reserved = True
-            while self._reason or any(seat.is_held for seat in seats):
+            for slot in slots:
+                slot.is_reserved = True
+            while self._reason or any(slot.is_held for slot in slots):
                 if self._reason:
                     raise ModelStateError(f"{_NO_UPDATE}{self._reason}")
-                self._sleep(lambda: not any(seat.is_held for seat in seats))
+                self._sleep(lambda: not any(slot.is_held for slot in slots))
             with self._lock:
-                ready = [seat for seat in seats if seat.is_ready]
-                for seat in ready:
-                    seat.hold(holder)
-            yield [seat.worker if seat in ready else None for seat in seats]
+                ready = [slot for slot in slots if slot.is_ready]
+                for slot in ready:
+                    slot.hold(lease)
+            yield [slot.worker if slot in ready else None for slot in slots]
         finally:
-            for seat in seats:
-                seat.is_reserved = False
-                seat.release(holder)
+            for slot in slots:
+                slot.is_reserved = False
+                slot.release(lease)
             self._changed()
 
-    def begin_with(self, weights: Mapping[str, Any]) -> list[Seat]:
+    def begin_with(self, weights: Mapping[str, Any]) -> list[WorkerSlot]:
         """Have each worker that turns ready from now on have these weights; return the others."""
         with self._lock:
             number, values = self._weights
             self._weights = Weights(number + 1, {**values, **weights})
-            return [seat for seat in self.seats if seat.is_ready]
+            return [slot for slot in self.slots if slot.is_ready]
 
     def wait_for_one(self) -> None:
         """Wait until a worker is free. Raises ModelError where none is left, ModelStateError."""
-        holder = Holder()
+        lease = SlotLease()
         try:
-            self._take(holder, False, None, None).release(holder)
+            self._take(lease, False, None, None).release(lease)
         except (ModelError, ModelStateError) as error:
             text = str(error).removeprefix("predict failed! ")
             error.args = (_NO_UPDATE + text, *error.args[1:])
             raise
         self._changed()
 
-    # ----------------------------------------------------------------------------------- seats
+    # ----------------------------------------------------------------------------------- slots
 
     def _take(
         self,
-        holder: Holder,
+        lease: SlotLease,
         is_fresh: bool,
         deadline_s: float | None,
         cancel: CancelToken | None,
-    ) -> Seat:
-        """Take a seat whose worker is ready, waiting for one.
+    ) -> WorkerSlot:
+        """Take a slot whose worker is ready, waiting for one.
 
         is_fresh: one whose worker has run nothing yet. Nobody else gets such a one meanwhile.
         """
         if not is_fresh and not self._cautious:  # nearly always
             with self._lock:
-                for seat in self.seats:
-                    if seat.is_free:
-                        seat.hold(holder)
-                        return seat
+                for slot in self.slots:
+                    if slot.is_free:
+                        slot.hold(lease)
+                        return slot
         if is_fresh:
-            holder.waits_for_fresh = True
+            lease.waits_for_fresh = True
             with self._lock:
-                self._cautious = [*self._waiting_for_fresh(), weakref.ref(holder)]
-        found: list[Seat] = []
+                self._cautious = [*self._waiting_for_fresh(), weakref.ref(lease)]
+        found: list[WorkerSlot] = []
         while not found:
             self._check(deadline_s, cancel)
-            self._sleep(lambda: self._took(holder, found), deadline_s)
+            self._sleep(lambda: self._took(lease, found), deadline_s)
         return found[0]
 
-    def _took(self, holder: Holder, found: list[Seat]) -> bool:
+    def _took(self, lease: SlotLease, found: list[WorkerSlot]) -> bool:
         with self._lock:
             self._cautious = self._waiting_for_fresh()
-            free = fitting = [seat for seat in self.seats if seat.is_free]
+            free = fitting = [slot for slot in self.slots if slot.is_free]
             if self._cautious:
-                fitting = [seat for seat in free if (not seat.runs) == holder.waits_for_fresh]
+                fitting = [slot for slot in free if (not slot.runs) == lease.waits_for_fresh]
             if fitting:
-                fitting[0].hold(holder)
-                holder.waits_for_fresh = False
+                fitting[0].hold(lease)
+                lease.waits_for_fresh = False
                 found.append(fitting[0])
                 return True
-            is_coming = any(s.state in (State.STARTING, State.PAUSED) for s in self.seats)
-            if holder.waits_for_fresh and free and not is_coming:
+            is_coming = any(
+                s.state in (WorkerState.STARTING, WorkerState.PAUSED) for s in self.slots
+            )
+            if lease.waits_for_fresh and free and not is_coming:
                 free[0].end("was ended for a request that needs a worker which has run nothing")
-        if all(seat.state is State.GIVEN_UP for seat in self.seats):
+        if all(slot.state is WorkerState.GIVEN_UP for slot in self.slots):
             raise ModelError(
                 f"predict failed! no worker is left, and none is started over files that have "
                 f"changed: {self._reasons()}; put them back, or build another runner",
@@ -274,49 +279,49 @@ class Supervisor:
             )
         return False
 
-    def _waiting_for_fresh(self) -> list[weakref.ref[Holder]]:
+    def _waiting_for_fresh(self) -> list[weakref.ref[SlotLease]]:
         there = ((reference, reference()) for reference in self._cautious)
-        return [reference for reference, holder in there if holder and holder.waits_for_fresh]
+        return [reference for reference, lease in there if lease and lease.waits_for_fresh]
 
     def _sleep(self, is_over: Callable[[], bool], deadline_s: float | None = None) -> None:
         """Wait until something is so that others tell of by `_changed`, or for a moment."""
-        turn = threading.Lock()
-        turn.acquire()
-        self._sleepers[turn] = None
+        wake = threading.Lock()
+        wake.acquire()
+        self._sleepers[wake] = None
         try:
             if not is_over():
                 left_s = _LOOK_S
                 if deadline_s is not None:
                     left_s = min(left_s, max(0.0, deadline_s - time.monotonic()))
-                turn.acquire(timeout=left_s)
+                wake.acquire(timeout=left_s)
         finally:
-            self._sleepers.pop(turn, None)
+            self._sleepers.pop(wake, None)
 
-    def _turned(self) -> None:
-        """Note that a seat has another state."""
-        self.count = max(1, sum(seat.state is not State.GIVEN_UP for seat in self.seats))
+    def _state_changed(self) -> None:
+        """Note that a slot has another state."""
+        self.count = max(1, sum(slot.state is not WorkerState.GIVEN_UP for slot in self.slots))
         self._changed()
 
     def _changed(self) -> None:
         if self._sleepers:
-            for turn in list(self._sleepers):
+            for wake in list(self._sleepers):
                 with suppress(RuntimeError):  # it is awake
-                    turn.release()
+                    wake.release()
 
     # ------------------------------------------------------------------------------------ the end
 
     def abort(self, reason: str) -> None:
         """Fail what runs and what waits for a worker, and close. Does not wait."""
         self._reason = self._reason or reason
-        for seat in self.seats:
-            seat.close(reason)
+        for slot in self.slots:
+            slot.close(reason)
         self._changed()
 
     def close(self, reason: str) -> None:
         """Close all workers and wait until nothing of them is left. Twice does nothing."""
         self.abort(reason)
-        for seat in self.seats:
-            seat.join()
+        for slot in self.slots:
+            slot.join()
 
 
 class _Steps:
@@ -330,6 +335,6 @@ class _Steps:
         with self._lock:
             self._progress(phase, done, total)
 
-    def of(self, seat: Seat) -> Progress:
+    def of(self, slot: WorkerSlot) -> Progress:
         """Return what the build of one worker calls."""
-        return lambda phase, done, total: self(f"{seat}: {phase}", done, total)
+        return lambda phase, done, total: self(f"{slot}: {phase}", done, total)

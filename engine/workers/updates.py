@@ -11,14 +11,14 @@ from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import RequestRefused
-from engine.workers.guard import Guard
 from engine.workers.protocol import MOST_LOST, Lost
+from engine.workers.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from engine.weights.variables import Update
     from engine.workers.protocol import Worker
-    from engine.workers.seat import Seat
     from engine.workers.supervisor import Supervisor
+    from engine.workers.worker_slot import WorkerSlot
 
 
 def update_all(
@@ -36,42 +36,42 @@ def update_all(
     names: list[str] = []
     try:
         while not prepared:
-            for seat in workers.seats:
-                with workers.reserved([seat]) as [worker]:
+            for slot in workers.slots:
+                with workers.reserved([slot]) as [worker]:
                     if worker is None:
                         continue
                     try:
                         names = worker.prepare(weights)
                     except Lost as lost:
-                        seat.end(str(lost))  # the next one there catches up
-                        ended.append(f"{seat} {lost}")
+                        slot.end(str(lost))  # the next one there catches up
+                        ended.append(f"{slot} {lost}")
                     else:
                         prepared.append(worker)
             if not prepared:
                 if len(ended) >= MOST_LOST:
                     raise _refused(ended, workers.path)
                 workers.wait_for_one()
-        with alone(), workers.reserved(workers.seats):
-            for seat in workers.begin_with(dict(zip(names, _tensors(weights), strict=True))):
-                worker = seat.worker
+        with alone(), workers.reserved(workers.slots):
+            for slot in workers.begin_with(dict(zip(names, _tensors(weights), strict=True))):
+                worker = slot.worker
                 try:
                     if worker is None or worker not in prepared:
                         raise Lost("has missed it")
                     prepared.remove(worker)
-                    _settle(seat, worker, True, workers.hang_s)
+                    _settle(slot, worker, True, workers.hang_s)
                 except Exception as error:
-                    seat.end(f"was ended for one with the weights of an update: {error}")
+                    slot.end(f"was ended for one with the weights of an update: {error}")
     finally:
-        for seat in workers.seats if prepared else ():
-            with suppress(Exception), workers.reserved([seat]) as [worker]:  # lost, or closed
+        for slot in workers.slots if prepared else ():
+            with suppress(Exception), workers.reserved([slot]) as [worker]:  # lost, or closed
                 if worker in prepared and worker is not None:
-                    _settle(seat, worker, False, workers.hang_s)
+                    _settle(slot, worker, False, workers.hang_s)
 
 
-def _settle(seat: Seat, worker: Worker, take: bool, hang_s: float | None) -> None:
+def _settle(slot: WorkerSlot, worker: Worker, take: bool, hang_s: float | None) -> None:
     """Have a worker settle an update; one that hangs over it is ended. Raises Worker.settle's."""
-    assert seat.ready is not None, "it has prepared"
-    with Guard(worker, seat.ready, None, None, hang_s):
+    assert slot.ready is not None, "it has prepared"
+    with Watchdog(worker, slot.ready, None, None, hang_s):
         worker.settle(take)
 
 

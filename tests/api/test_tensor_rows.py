@@ -227,8 +227,8 @@ def test_the_constructor_refuses_what_the_table_refuses(
 GPU = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Device, DeviceInfo, Devices
 
 @hookimpl

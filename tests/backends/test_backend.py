@@ -10,8 +10,8 @@ import engine
 from engine import backends
 from engine.backends import BackendState
 from engine.backends.backend import Backend
-from engine.backends.probe import from_json, probe, to_json
 from engine.hookspecs import hookimpl
+from engine.isolation.probe import from_json, probe, to_json
 from engine.options import describe, parsed, value_of
 from engine.types import (
     BackendInfo,
@@ -77,7 +77,7 @@ def test_a_wrapper_makes_the_record_broken_and_names_the_hook(
     plugin_folder: Path, kind: str, hook: str
 ) -> None:
     source = (
-        "from engine.hookspecs import hookimpl\nfrom engine_testing.null import *\n"
+        "from engine.hookspecs import hookimpl\nfrom engine_testing.null_device import *\n"
         f"@hookimpl({kind}=True)\ndef {hook}():\n    yield\n"
     )
     install(plugin_folder, "wrapping", "wrapping_plugin", source=source)
@@ -260,7 +260,7 @@ def test_the_values_of_an_option_are_described() -> None:
 
 
 def test_a_probed_record_is_the_one_of_this_process(plugin_folder: Path) -> None:
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     here = backends.record("null")
     assert probe("null") == here
     assert from_json(to_json(here)) == here
@@ -310,8 +310,8 @@ def test_an_unknown_provider_of_a_later_target_is_an_error(
     null_backend: str, plugin_folder: Path, tmp_path: Path
 ) -> None:
     source = (
-        "from dataclasses import replace\nfrom engine_testing import null\n"
-        "from engine_testing.null import *\nfrom engine.hookspecs import hookimpl\n"
+        "from dataclasses import replace\nfrom engine_testing import null_device as null\n"
+        "from engine_testing.null_device import *\nfrom engine.hookspecs import hookimpl\n"
         "@hookimpl\ndef engine_backend():\n"
         "    return replace(null.engine_backend(), name='other')\n"
     )
@@ -326,7 +326,7 @@ def test_an_unknown_provider_of_a_later_target_is_an_error(
 TWO_TYPES = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
+from engine_testing import null_device as null
 from engine.options import describe, parsed, value_of
 from engine.types import BackendInfo, Device, DeviceInfo, Devices
 

@@ -15,8 +15,8 @@ import pytest
 import engine
 from engine import backends
 from engine.backends import BackendState, advice, doors, names
-from engine.backends.probe import probe, probe_all
 from engine.host.install import pip_install
+from engine.isolation.probe import probe, probe_all
 from engine_testing import models
 from engine_testing.plugins import install
 
@@ -540,9 +540,9 @@ def test_a_wrong_engine_target_is_named_as_the_cause(
 def test_importing_the_package_loads_no_backend_and_no_runtime() -> None:
     code = (
         "import sys, engine\n"
-        "heavy = {'onnxruntime', 'onnx', 'torch', 'pluggy', 'importlib_metadata', 'engine_cpu'}\n"
+        "heavy = {'onnxruntime', 'onnx', 'torch', 'engine_cpu'}\n"
         # not heavy, but a tenth of numpy's own import; they come with the first model
-        "heavy |= {'dataclasses', 'engine.types'}\n"
+        "heavy |= {'dataclasses', 'engine.types', 'pluggy', 'importlib.metadata'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -10,9 +10,9 @@ import pytest
 
 from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
-from engine.backends.listing import plugins
 from engine.backends.records import PluginRecord
 from engine.host.install import pip_install
+from engine.isolation.listing import plugins
 from engine_testing.plugins import install
 
 GOOD = "def wrap(model, predict):\n    return predict\n"
@@ -100,7 +100,7 @@ def test_all_doors_are_listed_and_a_bad_entry_stops_no_other(plugin_folder: Path
     extension(plugin_folder, "c_leaving", "import os; os._exit(0)")
     extension(plugin_folder, "d_broken", "1 / 0")
     extension(plugin_folder, "e_well")
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     backends, others = plugins()
     assert {backend.name: backend.state for backend in backends}["null"] is BackendState.READY
     found = {entry.name: entry for entry in others if entry.kind == "extension"}

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -104,6 +106,9 @@ def test_a_distribution_in_a_zip_file_is_found(path: Path, monkeypatch: pytest.M
     assert point.load() == 7
     assert point.owner() == {"distribution": "some-thing", "version": "1.2"}
     sys.modules.pop("zipped")
+    with warnings.catch_warnings():  # importlib_metadata leaves the file to the collector
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def test_entry_points_come_in_the_order_of_the_path(

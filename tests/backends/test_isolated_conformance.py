@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends import Backend
-from engine.backends.isolated import isolated
+from engine.isolation.backend import isolated
 from engine_testing import BackendConformance
 from engine_testing.level import Trial
 from engine_testing.plugins import install
@@ -28,5 +28,5 @@ class TestIsolatedNull(BackendConformance):
 
     @pytest.fixture(autouse=True)
     def isolate(self, plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        install(plugin_folder, "null", "engine_testing.null")
+        install(plugin_folder, "null", "engine_testing.null_device")
         monkeypatch.setattr("engine.plan.options._is_true", lambda *setting: True)

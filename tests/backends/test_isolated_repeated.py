@@ -20,8 +20,8 @@ import os, time
 from dataclasses import replace
 from engine.errors import ModelError
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():
@@ -43,7 +43,7 @@ import gc, os, sys, threading
 from pathlib import Path
 from engine import CancelToken
 from engine.backends import open_backend
-from engine.backends.isolated import isolated
+from engine.isolation.backend import isolated
 from engine.errors import EngineError
 from engine.types import CompileOptions, Device, ModelSource
 

@@ -181,8 +181,8 @@ def test_a_backend_that_declares_no_options_gets_all_of_its_section(
     source = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import engine_compile, engine_devices, engine_load, engine_predict
+from engine_testing import null_device as null
+from engine_testing.null_device import engine_compile, engine_devices, engine_load, engine_predict
 
 @hookimpl
 def engine_backend():

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from engine.distributed.agreement import agree
+from engine.distributed.sequence import Collective
 from engine.distributed.store import StoreServer, connect
 from engine.errors import CommunicatorError
 from engine.formats.collectives import Part, part_of
-from engine.plan.collectives import Collective
 
 
 def collective(op: str, shape: Any = (4,), **fields: Any) -> Collective:

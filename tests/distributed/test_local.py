@@ -17,7 +17,7 @@ from threads import joined, run_ranks, values
 
 from engine.distributed.host import host_collectives
 from engine.distributed.local import LocalCommunicator
-from engine.distributed.outbox import PEER_SLOT_BYTES, SLOT_BYTES
+from engine.distributed.shared_segment import PEER_SLOT_BYTES, SLOT_BYTES
 from engine.distributed.store import StoreServer
 from engine.errors import CommunicatorError, InputError
 from engine.types import ReduceOp

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rank_models
-import test_meeting
-from test_meeting import FAULTS, LIMIT_S, MPIRUN, command, process, timeout_of
+import test_rendezvous
+from test_rendezvous import FAULTS, LIMIT_S, MPIRUN, command, process, timeout_of
 
 from engine.distributed.mpiexec import mpiexec_command
 from engine.distributed.new_table import new_table
@@ -25,9 +25,9 @@ from engine.errors import CommunicatorError
 from engine_testing.shared_memory import left_since, names
 
 pytest.importorskip("mpi4py", reason="mpi4py is not installed")
-pytestmark = [pytest.mark.mpi, test_meeting.needs_mpi]
+pytestmark = [pytest.mark.mpi, test_rendezvous.needs_mpi]
 
-sliced = test_meeting.sliced
+sliced = test_rendezvous.sliced
 
 MPIEXEC = [MPIRUN, "-launcher", "fork"]
 

@@ -25,7 +25,7 @@ from engine.formats import open_source
 from engine.hookspecs import hookimpl
 from engine.plan import BuildOptions, Plan, Targets, build_plan
 from engine.types import BackendInfo, Capability, DType
-from engine_testing import null
+from engine_testing import null_device as null
 
 pytestmark = pytest.mark.usefixtures("null_backend")
 

@@ -499,7 +499,7 @@ def test_a_rank_that_never_predicts_is_named_after_the_time_out(tmp_path: Path) 
         return [caught.value]
 
     paths = rank_models.sliced_mlp(tmp_path)
-    [late], _ = values(on_all(paths, main, timeout_s=5.0))
+    [late], _ = values(on_all(paths, main, timeout_s=3.0))
     assert late.ranks == (1,)
     assert late.timed_out
     assert "rank 1 of 2 did not come in time to all-reduce (sum) of float32[2, 5]" in str(late)

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -146,21 +147,12 @@ def test_another_jobs_key_is_refused_and_the_server_serves_on(server: StoreServe
 def test_a_server_that_ends_fails_the_ranks_that_wait_for_it() -> None:
     server = StoreServer()
     store = connect(server.address, server.key)
-    failures: list[Exception] = []
-
-    def wait() -> None:
-        try:
-            store.get("id", 30.0)
-        except CommunicatorError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.05)
-    server.close()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert len(failures) == 1
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.get, "id", 30.0)
+        time.sleep(0.05)
+        server.close()
+        with pytest.raises(CommunicatorError):
+            waiting.result(60)
     with pytest.raises(CommunicatorError, match="does not answer"):
         connect(server.address, server.key)
     with StoreServer(server.address):  # nothing of it is left that would be in the way
@@ -267,23 +259,14 @@ def test_a_server_of_another_user_is_told_nothing() -> None:
 
 def test_a_server_that_fails_its_job_ends_every_wait_with_the_reason(server: StoreServer) -> None:
     store = connect(server.address, server.key)
-    failures: list[CommunicatorError] = []
-
-    def wait() -> None:
-        try:
-            store.get("id", 30.0)
-        except CommunicatorError as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    time.sleep(0.05)
-    server.fail("rank 1 of 2 crashed with SIGKILL", (1,))
-    server.fail("rank 0 of 2 ended with status 1", (0,))
-    thread.join(60)
-    assert [(str(error), error.ranks) for error in failures] == [
-        ("rank 1 of 2 crashed with SIGKILL", (1,))
-    ]
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.get, "id", 30.0)
+        time.sleep(0.05)
+        server.fail("rank 1 of 2 crashed with SIGKILL", (1,))
+        server.fail("rank 0 of 2 ended with status 1", (0,))
+        with pytest.raises(CommunicatorError, match="rank 1 of 2 crashed with") as caught:
+            waiting.result(60)
+    assert caught.value.ranks == (1,)
     for call in (lambda: store.set("id", b"1"), lambda: connect(
         server.address, server.key).get("id", 1.0)):  # fmt: skip
         with pytest.raises(CommunicatorError, match="rank 1 of 2 crashed"):

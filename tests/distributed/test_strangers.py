@@ -18,7 +18,7 @@ import pytest
 from threads import joined
 
 from engine.distributed.job import Job
-from engine.distributed.meeting import _meet, address_of
+from engine.distributed.rendezvous import _meet, address_of
 from engine.distributed.store import StoreServer, connect
 from engine.errors import CommunicatorError
 

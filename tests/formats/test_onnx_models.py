@@ -76,6 +76,7 @@ def test_a_stored_test_model_reads_as_with_onnx(path: Path, read_with_onnx: Read
     assert source.graph == read_with_onnx(onnx.load(path))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the cases of onnx warn while they are made
 def test_all_of_onnxs_operator_tests_read_as_with_onnx(read_with_onnx: Reader) -> None:
     from onnx.backend.test.case.node import collect_testcases

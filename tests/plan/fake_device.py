@@ -25,7 +25,7 @@ import time
 import numpy as np
 
 from engine.errors import Cancelled
-from engine.reference.evaluator import Host, load as _load
+from engine.reference.evaluator import load as _load
 from engine.types import Device, DeviceBuffer, DType
 
 memory = {}
@@ -125,9 +125,7 @@ class FakeContext:
 @hookimpl
 def engine_load(source, options):
     given.append(options)
-    settings = Settings.parse(options.options)
-    host = Host({name!r}, DEVICE, settings.unsupported_ops, settings.delay_s)
-    return Loaded(_load(source, host), options)
+    return Loaded(_load(source, host({name!r}, DEVICE, options.options)), options)
 
 
 @hookimpl

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.plan.collectives import between, difference, graph_of, of_group, sequence
-from engine.plan.partition import Graph, Node, Segment, live, partition, reachable
+from engine.distributed.sequence import between, difference, of_group, sequence
+from engine.plan.partition import Graph, Node, Segment, graph_of, live, partition, reachable
 from engine.types import Attribute, DType, GraphInfo, NodeInfo, TensorSpec
 
 

@@ -122,7 +122,9 @@ def test_a_target_that_cannot_be_had_is_passed_over(
     null_backend: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install(
-        "gone", extra="\n@hookimpl\ndef engine_devices():\n    return Devices((), 'off', 'on')\n"
+        "gone",
+        extra="\nfrom engine.types import Devices\n\n@hookimpl\n"
+        "def engine_devices():\n    return Devices((), 'off', 'on')\n",
     )
     path = save(tmp_path, [node("Tanh", "x", "y")])
     with pytest.raises(engine.BackendError, match=r"cannot run Tanh .*: backend 'gone' has no dev"):
@@ -407,7 +409,7 @@ def test_without_the_onnx_package_the_error_asks_for_it(
 
 
 def test_a_model_that_one_target_takes_whole_loads_nothing_for_cutting(tmp_path: Path) -> None:
-    plugins.install(tmp_path, "null", "engine_testing.null")
+    plugins.install(tmp_path, "null", "engine_testing.null_device")
     code = f"""
 import sys, engine
 engine.load({str(models.affine(tmp_path))!r}, target=["null", "null"])

@@ -28,7 +28,7 @@ from engine.errors import (
 )
 from engine.formats import open_source
 from engine.plan import BuildOptions, Targets, build_plan
-from engine.plan.options import part_options
+from engine.plan.mixed.part_options import part_options
 from engine.plan.plan import Plan
 from engine.runtime import fitting, resizing
 from engine.runtime.signature import Signature
@@ -156,70 +156,52 @@ def test_a_reset_context_has_let_go_of_the_callers_arrays(
 # --------------------------------------------------------------------------------- failing predicts
 
 
-def test_a_failure_that_no_shape_explains_leaves_the_buffers_in_use(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("first")
-    second = install("second", extra=FAILS)
+Steady = tuple[Plan, ModuleType, ModuleType, Callable[..., Any]]
+
+
+@pytest.fixture
+def steady(null_backend: str, install: Install, tmp_path: Path) -> Steady:
+    """Neg, Tanh, Neg on two backends, run until its buffers stay; its modules and a predict."""
+    first, second = install("first"), install("second", extra=FAILS)
     plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
     lease = plan.pool.borrow()
-    context = lease.context
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
+
+    def predict(x: Any = LINE, outputs: Any = None) -> Any:
+        return plan.predict(lease.context, [x], outputs, None)
+
     for _ in range(3):
-        plan.predict(context, [x], None, None)
+        predict()
+    return plan, first, second, predict
+
+
+LINE = np.linspace(-1, 1, 5, dtype=np.float32)
+
+
+def test_a_failure_that_no_shape_explains_leaves_the_buffers_in_use(steady: Steady) -> None:
+    plan, _, second, predict = steady
     second.failing.append(RuntimeError("once"))
-    [y] = plan.predict(context, [x], None, None)
-    np.testing.assert_allclose(y, -np.tanh(-x), rtol=1e-6)
+    np.testing.assert_allclose(predict()[0], -np.tanh(-LINE), rtol=1e-6)
     assert plan.executable.steady == [True, True, True]  # type: ignore[attr-defined]
 
 
-def test_a_device_that_fails_is_not_asked_again(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("first")
-    second = install("second", extra=FAILS)
-    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
-    lease = plan.pool.borrow()
-    context = lease.context
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
-    for _ in range(3):
-        plan.predict(context, [x], None, None)
-    second.failing.append(BackendUnavailable("device busy", "second"))
-    with pytest.raises(BackendUnavailable, match="device busy"):
-        plan.predict(context, [x], None, None)
+@pytest.mark.parametrize(
+    "error",
+    [BackendUnavailable("device busy", "second"), CommunicatorError("rank 1 has aborted", (1,))],
+    ids=["a device", "another rank"],
+)
+def test_a_segment_that_fails_for_good_is_not_run_again(error: Exception, steady: Steady) -> None:
+    _, _, second, predict = steady
+    second.failing.append(error)
+    with pytest.raises(type(error), match=r"device busy|rank 1 has aborted"):
+        predict()
 
 
-def test_a_segment_that_hears_of_another_ranks_failure_is_not_run_again(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("first")
-    second = install("second", extra=FAILS)
-    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
-    lease = plan.pool.borrow()
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
-    for _ in range(3):
-        plan.predict(lease.context, [x], None, None)
-    second.failing.append(CommunicatorError("rank 1 has aborted", (1,)))
-    with pytest.raises(CommunicatorError, match="rank 1 has aborted"):
-        plan.predict(lease.context, [x], None, None)
-
-
-def test_a_buffer_that_does_not_fit_does_not_run_the_model_again(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    first = install("first")
-    install("second")
-    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
-    lease = plan.pool.borrow()
-    context = lease.context
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
-    for _ in range(3):
-        plan.predict(context, [x], None, None)
+def test_a_buffer_that_does_not_fit_does_not_run_the_model_again(steady: Steady) -> None:
+    _, first, _, predict = steady
     first.calls.clear()
     overlapping = np.zeros(6, np.float32)
-    given = overlapping[:5]
     with pytest.raises(InputError, match=r"output 'y': the result has shape \[5\]"):
-        plan.predict(context, [given], [overlapping], None)
+        predict(overlapping[:5], [overlapping])
     assert len(first.calls) == 2
 
 

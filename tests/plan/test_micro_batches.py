@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine.distributed.micro_batches import _joined, _rows
 from engine.formats.micro_batches import KEY, MicroBatches, micro_batches_of
-from engine.plan.micro_batches import _joined, _rows
 
 
 def test_a_files_metadata_says_how_it_runs_its_batch() -> None:

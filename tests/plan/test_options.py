@@ -30,11 +30,11 @@ given = []
 
 @hookimpl
 def engine_load(source, options):
-    from engine.reference.evaluator import Host, load
+    from engine.reference.evaluator import load
 
     given.append(options)
-    settings = Settings.parse({k: v for k, v in options.options.items() if k in OPTIONS})
-    return load(source, Host({name!r}, options.device, settings.unsupported_ops, settings.delay_s))
+    own = {k: v for k, v in options.options.items() if k in OPTIONS}
+    return load(source, host({name!r}, options.device, own))
 """
 
 

@@ -21,8 +21,8 @@ from engine.backends import find_target, open_backend
 from engine.formats import open_source
 from engine.plan import extract
 from engine.plan.options import BuildOptions
+from engine.report.explain import explain
 from engine.weights.compile_cache import CompileCache
-from engine.weights.explain import explain
 from engine_testing import null_run
 
 Install = Callable[..., ModuleType]
@@ -172,7 +172,9 @@ def test_what_a_partition_depends_on_makes_it_anew(
         install("third")
         target = ["null", "third", "second"]
     elif what == "code":
-        monkeypatch.setattr("engine.plan.partition_cache.digest_of_code", lambda parts: "other")
+        monkeypatch.setattr(
+            "engine.plan.mixed.partition_cache.digest_of_code", lambda parts: "other"
+        )
     else:
         model = onnx.load(path)
         model.graph.node[2].op_type = "Neg"

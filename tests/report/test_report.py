@@ -17,9 +17,9 @@ import pytest
 import engine
 from engine import Model
 from engine.convert.job import Report
-from engine.diagnosis import Finding, Status
-from engine.model.profiling import Kernel, Profile
-from engine.model.summary import ModelSummary
+from engine.report.diagnosis import Finding, Status
+from engine.report.profiling import Kernel, Profile
+from engine.report.summary import ModelSummary
 from engine.types import DType, NodeState, Placement, TensorSpec
 from engine_testing import models
 
@@ -279,7 +279,7 @@ def test_a_conversion_prints_as_text_and_shows_in_a_notebook() -> None:
 def test_the_functions_stay_functions_whatever_is_imported_and_cost_nothing_before() -> None:
     script = """if True:
         import sys, engine
-        late = ("engine.report", "engine.diagnosis", "engine.backends")
+        late = ("engine.report", "engine.report.diagnosis", "engine.backends")
         assert not [name for name in sys.modules if name.startswith(late)]
         import engine.backends.discovery, engine.report.inspection, engine.cli.inspect
         import engine.cli.bench, engine.cli.doctor

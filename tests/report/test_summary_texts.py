@@ -9,7 +9,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import engine
-from engine.model.summary import parameters_text, shortened
+from engine.report.summary import parameters_text, shortened
 
 
 def saved(path: Path, nodes: list[onnx.NodeProto], **metadata: str) -> Path:

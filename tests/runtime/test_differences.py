@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InputError
-from engine.runtime.differences import OutputComparison, compare_outputs
+from engine.report.differences import OutputComparison, compare_outputs
 
 
 def one(a: object, b: object, **tolerances: float) -> OutputComparison:

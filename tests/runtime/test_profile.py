@@ -14,7 +14,7 @@ import engine
 from engine import Context, Model, ModelStateError
 from engine.errors import BackendError, InputError, ModelError
 from engine.model.model import model_state
-from engine.model.profiling import Kernel, Profile, Run
+from engine.report.profiling import Kernel, Profile, Run
 from engine_testing import models
 
 X = np.ones((2, 3), np.float32)

@@ -190,8 +190,8 @@ GIVES = """
 from dataclasses import replace
 import numpy as np
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():

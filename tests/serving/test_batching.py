@@ -264,7 +264,7 @@ def test_close_finishes_requests_whose_shared_run_has_just_failed(
 
     with gated as runner:
         closing = threading.Thread(target=runner.close)
-        semaphore, looks, has_failed = runner._lanes[0].semaphore, [], threading.Event()
+        semaphore, looks, has_failed = runner._queues[0].semaphore, [], threading.Event()
         requeue, is_used = semaphore.requeue, semaphore.is_used_by_others
 
         def requeue_later(waiters: Any) -> None:
@@ -563,9 +563,9 @@ def test_a_batch_that_fails_in_any_way_fails_for_the_bad_request_alone(
 
     slow = {"null_context": {"delay_s": "0.05"}}
     with batched(write(tmp_path, SCALE), null_backend, config=slow) as runner:
-        [lane] = runner._lanes
-        plain = lane.runnable.predict
-        monkeypatch.setattr(lane.runnable, "predict", predict)
+        [queue] = runner._queues
+        plain = queue.runnable.predict
+        monkeypatch.setattr(queue.runnable, "predict", predict)
         futures = [runner.submit([np.full((1, 4), i, np.float32)]) for i in (10, 11, 12, 13, 14)]
         errors = [future.exception(60) for future in futures]
         assert [type(error) for error in errors] == [*3 * [type(None)], LookupError, type(None)]

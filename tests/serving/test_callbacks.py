@@ -140,6 +140,6 @@ def test_a_callback_that_comes_late_is_called_at_once(make: Make) -> None:
     future = make().submit([X])
     future.result(60)
     seen: list[object] = []
-    wait_until(lambda: not future._submitter)  # type: ignore[attr-defined]
+    wait_until(lambda: not future._pending)  # type: ignore[attr-defined]
     future.add_done_callback(seen.append)
     assert seen == [future]

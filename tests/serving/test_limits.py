@@ -160,10 +160,10 @@ def test_close_finishes_or_fails_threads_that_wait(make: Make, gated: Any, finis
     for thread in threads:
         thread.start()
     wait_until(lambda: runner.statistics().waiting == 2)
-    [lane] = runner._lanes
+    [queue] = runner._queues
     closing = threading.Thread(target=runner.close, kwargs={"finish": finish})
     closing.start()
-    wait_until(lambda: lane.submitter._closed)
+    wait_until(lambda: queue.pending._closed)
     gated.go.set()
     for thread in (*threads, closing):
         thread.join(60)
@@ -278,7 +278,7 @@ def test_a_runner_that_nobody_has_any_more_frees_its_model_at_once(
     before = threading.active_count()
     future = runner.submit([X])
     assert result(future.result(60)) == [[3.0] * 3]
-    model = weakref.ref(runner._lanes[0].runnable.model)
+    model = weakref.ref(runner._queues[0].runnable.model)
     gc.disable()
     try:
         del runner
@@ -388,6 +388,6 @@ def test_workers_are_spread_over_devices(
     context.parallel.device_ids = [0, 1]
     with ModelParallelRunner() as runner:
         runner.build_from_file(str(models.affine(tmp_path)), context, max_batch_size=1)
-        assert [lane.semaphore.slots for lane in runner._lanes] == expected
+        assert [queue.semaphore.slots for queue in runner._queues] == expected
         assert [result(outputs) for outputs in runner.map([[X]] * 8)] == [[[3.0] * 3]] * 8
     assert context.parallel.workers_num == workers

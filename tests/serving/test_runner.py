@@ -70,7 +70,7 @@ def test_no_more_run_at_once_than_there_are_workers(make: Make) -> None:
 
     in_threads(6, client)
     assert max(seen) == 2
-    assert model_state(runner._lanes[0].runnable.model).plan.pool.open_count == 2  # type: ignore[union-attr]
+    assert model_state(runner._queues[0].runnable.model).plan.pool.open_count == 2  # type: ignore[union-attr]
 
 
 def test_requests_of_threads_and_submitted_ones_are_done_in_the_order_of_coming(

@@ -285,7 +285,7 @@ def assert_ranks_give(path: Path, world_size: int, given: Sequence[dict[str, Any
 
 
 @needs_cpu
-@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (2, 2)])
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_a_cache_of_any_length_goes_through_stages(tp: int, pp: int, tmp_path: Path) -> None:
     """Its shape goes before each tensor: nobody says a size, and none is fixed in the slices."""
     path = models.cached(tmp_path)

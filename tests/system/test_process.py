@@ -23,17 +23,17 @@ print(*({*sys.modules} - before))
 # Each took more than a hundredth of the process's time, or stands for many that did together.
 FOREIGN = {
     "email", "hashlib", "importlib.metadata", "importlib_metadata", "json", "logging", "ml_dtypes",
-    "numpy.typing", "onnx", "pluggy", "shutil", "socket", "tempfile", "zipfile",
+    "numpy.typing", "onnx",
 }  # fmt: skip
 OWN = {
-    "engine.backends.advice", "engine.backends.device_types", "engine.backends.probe",
+    "engine.backends.advice", "engine.backends.device_types", "engine.isolation.probe",
     "engine.config.reader", "engine.config.schema", "engine.config.sections",
     "engine.config.shapes", "engine.convert",
     "engine.converter", "engine.model.update", "engine.formats.encryption",
     "engine.formats.format", "engine.formats.recognised", "engine_mindir",
     "engine.formats.onnx.folding", "engine.formats.onnx.growth", "engine.formats.onnx.order",
     "engine.formats.onnx.small_values", "engine.formats.onnx.sparse",
-    "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.fallback",
+    "engine.formats.onnx.writer", "engine.host.deadlines", "engine.plan.mixed.fallback",
     "engine.plan.fair_semaphore", "engine.plan.state", "engine.plan.transfer", "engine.reference",
     "engine.tensor.dlpack", "engine.tensor.placing", "engine.runtime.resizing",
     "engine.runtime.values", "engine.runtime.wrapping", "engine_testing", "engine.weights.lowered",

@@ -25,7 +25,8 @@ from engine.errors import CompiledFormError
 from engine.model.model import model_state
 from engine.weights.making import Work, found_or_made
 from engine.weights.store import Damaged, Entry, Identity, Store
-from engine_testing import models, null, null_run
+from engine_testing import models, null_run
+from engine_testing import null_device as null
 
 X = np.array([[1, 2, 3]], np.float32)
 Y = np.array([[3, 5, 7]], np.float32)  # 2x + 1

@@ -28,8 +28,8 @@ from other_process import Other, X, started
 import engine
 from engine import Context, Model, ModelType
 from engine.errors import SharingError, SharingRefused
-from engine.weights.broker import Broker, PidList, ask
-from engine.weights.private import PrivateFolder
+from engine.shared_weights.broker import Broker, PidList, ask
+from engine.shared_weights.private import PrivateFolder
 from engine_testing import models, null_run
 from engine_testing.plugins import install
 
@@ -51,7 +51,7 @@ Lend = Callable[..., Model]
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plugins")
-    install(folder, "null", "engine_testing.null")
+    install(folder, "null", "engine_testing.null_device")
     return folder
 
 

@@ -143,7 +143,7 @@ def hammer(
 def test_no_predict_is_of_two_updates(
     path: Path, target: list[str], config: Any, mode: str
 ) -> None:
-    updates, predicts = (12, 300) if mode == "rebuild" else (500, 500)
+    updates, predicts = (12, 300) if mode == "rebuild" else (150, 300)
     hammer(path, target, config, mode, updates, predicts, resize=True)
 
 

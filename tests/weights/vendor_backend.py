@@ -13,8 +13,8 @@ import numpy as np
 from engine.errors import BackendUnavailable
 from engine.hookspecs import hookimpl
 from engine.types import Capability, SharedWeights
-from engine_testing import null
-from engine_testing.null import *  # noqa: F403
+from engine_testing import null_device as null
+from engine_testing.null_device import *  # noqa: F403
 
 FOLDER = Path(os.environ.get("VENDOR_FOLDER", "."))
 EVERYTHING = os.environ.get("VENDOR_FORM", "yes") == "yes"

@@ -2,10 +2,10 @@
 
     python tests/wheel/rehearse.py WORK_FOLDER
 
-Builds a wheel and a source distribution of the core and each plugin, checks what is inside,
-installs `inference-engine[cpu]` and the two device plugins from the wheels alone into a clean
-virtual environment, and runs the digits example from a copy that lies nowhere near the checkout.
-Dependencies come from the package index as for any user.
+Builds a wheel and a source distribution of the core and each plugin, checks what is inside, and
+runs each of `INSTALLS` in a clean virtual environment, from a copy of the examples that lies
+nowhere near the checkout. Dependencies come from the package index as for any user. uv makes the
+environments, except the one of `[cpu]`, which pip makes, as users do.
 """
 
 from __future__ import annotations
@@ -15,19 +15,57 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from doors import PAGE, Example, examples  # noqa: E402
+
 PROJECTS = [
     ROOT,
     *(ROOT / "plugins" / name for name in ("cpu", "gpu_trt", "ascend_ge", "mindir", "kit")),
 ]
 NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
+MINDIR = ROOT / "tests/data/mindir/matmul_256.mindir"
 
 
-def run(*command: object, folder: Path) -> str:
+class Environment(NamedTuple):
+    """A virtual environment; `home` is the folder, outside the checkout, where commands run."""
+
+    home: Path
+    dist: Path
+
+    def install(self, *packages: str | Path, by_pip: bool = False) -> None:
+        """Install packages; those of this project come from the wheels in `dist`."""
+        venv = self.home / "venv"
+        if by_pip:
+            run(sys.executable, "-m", "venv", venv, folder=self.home)
+            install = (venv / "bin/python", "-m", "pip", "install", "--quiet")
+        else:
+            if not venv.exists():
+                run("uv", "venv", "--quiet", "--python", sys.executable, venv, folder=self.home)
+            install = ("uv", "pip", "install", "--quiet", "--python", venv / "bin/python")
+        run(*install, "--find-links", self.dist, *packages, folder=self.home)
+
+    def show(self, command: str, status: int = 0, says: str = "") -> str:
+        """Run a command of the environment, print and return its output; check its end."""
+        program, *words = command.split()
+        print(f"$ {command}")
+        output = run(self.home / "venv/bin" / program, *words, folder=self.home, status=status)
+        print(output)
+        if says not in output:
+            sys.exit(f"{command}: expected {says!r} in its output")
+        return output
+
+    def python(self, source: str) -> str:
+        """Run a program of one line or more; return its output."""
+        return run(self.home / "venv/bin/python", "-c", source, folder=self.home)
+
+
+def run(*command: object, folder: Path, status: int = 0) -> str:
     """Run a command in `folder`; its output, or the end of this script with that shown."""
     words = [str(word) for word in command]
     # A user's shell has nothing of this checkout in it.
@@ -35,14 +73,15 @@ def run(*command: object, folder: Path) -> str:
     done = subprocess.run(
         words, cwd=folder, env=clean, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    if done.returncode != 0:
-        sys.exit(f"{' '.join(words)}: exit status {done.returncode}\n{done.stdout}")
+    if done.returncode != status:
+        sys.exit(f"{' '.join(words)}: exit status {done.returncode}, not {status}\n{done.stdout}")
     return done.stdout
 
 
 def build(dist: Path) -> None:
+    """Build every distribution, and check what is in its wheel."""
     for project in PROJECTS:
-        run(sys.executable, "-m", "build", "--outdir", dist, project, folder=dist)
+        run("uv", "build", "--quiet", "--out-dir", dist, project, folder=dist)
     for wheel in sorted(dist.glob("*.whl")):
         names = zipfile.ZipFile(wheel).namelist()
         for needed in NEEDED:
@@ -54,34 +93,113 @@ def build(dist: Path) -> None:
         print(f"built {wheel.name} ({wheel.stat().st_size // 1024} kB)")
 
 
+def core_alone(environment: Environment) -> None:
+    """The core without a backend names what is missing, with the command."""
+    environment.install("inference-engine[cli]")
+    environment.show("engine plugins", says='pip install "inference-engine[cpu]"')
+    environment.show("engine inspect digits/digits.onnx", says="label")
+    for file in ("digits/digits.onnx", "net.mindir"):
+        environment.show(f"engine run {file}", status=1, says="inference-engine[cpu]")
+
+
+def cpu(environment: Environment) -> None:
+    """`[cpu]` runs ONNX and MindIR files; the device plugins install beside it."""
+    environment.install(
+        "inference-engine[cpu]", "inference-engine-gpu-trt", "inference-engine-ascend-ge",
+        by_pip=True,
+    )  # fmt: skip
+    where = environment.python("import engine; print(engine.__file__)").strip()
+    if not Path(where).resolve().is_relative_to(environment.home.resolve()):
+        sys.exit(f"engine was imported from {where}, not from the installed wheel")
+    for command in (
+        "engine --version",
+        "engine plugins",
+        "engine inspect digits/digits.onnx",
+        "engine run --example",
+        "engine run digits/digits.onnx",
+        "engine run net.mindir",
+        "python digits/classify.py",
+    ):
+        environment.show(command)
+
+
+def cpu_without_mindir(environment: Environment) -> None:
+    """Without the format's package a MindIR is an error that names it; ONNX files run."""
+    environment.install("inference-engine-cpu", "inference-engine[cli]")
+    environment.show("engine run digits/digits.onnx", says="output")
+    environment.show("engine run net.mindir", status=1, says="pip install inference-engine-mindir")
+
+
+def kit_alone(environment: Environment) -> None:
+    """The kit comes with the core, and checks its null backend."""
+    environment.install("inference-engine-testing")
+    environment.python("import engine.testing, engine_testing")
+    shutil.copy(ROOT / "plugins/kit/tests/test_null.py", environment.home)
+    environment.show(
+        "python -m pytest -q -x -p engine_testing.fixtures test_null.py -k predict", says=" passed"
+    )
+
+
+def doors(environment: Environment) -> None:
+    """A package for each door works; a broken one for each is listed, and stops nothing."""
+    found = examples()
+    torn = [
+        Example(kind, group, f"torn_{name}", f"torn_{name}", "import no_such_one\n")
+        for kind, group, name, _, _ in found
+    ]
+    packages = [package(environment, example) for example in (*found, *torn)]
+    environment.install("inference-engine[cpu]", *packages)
+    shutil.copytree(PAGE.parent, environment.home / "docs")
+    (environment.home / "tests").mkdir()
+    shutil.copy(ROOT / "tests/doors.py", environment.home / "tests/doors.py")
+    table = environment.show("engine plugins")
+    ready = {tuple(line.split()[:2]) for line in table.splitlines() if " ready " in line}
+    for example in found:
+        if (example.kind, example.name) not in ready:
+            sys.exit(f"{example.kind} {example.name!r} is not listed as ready")
+    if table.count("No module named 'no_such_one'") != len(torn):
+        sys.exit("not every broken entry is listed with its reason")
+    environment.show("python tests/doors.py cpu .")
+
+
+def package(environment: Environment, example: Example) -> Path:
+    """Build the wheel of an example as its author would; return its path."""
+    module, distribution = example.target.partition(":")[0], f"example-{example.name}"
+    folder = environment.home / distribution
+    folder.mkdir()
+    (folder / f"{module}.py").write_text(example.source)
+    (folder / "pyproject.toml").write_text(f"""
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+[project]
+name = "{distribution}"
+version = "1"
+dependencies = ["inference-engine"]
+[project.entry-points."{example.group}"]
+{example.name} = "{example.target}"
+[tool.hatch.build.targets.wheel]
+only-include = ["{module}.py"]
+""")
+    run("uv", "build", "--quiet", "--wheel", "--out-dir", folder, folder, folder=folder)
+    [wheel] = folder.glob("*.whl")
+    return wheel
+
+
+INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, doors)
+
+
 def rehearse(work: Path) -> None:
     dist = work / "dist"
     dist.mkdir(parents=True)
     build(dist)
-    with tempfile.TemporaryDirectory(prefix="engine-rehearsal-") as away:
-        home = Path(away)
-        venv.create(home / "venv", with_pip=True)
-        python = home / "venv/bin/python"
-        engine = home / "venv/bin/engine"
-        run(
-            python, "-m", "pip", "install", "--quiet", "--find-links", dist,
-            "inference-engine[cpu]", "inference-engine-gpu-trt", "inference-engine-ascend-ge",
-            folder=home,
-        )  # fmt: skip
-        shutil.copytree(ROOT / "examples/digits", home / "digits")
-        where = run(python, "-c", "import engine; print(engine.__file__)", folder=home).strip()
-        if not Path(where).resolve().is_relative_to(home.resolve()):
-            sys.exit(f"engine was imported from {where}, not from the installed wheel")
-        for command in (
-            (engine, "--version"),
-            (engine, "plugins"),
-            (engine, "inspect", "digits/digits.onnx"),
-            (engine, "run", "--example"),
-            (engine, "run", "digits/digits.onnx"),
-            (python, "digits/classify.py"),
-        ):
-            print(f"$ {' '.join(Path(str(word)).name for word in command)}")
-            print(run(*command, folder=home))
+    for check in INSTALLS:
+        print(f"\n== {check.__name__}: {check.__doc__}\n")
+        with tempfile.TemporaryDirectory(prefix="engine-rehearsal-") as away:
+            home = Path(away)
+            shutil.copytree(ROOT / "examples/digits", home / "digits")
+            shutil.copy(MINDIR, home / "net.mindir")
+            check(Environment(home, dist))
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ import os, signal, time
 from dataclasses import replace
 
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 
 def die():

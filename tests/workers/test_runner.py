@@ -91,7 +91,7 @@ def test_ten_threads_get_their_own_results(runner: MultiDeviceRunner) -> None:
 def test_a_request_can_be_stopped_and_its_worker_stays(
     runner: MultiDeviceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("guard", "replicas"):  # a worker may get no turn for a while
+    for module in ("watchdog", "replicas"):  # a worker may get no turn for a while
         monkeypatch.setattr(f"engine.workers.{module}.GRACE_S", 60.0)
     before = runner.statistics()
     token = CancelToken()
@@ -161,7 +161,7 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize("step", ["Replicas", "Lane", "fork.watch"])
+@pytest.mark.parametrize("step", ["Replicas", "RequestQueue", "fork.watch"])
 def test_an_interrupt_after_the_build_leaves_no_worker(
     make: Make, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

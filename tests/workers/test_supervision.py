@@ -38,7 +38,14 @@ def test_a_request_whose_worker_dies_is_run_by_another(runner: MultiDeviceRunner
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT]
+    "number",
+    [
+        signal.SIGTERM,
+        *(
+            pytest.param(number, marks=pytest.mark.slow)
+            for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGABRT)
+        ),
+    ],
 )
 @pytest.mark.parametrize("is_at_work", [False, True])
 def test_no_signal_to_a_worker_reaches_who_called(
@@ -217,7 +224,7 @@ def test_no_worker_is_started_with_other_data_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("odd_model", "nothing_is_left")
-@pytest.mark.parametrize("are_exchanged", [True, False])
+@pytest.mark.parametrize("are_exchanged", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_links_to_data_files_that_lead_elsewhere_end_the_runner_at_the_next_start(
     tmp_path: Path, are_exchanged: bool
 ) -> None:

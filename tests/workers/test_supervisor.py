@@ -21,10 +21,9 @@ from engine import CancelToken, Context
 from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError, ModelStateError
 from engine.formats.opened import FileVersion
 from engine.types import DType, TensorSpec
-from engine.workers import Assignment, Lost, Ready
-from engine.workers import seat as seats
-from engine.workers.seat import State
+from engine.workers import Assignment, Lost, Ready, worker_slot
 from engine.workers.supervisor import Supervisor
+from engine.workers.worker_slot import WorkerState
 
 SPECS = (TensorSpec("x", DType.FLOAT32, ("n",)),)
 
@@ -100,8 +99,8 @@ class Fake:
 
 @pytest.fixture
 def kind(monkeypatch: pytest.MonkeyPatch) -> type[Fake]:
-    monkeypatch.setattr(seats, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(seats, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(worker_slot, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(worker_slot, "_LONGEST_PAUSE_S", 0.01)
 
     class Kind(Fake):
         started: list[Fake] = []  # noqa: RUF012
@@ -141,15 +140,15 @@ def run(supervisor: Supervisor, number: float, **limits: Any) -> float:
 
 
 def is_ready(supervisor: Supervisor) -> bool:
-    return all(seat.state is State.READY for seat in supervisor.seats)
+    return all(slot.state is WorkerState.READY for slot in supervisor.slots)
 
 
 @pytest.mark.parametrize("has_sentinel", [True, False])
 def test_an_end_is_seen_at_once_or_soon(
     has_sentinel: bool, kind: type[Fake], supervise: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if has_sentinel:  # without one, its seat looks now and then
-        monkeypatch.setattr(seats, "_LOOK_S", 300.0)
+    if has_sentinel:  # without one, its slot looks now and then
+        monkeypatch.setattr(worker_slot, "_LOOK_S", 300.0)
     kind.has_sentinel = has_sentinel
     supervisor = supervise(1)
     kind.started[0].end("died")
@@ -161,8 +160,8 @@ def test_an_end_is_seen_at_once_or_soon(
 def test_starts_that_fail_are_tried_again_after_longer_and_longer_pauses(
     kind: type[Fake], supervise: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "_PAUSE_S", 0.02)
-    monkeypatch.setattr(seats, "_LONGEST_PAUSE_S", 1.0)
+    monkeypatch.setattr(worker_slot, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(worker_slot, "_LONGEST_PAUSE_S", 1.0)
     supervisor = supervise(1)
     times: list[float] = []
 
@@ -179,13 +178,15 @@ def test_starts_that_fail_are_tried_again_after_longer_and_longer_pauses(
         pauses = np.diff(times)
         assert len(pauses) == 3
         assert (pauses > [0.02, 0.04, 0.08]).all()
-        assert supervisor.seats[0].why == ""
+        assert supervisor.slots[0].why == ""
 
 
 def test_a_device_whose_starts_fail_for_long_is_tried_again_and_comes_back(
     kind: type[Fake], supervise: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seats, "_HEALTHY_S", 0.0)  # the first worker may not have run anything
+    monkeypatch.setattr(
+        worker_slot, "_HEALTHY_S", 0.0
+    )  # the first worker may not have run anything
     supervisor = supervise(2)
     first, second = sorted(kind.started, key=lambda worker: worker.assignment.place)
 
@@ -199,7 +200,7 @@ def test_a_device_whose_starts_fail_for_long_is_tried_again_and_comes_back(
     kind.on_build = staticmethod(fail_first)
     first.end("died")
     wait_until(lambda: starts_of(0) > 30)
-    assert supervisor.seats[0].why == "ModelError: its device is gone"
+    assert supervisor.slots[0].why == "ModelError: its device is gone"
     assert run(supervisor, 1) == 2  # by the other
     kind.on_build = staticmethod(lambda worker: worker.end("died in its build"))
     second.end("died")
@@ -245,7 +246,7 @@ def test_no_pause_between_starts_keeps_a_device_away_for_two_seconds(
     def note(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr(supervisor.seats[0], "_sleep", note)
+    monkeypatch.setattr(supervisor.slots[0], "_sleep", note)
     kind.on_build = staticmethod(lambda worker: worker.end("died") if len(pauses) < 2000 else None)
     kind.started[0].end("died")
     wait_until(lambda: len(pauses) >= 2000 and is_ready(supervisor))
@@ -260,7 +261,7 @@ def test_a_worker_that_ends_as_soon_as_it_has_built_was_a_start_that_failed(
     supervisor = supervise(1)
     kind.on_build = staticmethod(lambda worker: threading.Timer(0.02, worker.end, ["died"]).start())
     kind.started[0].end("died")
-    wait_until(lambda: len(kind.started) > 8 and "as soon as" in supervisor.seats[0].why)
+    wait_until(lambda: len(kind.started) > 8 and "as soon as" in supervisor.slots[0].why)
     kind.on_build = staticmethod(lambda worker: None)
     assert run(supervisor, 1) == 2
 
@@ -272,9 +273,9 @@ def test_over_files_that_have_changed_nothing_starts_until_they_are_back(
     supervisor = supervise(1)
     path, other = tmp_path / "model", tmp_path / "other"
     path.write_bytes(b"model")
-    seat = supervisor.seats[0]
+    slot = supervisor.slots[0]
     version = FileVersion.of(os.stat(path))
-    seat.assignment = replace(seat.assignment, model_path=str(path), version=version)
+    slot.assignment = replace(slot.assignment, model_path=str(path), version=version)
     path.rename(other)
     if not is_moved:
         path.write_bytes(b"another")
@@ -373,7 +374,7 @@ def test_what_hangs_is_ended_and_run_again(kind: type[Fake], supervise: Make) ->
 def test_what_passes_its_deadline_or_is_cancelled_is_ended_and_not_run_again(
     kind: type[Fake], supervise: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.workers.guard.GRACE_S", 0.05)
+    monkeypatch.setattr("engine.workers.watchdog.GRACE_S", 0.05)
     supervisor = supervise(1)
     kind.on_run = staticmethod(lambda worker, values: worker.wait())
     with pytest.raises(DeadlineExceeded):
@@ -411,7 +412,7 @@ def test_those_that_wait_for_a_worker_keep_their_deadline_and_are_failed_by_the_
     is_open.set()
 
 
-def test_an_interrupt_at_any_call_leaves_place_and_seat_to_the_next_request(
+def test_an_interrupt_at_any_call_leaves_place_and_slot_to_the_next_request(
     kind: type[Fake], supervise: Make
 ) -> None:
     supervisor = supervise(1)
@@ -425,7 +426,7 @@ def test_an_interrupt_at_any_call_leaves_place_and_seat_to_the_next_request(
             kept.append(error)
         finally:
             sys.settrace(None)
-        wait_until(lambda: is_ready(supervisor) and supervisor.seats[0].is_free)
+        wait_until(lambda: is_ready(supervisor) and supervisor.slots[0].is_free)
         assert run(supervisor, 2) == 3
     assert len(kept) > 10
 

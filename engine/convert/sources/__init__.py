@@ -13,10 +13,10 @@ from engine.backends import doors
 from engine.backends.doors import SOURCES
 from engine.backends.records import BackendState
 from engine.convert.job import Framework, Job, Read, name_of
-from engine.enums import FmkType
 from engine.errors import EngineError, ModelError, one_line
 from engine.formats import ModelFile
 from engine.host.interrupts import raised_by_handler
+from engine.tensor.enums import FmkType
 
 _SAVED_MODEL = "saved_model.pb"
 

@@ -21,6 +21,12 @@ from onnx import (
 
 Body: TypeAlias = GraphProto | FunctionProto
 
+RANDOM = frozenset(
+    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
+     "Bernoulli")
+)  # fmt: skip
+"""Operators that give another result in each run."""
+
 SMALL = 64
 """Elements of a constant that shape inference may look at: shapes and axes of other nodes."""
 

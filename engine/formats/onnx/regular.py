@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.wings import wing
+
 
 class Regular:
     """Puts nodes in order, repeated initializers once, and types to outputs; see `repair`."""
@@ -10,9 +12,7 @@ class Regular:
 
     def rewrite(self, model: bytes) -> bytes | None:
         """See engine.formats.passes.Pass."""
-        from engine.formats.onnx.repair import repaired  # it needs the onnx package
-
-        result = repaired(memoryview(model))
+        result: bytes = wing("repaired")(memoryview(model))  # it needs the onnx package
         return None if result == model else result
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from engine.host.interrupts import raised_by_handler
+from engine.wings import wing
 
 _MOST = 64  # elements of a weight that says axes or sizes
 
@@ -34,7 +35,7 @@ def with_open_scans(data: bytes, weights: Mapping[str, np.ndarray[Any, Any]]) ->
         import onnx
         from onnx import numpy_helper
 
-        from engine.formats.onnx.safe_inference import infer_shapes
+        infer_shapes = wing("infer_shapes")
     except ImportError:
         return data
     model = onnx.load_model_from_string(data)

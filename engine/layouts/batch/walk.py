@@ -21,6 +21,7 @@ from onnx import (
 from onnx.defs import OpSchema, get_schema
 from onnx.defs import SchemaError as NoSchema
 
+from engine.formats.onnx.graphs import RANDOM
 from engine.layouts.batch.node import Node, only_data
 from engine.layouts.batch.sizes import Symbols, TooComplicated
 from engine.layouts.batch.values import MOST_ELEMENTS, Kind, Mixes, Value, whole
@@ -39,10 +40,6 @@ _MOST_NUMBERS = 64  # of a constant that is no count: scales of a Resize
 _COUNTS = frozenset((TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL))
 _DEEPEST = 64
 
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
-     "Bernoulli")
-)  # fmt: skip
 _RESHAPES = frozenset(("Reshape", "Flatten", "Shape", "Size"))
 """Operators that look at where along its axis a sample lies; to all others each entry is alike."""
 _TRAINED = frozenset(("Dropout", "BatchNormalization"))

@@ -13,9 +13,9 @@ from engine.layouts.rules import (
     reduction,
     shape_ops,
 )
-from engine.layouts.rules.op import Op, Rule, Way
+from engine.layouts.rules.op import Op, Rule, ShardingChoice
 
-__all__ = ["RULES", "Op", "Rule", "Way", "rule_of"]
+__all__ = ["RULES", "Op", "Rule", "ShardingChoice", "rule_of"]
 
 _ONNX: dict[str, Rule] = {
     **dict.fromkeys(elementwise.NAMES, elementwise.elementwise),

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, Way, divided, is_shape, sized
+from engine.layouts.rules.op import Op, ShardingChoice, divided, is_shape, sized
 from engine.layouts.states import Array, lengths
 
 
-def conv(op: Op) -> Iterator[Way]:
+def conv(op: Op) -> Iterator[ShardingChoice]:
     """Conv: output channels; whole groups of channels; samples."""
     yield from _by_channels(op, 0)
 
 
-def conv_transpose(op: Op) -> Iterator[Way]:
+def conv_transpose(op: Op) -> Iterator[ShardingChoice]:
     """ConvTranspose: as Conv, but its weights have the output channels in their second axis."""
     yield from _by_channels(op, 1)
 
 
-def _by_channels(op: Op, weights: int) -> Iterator[Way]:
+def _by_channels(op: Op, weights: int) -> Iterator[ShardingChoice]:
     """Divide samples, output channels or groups. weights: their axis of the output channels."""
     x, w = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if x is None or w is None or len(w) < 3:
@@ -36,7 +36,9 @@ def _by_channels(op: Op, weights: int) -> Iterator[Way]:
     yield from _groups(op, groups, x[1], out, weights)
 
 
-def _groups(op: Op, groups: int, inside: object, out: object, weights: int) -> Iterator[Way]:
+def _groups(
+    op: Op, groups: int, inside: object, out: object, weights: int
+) -> Iterator[ShardingChoice]:
     """Divide the groups; input, weights and output with them.
 
     weights: the axis of the weights, without groups, of the output's channels.
@@ -63,7 +65,7 @@ def _groups(op: Op, groups: int, inside: object, out: object, weights: int) -> I
         )
 
 
-def pool(op: Op) -> Iterator[Way]:
+def pool(op: Op) -> Iterator[ShardingChoice]:
     """Channels and samples may be divided: neither meets another.
 
     Not where MaxPool gives indices, too: they count through the whole tensor.
@@ -75,7 +77,7 @@ def pool(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, {0: state})
 
 
-def resize(op: Op) -> Iterator[Way]:
+def resize(op: Op) -> Iterator[ShardingChoice]:
     """Resize and Upsample, to scales or sizes: axes that keep their size may be divided."""
     shape, made = op.shape(op.inputs[0]), op.shape(op.outputs[0])
     at = 1 if op.node.op_type == "Upsample" or op.version < 11 else 2
@@ -107,7 +109,7 @@ def _keeps(scales: Array | None, rank: int, axis: int) -> bool:
     return scales is not None and scales.size == rank and bool(scales.reshape(-1)[axis] == 1)
 
 
-def grid_sample(op: Op) -> Iterator[Way]:
+def grid_sample(op: Op) -> Iterator[ShardingChoice]:
     """Channels with the same places for all, or samples with their places."""
     for state in op.states(op.inputs[0]):
         if state.axis == 1:
@@ -116,7 +118,7 @@ def grid_sample(op: Op) -> Iterator[Way]:
             yield op.way({0: state, 1: state}, {0: state})
 
 
-def roi_align(op: Op) -> Iterator[Way]:
+def roi_align(op: Op) -> Iterator[ShardingChoice]:
     """Channels, or regions with the samples that they are of."""
     for state in op.states(op.inputs[0]):
         if state.axis == 1:

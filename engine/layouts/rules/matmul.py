@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, Way
+from engine.layouts.rules.op import Op, ShardingChoice
 from engine.layouts.states import PARTIAL, WHOLE, State
 
 
-def matmul(op: Op) -> Iterator[Way]:
+def matmul(op: Op) -> Iterator[ShardingChoice]:
     """MatMul: its columns, its inner axis (then the results are terms of a sum), rows, batches."""
     a, b, y = op.shape(op.inputs[0]), op.shape(op.inputs[1]), op.shape(op.outputs[0])
     if a is None or b is None or y is None or len(a) < 2 or len(b) < 2:
@@ -37,7 +37,7 @@ def _batch(shape: tuple[object, ...], state: State, rank: int, size: object) -> 
     return state.on(axis) if shape[axis] == size else None
 
 
-def gemm(op: Op) -> Iterator[Way]:
+def gemm(op: Op) -> Iterator[ShardingChoice]:
     """Gemm: as MatMul; a bias that is added to terms of a sum is one of them, on one rank."""
     a, b = op.shape(op.inputs[0]), op.shape(op.inputs[1])
     if a is None or b is None or len(a) != 2 or len(b) != 2:
@@ -57,7 +57,7 @@ def gemm(op: Op) -> Iterator[Way]:
         yield op.way({0: state.on(outer_a), 2: own}, {0: state})
 
 
-def matmul_integer(op: Op) -> Iterator[Way]:
+def matmul_integer(op: Op) -> Iterator[ShardingChoice]:
     """MatMulInteger: as MatMul, with zero points of the rows or columns."""
     shapes = [op.shape(op.inputs[0]), op.shape(op.inputs[1])]
     zeros = [op.shape(op.input(2)) or (), op.shape(op.input(3)) or ()]
@@ -71,10 +71,10 @@ def matmul_integer(op: Op) -> Iterator[Way]:
                 divided = is_each and state.is_shard and state.axis == axis
                 states[2 + index] = state.on(0) if divided else WHOLE
         if all(state != PARTIAL for state in states):
-            yield Way(tuple(states), way.outputs, way.change, way.cost)
+            yield ShardingChoice(tuple(states), way.outputs, way.change, way.cost)
 
 
-def einsum(op: Op) -> Iterator[Way]:
+def einsum(op: Op) -> Iterator[ShardingChoice]:
     """Einsum: along a letter of the result, or along one that is summed over."""
     equation = str(op.attribute("equation", "")).replace(" ", "")
     if "->" not in equation or "." in equation:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.layouts.rules.op import Op, Way, divided
+from engine.layouts.rules.op import Op, ShardingChoice, divided
 from engine.layouts.states import WHOLE, lengths
 
 
-def layer_norm(op: Op) -> Iterator[Way]:
+def layer_norm(op: Op) -> Iterator[ShardingChoice]:
     """Normalise the axes from `axis` on: any before them may be divided."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -19,7 +19,7 @@ def layer_norm(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, dict.fromkeys(range(len(op.outputs)), state))
 
 
-def skip_layer_norm(op: Op) -> Iterator[Way]:
+def skip_layer_norm(op: Op) -> Iterator[ShardingChoice]:
     """Normalise the last axis of a sum of two."""
     shape = op.shape(op.inputs[0])
     if shape is None or op.shape(op.inputs[1]) != shape:
@@ -29,7 +29,7 @@ def skip_layer_norm(op: Op) -> Iterator[Way]:
             yield op.way({0: state, 1: state}, {0: state, 3: state})
 
 
-def along_axis(op: Op) -> Iterator[Way]:
+def along_axis(op: Op) -> Iterator[ShardingChoice]:
     """Softmax, CumSum, TopK and the like: any axis but theirs may be divided."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -53,7 +53,7 @@ def along_axis(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, dict.fromkeys(range(len(op.outputs)), result))
 
 
-def batch_norm(op: Op) -> Iterator[Way]:
+def batch_norm(op: Op) -> Iterator[ShardingChoice]:
     """Statistics are each channel's own: channels may be divided with them, samples without."""
     for state in op.states(op.inputs[0]):
         own = state.on(0) if state.axis == 1 else WHOLE
@@ -61,7 +61,7 @@ def batch_norm(op: Op) -> Iterator[Way]:
             yield op.way({0: state, 1: own, 2: own, 3: own, 4: own}, {0: state})
 
 
-def instance_norm(op: Op) -> Iterator[Way]:
+def instance_norm(op: Op) -> Iterator[ShardingChoice]:
     """Each channel of each sample is normalised by itself."""
     for state in op.states(op.inputs[0]):
         if state.axis < 2:
@@ -69,7 +69,7 @@ def instance_norm(op: Op) -> Iterator[Way]:
             yield op.way({0: state, 1: own, 2: own}, {0: state})
 
 
-def group_norm(op: Op) -> Iterator[Way]:
+def group_norm(op: Op) -> Iterator[ShardingChoice]:
     """Groups of channels may be divided, from operator set 21 on with their scales."""
     groups = int(op.attribute("num_groups", 1))
     for state in op.states(op.inputs[0]):
@@ -87,7 +87,7 @@ def group_norm(op: Op) -> Iterator[Way]:
         )
 
 
-def mean_variance(op: Op) -> Iterator[Way]:
+def mean_variance(op: Op) -> Iterator[ShardingChoice]:
     """MeanVarianceNormalization: axes other than those that it joins, by default all but 1."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -98,7 +98,7 @@ def mean_variance(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, {0: state})
 
 
-def samples(op: Op) -> Iterator[Way]:
+def samples(op: Op) -> Iterator[ShardingChoice]:
     """LRN and the like: only samples may be divided."""
     for state in op.states(op.inputs[0]):
         if state.axis == 0:

@@ -1,8 +1,8 @@
 """A node as rules see it, and their answers: the ways in which ranks can share the work.
 
-    def neg(op: Op) -> Iterator[Way]:
+    def neg(op: Op) -> Iterator[ShardingChoice]:
         for state in op.states(op.outputs[0]):
-            yield Way((state,), (state,))
+            yield ShardingChoice((state,), (state,))
 
 A way says in which state the node wants its inputs and gives its outputs. That every rank computes
 all of it is always possible and needs no rule.
@@ -41,7 +41,7 @@ class Local(Protocol):
 Change: TypeAlias = Callable[[Local], None]
 
 
-class Way(NamedTuple):
+class ShardingChoice(NamedTuple):
     """One way to share the work of a node.
 
     inputs, outputs: the state of each, in order; of those that are left out any.
@@ -57,7 +57,7 @@ class Way(NamedTuple):
     gathered: tuple[int, ...] = ()
 
 
-Rule: TypeAlias = Callable[["Op"], Iterator[Way]]
+Rule: TypeAlias = Callable[["Op"], Iterator[ShardingChoice]]
 
 
 class Op:
@@ -153,9 +153,9 @@ class Op:
         outputs: dict[int, State],
         change: Change | None = None,
         cost: float | None = None,
-    ) -> Way:
+    ) -> ShardingChoice:
         """Return a way in which all inputs and outputs that are not named are whole."""
-        return Way(
+        return ShardingChoice(
             tuple(inputs.get(index, WHOLE) for index in range(len(self.inputs))),
             tuple(outputs.get(index, WHOLE) for index in range(len(self.outputs))),
             change,

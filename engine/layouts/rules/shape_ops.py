@@ -15,14 +15,14 @@ import numpy as np
 
 from engine.layouts.own_attributes import set_for_ranks
 from engine.layouts.rules.elementwise import aligned
-from engine.layouts.rules.op import Change, Local, Op, Way, each_or_one, is_shape, sized
+from engine.layouts.rules.op import Change, Local, Op, ShardingChoice, each_or_one, is_shape, sized
 from engine.layouts.states import PARTIAL, WHOLE, State, lengths, local_size, shard
 from engine.types import Dim
 
 Shape = tuple[Dim, ...]
 
 
-def transpose(op: Op) -> Iterator[Way]:
+def transpose(op: Op) -> Iterator[ShardingChoice]:
     """Divided axes go where the permutation puts them."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -33,7 +33,7 @@ def transpose(op: Op) -> Iterator[Way]:
     yield from passed(op)
 
 
-def passed(op: Op) -> Iterator[Way]:
+def passed(op: Op) -> Iterator[ShardingChoice]:
     """Give terms of a sum on as they are."""
     yield op.way({0: PARTIAL}, {0: PARTIAL}, cost=1.0)
 
@@ -48,7 +48,7 @@ class Group(NamedTuple):
     out: tuple[int, int]
 
 
-def reshape(op: Op) -> Iterator[Way]:
+def reshape(op: Op) -> Iterator[ShardingChoice]:
     """Reshape and Flatten: what a group of axes has divided, the group that it becomes has, too."""
     given, made = op.shape(op.inputs[0]), op.shape(op.outputs[0])
     if given is None or made is None:
@@ -134,7 +134,7 @@ def _carried(state: State, given: Shape, made: Shape, group: Group, ranks: int) 
             yield shard(start + place, tuple(block // after for block in period))
 
 
-def unsqueeze(op: Op) -> Iterator[Way]:
+def unsqueeze(op: Op) -> Iterator[ShardingChoice]:
     """New axes of size 1 move the others."""
     made, axes = op.shape(op.outputs[0]), _axes(op)
     if made is None or axes is None:
@@ -146,7 +146,7 @@ def unsqueeze(op: Op) -> Iterator[Way]:
     yield from passed(op)
 
 
-def squeeze(op: Op) -> Iterator[Way]:
+def squeeze(op: Op) -> Iterator[ShardingChoice]:
     """Axes of size 1 go, and the others move."""
     given, axes = op.shape(op.inputs[0]), _axes(op)
     if given is None or (axes is None and op.input(1)):
@@ -171,7 +171,7 @@ def _axes(op: Op) -> list[int] | None:
 # ------------------------------------------------------------------------- joining and cutting
 
 
-def concat(op: Op) -> Iterator[Way]:
+def concat(op: Op) -> Iterator[ShardingChoice]:
     """Along another axis, or each input along the axis itself: the result is divided in blocks."""
     shapes = [op.shape(name) for name in op.inputs]
     made = op.shape(op.outputs[0])
@@ -180,16 +180,16 @@ def concat(op: Op) -> Iterator[Way]:
     axis = op.axis(0, len(made))
     for state in op.states(op.outputs[0]):
         if state.axis != axis:
-            yield Way((state,) * len(op.inputs), (state,))
+            yield ShardingChoice((state,) * len(op.inputs), (state,))
     sizes = [shape[axis] for shape in shapes if shape is not None]
     parts = [op.division(axis, size) for size in sizes]
     own = [state for state in parts if state is not None]
     joined = op.division(axis, *sizes)
     if joined is not None and len(own) == len(parts):
-        yield Way(tuple(own), (joined,))
+        yield ShardingChoice(tuple(own), (joined,))
 
 
-def split(op: Op) -> Iterator[Way]:
+def split(op: Op) -> Iterator[ShardingChoice]:
     """Along another axis, or each part along the axis itself: the input is divided in blocks."""
     shape = op.shape(op.inputs[0])
     if shape is None:
@@ -221,7 +221,7 @@ def split(op: Op) -> Iterator[Way]:
         yield op.way({0: wanted}, outputs, change)
 
 
-def slice_(op: Op) -> Iterator[Way]:
+def slice_(op: Op) -> Iterator[ShardingChoice]:
     """Along other axes, or whole blocks of one axis."""
     shape, cuts = op.shape(op.inputs[0]), _cuts(op)
     if shape is None or cuts is None:
@@ -304,7 +304,7 @@ def _blocks(op: Op, axis: int, size: int) -> tuple[int, ...]:
 # ----------------------------------------------------------------------------- other shapes
 
 
-def expand(op: Op) -> Iterator[Way]:
+def expand(op: Op) -> Iterator[ShardingChoice]:
     """The target shape is a rank's; an axis that is made here is divided as it is made."""
     made = op.shape(op.outputs[0])
     shape = op.shape(op.input(1))
@@ -322,7 +322,7 @@ def expand(op: Op) -> Iterator[Way]:
         yield op.way({0: own}, {0: state}, None if keeps else sized(op, 1, place, size, state))
 
 
-def tile(op: Op) -> Iterator[Way]:
+def tile(op: Op) -> Iterator[ShardingChoice]:
     """Axes that are not repeated."""
     repeats = op.ints(1)
     for state in op.states(op.inputs[0]) if repeats else ():
@@ -330,7 +330,7 @@ def tile(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, {0: state})
 
 
-def pad(op: Op) -> Iterator[Way]:
+def pad(op: Op) -> Iterator[ShardingChoice]:
     """Axes without padding."""
     shape = op.shape(op.inputs[0])
     pads = op.ints(1) if op.version >= 11 else op.attribute("pads")
@@ -346,7 +346,7 @@ def pad(op: Op) -> Iterator[Way]:
             yield op.way({0: state}, {0: state})
 
 
-def shape_of(op: Op) -> Iterator[Way]:
+def shape_of(op: Op) -> Iterator[ShardingChoice]:
     """The shape of a divided tensor is that of the part, with one entry as large as the whole's."""
     shape = op.shape(op.inputs[0])
     yield op.way({0: PARTIAL}, {0: WHOLE})
@@ -385,7 +385,7 @@ def _times(axis: int, places: Sequence[int]) -> Change:
     return change
 
 
-def constant_of_shape(op: Op) -> Iterator[Way]:
+def constant_of_shape(op: Op) -> Iterator[ShardingChoice]:
     """A constant is made as large as a rank needs it."""
     made = op.shape(op.outputs[0])
     for state in op.states(op.outputs[0]) if made and is_shape(op, 0) else ():
@@ -394,7 +394,7 @@ def constant_of_shape(op: Op) -> Iterator[Way]:
         yield op.way({}, {0: state}, sized(op, 0, state.axis, size, state))
 
 
-def trilu(op: Op) -> Iterator[Way]:
+def trilu(op: Op) -> Iterator[ShardingChoice]:
     """Axes before the two of the matrices."""
     shape = op.shape(op.inputs[0])
     for state in op.states(op.inputs[0]) if shape else ():

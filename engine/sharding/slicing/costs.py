@@ -11,7 +11,7 @@ from functools import lru_cache
 from math import inf, prod
 from typing import NamedTuple
 
-from engine.layouts.rules import Op, Way
+from engine.layouts.rules import Op, ShardingChoice
 from engine.layouts.states import PARTIAL, WHOLE, State, local_size
 from engine.sharding.slicing.original import Original
 
@@ -50,7 +50,7 @@ class Costs:
         self._weight_s = 1e-3 if divide_all else 0.0
         self._work: dict[int, float] = {}
 
-    def of_work(self, op: Op, way: Way) -> float:
+    def of_work(self, op: Op, way: ShardingChoice) -> float:
         """Return what a node's work costs a rank."""
         key = id(op.node)
         whole = self._work.get(key)
@@ -89,7 +89,7 @@ class Costs:
         most = local_size(size, state, self.ranks) / size
         return 1 / self.ranks if most * self.ranks < _NEARLY_EVEN else most
 
-    def _share(self, op: Op, way: Way) -> float:
+    def _share(self, op: Op, way: ShardingChoice) -> float:
         """Return the largest part of a node's work that a rank has."""
         held = (*zip(op.inputs, way.inputs), *zip(op.outputs, way.outputs))
         return max(self.share(name, state) for name, state in held if name and state.is_shard)

@@ -36,7 +36,7 @@ PART_BYTES = 192 << 20
 """Weights of a part that is run at once; one of more has a single node."""
 
 
-class Meeting(NamedTuple):
+class PendingCollective(NamedTuple):
     """A rank that waits for others: the node, and what it brings."""
 
     node: NodeInfo
@@ -78,7 +78,7 @@ def run_ranks(paths: Sequence[Path], inputs: Mapping[str, Any], context: Context
     world = len(paths)
     ranks = [_rank(path, inputs, context) for path in paths]
     results: list[Values | None] = [None] * world
-    waiting: dict[int, Meeting] = {}
+    waiting: dict[int, PendingCollective] = {}
     answers: dict[int, Array | None] = dict.fromkeys(range(world))
     while answers:
         for rank, answer in sorted(answers.items()):
@@ -90,9 +90,9 @@ def run_ranks(paths: Sequence[Path], inputs: Mapping[str, Any], context: Context
         for rank in answers:
             del waiting[rank]
     if waiting:
-        rank, meeting = next(iter(waiting.items()))
+        rank, pending = next(iter(waiting.items()))
         raise ModelError(
-            f"{paths[rank]}: {meeting.node.op_type} {meeting.node.name!r} waits for ranks that do "
+            f"{paths[rank]}: {pending.node.op_type} {pending.node.name!r} waits for ranks that do "
             "something else"
         )
     return [result for result in results if result is not None]
@@ -100,7 +100,7 @@ def run_ranks(paths: Sequence[Path], inputs: Mapping[str, Any], context: Context
 
 def _rank(
     path: Path, inputs: Mapping[str, Any], context: Context
-) -> Generator[Meeting, Array | None, Values]:
+) -> Generator[PendingCollective, Array | None, Values]:
     """Run one rank's model; yields where it waits for others, and is sent what it gets."""
     source = ModelFile(path)()
     whole = Whole(source)
@@ -123,7 +123,7 @@ def _rank(
                 node = graph.nodes[index]
                 if is_collective(node.op_type, node.domain):
                     brings = _brought(node.inputs[0], values, whole, path) if node.inputs else None
-                    values[node.outputs[0]] = yield Meeting(node, brings)
+                    values[node.outputs[0]] = yield PendingCollective(node, brings)
         else:
             values |= _run(whole.part(segment, types), values, context)
         values = {name: value for name, value in values.items() if name in following}
@@ -141,20 +141,20 @@ def _brought(name: str, values: Mapping[str, Any], whole: Whole, path: Path) -> 
 # --------------------------------------------------------------------------------- collectives
 
 
-def _met(waiting: Mapping[int, Meeting], world: int) -> dict[int, Array | None]:
+def _met(waiting: Mapping[int, PendingCollective], world: int) -> dict[int, Array | None]:
     """Return what those of the waiting ranks get that all have come whom they wait for."""
     found: dict[int, Array | None] = {}
-    for rank, meeting in waiting.items():
+    for rank, pending in waiting.items():
         if rank in found:
             continue
-        node = meeting.node
+        node = pending.node
         if node.op_type in ("Send", "Receive"):
             peer = int(str(node.attributes["rank"]))
             other = waiting.get(peer)
             if other is None or other.node.attributes.get("rank") != rank:
                 continue
             if {node.op_type, other.node.op_type} == {"Send", "Receive"}:
-                sent = meeting.brings if node.op_type == "Send" else other.brings
+                sent = pending.brings if node.op_type == "Send" else other.brings
                 found[rank] = found[peer] = sent
             continue
         named = node.attributes.get("group_ranks")

@@ -23,7 +23,7 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from engine.errors import ModelError
 from engine.formats import ModelFile
 from engine.formats.collectives import is_collective
-from engine.formats.onnx.graphs import inputs, reads, subgraphs
+from engine.formats.onnx.graphs import RANDOM, inputs, reads, subgraphs
 from engine.formats.onnx.infer import is_known, types_of
 from engine.formats.onnx.safe_inference import infer_shapes
 from engine.formats.onnx.weights import with_weights_apart
@@ -434,13 +434,6 @@ def _late_constants(
     for node in late:  # those that only the results read
         place(node)
     return ordered
-
-
-RANDOM = frozenset(
-    ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial",
-     "Bernoulli")
-)  # fmt: skip
-"""Operators that give each rank something else: one rank's result is every rank's."""
 
 
 def _mapped(source: OpenedSource, location: str) -> mmap.mmap:

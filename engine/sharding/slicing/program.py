@@ -12,7 +12,7 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from engine.formats.collectives import DOMAIN
-from engine.layouts.rules import Way
+from engine.layouts.rules import ShardingChoice
 from engine.layouts.states import (
     PARTIAL,
     WHOLE,
@@ -98,7 +98,7 @@ class Writer:
         for name in model.inputs:
             self._note(name, WHOLE, name)
 
-    def node(self, node: NodeProto, way: Way) -> None:
+    def node(self, node: NodeProto, way: ShardingChoice) -> None:
         """Write one node in one way."""
         local = _LocalNode(self, node)
         own = local.node

@@ -15,8 +15,8 @@ import numpy as np
 from onnx import NodeProto, ValueInfoProto, helper
 
 from engine.errors import ModelError
-from engine.formats.collectives import DOMAIN, WITH_SHAPE, is_collective
-from engine.formats.micro_batches import AFTERWARDS, MicroBatches
+from engine.formats.collectives import AFTERWARDS, DOMAIN, WITH_SHAPE, is_collective
+from engine.formats.micro_batches import MicroBatches
 from engine.formats.onnx.graphs import reads, subgraphs
 from engine.layouts.batch.source import prove_source
 from engine.sharding.slicing.costs import PRODUCTS

@@ -14,7 +14,8 @@ buffers, workspace   the inputs and outputs of a context; its stream and scratch
 profiling            times of operators
 memory, streams      memory with an owner; order between streams, copies
 communicator, peers  a group of ranks: joining, waiting, failing; who the others are
-collectives, hccl    what they do together; the library that does it; hccl_codes: its return codes
+collectives, hccl    the hooks of what they do together; the library that does it
+hccl_codes           its return codes
 runtime, acl_call    ACL's start and end; calling pyACL; codes: what its return codes mean
 
 Nothing of CANN is imported before a device is looked for or a model is read.
@@ -40,15 +41,34 @@ from engine.types import (
     Executable,
     LoadedModel,
     ModelSource,
-    ReduceOp,
     SharedWeights,
     Value,
     Values,
 )
+from engine_ascend_ge.collectives import (  # their hooks
+    engine_allgather as engine_allgather,
+)
+from engine_ascend_ge.collectives import (
+    engine_allreduce as engine_allreduce,
+)
+from engine_ascend_ge.collectives import (
+    engine_alltoall as engine_alltoall,
+)
+from engine_ascend_ge.collectives import (
+    engine_broadcast as engine_broadcast,
+)
+from engine_ascend_ge.collectives import (
+    engine_receive as engine_receive,
+)
+from engine_ascend_ge.collectives import (
+    engine_reduce_scatter as engine_reduce_scatter,
+)
+from engine_ascend_ge.collectives import (
+    engine_send as engine_send,
+)
 from engine_ascend_ge.options import OPTIONS, PROVIDERS
 
 if TYPE_CHECKING:
-    from engine_ascend_ge.communicator import HcclCommunicator
     from engine_ascend_ge.model import AscendExecutable, AscendModel
     from engine_ascend_ge.run import AscendContext
 
@@ -159,102 +179,3 @@ def engine_communicator(options: CommunicatorOptions) -> Communicator:
     from engine_ascend_ge import communicator
 
     return communicator.HcclCommunicator(options)
-
-
-@hookimpl
-def engine_allreduce(
-    comm: HcclCommunicator,
-    send: Value,
-    receive: Value,
-    op: ReduceOp,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.allreduce(comm, send, receive, op, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_allgather(
-    comm: HcclCommunicator,
-    send: Value,
-    receive: Value,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.allgather(comm, send, receive, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_reduce_scatter(
-    comm: HcclCommunicator,
-    send: Value,
-    receive: Value,
-    op: ReduceOp,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.reduce_scatter(comm, send, receive, op, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_broadcast(
-    comm: HcclCommunicator,
-    buffer: Value,
-    root: int,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.broadcast(comm, buffer, root, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_alltoall(
-    comm: HcclCommunicator,
-    send: Value,
-    receive: Value,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.alltoall(comm, send, receive, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_send(
-    comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.send(comm, buffer, peer, stream, deadline_s)
-    return True
-
-
-@hookimpl
-def engine_receive(
-    comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> bool:
-    ready("engine_ascend_ge.collectives")
-    from engine_ascend_ge import collectives
-
-    collectives.receive(comm, buffer, peer, stream, deadline_s)
-    return True

@@ -1,27 +1,30 @@
-"""The collectives of the contract, by HCCL, on memory of one device."""
+"""The hooks of collectives, by HCCL, on memory of one device."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from engine.errors import InputError
+from engine.hookspecs import hookimpl
 from engine.types import DeviceBuffer, DType, ReduceOp, Value
 from engine_ascend_ge import hccl, streams
-from engine_ascend_ge.communicator import HcclCommunicator
+
+if TYPE_CHECKING:
+    from engine_ascend_ge.communicator import HcclCommunicator
 
 
-def allreduce(
+@hookimpl
+def engine_allreduce(
     comm: HcclCommunicator,
     send: Value,
     receive: Value,
     op: ReduceOp,
     stream: int | None,
     deadline_s: float | None,
-) -> None:
-    """Reduce over the ranks; engine_allreduce says how."""
+) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
     number = _reducible(source.dtype)
     _run(
@@ -36,17 +39,18 @@ def allreduce(
     )
     if op is ReduceOp.MEAN:
         _divide(target, comm.world_size, stream)
+    return True
 
 
-def reduce_scatter(
+@hookimpl
+def engine_reduce_scatter(
     comm: HcclCommunicator,
     send: Value,
     receive: Value,
     op: ReduceOp,
     stream: int | None,
     deadline_s: float | None,
-) -> None:
-    """Reduce, and keep this rank's part; engine_reduce_scatter says how."""
+) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
     number = _reducible(source.dtype)
     _run(
@@ -61,16 +65,17 @@ def reduce_scatter(
     )
     if op is ReduceOp.MEAN:
         _divide(target, comm.world_size, stream)
+    return True
 
 
-def allgather(
+@hookimpl
+def engine_allgather(
     comm: HcclCommunicator,
     send: Value,
     receive: Value,
     stream: int | None,
     deadline_s: float | None,
-) -> None:
-    """Join the ranks' parts; engine_allgather says how."""
+) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
     _run(
         comm,
@@ -82,16 +87,17 @@ def allgather(
         (source, target),
         deadline_s,
     )
+    return True
 
 
-def broadcast(
+@hookimpl
+def engine_broadcast(
     comm: HcclCommunicator,
     buffer: Value,
     root: int,
     stream: int | None,
     deadline_s: float | None,
-) -> None:
-    """Copy one rank's buffer to all; engine_broadcast says how."""
+) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
     _run(
         comm,
@@ -103,16 +109,17 @@ def broadcast(
         (value,),
         deadline_s,
     )
+    return True
 
 
-def alltoall(
+@hookimpl
+def engine_alltoall(
     comm: HcclCommunicator,
     send: Value,
     receive: Value,
     stream: int | None,
     deadline_s: float | None,
-) -> None:
-    """Exchange parts of axis 0; engine_alltoall says how."""
+) -> bool:
     source, target = _buffers(comm, send, receive, stream=stream)
     count = source.nbytes // comm.world_size
     _run(
@@ -125,12 +132,13 @@ def alltoall(
         (source, target),
         deadline_s,
     )
+    return True
 
 
-def send(
+@hookimpl
+def engine_send(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> None:
-    """Send to one rank; engine_send says how."""
+) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
     _run(
         comm,
@@ -142,12 +150,13 @@ def send(
         (value,),
         deadline_s,
     )
+    return True
 
 
-def receive(
+@hookimpl
+def engine_receive(
     comm: HcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> None:
-    """Receive from one rank; engine_receive says how."""
+) -> bool:
     [value] = _buffers(comm, buffer, stream=stream)
     _run(
         comm,
@@ -159,6 +168,7 @@ def receive(
         (value,),
         deadline_s,
     )
+    return True
 
 
 def _run(

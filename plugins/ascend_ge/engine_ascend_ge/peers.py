@@ -7,14 +7,10 @@ an hour by default, with an error that names nobody. Ranks tell each other by th
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import socket
 import time
-from pathlib import Path
 
 from engine.errors import CommunicatorError
-from engine.host.peers import HAS_PEERS, has_ended
+from engine.host.members import Members
 from engine.types import CommunicatorOptions, Store
 
 GRACE_S = 0.7
@@ -28,39 +24,19 @@ class Peers:
         """Wait for all ranks; CommunicatorError naming those that do not come in time."""
         self._options = options
         self._store: Store = options.store
-        self._processes: dict[int, int] = {}  # pidfds of those on this machine, by rank
+        self._members = Members(options.store, options.rank, options.world_size)
         self._told = 0  # the last collective of which others know that this rank waits in it
         try:
-            self._join()
+            missing = self._members.join(time.monotonic() + options.timeout_s)
+            if missing:
+                raise self.failure(f"did not join within {options.timeout_s:g} s", missing)
         except BaseException:
             self.close()
             raise
 
-    def _join(self) -> None:
-        options = self._options
-        end_s = time.monotonic() + options.timeout_s
-        self._store.set(f"joined {options.rank}", json.dumps([os.getpid(), _machine()]).encode())
-        missing = []
-        for rank in range(options.world_size):
-            if rank == options.rank:
-                continue
-            try:
-                record = self._store.get(f"joined {rank}", max(0.0, end_s - time.monotonic()))
-            except CommunicatorError as error:
-                if not error.timed_out:
-                    raise
-                missing.append(rank)
-                continue
-            pid, machine = json.loads(record)
-            if HAS_PEERS and machine == _machine():
-                with contextlib.suppress(ProcessLookupError):
-                    self._processes[rank] = os.pidfd_open(pid)
-        if missing:
-            raise self.failure(f"did not join within {options.timeout_s:g} s", missing)
-
     def ended(self) -> list[int]:
         """Return the ranks whose processes on this machine have ended."""
-        return [rank for rank, process in self._processes.items() if has_ended(process)]
+        return self._members.ended()
 
     def tell(self, step: int) -> None:
         """Let the others know that this rank waits in a collective. Once is enough."""
@@ -95,15 +71,4 @@ class Peers:
 
     def close(self) -> None:
         """Let go of the processes; twice does nothing."""
-        processes, self._processes = self._processes, {}
-        for process in processes.values():
-            os.close(process)
-
-
-def _machine() -> str:
-    """Return what tells this machine, and its space of process numbers, from others."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return socket.gethostname()
+        self._members.close()

@@ -1,6 +1,6 @@
 """The gpu_trt backend of inference-engine: TensorRT on NVIDIA GPUs, through pycuda.
 
-This file is the backend's hooks; what they do lies beside it:
+This file is the backend's hooks, but those of the collectives; what they do lies beside it:
 
     vendor.py      finding pycuda, a device and TensorRT, in this order
     devices.py     what there is, and what is missing
@@ -30,9 +30,9 @@ This file is the backend's hooks; what they do lies beside it:
     graphs.py      executions recorded as CUDA graphs
     extras.py      what a user may ask for beside plain execution
     slots.py       where one input or output lies
-    collectives.py collectives between ranks, on device memory
+    collectives.py the hooks of collectives between ranks, on device memory
     communicator.py a group of ranks: joining, waiting, failing together
-    roll.py        where the ranks of a group are
+    membership.py  where the ranks of a group are
     in_graph.py    collectives inside an engine: the model rewritten
     graph_group.py the ranks that these are between
     handle.py      what a group holds of NCCL and CUDA
@@ -62,15 +62,34 @@ from engine.types import (
     Executable,
     LoadedModel,
     ModelSource,
-    ReduceOp,
     SharedWeights,
     Value,
     Values,
 )
+from engine_gpu_trt.collectives import (  # their hooks
+    engine_allgather as engine_allgather,
+)
+from engine_gpu_trt.collectives import (
+    engine_allreduce as engine_allreduce,
+)
+from engine_gpu_trt.collectives import (
+    engine_alltoall as engine_alltoall,
+)
+from engine_gpu_trt.collectives import (
+    engine_broadcast as engine_broadcast,
+)
+from engine_gpu_trt.collectives import (
+    engine_receive as engine_receive,
+)
+from engine_gpu_trt.collectives import (
+    engine_reduce_scatter as engine_reduce_scatter,
+)
+from engine_gpu_trt.collectives import (
+    engine_send as engine_send,
+)
 from engine_gpu_trt.options import OPTIONS, PROVIDERS
 
 if TYPE_CHECKING:
-    from engine_gpu_trt.communicator import NcclCommunicator
     from engine_gpu_trt.executable import TrtContext, TrtExecutable
     from engine_gpu_trt.network import TrtModel
 
@@ -191,93 +210,3 @@ def engine_communicator(options: CommunicatorOptions) -> Communicator:
     from engine_gpu_trt.communicator import NcclCommunicator
 
     return NcclCommunicator(options)
-
-
-@hookimpl
-def engine_allreduce(
-    comm: NcclCommunicator,
-    send: Value,
-    receive: Value,
-    op: ReduceOp,
-    stream: int | None,
-    deterministic: bool,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.allreduce(comm, send, receive, op, stream, deterministic, deadline_s)
-
-
-@hookimpl
-def engine_allgather(
-    comm: NcclCommunicator,
-    send: Value,
-    receive: Value,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.allgather(comm, send, receive, stream, deadline_s)
-
-
-@hookimpl
-def engine_reduce_scatter(
-    comm: NcclCommunicator,
-    send: Value,
-    receive: Value,
-    op: ReduceOp,
-    stream: int | None,
-    deterministic: bool,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.reduce_scatter(comm, send, receive, op, stream, deterministic, deadline_s)
-
-
-@hookimpl
-def engine_broadcast(
-    comm: NcclCommunicator, buffer: Value, root: int, stream: int | None, deadline_s: float | None
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.broadcast(comm, buffer, root, stream, deadline_s)
-
-
-@hookimpl
-def engine_alltoall(
-    comm: NcclCommunicator,
-    send: Value,
-    receive: Value,
-    stream: int | None,
-    deadline_s: float | None,
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.alltoall(comm, send, receive, stream, deadline_s)
-
-
-@hookimpl
-def engine_send(
-    comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.send(comm, buffer, peer, stream, deadline_s)
-
-
-@hookimpl
-def engine_receive(
-    comm: NcclCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
-) -> bool:
-    ready("engine_gpu_trt.collectives")
-    from engine_gpu_trt import collectives
-
-    return collectives.receive(comm, buffer, peer, stream, deadline_s)

@@ -1,4 +1,4 @@
-"""Collectives on device memory: what seven of the hooks do, in NCCL's calls.
+"""The hooks of collectives, on device memory, in NCCL's calls.
 
 The contract counts the elements of tensors along axis 0; NCCL counts elements. Where a call only
 moves data, any type goes as bytes.
@@ -7,14 +7,19 @@ moves data, any type goes as bytes.
 from __future__ import annotations
 
 from math import prod
+from typing import TYPE_CHECKING
 
 from engine.errors import CommunicatorError
+from engine.hookspecs import hookimpl
 from engine.types import DeviceBuffer, ReduceOp, Value
 from engine_gpu_trt import nccl
-from engine_gpu_trt.communicator import Call, NcclCommunicator
+
+if TYPE_CHECKING:
+    from engine_gpu_trt.communicator import Call, NcclCommunicator
 
 
-def allreduce(
+@hookimpl
+def engine_allreduce(
     comm: NcclCommunicator,
     send: Value,
     receive: Value,
@@ -23,7 +28,6 @@ def allreduce(
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_allreduce."""
     source, target = _buffers(send, receive)
     like = prod(source.shape), _dtype(comm, source)
     ends = source.pointer, target.pointer
@@ -38,20 +42,21 @@ def allreduce(
     return comm.run(steps, "all-reduce", (source, target), stream, deadline_s)
 
 
-def allgather(
+@hookimpl
+def engine_allgather(
     comm: NcclCommunicator,
     send: Value,
     receive: Value,
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_allgather."""
     source, target = _buffers(send, receive)
     call: Call = ("ncclAllGather", source.pointer, target.pointer, source.nbytes, nccl.BYTE)
     return comm.run([[call]], "all-gather", (source, target), stream, deadline_s)
 
 
-def reduce_scatter(
+@hookimpl
+def engine_reduce_scatter(
     comm: NcclCommunicator,
     send: Value,
     receive: Value,
@@ -60,13 +65,12 @@ def reduce_scatter(
     deterministic: bool,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_reduce_scatter."""
     source, target = _buffers(send, receive)
     like = prod(target.shape), _dtype(comm, source), nccl.OPS[op]
     step: list[Call]
     if not deterministic or comm.deterministic:
         step = [("ncclReduceScatter", source.pointer, target.pointer, *like)]
-    else:  # as in `allreduce`
+    else:  # as in `engine_allreduce`
         step = [
             ("ncclReduce", source.pointer + root * target.nbytes, target.pointer, *like, root)
             for root in range(comm.world_size)
@@ -74,27 +78,27 @@ def reduce_scatter(
     return comm.run([step], "reduce-scatter", (source, target), stream, deadline_s)
 
 
-def broadcast(
+@hookimpl
+def engine_broadcast(
     comm: NcclCommunicator,
     buffer: Value,
     root: int,
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_broadcast."""
     [data] = _buffers(buffer)
     call: Call = ("ncclBroadcast", data.pointer, data.pointer, data.nbytes, nccl.BYTE, root)
     return comm.run([[call]], "broadcast", (data,), stream, deadline_s)
 
 
-def alltoall(
+@hookimpl
+def engine_alltoall(
     comm: NcclCommunicator,
     send: Value,
     receive: Value,
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_alltoall."""
     source, target = _buffers(send, receive)
     nbytes = source.nbytes // comm.world_size
     step: list[Call] = []
@@ -104,27 +108,27 @@ def alltoall(
     return comm.run([step], "all-to-all", (source, target), stream, deadline_s)
 
 
-def send(
+@hookimpl
+def engine_send(
     comm: NcclCommunicator,
     buffer: Value,
     peer: int,
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_send."""
     [data] = _buffers(buffer)
     call: Call = ("ncclSend", data.pointer, data.nbytes, nccl.BYTE, peer)
     return comm.run([[call]], "send", (data,), stream, deadline_s, (comm.rank, peer))
 
 
-def receive(
+@hookimpl
+def engine_receive(
     comm: NcclCommunicator,
     buffer: Value,
     peer: int,
     stream: int | None,
     deadline_s: float | None,
 ) -> bool:
-    """See engine_receive."""
     [data] = _buffers(buffer)
     call: Call = ("ncclRecv", data.pointer, data.nbytes, nccl.BYTE, peer)
     return comm.run([[call]], "receive", (data,), stream, deadline_s, (peer, comm.rank))

@@ -3,7 +3,7 @@
 NCCL itself neither says who is missing nor notices that a process of this machine has ended, and
 a collective that waits for such a one keeps its stream for ever. So its communicators are
 non-blocking, what is queued is watched (by who waits for it, or by a thread while nobody does),
-and the ranks tell each other by the core's store where they are (`roll.py`).
+and the ranks tell each other by the core's store where they are (`membership.py`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from engine.types import CommunicatorOptions, DeviceBuffer
 from engine_gpu_trt import nccl, vendor
 from engine_gpu_trt.cuda import Gpu, open_gpu
 from engine_gpu_trt.handle import Handle
-from engine_gpu_trt.roll import Roll
+from engine_gpu_trt.membership import Membership
 
 Call: TypeAlias = "tuple[Any, ...]"
 """A function of NCCL by name and its arguments but the last two, communicator and stream."""
@@ -72,7 +72,7 @@ class NcclCommunicator:
         self.world_size = options.world_size
         self.group = options.group
         self.timeout_s = options.timeout_s
-        self.roll = Roll(options)
+        self.membership = Membership(options)
         self.gpu = gpu = open_gpu(options.device.id)
         try:
             self.library = nccl.library()
@@ -94,11 +94,11 @@ class NcclCommunicator:
             try:
                 self._stream = gpu.stream()
             except BackendUnavailable:
-                self.roll.close()
+                self.membership.close()
                 raise
             self.handle.stream = self._stream
         # Nothing of this object: it is for the case that nobody calls close().
-        self._free = weakref.finalize(self, _free, self.handle, self.roll)
+        self._free = weakref.finalize(self, _free, self.handle, self.membership)
         try:
             self._join(options.timeout_s)
         except BaseException:
@@ -108,11 +108,11 @@ class NcclCommunicator:
 
     def _join(self, timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
-        missing = self.roll.call(end_s)
+        missing = self.membership.join(end_s)
         if missing:
-            text = f"{self.roll.named(missing)} did not join within {timeout_s:g} s"
+            text = f"{self.membership.named(missing)} did not join within {timeout_s:g} s"
             raise self.failure(text, missing, timed_out=True)
-        unique_id = self.roll.share("nccl id", self.unique_id, end_s)
+        unique_id = self.membership.share("nccl id", self.unique_id, end_s)
         if len(unique_id) != nccl.UNIQUE_ID_BYTES:
             raise self.failure(f"rank 0 has no id for the group: {unique_id.decode()}")
         config = nccl.Config.of(is_blocking=False)
@@ -159,7 +159,7 @@ class NcclCommunicator:
         self.refuse_ended()
         gpu = self.gpu
         peers = self.others if between is None else tuple(r for r in between if r != self.rank)
-        place = self.roll.place(between)
+        place = self.membership.place(between)
         with gpu:
             try:
                 found = gpu.find_stream(stream) if stream else None
@@ -227,7 +227,7 @@ class NcclCommunicator:
             self.refuse_ended()
             now_s = time.monotonic()
             if not told and now_s - begin_s > _SLOW_S:
-                self.roll.tell(place)
+                self.membership.tell(place)
                 told = True
             if deadline_s is not None and now_s >= deadline_s:
                 raise self._too_late(what, place, peers)
@@ -269,7 +269,7 @@ class NcclCommunicator:
         now_s = time.monotonic()
         if not first.told and now_s - first.begin_s > _SLOW_S:
             first.told = True
-            self.roll.tell(first.place)
+            self.membership.tell(first.place)
         try:
             self._look(first.place)
             if first.deadline_s is not None and now_s >= first.deadline_s:
@@ -289,9 +289,9 @@ class NcclCommunicator:
         """
         self.refuse_ended()
         state = self._state()
-        if gone := self.roll.gone(place):
+        if gone := self.membership.gone(place):
             rank, how = gone
-            self.end(f"{self.roll.named([rank])} {how}", (rank,))
+            self.end(f"{self.membership.named([rank])} {how}", (rank,))
         elif state not in (nccl.SUCCESS, nccl.IN_PROGRESS):
             self.end(f"NCCL failed: {self.said(state)}")
         self.refuse_ended()
@@ -315,9 +315,9 @@ class NcclCommunicator:
     # ----------------------------------------------------------------------------------- failing
 
     def _too_late(self, what: str, place: str, peers: tuple[int, ...]) -> CommunicatorError:
-        late = self.roll.absent(place, peers)
+        late = self.membership.absent(place, peers)
         if late:
-            text = f"{self.roll.named(late)} did not come in time to {what}"
+            text = f"{self.membership.named(late)} did not come in time to {what}"
         else:
             text = f"{what} was not done in time"
         self.end(text, tuple(late), timed_out=True)
@@ -332,8 +332,8 @@ class NcclCommunicator:
         self, text: str, ranks: Sequence[int] = (), *, timed_out: bool = False
     ) -> CommunicatorError:
         """Return the error for what happened; ranks: those to blame, by their number here."""
-        numbers = tuple(self.roll.numbers[rank] for rank in ranks)
-        own = self.roll.numbers[self.rank]
+        numbers = tuple(self.membership.numbers[rank] for rank in ranks)
+        own = self.membership.numbers[self.rank]
         return CommunicatorError(
             f"group {self.group!r}, rank {own}: {text}", numbers, timed_out=timed_out
         )
@@ -355,7 +355,7 @@ class NcclCommunicator:
     def _abort_and_tell(self) -> None:
         with self._calling:
             self.handle.abort()
-        self.roll.leave(self._ended, is_good=self._closing)
+        self.membership.leave(self._ended, is_good=self._closing)
 
     # --------------------------------------------------------------------------------- its life
 
@@ -397,7 +397,7 @@ class NcclCommunicator:
         with self.gpu, self._changed:
             while self._queued:
                 self._queued.pop().marker.close()
-        _free(self.handle, self.roll)
+        _free(self.handle, self.membership)
 
     def _is_idle(self) -> bool:
         """Return whether all that this rank has queued is done."""
@@ -419,9 +419,9 @@ class NcclCommunicator:
         return True
 
 
-def _free(handle: Handle, roll: Roll) -> None:
+def _free(handle: Handle, membership: Membership) -> None:
     handle.close()
-    roll.close()
+    membership.close()
 
 
 def _reduces_in_order(gpu: Gpu) -> bool:

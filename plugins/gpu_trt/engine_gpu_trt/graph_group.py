@@ -48,7 +48,7 @@ class GraphGroup:
         if self._pointer is None:
             self._join(deadline_s)
         block = _Block()
-        place = comm.roll.place(None)
+        place = comm.membership.place(None)
         comm.watch(Queued(block, place, comm.others, WHAT, time.monotonic(), deadline_s))
         try:
             yield
@@ -78,20 +78,22 @@ class GraphGroup:
         """Compare the ranks' engines, and join the communicator for them."""
         comm = self._comm
         end_s = deadline_s if deadline_s is not None else time.monotonic() + comm.timeout_s
-        for rank, calls in enumerate(comm.roll.exchange("calls inside", self._calls, end_s)):
+        for rank, calls in enumerate(comm.membership.exchange("calls inside", self._calls, end_s)):
             if calls != self._calls:
-                comm.end(f"the engine of rank {comm.roll.numbers[rank]} has other collectives")
-                raise comm.failure(
-                    _difference(self._calls, calls, comm.roll.numbers[rank]), (rank,)
+                comm.end(
+                    f"the engine of rank {comm.membership.numbers[rank]} has other collectives"
                 )
-        unique_id = comm.roll.share("nccl id inside", comm.unique_id, end_s)
+                raise comm.failure(
+                    _difference(self._calls, calls, comm.membership.numbers[rank]), (rank,)
+                )
+        unique_id = comm.membership.share("nccl id inside", comm.unique_id, end_s)
         if len(unique_id) != nccl.UNIQUE_ID_BYTES:
             raise comm.failure(f"rank 0 has no id for the group: {unique_id.decode()}")
         result: list[int] = []
         # In a thread, because it cannot be given up while it waits for the others.
         thread = threading.Thread(target=self._init, args=(unique_id, result), daemon=True)
         thread.start()
-        place = comm.roll.place(None)
+        place = comm.membership.place(None)
         comm.wait(lambda: not thread.is_alive(), "joining", place, comm.others, end_s)
         if result != [nccl.SUCCESS]:
             comm.end(f"NCCL refused joining: {comm.said(result[0] if result else nccl.SUCCESS)}")

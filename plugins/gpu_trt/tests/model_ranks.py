@@ -419,7 +419,7 @@ def outlived() -> None:
         check = NcclCommunicator.check
 
         def slow(self: NcclCommunicator) -> None:
-            while self.roll.gone("all 999") is None:
+            while self.membership.gone("all 999") is None:
                 time.sleep(0.1)
             self._state = lambda: 6  # type: ignore[method-assign]  # ncclRemoteError
             check(self)

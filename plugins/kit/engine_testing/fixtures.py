@@ -22,5 +22,5 @@ def plugin_folder(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def null_backend(plugin_folder: Path) -> str:
     """The name of the null backend, discovered like an installed one while the test runs."""
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     return "null"

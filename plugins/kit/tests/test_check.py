@@ -22,8 +22,8 @@ PLUGIN = """
 import ctypes, os, sys, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Devices
 
 {before}

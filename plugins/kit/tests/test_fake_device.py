@@ -8,10 +8,11 @@ import pytest
 
 from engine.backends import open_backend
 from engine.formats import open_source
+from engine.options import parsed
 from engine.types import CompileOptions, DType
 from engine_testing import models
 from engine_testing.fake_device import FakeDevice
-from engine_testing.null import DEVICE, Settings, fake_device
+from engine_testing.null_device import DEVICE, OPTIONS, fake_device
 
 
 @pytest.fixture
@@ -86,6 +87,6 @@ def test_predict_keeps_no_memory_of_the_device(null_backend: str, tmp_path) -> N
 @pytest.mark.parametrize("text", ["-1", "many", "1.5"])
 def test_a_concurrency_that_is_none_is_refused(text: str) -> None:
 
-    assert Settings.parse({"concurrency": "3"}).concurrency == 3
+    assert parsed({"concurrency": "3"}, OPTIONS)["concurrency"] == 3
     with pytest.raises(ValueError, match="'concurrency': expected int from 0, got"):
-        Settings.parse({"concurrency": text})
+        parsed({"concurrency": text}, OPTIONS)

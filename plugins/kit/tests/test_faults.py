@@ -82,7 +82,8 @@ def _run(folder: Path, chosen: list[str]) -> Outcomes:
     report = folder / f"report_{len(chosen)}_{hash(chosen[0])}.xml"
     search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
     child = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=native",
+        # -P: a folder that is on the path twice has its distribution twice.
+        [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=native",
          "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
          f"--basetemp={report.with_suffix('')}", *dict.fromkeys(chosen)],
         env={
@@ -112,7 +113,7 @@ def _run(folder: Path, chosen: list[str]) -> Outcomes:
     "fault",
     [
         # A few are quick to try; all of them take a minute of two cores.
-        pytest.param(fault, marks=() if index % 24 == 1 else pytest.mark.slow, id=fault.name)
+        pytest.param(fault, marks=() if index % 48 == 1 else pytest.mark.slow, id=fault.name)
         for index, fault in enumerate(FAULTS.values())
     ],
 )

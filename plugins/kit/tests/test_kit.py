@@ -79,8 +79,8 @@ class TestTypeThatIsNotThere(BackendConformance):
 MODEST = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():
@@ -91,8 +91,8 @@ CRASHING = """
 import os
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():
@@ -108,8 +108,8 @@ def engine_predict(context, inputs, outputs, deadline_s):
 WITHOUT_DEVICE = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Devices
 
 @hookimpl
@@ -124,8 +124,8 @@ def engine_devices():
 TWO_TYPES = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Device, Devices
 
 @hookimpl

@@ -1,9 +1,23 @@
+from pathlib import Path
+
 import pytest
 
 from engine_testing import BackendConformance
+from engine_testing.plugins import install
 
 
 @pytest.mark.usefixtures("null_backend")
 class TestNull(BackendConformance):
     backend = "null"
     option = "delay_s"
+
+
+class TestFirst(BackendConformance):
+    """The short one, which strangers read first."""
+
+    backend = "null"
+    option = "delay_s"
+
+    @pytest.fixture(autouse=True)
+    def _installed(self, plugin_folder: Path) -> None:
+        install(plugin_folder, "null", "engine_testing.null")

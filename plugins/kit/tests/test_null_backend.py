@@ -12,9 +12,10 @@ import engine
 from engine.backends import open_backend
 from engine.errors import DeadlineExceeded, ModelError
 from engine.formats import open_source
+from engine.options import parsed
 from engine.types import CompileOptions
 from engine_testing import models
-from engine_testing.null import DEVICE, Settings
+from engine_testing.null_device import DEVICE, OPTIONS
 
 
 def test_operators_can_be_declared_unsupported(null_backend: str, tmp_path: Path) -> None:
@@ -55,12 +56,12 @@ def test_a_predict_can_be_made_to_take_long(null_backend: str, tmp_path: Path) -
 @pytest.mark.parametrize("text", ["soon", "-1", "nan", "inf"])
 def test_a_delay_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="'delay_s': expected float from 0, got"):
-        Settings.parse({"delay_s": text})
+        parsed({"delay_s": text}, OPTIONS)
 
 
 def test_a_misspelt_option_is_told_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown option 'delay'; did you mean 'delay_s'"):
-        Settings.parse({"delay": "1"})
+        parsed({"delay": "1"}, OPTIONS)
 
 
 def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> None:

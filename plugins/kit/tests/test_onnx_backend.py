@@ -16,8 +16,8 @@ from engine_testing.onnx_backend import Backend, backend_for
 OFF = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():

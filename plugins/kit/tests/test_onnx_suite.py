@@ -22,8 +22,8 @@ from dataclasses import replace
 import numpy as np
 from engine.errors import ModelError
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():

@@ -14,8 +14,8 @@ from engine_testing import models, plugins
 SOURCE = """
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():
@@ -62,7 +62,7 @@ def test_two_distributions_may_fight_for_a_name(plugin_folder: Path) -> None:
         plugins.install(
             plugin_folder,
             "fake",
-            "engine_testing.null",
+            "engine_testing.null_device",
             distribution=f"engine-plugin-{distribution}",
         )
     found = record("fake")
@@ -71,13 +71,13 @@ def test_two_distributions_may_fight_for_a_name(plugin_folder: Path) -> None:
 
 
 def test_one_distribution_is_not_installed_twice(tmp_path: Path) -> None:
-    plugins.install(tmp_path, "fake", "engine_testing.null")
+    plugins.install(tmp_path, "fake", "engine_testing.null_device")
     with pytest.raises(FileExistsError):
-        plugins.install(tmp_path, "fake", "engine_testing.null")
+        plugins.install(tmp_path, "fake", "engine_testing.null_device")
 
 
 def test_a_child_process_finds_plugins_by_its_path(tmp_path: Path) -> None:
-    plugins.install(tmp_path, "null", "engine_testing.null")
+    plugins.install(tmp_path, "null", "engine_testing.null_device")
     search = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     code = "from engine.backends import record; print(record('null').state)"
     printed = subprocess.run(
@@ -94,7 +94,7 @@ def test_a_child_process_finds_plugins_by_its_path(tmp_path: Path) -> None:
 def test_a_model_outlives_the_plugin_it_was_built_with(tmp_path: Path) -> None:
     folder = tmp_path / "plugins"
     folder.mkdir()
-    plugins.install(folder, "null", "engine_testing.null")
+    plugins.install(folder, "null", "engine_testing.null_device")
     with plugins.installed(folder):
         model = engine.load(models.affine(tmp_path), target="null")
     x = np.array([[1, 2, 3]], np.float32)
@@ -108,7 +108,7 @@ def test_the_null_backend_is_ready(null_backend: str) -> None:
 
 def test_importing_engine_testing_imports_neither_pytest_nor_onnx() -> None:
     code = (
-        "import sys, engine_testing, engine_testing.null, engine_testing.plugins; "
+        "import sys, engine_testing, engine_testing.null_device, engine_testing.plugins; "
         "print(sorted({'pytest', 'onnx', 'hypothesis'} & set(sys.modules)))"
     )
     printed = subprocess.run(

@@ -73,8 +73,8 @@ from dataclasses import replace
 
 from engine.formats import source_from_bytes
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 
 @hookimpl

@@ -290,7 +290,7 @@ def test_prints_percentiles_throughput_and_where_it_ran(cli, tmp_path):
 
 
 def test_json_holds_what_the_text_says_in_seconds(cli, plugin_folder, tmp_path):
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     done = cli(
         "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.1",
         "--runs", 10, "--clients", 2, "--warmup", 0.001, "--threads", 3, "--json", "--plot",
@@ -328,13 +328,15 @@ def test_a_duration_is_how_long_it_measures(cli, tmp_path):
 
 def test_few_runs_are_said_to_say_little(cli, tmp_path):
     path = models.affine(tmp_path)
-    assert re.match(r"note: with 99 runs the p99 ", cli("bench", path, "--runs", 99).err)
-    assert cli("bench", path, "--runs", 100).err == ""
+    assert re.match(
+        r"note: with 99 runs the p99 ", cli("bench", path, "--runs", 99, "--warmup", 0).err
+    )
+    assert cli("bench", path, "--runs", 100, "--warmup", 0).err == ""
 
 
 def test_inputs_come_from_files_as_for_a_run(cli, digits):
     path, images = digits / "digits.onnx", digits / "test_images.npz"
-    done = cli("bench", path, "-i", images, "--runs", 3, "--json")
+    done = cli("bench", path, "-i", images, "--runs", 3, "--warmup", 0, "--json")
     assert done.json["inputs"][0]["shape"][0] == 360
     assert "not used: 'label'" in done.err
 
@@ -350,7 +352,16 @@ def test_what_fails_in_a_run_is_one_line_of_error(cli, tmp_path):
 
 
 def test_batches_are_measured_one_after_the_other(cli, tmp_path):
-    arguments = ("bench", models.affine(tmp_path), "--batches", "1,3,8", "--runs", 20)
+    arguments = (
+        "bench",
+        models.affine(tmp_path),
+        "--batches",
+        "1,3,8",
+        "--runs",
+        20,
+        "--warmup",
+        0,
+    )
     points = cli(*arguments, "--json").json["points"]
     assert [point["batch"] for point in points] == [1, 3, 8]
     for point in points:
@@ -369,7 +380,7 @@ def test_batches_are_measured_one_after_the_other(cli, tmp_path):
 
 
 def test_loads_are_offered_one_after_the_other(cli, tmp_path, plugin_folder):
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     arguments = (
         "bench", models.affine(tmp_path), "--target", "null", "--set", "null_context.delay_s=0.02",
         "--rates", "5,1000", "--duration", 0.5, "--warmup", 0,
@@ -406,15 +417,16 @@ def test_a_sweep_that_cannot_be_is_wrong_usage(cli, tmp_path, options, error):
 
 
 def test_a_plot_is_drawn_below_the_numbers(cli, tmp_path):
-    done = cli("bench", models.affine(tmp_path), "--runs", 300, "--plot")
+    done = cli("bench", models.affine(tmp_path), "--runs", 300, "--warmup", 0, "--plot")
     below = done.out.partition("latency std")[2].splitlines()[2:]
     assert sum(int(re.findall(r"(\d+)(?:  p.*)?$", line)[0]) for line in below) == 300
 
 
 def test_a_plot_is_drawn_in_ascii_where_nothing_else_can_be_printed(shell, tmp_path):
     done = shell(
-        "bench", models.affine(tmp_path), "--runs", 300, "--plot", PYTHONIOENCODING="ascii"
-    )
+        "bench", models.affine(tmp_path), "--runs", 300, "--warmup", 0, "--plot",
+        PYTHONIOENCODING="ascii",
+    )  # fmt: skip
     assert done.status == 0
     assert "#####" in done.out
     assert "\\u" not in done.out
@@ -426,7 +438,7 @@ def test_a_plot_is_drawn_in_ascii_where_nothing_else_can_be_printed(shell, tmp_p
 )
 def test_a_plot_is_written_into_a_file(cli, tmp_path, name, begins):
     path = models.affine(tmp_path).rename(tmp_path / "$a_{b$.onnx")  # no formula
-    done = cli("bench", path, "--runs", 100, "--plot-file", tmp_path / name)
+    done = cli("bench", path, "--runs", 100, "--warmup", 0, "--plot-file", tmp_path / name)
     assert (done.status, done.err) == (0, f"plot written to {tmp_path / name}\n")
     assert (tmp_path / name).read_bytes().startswith(begins)
     again = cli("bench", path, "--runs", 100, "--plot-file", tmp_path / "absent" / name)

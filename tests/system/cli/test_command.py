@@ -145,7 +145,13 @@ def test_a_missing_model_is_one_line_of_error(cli, command):
     assert done.err == "error: absent.onnx: no such file; give the path of a model\n"
 
 
-@pytest.mark.parametrize("command", ["run", "inspect", "bench", "convert"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("inspect", "bench", "convert")),
+    ],
+)
 def test_a_model_that_may_not_be_read_is_an_error_and_not_wrong_usage(tmp_path, command):
     path = models.affine(tmp_path)
     path.chmod(0)
@@ -183,7 +189,7 @@ def test_what_goes_into_a_pipe_has_no_escape_codes(shell, digits):
         ["plugins"],
         ["inspect", digits / "digits.onnx", "--nodes", "--target", "cpu"],
         ["run", digits / "digits.onnx"],
-        ["bench", digits / "digits.onnx", "--runs", "3", "--plot"],
+        ["bench", digits / "digits.onnx", "--runs", "3", "--warmup", "0", "--plot"],
         ["run", "absent.onnx"],
     ):
         done = shell(*arguments)

@@ -105,7 +105,7 @@ def test_commands_and_options_are_offered(candidates):
 def test_targets_are_offered_also_after_a_comma(candidates, plugin_folder, command):
     from engine_testing.plugins import install
 
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     targets = candidates(f"engine {command} m.onnx --target ")
     assert targets[:3] == ["cpu", "gpu", "ascend"]
     assert "null" in targets
@@ -116,7 +116,7 @@ def test_targets_are_offered_also_after_a_comma(candidates, plugin_folder, comma
 def test_settings_are_offered_for_the_target_in_the_line(candidates, plugin_folder):
     from engine_testing.plugins import install
 
-    install(plugin_folder, "null", "engine_testing.null")
+    install(plugin_folder, "null", "engine_testing.null_device")
     assert candidates("engine run m.onnx --set cpu_context.sp") == ["cpu_context.spin_us="]
     assert "common_context.isolate=" in candidates("engine bench m.onnx --set common")
     of_null = candidates("engine run m.onnx --target null --set null_context.del")

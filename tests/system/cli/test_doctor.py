@@ -18,8 +18,8 @@ PLUGIN = """
 import ctypes, os, sys, time
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 from engine.types import Check
 
 @hookimpl
@@ -148,7 +148,9 @@ def test_a_wrong_time_limit_is_wrong_usage(cli):
     assert "seconds above 0" in done.err
 
 
-@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize(
+    "columns", [40, *(pytest.param(width, marks=pytest.mark.slow) for width in (80, 200))]
+)
 def test_lines_fit_the_terminal_except_those_to_be_copied(terminal, tmp_path, columns):
     fix = "run: pip install " + "a-distribution " * 12
     plugin(tmp_path, "abacus", f"return [Check('wire', False, 'rusty ' * 20, {fix!r})]")
@@ -186,7 +188,7 @@ COMMANDS = ([sys.executable, "-m", "engine_command"], [Path(sys.executable).with
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=["module", "script"])
-@pytest.mark.parametrize("python_path", ["", "."])
+@pytest.mark.parametrize("python_path", ["", pytest.param(".", marks=pytest.mark.slow)])
 def test_a_file_of_ones_own_named_engine_is_found_and_misleads_no_command(
     tmp_path, command, python_path
 ):

@@ -15,7 +15,7 @@ def test_the_example_is_the_model_of_the_examples_folder():
     assert FILE.read_bytes() == (DIGITS / "digits.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("arguments", [("run",), ("bench", "--runs", 3)])
+@pytest.mark.parametrize("arguments", [("run",), ("bench", "--runs", 3, "--warmup", 0)])
 def test_the_example_needs_no_file(cli, arguments, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = cli(*arguments, "--example")

@@ -40,7 +40,7 @@ def hostile(tmp_path: Path) -> Path:
         ["run"],
         ["run", "-v"],
         ["run", "--profile"],
-        ["bench", "--runs", "3"],
+        ["bench", "--runs", "3", "--warmup", "0"],
         ["compare"],
         ["slice", "--tp", "2", "--out", "out"],
         ["slice", "--tp", "3", "--out", "out"],

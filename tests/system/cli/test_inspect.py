@@ -236,7 +236,13 @@ def test_a_folder_with_one_model_is_that_model_and_one_with_none_an_error(cli, t
     assert cli("inspect", tmp_path).out == cli("inspect", path).out
 
 
-@pytest.mark.parametrize("command", ["inspect", "run", "bench", "compare"])
+COMMANDS = [
+    "run",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("inspect", "bench", "compare")),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_model_comes_by_standard_input(tmp_path, command):
     path = models.affine(tmp_path)
     more = {"inspect": ["--target", "cpu"], "bench": ["--runs", "3"]}.get(command, [])
@@ -272,7 +278,7 @@ def test_standard_input_that_is_no_model_is_said(tmp_path):
         assert said in done.stderr
 
 
-@pytest.mark.parametrize("command", ["inspect", "run", "bench", "compare"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_damaged_model_on_standard_input_is_called_so(tmp_path, command):
     damaged = models.affine(tmp_path).read_bytes()[:60]
     words = [sys.executable, "-m", "engine", command, "-"]

@@ -240,7 +240,7 @@ def test_an_interrupt_ends_a_command_that_makes_its_inputs(tmp_path, command):
 def test_an_interrupt_ends_a_run_that_takes_for_ever(tmp_path):
     folder = tmp_path / "plugins"
     folder.mkdir()
-    install(folder, "null", "engine_testing.null")
+    install(folder, "null", "engine_testing.null_device")
     slow = ("--target", "null", "--set", "null_context.delay_s=3600", "--verbose")
     arguments = ("run", models.affine(tmp_path), *slow)
     with reading(tmp_path, *arguments, PYTHONPATH=str(folder)) as (child, end):

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from engine_testing.plugins import install
+from engine.isolation import listing
+from engine_testing.plugins import install, installed
 
 NO_DEVICE = """
 from engine.hookspecs import hookimpl
@@ -31,17 +32,31 @@ def engine_predict(context, inputs): ...
 """
 
 
-@pytest.fixture
-def zoo(plugin_folder):
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
     """One backend for each state."""
-    install(plugin_folder, "null", "engine_testing.null", version="1.2.3")
-    install(plugin_folder, "lonely", "lonely", source=NO_DEVICE)
-    install(plugin_folder, "torn", "torn", source="import no_such_vendor_library\n")
-    install(plugin_folder, "crash", "crash", source="import os; os.kill(os.getpid(), 11)\n")
-    install(plugin_folder, "later", "later", group="engine.backends.v99", source="")
-    for name, source in (("seen", "wrap = print"), ("unseen", "import no_such_tracer")):
-        install(plugin_folder, name, f"{name}:wrap", group="engine.extensions.v1", source=source)
-    return plugin_folder
+    folder = tmp_path_factory.mktemp("zoo")
+    with installed(folder):
+        install(folder, "null", "engine_testing.null_device", version="1.2.3")
+        install(folder, "lonely", "lonely", source=NO_DEVICE)
+        install(folder, "torn", "torn", source="import no_such_vendor_library\n")
+        install(folder, "crash", "crash", source="import os; os.kill(os.getpid(), 11)\n")
+        install(folder, "later", "later", group="engine.backends.v99", source="")
+        for name, source in (("seen", "wrap = print"), ("unseen", "import no_such_tracer")):
+            install(folder, name, f"{name}:wrap", group="engine.extensions.v1", source=source)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def found(zoo):
+    """Look at the zoo once: each look is seven processes."""
+    return listing.plugins()
+
+
+@pytest.fixture
+def records(found, monkeypatch):
+    """Let the command show what was found before."""
+    monkeypatch.setattr("engine.cli.plugins.listed", lambda: found)
 
 
 def test_every_state_is_shown_with_its_reason_and_fix(cli, zoo, monkeypatch):
@@ -63,7 +78,7 @@ def test_every_state_is_shown_with_its_reason_and_fix(cli, zoo, monkeypatch):
     assert all(each["fix"] for each in found.values() if each["state"] != "ready")
 
 
-def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, zoo):
+def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, records):
     done = cli("plugins")
     assert done.status == 0
     rows = done.out.split("\n\n")[0].splitlines()
@@ -77,7 +92,7 @@ def test_a_ready_backend_shows_its_version_and_devices_beside_broken_ones(cli, z
     assert "  reason: no card in any slot\n  fix: plug one in\n" in done.out
 
 
-def test_the_entries_of_other_doors_are_shown_with_their_package_and_reason(cli, zoo):
+def test_the_entries_of_other_doors_are_shown_with_their_package_and_reason(cli, records):
     done = cli("plugins")
     rows = [row.split() for row in done.out.split("\n\n")[0].splitlines()]
     assert ["extension", "seen", "ready", "engine-plugin-seen", "0.0.0"] in rows
@@ -110,14 +125,13 @@ def test_backends_of_this_project_are_shown_where_they_are_not_installed(cli, mo
         assert re.search(fix, done.out)
 
 
-@pytest.mark.slow
-def test_plugins_alone_lists_as_plugins_list_does(cli, zoo):
+def test_plugins_alone_lists_as_plugins_list_does(cli, records):
     assert cli("plugins").out == cli("plugins", "list").out
     assert cli("plugins", "--json", "list").json == cli("plugins", "list", "--json").json
 
 
 @pytest.mark.parametrize("width", [60, 120])
-def test_nothing_is_cut_off_at_any_width(cli, zoo, monkeypatch, width):
+def test_nothing_is_cut_off_at_any_width(cli, records, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     done = cli("plugins")
     assert "…" not in done.out

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine.report.measurement import DeviceShare, devices_text
-from engine.runtime.parts import arrays_of, described, value_of
+from engine.report.parts import arrays_of, described, value_of
 from engine.types import DType
 from engine_testing import models
 

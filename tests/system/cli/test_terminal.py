@@ -12,7 +12,7 @@ import pytest
 from engine_testing import models
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-WIDTHS = [40, 64, 72, 80, 200]
+WIDTHS = [40, *(pytest.param(width, marks=pytest.mark.slow) for width in (64, 72, 80, 200))]
 
 
 def shown(text: str) -> list[str]:
@@ -50,7 +50,7 @@ def test_the_list_of_backends_breaks_no_name(terminal, columns):
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_a_measurement_shows_a_bar_that_goes_away(terminal, digits, columns):
     done = terminal(
-        "bench", digits / "digits.onnx", "--warmup", "0.3", "--duration", "2", "--plot",
+        "bench", digits / "digits.onnx", "--warmup", "0.3", "--duration", "1", "--plot",
         columns=columns,
     )  # fmt: skip
     assert done.status == 0
@@ -97,9 +97,12 @@ def commands(digits) -> list[list[object]]:
         ["run", path],
         ["run", path, "--json"],
         ["inspect", path],
-        ["bench", path, "--runs", 3],
+        ["bench", path, "--runs", 3, "--warmup", 0],
         ["plugins"],
     ]
+
+
+NUMBERS = [0, 1, *(pytest.param(number, marks=pytest.mark.slow) for number in range(2, 6))]
 
 
 def into(stdout, arguments: list[object], stderr=subprocess.PIPE) -> tuple[int, bytes | None]:
@@ -113,7 +116,7 @@ def into(stdout, arguments: list[object], stderr=subprocess.PIPE) -> tuple[int, 
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_reader_that_leaves_early_is_not_an_error(digits, number):
     reading, writing = os.pipe()
     os.close(reading)
@@ -125,7 +128,7 @@ def test_a_reader_that_leaves_early_is_not_an_error(digits, number):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize("number", NUMBERS)
 def test_a_full_disk_is_an_error(digits, number):
     with open("/dev/full", "wb") as full:
         status, errors = into(full, commands(digits)[number])
@@ -152,5 +155,10 @@ def test_messages_that_nobody_can_read_change_no_status(digits):
     with open("/dev/full", "wb") as full:
         assert into(subprocess.DEVNULL, ["run", "absent.onnx"], full)[0] == 1
         assert (
-            into(subprocess.DEVNULL, ["bench", digits / "digits.onnx", "--runs", 2], full)[0] == 0
+            into(
+                subprocess.DEVNULL,
+                ["bench", digits / "digits.onnx", "--runs", 2, "--warmup", 0],
+                full,
+            )[0]
+            == 0
         )

@@ -18,8 +18,8 @@ PLUGIN = """
 import os, signal
 from dataclasses import replace
 from engine.hookspecs import hookimpl
-from engine_testing import null
-from engine_testing.null import *
+from engine_testing import null_device as null
+from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():

@@ -12,7 +12,7 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from engine.convert.job import Job
-from engine.enums import FmkType
+from engine.tensor.enums import FmkType
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Run: TypeAlias = Callable[..., dict[str, Array]]

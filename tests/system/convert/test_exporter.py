@@ -19,9 +19,9 @@ from engine import CancelToken
 from engine.convert import scratch
 from engine.convert.job import Job
 from engine.convert.sources.exporter import exported
-from engine.enums import FmkType
 from engine.errors import Cancelled, ModelError
 from engine.host.child import command, environment
+from engine.tensor.enums import FmkType
 
 
 @pytest.fixture
@@ -176,7 +176,7 @@ import sys, time
 from pathlib import Path
 from engine.convert.job import Job
 from engine.convert.sources.exporter import exported
-from engine.enums import FmkType
+from engine.tensor.enums import FmkType
 
 job = Job(
     framework=FmkType.TF, model_file=Path("m"), output_file=Path("o"), encrypt_key=bytes(16)

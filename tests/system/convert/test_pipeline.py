@@ -560,7 +560,7 @@ from pathlib import Path
 from engine.convert import {module} as module
 {patch}
 from engine.converter import Converter
-from engine.enums import FmkType
+from engine.tensor.enums import FmkType
 converter = Converter()
 converter.input_shape = {shape!r}
 converter.convert(FmkType.ONNX, sys.argv[1], sys.argv[2])

@@ -18,8 +18,8 @@ import pytest
 import engine
 from engine.convert.job import Job
 from engine.convert.sources import pytorch
-from engine.enums import DataType, FmkType
 from engine.errors import ModelError
+from engine.tensor.enums import DataType, FmkType
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own
 needs_torch = pytest.mark.skipif(

@@ -15,8 +15,8 @@ import pytest
 import engine
 from engine.convert.job import Job
 from engine.convert.sources import tensorflow
-from engine.enums import FmkType
 from engine.errors import ModelError
+from engine.tensor.enums import FmkType
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # TensorFlow's own
 needs_tensorflow = pytest.mark.skipif(

@@ -25,7 +25,7 @@ from engine.types import (
     Placement,
     Values,
 )
-from engine_testing import null
+from engine_testing import null_device as null
 from faulty import lending
 
 CONTROL = "test_predict_matches_the_closed_form"

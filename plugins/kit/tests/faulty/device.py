@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from engine.types import Device, DeviceBuffer
-from engine_testing.null import fake_device
+from engine_testing.null_device import fake_device
 from faulty import Faulty, caught_by
 
 CHAIN = "test_a_chain_on_the_device_needs_no_host"

@@ -53,7 +53,7 @@ class KnowsNoFix(Faulty):
 
 
 def _module(name: str, first_lines: str, test: str, says: str) -> None:
-    source = f"{first_lines}\nfrom engine_testing.null import *\n"
+    source = f"{first_lines}\nfrom engine_testing.null_device import *\n"
     FAULTS[name] = Fault(name, (test,), says, target=f"{name}_plugin", source=source)
 
 

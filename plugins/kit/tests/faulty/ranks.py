@@ -10,7 +10,7 @@ import numpy as np
 from engine.errors import CommunicatorError
 from engine.hookspecs import hookimpl
 from engine.types import DeviceBuffer, ReduceOp
-from engine_testing.null import fake_device
+from engine_testing.null_device import fake_device
 from faulty import Faulty, caught_by
 
 

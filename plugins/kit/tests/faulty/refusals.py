@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.errors import ModelError
-from engine_testing.null import DEVICE, OPTIONS
+from engine_testing.null_device import DEVICE, OPTIONS
 from faulty import Faulty, caught_by
 
 

@@ -122,7 +122,7 @@ FAULTS["wraps_predict"] = Fault(
     control="test_importing_the_plugin_prints_nothing",
     target="wraps_predict_plugin",
     source=(
-        "from engine_testing.null import *\nfrom engine.hookspecs import hookimpl\n"
+        "from engine_testing.null_device import *\nfrom engine.hookspecs import hookimpl\n"
         "@hookimpl(wrapper=True)\ndef engine_diagnose():\n    return (yield)\n"
     ),
 )

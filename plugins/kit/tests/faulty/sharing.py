@@ -10,7 +10,7 @@ import numpy as np
 
 from engine.errors import BackendUnavailable, DeadlineExceeded
 from engine.types import DeviceBuffer
-from engine_testing.null import fake_device
+from engine_testing.null_device import fake_device
 from faulty import Faulty, caught_by
 
 LENT = "test_what_is_lent_is_described"

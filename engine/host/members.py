@@ -1,0 +1,73 @@
+"""The other ranks of a group, as a backend sees them: who has joined, whose process has ended.
+
+For a backend whose library says neither. Ranks tell each other their machine and process by the
+core's store; a rank of this machine whose process has ended is known at once, by its pidfd.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from engine.errors import CommunicatorError
+from engine.host.peers import HAS_PEERS, has_ended
+from engine.types import Store
+
+
+class Members:
+    """The ranks of one group. By one thread at a time until `join` returns; then by any."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._processes: dict[int, int] = {}  # rank -> pidfd, of ranks on this machine
+
+    def join(self, end_s: float) -> list[int]:
+        """Say that this rank is here, and wait for the others; return those that do not come.
+
+        end_s: on the monotonic clock. Raises the store's CommunicatorError but for its time-outs.
+        """
+        machine, own = _machine(), os.getpid()
+        self._store.set(f"here {self._rank}", json.dumps([machine, own]).encode())
+        missing = []
+        for rank in range(self._world_size):
+            if rank == self._rank:
+                continue
+            try:
+                data = self._store.get(f"here {rank}", max(0.0, end_s - time.monotonic()))
+            except CommunicatorError as error:
+                if not error.timed_out:
+                    raise
+                missing.append(rank)
+                continue
+            where, pid = json.loads(data)
+            if where == machine and pid != own and HAS_PEERS:
+                with suppress(OSError):  # it has ended already: it is missed soon
+                    self._processes[rank] = os.pidfd_open(pid)
+        return missing
+
+    def has_ended(self, rank: int) -> bool:
+        """Return whether the process of a rank on this machine has ended."""
+        process = self._processes.get(rank)
+        return process is not None and has_ended(process)
+
+    def ended(self) -> list[int]:
+        """Return the ranks whose processes on this machine have ended."""
+        return [rank for rank in self._processes if self.has_ended(rank)]
+
+    def close(self) -> None:
+        """Let go of the processes; twice does nothing."""
+        while self._processes:
+            os.close(self._processes.popitem()[1])
+
+
+def _machine() -> str:
+    """Return what is the same for processes that see each other's pids, and for no others."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return f"unknown {os.urandom(8).hex()}"

@@ -1,0 +1,299 @@
+"""Examine backends, each in a process of its own, and the entries of the other doors in one.
+
+    probe("gpu_trt").state
+
+A driver that crashes or hangs while it is probed costs that process and no other, and makes the
+backend BROKEN. Answers come back as messages, each as soon as it is known, so what a plugin prints
+does not matter and what was known before a crash is not lost.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from threading import Lock
+from typing import Any, TypeVar
+
+from engine.backends import doors, manifest
+from engine.backends.discovery import crashed, record, resolve
+from engine.backends.doors import DOORS, Door
+from engine.backends.records import BackendRecord, BackendState, PluginRecord
+from engine.errors import Cancelled, one_line
+from engine.host.child import last_words
+from engine.host.worker import Ended, Worker
+from engine.types import Check, Device, DeviceInfo, Devices
+
+TIME_LIMIT_S = 30.0
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """A backend's record and its own checks of the machine.
+
+    fault: why engine_diagnose gave no checks although there is such a hook; "" where it did.
+    """
+
+    record: BackendRecord
+    checks: tuple[Check, ...] = ()
+    fault: str = ""
+
+
+def probe(name: str, time_limit_s: float = TIME_LIMIT_S) -> BackendRecord:
+    """Return the record of a backend as a fresh process sees it; a crash makes it BROKEN."""
+    return _probe(name, _Processes(time_limit_s))
+
+
+def probe_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[BackendRecord]:
+    """Probe several backends, a few at a time; an interrupt ends their processes at once."""
+    with _Processes(time_limit_s) as processes:
+        return processes.map(lambda name: _probe(name, processes), names)
+
+
+def probe_doors(
+    names: Sequence[str],
+    entries: Sequence[tuple[Door, str]],
+    time_limit_s: float = TIME_LIMIT_S,
+) -> tuple[list[BackendRecord], list[PluginRecord]]:
+    """Probe several backends, and beside them entries of other doors, by door and name."""
+    with _Processes(time_limit_s) as processes:
+        others = processes.submit(partial(_probe_entries, entries, processes))
+        found = processes.map(lambda name: _probe(name, processes), names)
+        return found, others.result()
+
+
+def _probe(name: str, processes: _Processes) -> BackendRecord:
+    return _record(name, processes.ask(name, "record"))
+
+
+def _probe_entries(
+    entries: Sequence[tuple[Door, str]], processes: _Processes
+) -> list[PluginRecord]:
+    """Return the records of entries, in order; the process that one of them ends has a next."""
+    found: list[PluginRecord] = []
+    while left := entries[len(found) :]:
+        request = [(door.kind, name) for door, name in left]
+        reply = processes.answer_of("engine.isolation.probe:answer_for_entries", request)
+        known: Sequence[dict[str, Any]] = reply.values.get("records", ())
+        found += [_entry_from_json(values) for values in known]
+        if len(known) < len(left):
+            door, name = left[len(known)]
+            found.append(doors.crashed(door, name, f"its probe {reply}"))
+    return found
+
+
+def examine_all(names: Sequence[str], time_limit_s: float = TIME_LIMIT_S) -> list[Examination]:
+    """Probe several backends and ask for their own checks; each hook may crash on its own.
+
+    time_limit_s: for a process; where engine_devices ends the first one there is a second.
+    An interrupt ends the processes at once.
+    """
+    with _Processes(time_limit_s) as processes:
+        return processes.map(lambda name: _examine(name, processes), names)
+
+
+def _examine(name: str, processes: _Processes) -> Examination:
+    answer = processes.ask(name, "record", "checks")
+    found = _record(name, answer)
+    if answer.end and answer.stage == _DEVICES:
+        answer = processes.ask(name, "checks")
+    checks = tuple(Check(**check) for check in answer.values.get("checks", ()))
+    ended_there = answer.end and answer.stage == _DIAGNOSE
+    fault = f"its probe {answer}" if ended_there else answer.values.get("fault", "")
+    return Examination(found, checks, fault)
+
+
+# ------------------------------------------------------------------------------------ the parent
+
+
+_IMPORT, _DEVICES, _DIAGNOSE = "while it was imported", "in engine_devices", "in engine_diagnose"
+_LEAVING = "when everything was answered"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """The answers of a process, by question, and how it ended where that was not well."""
+
+    values: dict[str, Any]
+    end: str
+    last_words: str
+
+    @property
+    def stage(self) -> str:
+        """Return which question the process was at when it ended."""
+        return str(self.values.get("stage", _IMPORT))
+
+    def __str__(self) -> str:
+        quoted = f" ({self.last_words})" if self.last_words else ""
+        return f"{self.end} {self.stage}{quoted}"
+
+
+class _Processes:
+    """Processes that answer questions; leaving the block by an exception ends those that run."""
+
+    def __init__(self, time_limit_s: float) -> None:
+        self._time_limit_s = time_limit_s
+        self._pool = ThreadPoolExecutor(max_workers=4)
+        self._lock = Lock()
+        self._running: set[Worker] = set()
+        self._is_ended = False
+
+    def __enter__(self) -> _Processes:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._is_ended = True
+            for worker in self._running:
+                worker.kill()
+        self._pool.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[[str], Result], names: Sequence[str]) -> list[Result]:
+        """Return the result of `function` for each name, in order; a few at a time."""
+        return list(self._pool.map(function, names))
+
+    def submit(self, function: Callable[[], Result]) -> Future[Result]:
+        """Call a function beside those of `map`."""
+        return self._pool.submit(function)
+
+    def ask(self, name: str, *questions: str) -> _Answer:
+        """Return what a fresh process answers about backend `name`."""
+        return self.answer_of("engine.isolation.probe:answer", (name, questions))
+
+    def answer_of(self, function: str, request: object) -> _Answer:
+        """Return what a function answers in a fresh process; see `Worker`."""
+        values: dict[str, Any] = {}
+        until = time.monotonic() + self._time_limit_s
+        with self._start(function, request) as worker:
+            try:
+                while True:
+                    values |= worker.receive(max(0, until - time.monotonic()))
+            except Ended as error:
+                end = error.end if error.status else ""
+                if not end and values.get("stage") != _LEAVING:
+                    end = "ended without an answer"
+            except TimeoutError:
+                worker.kill()
+                end = f"did not answer within {self._time_limit_s:g} s"
+                if values.get("stage") == _LEAVING:
+                    end = ""  # it has answered all, and ends slowly
+            finally:
+                with self._lock:
+                    self._running.discard(worker)
+            return _Answer(values, end, last_words(worker.errors()))
+
+    def _start(self, function: str, request: object) -> Worker:
+        with self._lock:
+            if self._is_ended:
+                raise Cancelled("the backends are no longer looked at")
+            worker = Worker(function, request)
+            self._running.add(worker)
+            return worker
+
+
+def _record(name: str, answer: _Answer) -> BackendRecord:
+    if "record" in answer.values and not (answer.end and answer.stage == _LEAVING):
+        return from_json(answer.values["record"])
+    found = crashed(name, f"its probe {answer}")
+    if "manifest" in answer.values:
+        known = from_json(answer.values["manifest"])
+        found = replace(found, info=known.info, warnings=known.warnings)
+    return found
+
+
+def to_json(found: BackendRecord) -> dict[str, Any]:
+    """Return a record as plain JSON values."""
+    values = asdict(replace(found, info=None, devices=None))
+    if found.info is not None:
+        values["info"] = manifest.to_json(found.info)
+    if found.devices is not None:
+        values["devices"] = {
+            "found": [_device(device) for device in found.devices.found],
+            "reason": found.devices.reason,
+            "fix": found.devices.fix,
+        }
+    return values
+
+
+def _entry_from_json(values: dict[str, Any]) -> PluginRecord:
+    warnings = tuple(values["warnings"])
+    return PluginRecord(**{**values, "state": BackendState(values["state"]), "warnings": warnings})
+
+
+def _device(info: DeviceInfo) -> dict[str, Any]:
+    return {
+        "device": asdict(info.device),
+        "name": info.name,
+        "memory_bytes": info.memory_bytes,
+        "lacks": {str(capability): why for capability, why in info.lacks.items()},
+    }
+
+
+def from_json(values: dict[str, Any]) -> BackendRecord:
+    """Return the record that `to_json` wrote."""
+    info, devices = values["info"], values["devices"]
+    if devices is not None:
+        found = tuple(
+            DeviceInfo(**{**device, "device": Device(**device["device"])})
+            for device in devices["found"]
+        )
+        devices = Devices(found, devices["reason"], devices["fix"])
+    return BackendRecord(
+        **{
+            **values,
+            "state": BackendState(values["state"]),
+            "info": None if info is None else manifest.from_json(info),
+            "devices": devices,
+            "warnings": tuple(values["warnings"]),
+        }
+    )
+
+
+# ------------------------------------------------------------------------------------- the child
+
+
+def answer(request: tuple[str, Sequence[str]], parent: Connection) -> None:
+    """Answer the questions about a backend, each as soon as it is known."""
+    name, questions = request
+
+    def say(**values: Any) -> None:
+        parent.send(values)
+
+    found, backend = resolve(name, look_for_devices=False)
+    say(manifest=to_json(found), stage=_DEVICES)
+    if "record" in questions:
+        say(record=to_json(record(name) if backend is not None else found))
+    say(stage=_DIAGNOSE)
+    if "checks" in questions and backend is not None:
+        try:
+            say(checks=[_check(check) for check in backend.diagnose()])
+        except BaseException as error:  # SystemExit, or a panic of a compiled extension
+            say(fault=f"engine_diagnose raised {one_line(error)}")
+    say(stage=_LEAVING)
+
+
+def answer_for_entries(request: Sequence[tuple[str, str]], parent: Connection) -> None:
+    """Answer for entries, by the kind of their door and their name, each as soon as it is known."""
+    by_kind = {door.kind: (door, doors.points(door)) for door in DOORS}
+    records = []
+    for kind, name in request:
+        door, points = by_kind[kind]
+        found, _ = doors.resolve(door, name, points)
+        records.append(asdict(found))
+        parent.send({"records": records})
+    parent.send({"stage": _LEAVING})
+
+
+def _check(check: object) -> dict[str, Any]:
+    if not isinstance(check, Check):
+        raise TypeError(f"expected a Check, got {check!r}")
+    return {
+        "name": str(check.name),
+        "ok": bool(check.ok),
+        "detail": str(check.detail),
+        "fix": str(check.fix),
+    }

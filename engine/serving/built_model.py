@@ -1,0 +1,98 @@
+"""A built model as what a request queue runs, for requests that may share runs."""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from engine.host.cpus import usable_cpus
+from engine.host.interrupts import in_main_thread
+from engine.model.model import Model, model_state
+from engine.plan.fair_semaphore import FairSemaphore
+from engine.runtime import fitting
+from engine.serving.batching import Batcher
+from engine.serving.request_queue import RequestQueue
+from engine.serving.statistics import Recorder
+from engine.types import Capability
+
+if TYPE_CHECKING:
+    from engine.serving.batchable import Batching
+    from engine.serving.batching import Request
+    from engine.tensor import Tensor
+    from engine.types import CancelToken
+
+
+class BuiltModel:
+    """A model with as many slots as its pool of contexts has, or else this machine CPUs.
+
+    predict: the model's, where that is not to be held.
+    """
+
+    def __init__(self, model: Model, predict: Callable[..., list[Tensor]] | None = None) -> None:
+        self.model = model
+        self.predict = predict or model.predict
+        plan = model_state(model).require_built().plan
+        self.semaphore = plan.pool.semaphore or FairSemaphore(usable_cpus())
+        self.can_stop = not any(
+            plan.lacks(capability)[0]
+            for capability in (Capability.DEADLINES, Capability.CANCEL_PREDICT)
+        )
+        self.run_s = math.inf
+        self.batcher: Batcher | None = None
+
+    def batch(self, batching: Batching, recorder: Recorder) -> None:
+        """Have requests share runs from now on."""
+        if batching.most > 1:
+            state = model_state(self.model)  # not self: no cycle
+
+            def checked(inputs: Any) -> list[Any]:
+                return fitting.values(state.require_built().signature, inputs, ())
+
+            self.batcher = Batcher(self.semaphore, batching, recorder, checked)
+
+    def run(
+        self,
+        request: Request | None,
+        inputs: Any,
+        outputs: list[Tensor] | None,
+        deadline_s: float | None,
+        cancel: CancelToken | None,
+    ) -> list[Tensor]:
+        """See Runnable."""
+
+        def predict(inputs: Any, outputs: list[Tensor] | None = None) -> list[Tensor]:
+            left_s = None if deadline_s is None else max(1e-6, deadline_s - time.monotonic())
+            begin_s = time.perf_counter()
+            results = self.predict(inputs, outputs, timeout_s=left_s, cancel=cancel)
+            self.run_s = time.perf_counter() - begin_s
+            return results
+
+        if self.batcher is None or request is None:
+            return predict(inputs, outputs)
+        # What a signal handler raises in the main thread must not meet others' requests.
+        if in_main_thread():
+            results = predict(inputs)
+            self.batcher.note_run_of(request)
+            return results
+        return self.batcher.run(request, inputs, predict, deadline_s, cancel)
+
+    def abort(self) -> None:
+        """See Runnable: what runs goes on to its end."""
+
+    def close(self) -> None:
+        """See Runnable."""
+        self.model.close()
+
+
+def queue_of(model: Model) -> RequestQueue[BuiltModel]:
+    """Return the queue of a model's own requests: see Model.predict_async."""
+    # A proxy: a model that nobody has any more is freed at once, not by a collector.
+    proxy = cast("Model", weakref.proxy(model))
+
+    def predict(*arguments: Any, **options: Any) -> list[Tensor]:
+        return proxy.predict(*arguments, **options)
+
+    return RequestQueue(BuiltModel(proxy, predict), Recorder(), 0)

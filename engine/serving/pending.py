@@ -1,0 +1,146 @@
+"""The requests under way that their threads do not run: submitted ones, and those handed off.
+
+They wait in a semaphore's queue. Workers run those that are admitted, and one more thread calls
+done callbacks. These threads start when first needed and end with `close`, or when nobody knows the
+requests any more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from engine.errors import ModelStateError, QueueFull
+from engine.host.tasks import open_lock
+from engine.serving.callbacks import Callbacks
+from engine.serving.threads import Workers
+
+if TYPE_CHECKING:
+    from engine.plan.fair_semaphore import FairSemaphore
+    from engine.serving.request_future import RequestFuture, WhenFull
+    from engine.serving.threads import HandOff
+
+_LOOK_S = 0.002
+_RECHECK_S = 0.05  # of a thread that is woken in time, unless an interrupt came between
+
+
+class PendingRequests:
+    """Takes requests for a semaphore. Any thread may call any method.
+
+    limit: how many may wait.
+    """
+
+    def __init__(self, semaphore: FairSemaphore, limit: int) -> None:
+        self.semaphore = semaphore
+        self.workers = Workers(semaphore)
+        self.callbacks = Callbacks()
+        self._limit = limit
+        self._futures: dict[RequestFuture, None] = {}
+        self._hand_offs: dict[HandOff, None] = {}
+        self._blocked: dict[threading.Lock, None] = {}  # threads that wait for room
+        # No Condition: what a signal handler raises as one is entered leaves it locked.
+        self._lock = threading.RLock()
+        self._closed = ""
+
+    def submit(self, future: RequestFuture, when_full: WhenFull) -> RequestFuture:
+        """Queue a request and return it. Raises QueueFull, ModelStateError."""
+        try:
+            self._take(future)
+            future.queue(self, self._limit if when_full == "raise" else 0)
+            if when_full == "wait" and self._is_full():
+                self._wait_for_room(future)
+        except (QueueFull, ModelStateError):
+            self.ended(future)
+            raise
+        except BaseException:  # a signal handler's: nobody will have the future
+            future.cancel()
+            self.ended(future)
+            raise
+        return future
+
+    def _take(self, future: RequestFuture) -> None:
+        with self._lock:
+            if self._closed:
+                raise ModelStateError(self._closed)
+            self.workers.need()
+            self._futures[future] = None
+
+    def hand_off(self, hand_off: HandOff, limit: int) -> bool:
+        """Queue a request of a thread that waits; False where there is no worker for it.
+
+        `ended` follows. Raises QueueFull where `limit` wait already; 0: no limit.
+        """
+        with self._lock:
+            if self._closed:
+                return False
+            try:
+                self.workers.need()
+            except RuntimeError:
+                return False
+            self._hand_offs[hand_off] = None
+        hand_off.queue(self.workers, limit)
+        return True
+
+    def forget(self, hand_off: HandOff) -> None:
+        """Forget a hand-off, which has ended."""
+        self._hand_offs.pop(hand_off, None)
+        if self._closed:
+            self._end_threads()
+
+    def _is_full(self) -> bool:
+        return len(self._futures) > self._limit + self.semaphore.slots
+
+    def _wait_for_room(self, future: RequestFuture) -> None:
+        """Wait until so many others have ended that there is room, or the request has.
+
+        It has its place in the queue: nobody who comes later overtakes it.
+        """
+        wake = threading.Lock()
+        wake.acquire()
+        self._blocked[wake] = None
+        future.when_done(lambda _: open_lock(wake))
+        try:
+            while self._is_full() and not future.done():
+                wake.acquire(timeout=_RECHECK_S)
+        finally:
+            self._blocked.pop(wake, None)
+
+    def ended(self, future: RequestFuture) -> None:
+        """Forget a request, which has ended."""
+        self._futures.pop(future, None)
+        for wake in list(self._blocked):
+            if self._is_full():
+                break
+            if self._blocked.pop(wake, self) is None:
+                open_lock(wake)
+        if self._closed:
+            self._end_threads()
+
+    def close(self, reason: str, finish: bool) -> None:
+        """Take no more; let those that there are end, or refuse those that wait."""
+        with self._lock:
+            self._closed = self._closed or reason
+        if not finish:
+            for future in list(self._futures):
+                future.refuse(reason)
+        self._end_threads()
+
+    def join(self) -> None:
+        """Wait until all have ended, and their callbacks were called."""
+        while self._futures:
+            time.sleep(_LOOK_S)
+        self.callbacks.join()
+
+    def _end_threads(self) -> None:
+        with self._lock:
+            if self._futures or self._hand_offs:
+                return
+            self.workers.end()
+        self.callbacks.end()
+
+    def __del__(self) -> None:
+        if hasattr(self, "workers"):
+            self.workers.end()
+        if hasattr(self, "callbacks"):
+            self.callbacks.end()

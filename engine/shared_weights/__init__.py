@@ -1,0 +1,13 @@
+"""Weights and workspace that models share: in a group, or with other processes by a handle.
+
+group.py            ModelGroup
+group_forms.py      what the models of a group have in common, and where their compiled forms are
+dry_run.py          the workspace of a model, measured in a process of its own
+handle.py           what a build lends or borrows, as a configuration asks for
+handle_settings.py  its settings
+lent.py             what is lent, as it goes from one process to another
+broker.py           the master's socket: gives what is lent to the processes of the list
+lender.py           the master's build
+borrower.py         a slave's build
+private.py          folders of one process beside the compile cache
+"""

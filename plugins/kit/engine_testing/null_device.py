@@ -1,0 +1,204 @@
+"""The null backend with all that is optional: a device's memory, compiled forms, collectives.
+
+It is `null.py` with the optional hooks, and is found under the same name, "null", as an entry point
+`null = "engine_testing.null_device"`. The device is not there, so its parts are emulated:
+
+    null_run.py      executable and context: the evaluator's, whose values go to the device
+    fake_device.py   memory that the host cannot read, streams that run late
+    fake_ranks.py    collectives between processes, over the core's store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine import __version__
+from engine.hookspecs import hookimpl
+from engine.options import parsed
+from engine.types import (
+    BackendInfo,
+    Capability,
+    CommunicatorOptions,
+    CompileOptions,
+    Device,
+    DType,
+    Executable,
+    LoadedModel,
+    ModelSource,
+    Option,
+    ReduceOp,
+    Value,
+)
+from engine_testing import null as _null  # not for who imports all names of this
+from engine_testing.null import DEVICE
+from engine_testing.null import engine_devices as engine_devices
+from engine_testing.null import engine_diagnose as engine_diagnose
+from engine_testing.null import engine_predict as engine_predict
+from engine_testing.null import host as host
+
+if TYPE_CHECKING:
+    from engine.reference.evaluator import EvaluatorModel
+    from engine_testing.fake_device import FakeDevice
+    from engine_testing.fake_ranks import StoreCommunicator
+    from engine_testing.null_run import NullExecutable
+
+OPTIONS: Mapping[str, Option] = {
+    **_null.OPTIONS,
+    "concurrency": Option(
+        text="how many predicts at once are worth having, 0 for any number",
+        type=int,
+        lowest=0,
+        default="0",
+    ),
+}
+ALSO = {
+    Capability.DEVICE_BUFFERS,
+    Capability.COMPILE_CACHE,
+    Capability.SHARE_WORKSPACE,
+    Capability.UPDATE_WEIGHTS,
+    Capability.COLLECTIVES,
+    Capability.QUEUED_COLLECTIVES,
+}
+
+
+@hookimpl
+def engine_backend() -> BackendInfo:
+    """Say who this is: the null backend, with more options and capabilities."""
+    found = _null.engine_backend()
+    return replace(found, options=OPTIONS, capabilities=found.capabilities | ALSO)
+
+
+# ------------------------------------------------------------------------- one model, one device
+
+
+@hookimpl
+def engine_load(source: ModelSource, options: CompileOptions) -> LoadedModel:
+    """Read a model or its compiled form; write that where the core asks for it."""
+    from engine_testing.null_run import read_compiled, write_compiled
+
+    parsed(options.options, OPTIONS)  # all of them are checked, before the file is read
+    own = {name: value for name, value in options.options.items() if name in _null.OPTIONS}
+    if source.compiled is not None:
+        source = read_compiled(source)
+    loaded = _null.engine_load(source, replace(options, options=own))
+    if options.save_to is not None and not source.is_secret:
+        write_compiled(options.save_to, loaded)
+    return loaded
+
+
+@hookimpl
+def engine_compile(loaded: EvaluatorModel, options: CompileOptions) -> Executable:
+    """Compile for the one device that there is."""
+    from engine_testing.null_run import NullExecutable
+
+    settings = parsed(options.options, OPTIONS)
+    inner = loaded.compile(options)
+    return NullExecutable(inner, fake_device(), options, settings["concurrency"])
+
+
+@hookimpl
+def engine_compiled_key(options: CompileOptions) -> Mapping[str, str]:
+    """Name the versions: the form is the model as onnx reads it, and no option matters."""
+    return {"null": __version__, "onnx": version("onnx")}
+
+
+@hookimpl
+def engine_update_weights(
+    executable: NullExecutable, weights: Mapping[str, Value], additive: bool
+) -> bool:
+    """Exchange weights between two predicts."""
+    executable.update(weights, additive)
+    return True
+
+
+# ---------------------------------------------------------------------------------- device memory
+
+
+@cache
+def fake_device() -> FakeDevice:
+    """Return the memory and streams of the one device."""
+    from engine_testing.fake_device import FakeDevice
+
+    return FakeDevice(DEVICE)
+
+
+@hookimpl
+def engine_buffer(device: Device, dtype: DType, shape: tuple[int, ...], on_host: bool) -> Value:
+    """Allocate; any host memory will do for a device that is not there."""
+    if on_host:
+        return np.empty(shape, dtype.numpy)
+    return fake_device().allocate(dtype, shape)
+
+
+@hookimpl
+def engine_copy(source: Value, target: Value, stream: int | None) -> bool:
+    """Copy now, or in the stream's turn."""
+    fake_device().copy(source, target, stream)
+    return True
+
+
+@hookimpl
+def engine_order(device: Device, earlier: int, later: int | None) -> bool:
+    """Order two streams; without this, `later` would find garbage."""
+    fake_device().order(earlier, later)
+    return True
+
+
+# ------------------------------------------------------------------------------------ collectives
+
+
+@hookimpl
+def engine_communicator(options: CommunicatorOptions) -> StoreCommunicator:
+    """Join over the store; there is nothing else to find each other by."""
+    from engine_testing.fake_ranks import StoreCommunicator
+
+    return StoreCommunicator(options, fake_device())
+
+
+@hookimpl
+def engine_allreduce(
+    comm: StoreCommunicator,
+    send: Value,
+    receive: Value,
+    op: ReduceOp,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    """Reduce; always deterministically, so that argument is left out."""
+    comm.allreduce(send, receive, op, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_allgather(
+    comm: StoreCommunicator,
+    send: Value,
+    receive: Value,
+    stream: int | None,
+    deadline_s: float | None,
+) -> bool:
+    """Join the parts on the host."""
+    comm.allgather(send, receive, stream, deadline_s)
+    return True
+
+
+@hookimpl
+def engine_send(comm: StoreCommunicator, buffer: Value, peer: int, stream: int | None) -> bool:
+    """Leave it in the store, where it waits for its reader."""
+    comm.send(buffer, peer, stream)
+    return True
+
+
+@hookimpl
+def engine_receive(
+    comm: StoreCommunicator, buffer: Value, peer: int, stream: int | None, deadline_s: float | None
+) -> bool:
+    """Wait for it in the store."""
+    comm.receive(buffer, peer, stream, deadline_s)
+    return True

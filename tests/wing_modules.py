@@ -1,0 +1,15 @@
+"""The wings, as folders and modules of the engine: the core does without each of them."""
+
+WINGS = (
+    "cli", "convert", "distributed", "isolation", "layouts", "report", "serving",
+    "sharding", "shared_weights", "workers",
+    "plan.mixed",
+    "formats.lowered", "weights.lowered",
+    # These need the onnx package, which the core does not depend on.
+    "formats.onnx.infer", "formats.onnx.repair", "plan.extract", "plan.ranges", "plan.reshape",
+)  # fmt: skip
+
+
+def is_of_wing(module: str) -> bool:
+    """Return whether a module of the engine, by its dotted name, belongs to a wing."""
+    return any(f"{module}.".startswith(f"engine.{wing}.") for wing in WINGS)
