@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -159,14 +160,19 @@ def test_what_no_node_has_room_for_is_said(tmp_path: Path) -> None:
 def test_a_cluster_that_was_shut_down_is_said(tmp_path: Path) -> None:
     import ray
 
-    with runner(models.slow(tmp_path), 1) as one:
-        token = engine.CancelToken()
-        x = np.zeros((65536, models.SLOW_WIDTH), np.float32)
-        future = one.submit([x], cancel=token)
-        wait_for(lambda: one.statistics().workers[0].state == "busy")
-        ray.shutdown()
-        token.cancel()  # who cancels hears nothing of it
-        with pytest.raises(engine.errors.EngineError):
-            future.result(60)
+    with runner(models.affine(tmp_path), 1) as one:
+        pid = one.statistics().workers[0].pid
+        os.kill(pid, signal.SIGSTOP)  # so that no request ends before the cluster does
+        try:
+            token = engine.CancelToken()
+            future = one.submit([np.zeros((1, 3), np.float32)], cancel=token)
+            wait_for(lambda: one.statistics().workers[0].state == "busy")
+            ray.shutdown()
+            token.cancel()  # who cancels hears nothing of it
+            with pytest.raises(engine.errors.EngineError):
+                future.result(60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
     with pytest.raises(BackendUnavailable, match="shut down; call ray"):
         runner(models.affine(tmp_path), 1)
