@@ -24,7 +24,6 @@ PLACES = {
     "plugins/*/engine_*/__init__.py": _LITERAL,
     "pyproject.toml": _PIN,
     "plugins/*/pyproject.toml": _PIN,
-    "docs/backends/first_backend.md": _PIN,
     "docs/cli.md": r"inference-engine[a-z-]* (?=\d)",
 }
 

@@ -36,6 +36,7 @@ import pluggy
 
 from engine.types import (
     BackendInfo,
+    Capability,
     Check,
     Communicator,
     CommunicatorOptions,
@@ -68,6 +69,17 @@ REQUIRED = (
 
 PLANNED = ("engine_update_weights",)
 """Hooks that the core does not call yet."""
+
+LEVEL = 1
+"""How far this contract has grown: each version of the core that adds to it has a higher number.
+
+The group's version and the level together are a contract's number: "contract 1.1". A plugin that
+needs a level says so by `BackendInfo.level`.
+"""
+
+SUPPORTS = frozenset({str(flag) for flag in Capability if flag is not Capability.UPDATE_WEIGHTS})
+"""What this core makes use of where a backend offers it, by name: its capabilities, and names that
+later levels add. A plugin for several cores asks here, as in `"lora" in hookspecs.SUPPORTS`."""
 
 
 # ------------------------------------------------------------------------------- what there is

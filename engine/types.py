@@ -315,6 +315,9 @@ class BackendInfo(_Value):
         these. Its own copy of the manifest holds `Option`s alone.
     completed_by: backends of the same device type, by name, that may run what this one reports as
         unsupported although the user did not list them. Needs MIXED_PLACEMENT.
+    level: the least `hookspecs.LEVEL` of a core that this backend works with: that of the newest
+        part of the contract that it cannot do without. An older core says so to the user, and
+        calls no other hook.
     """
 
     name: str
@@ -326,6 +329,7 @@ class BackendInfo(_Value):
     suffixes: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Option | str] = field(default_factory=dict)
     completed_by: tuple[str, ...] = ()
+    level: int = 1
 
 
 # --------------------------------------------------------------------------------------- values

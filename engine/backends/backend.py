@@ -60,6 +60,10 @@ class Backend:
         if missing:
             raise TypeError(f"it does not implement {', '.join(missing)}")
         self.info: BackendInfo = checked(self.bind("engine_backend")())
+        if self.info.level > hookspecs.LEVEL:
+            from engine.backends.level import NewerContract  # rare
+
+            raise NewerContract(self.info.level)
         self.capabilities = frozenset(self.info.capabilities)
         for capability, hooks in NEEDED.items():
             absent = [hook for hook in hooks if not self.has(hook)]

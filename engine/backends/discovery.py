@@ -23,6 +23,7 @@ from engine.errors import (
     BackendUnavailable,
     one_line,
 )
+from engine.hookspecs import LEVEL
 from engine.host.interrupts import raised_by_handler
 
 GROUP = BACKENDS.group
@@ -110,6 +111,8 @@ def resolve(
         except BaseException as error:
             if raised_by_handler(error):
                 raise
+            if newer := doors.newer_contract(BACKENDS, points[0], _first_of(plugin, error)):
+                return _of_backend(newer), None
             return _broken(points[0], f"{points[0].value!r} is not a backend of this contract: "
                                       f"{one_line(error)}"), None  # fmt: skip
     facts |= {"info": backend.info, "warnings": backend.warnings}
@@ -128,6 +131,20 @@ def resolve(
             state=BackendState.NO_DEVICE, reason=devices.reason, fix=devices.fix, **facts
         ), None
     return BackendRecord(state=BackendState.READY, **facts), backend
+
+
+def _first_of(plugin: object, error: BaseException) -> BaseException:
+    """Return NewerContract where a plugin's manifest says so, or else the error itself.
+
+    A hook of which this core does not know an argument fails before the manifest is asked for.
+    """
+    from engine.backends.level import NewerContract  # rare
+
+    try:
+        level = plugin.engine_backend().level  # type: ignore[attr-defined]
+        return NewerContract(level) if level > LEVEL else error
+    except Exception:  # the error itself says what is wrong
+        return error
 
 
 def _is_disabled(name: str) -> bool:

@@ -97,6 +97,8 @@ def resolve(
             raise
         if door.extra and isinstance(error, ModuleNotFoundError):
             return _without_extra(door, point, error.name or ""), None
+        if newer := newer_contract(door, point, error):
+            return newer, None
         reason = f"importing {point.value!r} failed: {one_line(error)}"
         return broken(door, name, reason, point=point), None
     if lacking := [member for member in door.members if not hasattr(thing, member)]:
@@ -138,6 +140,17 @@ def _incompatible(kind: str, point: EntryPoint, wanted: str) -> PluginRecord:
     package = point.owner().get("distribution", point.name)
     fix = f"install a version of {package} made for this core"
     return _record(kind, point.name, BackendState.INCOMPATIBLE, point, reason, fix)
+
+
+def newer_contract(door: Door, point: EntryPoint, error: BaseException) -> PluginRecord | None:
+    """Return the record of an entry that failed so because it needs a newer core; else None."""
+    from engine.backends.level import lacking  # rare
+
+    reason = lacking(error)
+    if not reason:
+        return None
+    fix = "run: pip install -U inference-engine"
+    return _record(door.kind, point.name, BackendState.INCOMPATIBLE, point, reason, fix)
 
 
 def _without_extra(door: Door, point: EntryPoint, module: str) -> PluginRecord:

@@ -26,6 +26,8 @@ def checked(info: object) -> BackendInfo:
         values = getattr(info, field)
         if not isinstance(values, tuple) or not all(isinstance(value, str) for value in values):
             raise TypeError(f"BackendInfo.{field} is {values!r}, expected a tuple of str")
+    if type(info.level) is not int:
+        raise TypeError(f"BackendInfo.level is {info.level!r}, expected an int")
     _require_dict("suffixes", info.suffixes, str, "str")
     _require_dict("options", info.options, (Option, str), "Option or str")
     if not info.device_types:

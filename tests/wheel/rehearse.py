@@ -1,6 +1,7 @@
 """Install the project as users get it, from wheels, and run it outside the checkout.
 
-    python tests/wheel/rehearse.py WORK_FOLDER
+    python tests/wheel/rehearse.py WORK_FOLDER            # all but `versions`
+    python tests/wheel/rehearse.py WORK_FOLDER versions
 
 Builds a wheel and a source distribution of the core and each plugin, checks what is inside, and
 runs each of `INSTALLS` in a clean virtual environment, from a copy of the examples that lies
@@ -30,6 +31,8 @@ PROJECTS = [
 ]
 NEEDED = ("py.typed", "METADATA", "licenses/LICENSE")
 MINDIR = ROOT / "tests/data/mindir/matmul_256.mindir"
+FROZEN = (ROOT / "plugins/kit/tests/frozen/guide_level_1",)
+"""Third parties' backends as they were at earlier levels of the contract, which each core runs."""
 
 
 class Environment(NamedTuple):
@@ -186,14 +189,42 @@ only-include = ["{module}.py"]
     return wheel
 
 
+def versions(environment: Environment) -> None:
+    """Backends of earlier levels install by pip beside this core and the next, and are right."""
+    home, dist = environment
+    this = run(sys.executable, ROOT / ".ci/version.py", folder=home).split()[1]
+    major, minor, _ = this.split(".")
+    later = f"{major}.{int(minor) + 1}.0"
+    tree = home / "later"
+    unwanted = shutil.ignore_patterns(".*", "__pycache__", "tests", "bench", "examples")
+    shutil.copytree(ROOT, tree, ignore=unwanted)
+    shutil.copytree(ROOT / ".ci", tree / ".ci")
+    run(sys.executable, tree / ".ci/version.py", later, folder=home)
+    for project in (tree, tree / "plugins/kit"):
+        run("uv", "build", "--quiet", "--wheel", "--out-dir", dist, project, folder=home)
+    wheels = home / "frozen"
+    for project in FROZEN:
+        run("uv", "build", "--quiet", "--wheel", "--out-dir", wheels, project, folder=home)
+    for version in (this, later):
+        beside = Environment(home / version, dist)
+        beside.home.mkdir()
+        kit = f"inference-engine-testing=={version}"
+        beside.install(kit, *sorted(wheels.glob("*.whl")), by_pip=True)
+        beside.show("engine --version", says=version)
+        beside.show("pip check")
+        beside.show("engine plugins", says="ready")
+        beside.show("engine plugins check mine")
+
+
 INSTALLS = (core_alone, cpu, cpu_without_mindir, kit_alone, doors)
+SLOW = (versions,)
 
 
-def rehearse(work: Path) -> None:
+def rehearse(work: Path, names: list[str]) -> None:
     dist = work / "dist"
     dist.mkdir(parents=True)
     build(dist)
-    for check in INSTALLS:
+    for check in [each for each in SLOW if each.__name__ in names] or INSTALLS:
         print(f"\n== {check.__name__}: {check.__doc__}\n")
         with tempfile.TemporaryDirectory(prefix="engine-rehearsal-") as away:
             home = Path(away)
@@ -203,8 +234,8 @@ def rehearse(work: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) < 2 or not {*sys.argv[2:]} <= {check.__name__ for check in SLOW}:
         sys.exit(__doc__)
     folder = Path(sys.argv[1]) / "rehearsal"
     shutil.rmtree(folder, ignore_errors=True)
-    rehearse(folder)
+    rehearse(folder, sys.argv[2:])

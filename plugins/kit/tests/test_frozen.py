@@ -22,6 +22,7 @@ FROZEN = Path(__file__).parent / "frozen"
 # needs changed, a third party's would need too.
 DIGESTS = {
     "guide_2026_11": "245e4561257c887a2a5d70a4cbd660ade8168141715f3407d0171a8d7f51efb1",
+    "guide_level_1": "e0c67e16e0da206e71bc8714c19d7e905a754d897aac3f0279cdcbdcfa5c19dd",
 }
 
 
