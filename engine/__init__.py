@@ -11,7 +11,6 @@ The classes are MindSpore Lite's: a script that says `import mindspore_lite as m
 import sys
 import typing
 
-from engine.cancel import CancelToken
 from engine.context import Context
 from engine.errors import (
     BackendError,
@@ -41,8 +40,9 @@ from engine.tensor import Tensor, TensorMeta
 from engine.tensor.enums import DataType, FmkType, Format, ModelGroupFlag
 
 if typing.TYPE_CHECKING:
+    from engine.backends.isolation.listing import backends
     from engine.convert.converter import Converter
-    from engine.isolation.listing import backends
+    from engine.model.group import ModelGroup
     from engine.report.comparison import compare
     from engine.report.diagnosis import doctor
     from engine.report.inspection import inspect
@@ -50,7 +50,7 @@ if typing.TYPE_CHECKING:
     from engine.report.measurement import bench
     from engine.serving.multi_model import ModelExecutor, MultiModelRunner
     from engine.serving.parallel_runner import ModelParallelRunner
-    from engine.shared_weights.group import ModelGroup
+    from engine.types import CancelToken
     from engine.workers.multi_device import MultiDeviceRunner
 
 __all__ = [
@@ -100,6 +100,7 @@ __all__ = [
 ]
 
 _LATE = {
+    "CancelToken": "engine.types",
     "backends": "engine.backends",  # the module itself: see there
 }
 """Names that most processes do without: a module is imported when one is asked for."""

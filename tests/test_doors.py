@@ -11,7 +11,7 @@ from doors import PAGE, check_all, examples
 
 from engine.backends import BackendState
 from engine.backends.doors import DOORS
-from engine.isolation.listing import plugins
+from engine.backends.isolation.listing import plugins
 from engine_testing.plugins import install
 
 EXAMPLES = examples()

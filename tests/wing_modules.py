@@ -1,9 +1,8 @@
 """The wings, as folders and modules of the engine: the core does without each of them."""
 
 WINGS = (
-    "cli", "convert", "distributed", "isolation", "layouts", "report", "serving",
-    "sharding", "shared_weights", "workers",
-    "plan.mixed",
+    "cli", "convert", "distributed", "layouts", "report", "serving", "sharding", "workers",
+    "backends.isolation", "model.group", "model.group_forms", "plan.mixed", "weights.shared",
     "formats.lowered", "weights.lowered",
     # These need the onnx package, which the core does not depend on.
     "formats.onnx.infer", "formats.onnx.repair", "plan.extract", "plan.ranges", "plan.reshape",

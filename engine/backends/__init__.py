@@ -21,8 +21,8 @@ targets.py       an element of `context.target` -> the backend that serves it;
                  device_types.py: where it is no backend's name
 wings.py         the core's own entry points
 
-The wing engine/isolation has a backend whose models run in workers, the probes of backends in
-processes of their own, and the list of all of them that `backends` returns.
+The wing isolation/ has a backend whose models run in workers, the probes of backends in processes
+of their own, and the list of all of them that `backends` returns.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from engine.backends import installed
+from engine.backends.isolation.probe import TIME_LIMIT_S
 from engine.cli import options
 from engine.cli.build import require_timeout
 from engine.cli.commands import Argument, Command
@@ -17,7 +18,6 @@ from engine.cli.completion import one_of
 from engine.cli.output import as_json, console, line, plain, print_trimmed
 from engine.cli.plugins import values
 from engine.cli.progress import progress
-from engine.isolation.probe import TIME_LIMIT_S
 from engine.report.diagnosis import BackendDiagnosis, Diagnosis, Finding, Status, diagnose
 
 EPILOG = """\b

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from engine.backends import BackendRecord, BackendState, PluginRecord
+from engine.backends.isolation.listing import plugins as listed
 from engine.backends.manifest import option_values
 from engine.cli import options
 from engine.cli.commands import LateGroup
 from engine.cli.output import as_json, line, plain, size, table
 from engine.host.install import pip_install
-from engine.isolation.listing import plugins as listed
 
 EPILOG = """\b
 Examples:

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from engine.cancel import CancelToken
 from engine.formats.opened import FileVersion
-from engine.types import ModelSource
+from engine.types import CancelToken, ModelSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from engine.cancel import CancelToken
 from engine.errors import ModelError
 from engine.formats import files, kinds
 from engine.formats.content import Content, decrypted
@@ -17,7 +16,7 @@ from engine.formats.onnx import OnnxModel, read_model
 from engine.formats.onnx.regular import REGULAR
 from engine.formats.opened import FileVersion, OpenedSource
 from engine.host.lease import leased
-from engine.types import ModelSource
+from engine.types import CancelToken, ModelSource
 
 if TYPE_CHECKING:
     from engine.formats.description import CompiledModels, Description

@@ -7,6 +7,8 @@ facts.py      what a model knows of itself; memory.py: its memory
 update.py     resize and update_weights: what is built anew takes the place of what is
 sharing.py    what a build asks of models that share weights or workspace
 handle.py     the `with` block of whatever can be closed
+group.py      ModelGroup, a wing: models that share weights and workspace; group_forms.py: what they
+              have in common, and where their compiled forms are
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Shared weights as a build sees them: protocols that the wing engine/shared_weights fills."""
+"""Shared weights as a build sees them: protocols that the wing engine/weights/shared fills."""
 
 from __future__ import annotations
 

@@ -17,9 +17,8 @@ from engine.host import fork
 from engine.host.interrupts import raised_by_handler
 
 if TYPE_CHECKING:
-    from engine.cancel import CancelToken
     from engine.plan.fair_semaphore import FairSemaphore
-    from engine.types import ExecutionContext
+    from engine.types import CancelToken, ExecutionContext
 
 
 class ContextSource(Protocol):

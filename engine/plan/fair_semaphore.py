@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Protocol
 
-from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded, ModelStateError, QueueFull
 from engine.host.interrupts import raised_by_handler
+from engine.types import CancelToken
 
 
 class Shareable(Protocol):

@@ -52,7 +52,7 @@ def devices() -> FoundDevices:
 
     Why one is missing is in `engine.backends()`, and in `engine.doctor()` what would help.
     """
-    from engine.isolation.listing import backends
+    from engine.backends.isolation.listing import backends
 
     return FoundDevices(
         FoundDevice(

@@ -228,7 +228,7 @@ def profile(
         )
     )
     if len(unmeasured) == len({part.name for part, _ in plan.parts}):
-        from engine.isolation.backend import is_isolated  # rare
+        from engine.backends.isolation.backend import is_isolated  # rare
 
         if any(is_isolated(part) for part, _ in plan.parts):
             raise BackendError(

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.plan.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor
+from engine.types import CancelToken
 
 Array = np.ndarray[Any, Any]
 

@@ -13,7 +13,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Protocol
 
-from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFull
 from engine.host import deadlines
 from engine.host.imports import ready
@@ -24,6 +23,7 @@ from engine.serving.batching import Request
 from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Admission, Tell, Workers
 from engine.tensor import Tensor
+from engine.types import CancelToken
 
 _LOOK_S = 0.002
 _RECHECK_S = 0.05  # of a thread that is woken in time, unless an interrupt came between

@@ -14,7 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from engine.cancel import CancelToken
 from engine.config.checks import require
 from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueFull
 from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbed
@@ -26,6 +25,7 @@ from engine.serving.request_future import RequestFuture, WhenFull, awaited, outc
 from engine.serving.statistics import Recorder
 from engine.serving.threads import HandOff
 from engine.tensor import Tensor
+from engine.types import CancelToken
 
 _LOOK_S = 0.002
 # A run that takes less is over before a worker is awake.

@@ -21,8 +21,8 @@ from engine.serving.built_model import BuiltModel
 from engine.serving.request_queue import RequestQueue
 
 if TYPE_CHECKING:
-    from engine.cancel import CancelToken
     from engine.serving.statistics import Recorder
+    from engine.types import CancelToken
 
 Config = Mapping[str, Mapping[str, str]]
 

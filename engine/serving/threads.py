@@ -15,13 +15,13 @@ from contextlib import nullcontext
 from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
-from engine.cancel import CancelToken
 from engine.errors import Cancelled, DeadlineExceeded
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.host.tasks import Task
 from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.serving.batching import Request
 from engine.tensor import Tensor
+from engine.types import CancelToken
 
 Tell: TypeAlias = Callable[[], None]
 """Wakes a thread whose request was run. Where another run follows it is called when that begins:

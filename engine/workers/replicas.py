@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from engine.cancel import CancelToken
 from engine.errors import DeadlineExceeded
 from engine.plan.fair_semaphore import FairSemaphore
 from engine.runtime import fitting
@@ -21,6 +20,7 @@ from engine.runtime.values import as_tensors
 from engine.serving.runner import CLOSED
 from engine.tensor import Tensor
 from engine.tensor.values import as_expected, tensors_of
+from engine.types import CancelToken
 from engine.workers.slicing import Slicing
 from engine.workers.thread_pool import ThreadPool
 from engine.workers.watchdog import GRACE_S, check

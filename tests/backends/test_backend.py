@@ -10,8 +10,8 @@ import engine
 from engine import backends
 from engine.backends import BackendState
 from engine.backends.backend import Backend
+from engine.backends.isolation.probe import from_json, probe, to_json
 from engine.hookspecs import hookimpl
-from engine.isolation.probe import from_json, probe, to_json
 from engine.options import describe, parsed, value_of
 from engine.types import (
     BackendInfo,

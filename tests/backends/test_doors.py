@@ -10,9 +10,9 @@ import pytest
 
 from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
+from engine.backends.isolation.listing import plugins
 from engine.backends.records import PluginRecord
 from engine.host.install import pip_install
-from engine.isolation.listing import plugins
 from engine_testing.plugins import install
 
 GOOD = "def wrap(model, predict):\n    return predict\n"

@@ -21,6 +21,7 @@ import pytest
 import engine
 from engine import CancelToken, Model, Tensor
 from engine.backends import open_backend
+from engine.backends.isolation.backend import isolated as isolated_backend
 from engine.errors import (
     BackendUnavailable,
     Cancelled,
@@ -30,7 +31,6 @@ from engine.errors import (
     ModelError,
 )
 from engine.host.child import command, environment
-from engine.isolation.backend import isolated as isolated_backend
 from engine.model.model import model_state
 from engine.types import CompileOptions, Device, ModelSource
 from engine_testing import models

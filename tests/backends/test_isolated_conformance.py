@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.backends import Backend
-from engine.isolation.backend import isolated
+from engine.backends.isolation.backend import isolated
 from engine_testing import BackendConformance
 from engine_testing.level import Trial
 from engine_testing.plugins import install

@@ -43,7 +43,7 @@ import gc, os, sys, threading
 from pathlib import Path
 from engine import CancelToken
 from engine.backends import open_backend
-from engine.isolation.backend import isolated
+from engine.backends.isolation.backend import isolated
 from engine.errors import EngineError
 from engine.types import CompileOptions, Device, ModelSource
 

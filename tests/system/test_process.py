@@ -26,7 +26,7 @@ FOREIGN = {
     "numpy.typing", "onnx",
 }  # fmt: skip
 OWN = {
-    "engine.backends.advice", "engine.backends.device_types", "engine.isolation.probe",
+    "engine.backends.advice", "engine.backends.device_types", "engine.backends.isolation.probe",
     "engine.config.reader", "engine.config.schema", "engine.config.sections",
     "engine.config.shapes", "engine.convert",
     "engine.converter", "engine.model.update", "engine.formats.encryption",

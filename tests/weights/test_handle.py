@@ -28,8 +28,8 @@ from other_process import Other, X, started
 import engine
 from engine import Context, Model, ModelType
 from engine.errors import SharingError, SharingRefused
-from engine.shared_weights.broker import Broker, PidList, ask
-from engine.shared_weights.private import PrivateFolder
+from engine.weights.shared.broker import Broker, PidList, ask
+from engine.weights.shared.private import PrivateFolder
 from engine_testing import models, null_run
 from engine_testing.plugins import install
 

@@ -16,9 +16,9 @@ from engine.backends import open_backend
 from engine.context import Context
 from engine.formats import ModelFile
 from engine.plan import BuildOptions, Targets, build_plan
-from engine.shared_weights.private import PrivateFolder, private_cache
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable
+from engine.weights.shared.private import PrivateFolder, private_cache
 from engine.weights.store import Store
 from engine_testing import models
 
@@ -155,5 +155,5 @@ def test_models_of_any_size_are_shared_by_way_of_it(
     assert open_backend(null_backend).name == null_backend
 
 
-_MAKE = "from engine.shared_weights.private import PrivateFolder; folder = PrivateFolder()\n"
+_MAKE = "from engine.weights.shared.private import PrivateFolder; folder = PrivateFolder()\n"
 _KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"

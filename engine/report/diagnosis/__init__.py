@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.backends import OFFICIAL, BackendRecord, BackendState, installed, known, record
+from engine.backends.isolation.probe import TIME_LIMIT_S, Examination, examine_all
 from engine.config.text import html_tables, plain
-from engine.isolation.probe import TIME_LIMIT_S, Examination, examine_all
 from engine.report.diagnosis.finding import Finding, Status
 from engine.report.diagnosis.machine import look_at_machine
 from engine.report.diagnosis.packages import Packages

@@ -14,7 +14,6 @@ from typing import BinaryIO
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from engine.cancel import CancelToken
 from engine.formats.collectives import DOMAIN, Part, is_collective
 from engine.formats.micro_batches import KEY, MicroBatches
 from engine.formats.onnx.graphs import reads
@@ -23,7 +22,7 @@ from engine.layouts.states import PARTIAL, Array, State, local_shape, ranges
 from engine.sharding.slicing.original import stored_bytes
 from engine.sharding.slicing.program import Program, Weight, value_of
 from engine.sharding.slicing.stages import with_open_batch
-from engine.types import DType
+from engine.types import CancelToken, DType
 
 PRODUCER = "inference-engine"
 APART_BYTES = 1024

@@ -9,12 +9,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.cancel import CancelToken
 from engine.errors import ModelError
 from engine.formats.collectives import Part
 from engine.host.folder import temporary_folder
 from engine.sharding.files import NotAFolder
 from engine.sharding.strategy import Strategy
+from engine.types import CancelToken
 
 if TYPE_CHECKING:
     from onnx import NodeProto

@@ -15,11 +15,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from engine.backends import open_backend
-from engine.cancel import CancelToken
 from engine.errors import Cancelled, CompiledFormError, InputError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.types import (
+    CancelToken,
     CompileOptions,
     Device,
     DType,

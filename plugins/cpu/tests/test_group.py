@@ -156,7 +156,7 @@ def test_models_that_are_built_at_once_share_too(prefill: str, decode: str) -> N
 
 def test_a_forked_child_may_build_while_the_parent_does(prefill: str, decode: str) -> None:
     """The child has one thread: a lock that another held in the parent is nobody's there."""
-    from engine.shared_weights import group_forms as sharing
+    from engine.model import group_forms as sharing
 
     sharing._turn.acquire()
     child = os.fork()

@@ -14,7 +14,7 @@ import pytest
 
 import engine
 from engine.backends import Backend
-from engine.isolation.backend import isolated
+from engine.backends.isolation.backend import isolated
 from engine.model.model import model_state
 from engine_cpu.conformance import TestCpu as Cpu
 from engine_testing import models

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from engine.backends import BackendRecord, BackendState
+from engine.backends.isolation.probe import probe
 from engine.errors import BackendError
 from engine.host.child import environment, last_words
 from engine.host.worker import Ended, Worker
-from engine.isolation.probe import probe
 from engine.types import Progress
 
 LEVELS = (

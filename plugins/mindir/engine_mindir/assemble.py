@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from engine.cancel import CancelToken
 from engine.errors import InputError
 from engine.formats.onnx import writer
 from engine.formats.onnx.graph_info import graph_info_of_written
 from engine.formats.onnx.writer import Graph, Node, ValueInfo
 from engine.formats.opened import Slot
-from engine.types import GraphInfo
+from engine.types import CancelToken, GraphInfo
 from engine_mindir import constants, decode, fold
 from engine_mindir.emit import Unsupported
 from engine_mindir.lower import Lowering, LoweringError

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from engine.cancel import CancelToken
 from engine.errors import Cancelled
 from engine.formats.protobuf import WireError
+from engine.types import CancelToken
 from engine_mindir import constants, decode
 from engine_mindir.control import (
     RECURSION,

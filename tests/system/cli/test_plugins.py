@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from engine.isolation import listing
+from engine.backends.isolation import listing
 from engine_testing.plugins import install, installed
 
 NO_DEVICE = """

@@ -17,8 +17,8 @@ from functools import partial
 import onnx
 
 from engine.backends import BackendState, open_backend
+from engine.backends.isolation.probe import probe
 from engine.errors import BackendUnavailable, InputError, ModelError, one_line
-from engine.isolation.probe import probe
 from engine_testing.onnx_backend import backend_for
 from engine_testing.onnx_suite.cases import Case, load_cases
 from engine_testing.onnx_suite.compare import Difference, compare

@@ -29,7 +29,7 @@ from typing import Any
 from engine.errors import SharingError, SharingRefused
 from engine.host import fork
 from engine.host.peers import HAS_PEERS, credentials, has_ended
-from engine.shared_weights.handle_settings import BITS, HANDLE, PIDS
+from engine.weights.shared.handle_settings import BITS, HANDLE, PIDS
 
 _BACKLOG = 4096
 _DESCRIPTORS = 200  # in one message; the kernel takes 253

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from engine.backends.discovery import known, record
 from engine.backends.doors import BACKENDS, installed_entries
+from engine.backends.isolation.probe import TIME_LIMIT_S, probe_all, probe_doors
 from engine.backends.names import OFFICIAL
 from engine.backends.records import BackendRecord, BackendState, PluginRecord
 from engine.config.text import aligned
-from engine.isolation.probe import TIME_LIMIT_S, probe_all, probe_doors
 
 
 class Backends(tuple[BackendRecord, ...]):

@@ -32,7 +32,7 @@ def workspace_bytes(path: str, context: BuildContext) -> int:
     """
     from engine.host.worker import Ended, Worker
 
-    with Worker("engine.shared_weights.dry_run:serve", (os.path.abspath(path), context)) as worker:
+    with Worker("engine.weights.shared.dry_run:serve", (os.path.abspath(path), context)) as worker:
         try:
             answer = worker.receive()
         except Ended as end:

@@ -77,7 +77,7 @@ def _probe_entries(
     found: list[PluginRecord] = []
     while left := entries[len(found) :]:
         request = [(door.kind, name) for door, name in left]
-        reply = processes.answer_of("engine.isolation.probe:answer_for_entries", request)
+        reply = processes.answer_of("engine.backends.isolation.probe:answer_for_entries", request)
         known: Sequence[dict[str, Any]] = reply.values.get("records", ())
         found += [_entry_from_json(values) for values in known]
         if len(known) < len(left):
@@ -162,7 +162,7 @@ class _Processes:
 
     def ask(self, name: str, *questions: str) -> _Answer:
         """Return what a fresh process answers about backend `name`."""
-        return self.answer_of("engine.isolation.probe:answer", (name, questions))
+        return self.answer_of("engine.backends.isolation.probe:answer", (name, questions))
 
     def answer_of(self, function: str, request: object) -> _Answer:
         """Return what a function answers in a fresh process; see `Worker`."""

@@ -1,7 +1,5 @@
-"""Weights and workspace that models share: in a group, or with other processes by a handle.
+"""Weights that are lent to other processes by a handle.
 
-group.py            ModelGroup
-group_forms.py      what the models of a group have in common, and where their compiled forms are
 dry_run.py          the workspace of a model, measured in a process of its own
 handle.py           what a build lends or borrows, as a configuration asks for
 handle_settings.py  its settings

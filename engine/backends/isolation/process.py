@@ -31,7 +31,7 @@ class Process:
         self.backend = backend
         self.source = source
         self.ended = ""  # why somebody here ended it
-        self.worker = Worker("engine.isolation.worker:serve", backend.name)
+        self.worker = Worker("engine.backends.isolation.worker:serve", backend.name)
         self._turn = threading.RLock()
         self._sending = threading.Lock()
         self._contexts = 0

@@ -26,10 +26,6 @@ from engine.host.interrupts import raised_by_handler
 from engine.plan.compile import compile_all
 from engine.plan.contexts import close
 from engine.plan.plan import Compiled
-from engine.shared_weights.broker import Broker, PidList
-from engine.shared_weights.handle_settings import PIDS
-from engine.shared_weights.lent import Lent, LentPart, LentWeights, Uncut, identity_of
-from engine.shared_weights.private import PrivateFolder
 from engine.types import (
     Capability,
     CompileOptions,
@@ -40,10 +36,14 @@ from engine.types import (
 )
 from engine.weights.compile_cache import CompileCache
 from engine.weights.location import CacheUnusable
+from engine.weights.shared.broker import Broker, PidList
+from engine.weights.shared.handle_settings import PIDS
+from engine.weights.shared.lent import Lent, LentPart, LentWeights, Uncut, identity_of
+from engine.weights.shared.private import PrivateFolder
 from engine.weights.store import Identity, Store
 
 if TYPE_CHECKING:
-    from engine.shared_weights.group_forms import GroupForms
+    from engine.model.group_forms import GroupForms
 
 # Read-only for its owner too: nobody writes to what others have mapped by mistake.
 _MODE = 0o400

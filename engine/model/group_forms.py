@@ -24,8 +24,8 @@ from engine.weights.compile_cache import Build, CompileCache, Mode, T, mode_of
 if TYPE_CHECKING:
     from engine.backends import Backend
     from engine.plan.plan import Compiled, Plan
-    from engine.shared_weights.private import PrivateCache
     from engine.types import CompileOptions, LoadedModel, ModelSource
+    from engine.weights.shared.private import PrivateCache
 
 # A model whose own weights take less than a page shares nothing worth a word.
 _LEAST_BYTES = 4096
@@ -62,8 +62,8 @@ class Sharing:
             return GroupForms(cache, is_lending=False)
         if mode_of(config) is Mode.ON:
             return GroupForms(CompileCache(cache.folder, keeps_small=True))
-        from engine.shared_weights.private import private_cache
         from engine.weights.location import CacheUnusable
+        from engine.weights.shared.private import private_cache
 
         held = self._private.get(cache.folder)
         private = None if held is None else held()

@@ -10,9 +10,9 @@ from engine.config.wording import prefixed
 from engine.context import Context
 from engine.errors import BackendError, InputError, ModelError, ModelStateError
 from engine.model import recipe
+from engine.model.group_forms import Sharing
 from engine.model.model import Model, model_state
 from engine.model.state import NOT_BUILT, ModelState
-from engine.shared_weights.group_forms import Sharing
 from engine.tensor.enums import ModelGroupFlag, ModelType
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class ModelGroup:
             raise ModelStateError(
                 f"{_CALCULATION_FAILED} provider 'ge' sizes workspace itself; leave this call out"
             )
-        from engine.shared_weights.dry_run import workspace_bytes
+        from engine.weights.shared.dry_run import workspace_bytes
 
         for path in dict.fromkeys(self._paths):
             try:

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from engine.backends.backend import Backend
+from engine.backends.isolation.process import COMPILING, GRACE_S, LOADING, RUNNING, Process
 from engine.errors import Cancelled, DeadlineExceeded, InputError, ModelError
 from engine.host.arena import Arena
 from engine.host.channel import LOOK_S, owned
 from engine.host.interrupts import raised_by_handler
 from engine.host.paths import absolute
-from engine.isolation.process import COMPILING, GRACE_S, LOADING, RUNNING, Process
 from engine.types import (
     CancelToken,
     Capability,

@@ -18,10 +18,6 @@ from engine.errors import CompiledFormError, SharingError
 from engine.host.interrupts import raised_by_handler
 from engine.plan.compile import compile_all
 from engine.plan.plan import Compiled
-from engine.shared_weights.broker import ask
-from engine.shared_weights.handle_settings import HANDLE
-from engine.shared_weights.lent import Lent, Uncut, identity_of
-from engine.shared_weights.private import PrivateFolder
 from engine.types import (
     CancelToken,
     Capability,
@@ -31,6 +27,10 @@ from engine.types import (
     SharedWeights,
 )
 from engine.weights.location import CacheUnusable
+from engine.weights.shared.broker import ask
+from engine.weights.shared.handle_settings import HANDLE
+from engine.weights.shared.lent import Lent, Uncut, identity_of
+from engine.weights.shared.private import PrivateFolder
 from engine.weights.store import Identity, Store
 
 _TIMEOUT_S = 30.0

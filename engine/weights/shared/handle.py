@@ -16,14 +16,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from engine.errors import SharingError
-from engine.shared_weights.handle_settings import HANDLE, PIDS, handle_of, pids_of, setting_of
 from engine.weights.compile_cache import CompileCache
+from engine.weights.shared.handle_settings import HANDLE, PIDS, handle_of, pids_of, setting_of
 
 if TYPE_CHECKING:
-    from engine.shared_weights.borrower import Borrower
-    from engine.shared_weights.group_forms import GroupForms
-    from engine.shared_weights.lender import Lender
+    from engine.model.group_forms import GroupForms
     from engine.types import CancelToken
+    from engine.weights.shared.borrower import Borrower
+    from engine.weights.shared.lender import Lender
 
 
 def lending_of(
@@ -42,11 +42,11 @@ def lending_of(
             "another's; give the list to the master and the handle to its slaves"
         )
     if pids is not None:
-        from engine.shared_weights.lender import Lender
+        from engine.weights.shared.lender import Lender
 
         return Lender(pids_of(pids), CompileCache.of(config), forms)
     if handle is not None:
-        from engine.shared_weights.borrower import Borrower
+        from engine.weights.shared.borrower import Borrower
 
         return Borrower(handle_of(handle), cancel)
     return None
