@@ -316,13 +316,6 @@ ROOMS = 30
 LONGEST = 500
 LONGER = {"types.py"}
 """Files that may be longer: one idea each that no reader finds again in two files."""
-TO_SPLIT = {
-    "convert/batch.py",
-    "layouts/batch/rules/shapes.py",
-    "engine_testing/models.py",
-    "engine_mindir/lower.py",
-}
-"""Files that are longer still, and are to lose their second idea: take away what is done."""
 
 
 def test_the_engine_has_few_rooms() -> None:
@@ -334,4 +327,4 @@ def test_no_file_is_longer_than_a_sitting() -> None:
     files += [(path, "/".join(path.relative_to(PLUGINS).parts[1:]))
               for path in PLUGINS.glob("*/engine_*/**/*.py")]  # fmt: skip
     long = {name for path, name in files if len(path.read_text().splitlines()) > LONGEST}
-    assert long <= LONGER | TO_SPLIT
+    assert long <= LONGER

@@ -7,7 +7,8 @@ from fractions import Fraction
 
 from onnx import GraphProto, ModelProto, TypeProto, ValueInfoProto
 
-from engine.convert.batch import MAPPED_BYTES, Batches, rebatch
+from engine.convert.batch import MAPPED_BYTES, rebatch
+from engine.convert.batch_rewriter import Batches
 from engine.convert.graphs import add_weights, typed
 from engine.convert.job import Job
 from engine.convert.weights import total_bytes

@@ -27,6 +27,7 @@ from engine_mindir.control import (
     lower_loop,
     lower_select,
 )
+from engine_mindir.declared import apply_abstract, check_value
 from engine_mindir.emit import Emitter, Scope, Unsupported
 from engine_mindir.functions import Functions
 from engine_mindir.in_place import Updates
@@ -43,7 +44,6 @@ from engine_mindir.values import (
     Closure,
     DType,
     Value,
-    leaves,
 )
 
 # Inlining can grow a small file exponentially; these limits stop one that was made to do so.
@@ -278,13 +278,13 @@ class Lowering:
         self.tuples.visit(inputs)
         declared = self.g.result
         if not isinstance(declared, Abstract) or declared.dtype in COMPLEX:
-            _check(declared)
+            check_value(declared)
         args = []
         for value in inputs:
             if value is MONAD:  # orders effects, and is no argument of an operator
                 continue
             if not isinstance(value, Value) or value.dtype in COMPLEX:
-                _check(value)
+                check_value(value)
             args.append(self.current_value(value))
         target = (
             next((value for value in inputs if value is not MONAD), None) if row.writes else None
@@ -458,40 +458,6 @@ def _contains(value: Any, kind: type) -> bool:
                 return True
         return False
     return isinstance(value, kind)
-
-
-def _check(value: Any) -> None:
-    """Raise Unsupported for a value that no primitive takes or returns."""
-    for leaf in leaves(value):
-        if isinstance(leaf, Exits):
-            raise Unsupported(RECURSION)
-        if isinstance(leaf, Value | Abstract) and leaf.dtype in COMPLEX:
-            raise Unsupported(
-                "it computes with complex numbers, which runtimes have no operators for; keep real "
-                "and imaginary parts apart in the source"
-            )
-
-
-def apply_abstract(g: Emitter, result: Any, abstract: Any) -> Any:
-    """Give a result the dtype and shape that the file declares for it."""
-    if isinstance(result, Value) and isinstance(abstract, Abstract):
-        if result.dtype is not abstract.dtype:
-            result = g.cast(result, abstract.dtype)
-        if result.data is None and not result.is_parameter:
-            result.shape = _merge_shapes(result.shape, abstract.shape)
-    elif isinstance(result, tuple) and isinstance(abstract, tuple):
-        # A tuple of open length has the type of one element in the file.
-        typed = [apply_abstract(g, *pair) for pair in zip(result, abstract, strict=False)]
-        return (*typed, *result[len(typed) :])
-    return result
-
-
-def _merge_shapes(inferred: Any, declared: Any) -> Any:
-    if declared is None:
-        return inferred
-    if inferred is None or None not in declared or len(inferred) != len(declared):
-        return declared
-    return tuple(b if b is not None else a for a, b in zip(inferred, declared, strict=True))
 
 
 def _tail_node(graph: GraphProto) -> str:
