@@ -42,14 +42,13 @@ COLLECTIVES = (
 
 
 def test_every_model_of_the_kit_is_compared_or_in_the_ledger() -> None:
-    from engine_testing import models
+    from engine_testing import heavy_models, models
 
+    makers = {models.__name__, heavy_models.__name__}
     made = {
         name
         for name, maker in vars(models).items()
-        if inspect.isfunction(maker)
-        and maker.__module__ == models.__name__
-        and not name.startswith("_")
+        if inspect.isfunction(maker) and maker.__module__ in makers and not name.startswith("_")
     }
     assert {name.partition(":")[0] for name in MODELS} | set(LEDGER) == made
 

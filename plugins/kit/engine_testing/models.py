@@ -20,6 +20,8 @@ from engine_testing.heavy_models import SLOW_WIDTH as SLOW_WIDTH
 from engine_testing.heavy_models import heavy as heavy
 from engine_testing.heavy_models import slow as slow
 from engine_testing.heavy_models import truncated as truncated
+from engine_testing.making import IR_VERSION as IR_VERSION
+from engine_testing.making import OPSET as OPSET
 from engine_testing.making import floats, longs, tensor, write
 
 FINE: npt.NDArray[np.float32] = (1 + np.arange(128) / 128 + 3 / 8192).astype(np.float32)
