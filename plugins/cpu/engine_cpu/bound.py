@@ -65,7 +65,10 @@ class Bound:
 
 
 class Staged:
-    """Buffers of one set of shapes, bound once; inputs are copied in and results out."""
+    """Buffers of one set of shapes, bound once; inputs are copied in and results out.
+
+    shapes: of the inputs.
+    """
 
     def __init__(
         self,
@@ -78,7 +81,7 @@ class Staged:
         self._options = options
         self._inputs = [np.empty_like(array, order="C") for array in inputs]
         self._outputs = [np.empty_like(array, order="C") for array in results]
-        self._shapes = [array.shape for array in inputs]
+        self.shapes = [array.shape for array in inputs]
         # The core has checked shapes that the model fixes.
         self._may_vary = not layout.is_static
         bound = Bound(session, layout)
@@ -90,7 +93,7 @@ class Staged:
 
     def run(self, inputs: Sequence[Array]) -> list[Array] | None:
         """Return the results in new memory; None where the shapes are not the buffers'."""
-        if self._may_vary and [array.shape for array in inputs] != self._shapes:
+        if self._may_vary and [array.shape for array in inputs] != self.shapes:
             return None
         # Assigning through [...] costs half of np.copyto, a comprehension twice its element.
         for buffer, array in zip(self._inputs, inputs):

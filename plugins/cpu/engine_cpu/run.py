@@ -217,6 +217,8 @@ class CpuContext:
         if shapes != self._last_shapes:
             self._last_shapes = shapes
             return
+        if self._staged is not None and self._staged.shapes == shapes:
+            return  # this run had a deadline, or buffers for its outputs
         nbytes = sum(array.nbytes for array in (*inputs, *results))
         if nbytes > STAGED_BYTES or any(array.size == 0 for array in (*inputs, *results)):
             return

@@ -54,6 +54,17 @@ def test_staged_results_are_new_memory_each_time(load: Any) -> None:
         result[:] = -1
 
 
+@pytest.mark.parametrize("adds", [lambda: {"timeout_s": 100}, lambda: {"outputs": [Tensor()]}])
+def test_buffers_are_bound_once_whatever_a_call_adds(load: Any, adds: Any) -> None:
+    model = load(models.affine)
+    bound = set()
+    for _ in range(6):
+        [y] = model.predict([X], **adds())
+        np.testing.assert_array_equal(y, 2 * X + 1)
+        bound.add(model_state(model).threads.state.lease.context._staged)
+    assert len(bound - {None}) == 1
+
+
 def test_big_tensors_are_neither_staged_nor_copied(load: Any) -> None:
     model = load(models.affine)
     x = np.ones((1_000_000, 3), np.float32)
