@@ -17,7 +17,7 @@ from engine.host import fork
 from engine.host.interrupts import raised_by_handler
 
 if TYPE_CHECKING:
-    from engine.plan.fair_semaphore import FairSemaphore
+    from engine.host.fair_semaphore import FairSemaphore
     from engine.types import CancelToken, ExecutionContext
 
 
@@ -87,7 +87,7 @@ class ContextPool:
         slots = getattr(executable, "concurrency", 0)
         self.semaphore: FairSemaphore | None = None
         if slots > 0:
-            from engine.plan.fair_semaphore import FairSemaphore
+            from engine.host.fair_semaphore import FairSemaphore
 
             self.semaphore = FairSemaphore(slots)
         self._executable: ContextSource | None = executable
@@ -99,7 +99,7 @@ class ContextPool:
 
     def limit(self, slots: int) -> None:
         """Let no more than `slots` predicts run at once. To be called before the first."""
-        from engine.plan.fair_semaphore import FairSemaphore
+        from engine.host.fair_semaphore import FairSemaphore
 
         if self.semaphore is None or slots < self.semaphore.slots:
             self.semaphore = FairSemaphore(slots)

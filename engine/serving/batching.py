@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.errors import Cancelled, DeadlineExceeded
-from engine.plan.fair_semaphore import FairSemaphore, Shareable, Waiter
+from engine.host.fair_semaphore import FairSemaphore, Shareable, Waiter
 from engine.serving.batchable import Batching
 from engine.serving.statistics import Recorder
 from engine.tensor import Tensor

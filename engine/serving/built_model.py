@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
 from engine.host.cpus import usable_cpus
+from engine.host.fair_semaphore import FairSemaphore
 from engine.host.interrupts import in_main_thread
 from engine.model.model import Model, model_state
-from engine.plan.fair_semaphore import FairSemaphore
 from engine.runtime import fitting
 from engine.serving.batching import Batcher
 from engine.serving.request_queue import RequestQueue

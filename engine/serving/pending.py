@@ -17,7 +17,7 @@ from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Workers
 
 if TYPE_CHECKING:
-    from engine.plan.fair_semaphore import FairSemaphore
+    from engine.host.fair_semaphore import FairSemaphore
     from engine.serving.request_future import RequestFuture, WhenFull
     from engine.serving.threads import HandOff
 

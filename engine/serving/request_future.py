@@ -15,10 +15,10 @@ from typing import Any, Literal, Protocol
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelStateError, QueueFull
 from engine.host import deadlines
+from engine.host.fair_semaphore import FairSemaphore
 from engine.host.imports import ready
 from engine.host.interrupts import undisturbed
 from engine.host.tasks import open_lock
-from engine.plan.fair_semaphore import FairSemaphore
 from engine.serving.batching import Request
 from engine.serving.callbacks import Callbacks
 from engine.serving.threads import Admission, Tell, Workers

@@ -16,9 +16,9 @@ import numpy as np
 
 from engine.config.checks import require
 from engine.errors import DeadlineExceeded, EngineError, ModelStateError, QueueFull
+from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.host.interrupts import in_main_thread, raised_by_handler, undisturbed
 from engine.host.tasks import open_lock
-from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.serving.batching import Batcher, Request
 from engine.serving.pending import PendingRequests
 from engine.serving.request_future import RequestFuture, WhenFull, awaited, outcome_of

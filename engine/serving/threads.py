@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 from typing import Protocol, TypeAlias
 
 from engine.errors import Cancelled, DeadlineExceeded
+from engine.host.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.host.interrupts import raised_by_handler, undisturbed
 from engine.host.tasks import Task
-from engine.plan.fair_semaphore import CallbackWaiter, FairSemaphore
 from engine.serving.batching import Request
 from engine.tensor import Tensor
 from engine.types import CancelToken

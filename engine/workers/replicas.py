@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from engine.errors import DeadlineExceeded
-from engine.plan.fair_semaphore import FairSemaphore
+from engine.host.fair_semaphore import FairSemaphore
 from engine.runtime import fitting
 from engine.runtime.descriptions import description_for
 from engine.runtime.inputs import ThreadInputs

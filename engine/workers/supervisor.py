@@ -16,8 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import Cancelled, DeadlineExceeded, ModelError, ModelStateError, RequestRefused
+from engine.host.fair_semaphore import FairSemaphore
 from engine.host.lack import explained
-from engine.plan.fair_semaphore import FairSemaphore
 from engine.workers.protocol import MOST_LOST, Lost
 from engine.workers.watchdog import check
 from engine.workers.weights import Weights

@@ -17,9 +17,9 @@ import pytest
 
 import engine
 from engine import CancelToken, Tensor
+from engine.host.fair_semaphore import FairSemaphore
 from engine.model.model import model_state
 from engine.plan.contexts import ContextPool
-from engine.plan.fair_semaphore import FairSemaphore
 from engine_testing import models
 from engine_testing.interrupts import Interrupter
 
