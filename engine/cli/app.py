@@ -67,6 +67,7 @@ _COMMANDS = {
     "engine",
     cls=LateGroup,
     late=_COMMANDS,
+    has_entries=True,
     epilog=EPILOG,
     invoke_without_command=True,
     context_settings={

@@ -116,17 +116,26 @@ class Group(click.Group):
 class LateGroup(Group):
     """A group whose commands are imported when one is asked for: each takes what it needs.
 
-    late: "module:name" of each command, by the word that it is called by. Others are entries of
-    group `engine.commands.v1`, of the core's wings or of anybody; they replace none of `late`.
+    late: "module:name" of each command, by the word that it is called by. has_entries: others are
+    entries of group `engine.commands.v1`, of the core's wings or of anybody; they replace none of
+    `late`.
     """
 
-    def __init__(self, *arguments: Any, late: Mapping[str, str], **settings: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        late: Mapping[str, str],
+        has_entries: bool = False,
+        **settings: Any,
+    ) -> None:
         super().__init__(*arguments, **settings)
         self._late = dict(late)
+        self._has_entries = has_entries
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands' words."""
-        return sorted({*self._late, *self.commands, *doors.names(COMMANDS)})
+        entries = doors.names(COMMANDS) if self._has_entries else ()
+        return sorted({*self._late, *self.commands, *entries})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Return a command, imported; None for a word that is none.
@@ -136,7 +145,7 @@ class LateGroup(Group):
         if cmd_name in self._late and cmd_name not in self.commands:
             module, _, name = self._late[cmd_name].partition(":")
             self.add_command(getattr(import_module(module), name), cmd_name)
-        if cmd_name not in self.commands:
+        if cmd_name not in self.commands and self._has_entries:
             found, command = doors.resolve(COMMANDS, cmd_name)
             if found.state is BackendState.NOT_INSTALLED:
                 return None

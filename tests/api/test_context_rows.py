@@ -100,46 +100,30 @@ ROWS = [
             ([" cpu"], ValueError, f"{NO_TARGET}  cpu."),
         ),
     ),
-    Row(
-        "", "group_info_file", "", same("groups.pb", ""),
-        not_a("str", "group_info_file", 1, None, Path("groups.pb")),
-    ),
-    Row(
-        "cpu", "precision_mode", "enforce_fp32", same(*FP16),
-        choice_of("cpu_precision_mode", *FP16),
-    ),
+    Row("", "group_info_file", "", same("groups.pb", ""),
+        not_a("str", "group_info_file", 1, None, Path("groups.pb"))),
+    Row("cpu", "precision_mode", "enforce_fp32", same(*FP16),
+        choice_of("cpu_precision_mode", *FP16)),
     Row("cpu", "thread_num", 0, COUNTS, count_of("cpu_thread_num")),
     Row("cpu", "inter_op_parallel_num", 0, COUNTS, count_of("cpu_inter_op_parallel_num")),
-    Row(
-        "cpu", "thread_affinity_mode", 0, ((0, 0), (1, 1), (2, 2)),
-        not_a("int", "cpu_thread_affinity_mode", "1", 1.0, None),
-    ),
-    Row(
-        "cpu", "thread_affinity_core_list", [], same([0, 1], [7], []),
-        list_of_int("cpu_thread_affinity_core_list"),
-    ),
-    Row(
-        "gpu", "precision_mode", "enforce_fp32", same(*FP16),
-        choice_of("gpu_precision_mode", *FP16),
-    ),
+    Row("cpu", "thread_affinity_mode", 0, ((0, 0), (1, 1), (2, 2)),
+        not_a("int", "cpu_thread_affinity_mode", "1", 1.0, None)),
+    Row("cpu", "thread_affinity_core_list", [], same([0, 1], [7], []),
+        list_of_int("cpu_thread_affinity_core_list")),
+    Row("gpu", "precision_mode", "enforce_fp32", same(*FP16),
+        choice_of("gpu_precision_mode", *FP16)),
     Row("gpu", "device_id", 0, COUNTS, count_of("gpu_device_id")),
     Row("gpu", "provider", "", same("tensorrt", ""), not_a("str", "gpu_provider", 1, None)),
     Row("gpu", "rank_id", 0, is_read_only=True),
     Row("gpu", "group_size", 1, is_read_only=True),
-    Row(
-        "ascend", "precision_mode", "", same(*ASCEND), choice_of("ascend_precision_mode", *ASCEND)
-    ),
+    Row("ascend", "precision_mode", "", same(*ASCEND), choice_of("ascend_precision_mode", *ASCEND)),
     Row("ascend", "device_id", 0, COUNTS, count_of("ascend_device_id")),
     Row("ascend", "rank_id", 0, COUNTS, count_of("ascend_rank_id")),
-    Row(
-        "ascend", "provider", "", same("ge", "", "anything"),
-        not_a("str", "ascend_provider", 1, None),
-    ),
-    Row(
-        "parallel", "workers_num", 0, COUNTS,
+    Row("ascend", "provider", "", same("ge", "", "anything"),
+        not_a("str", "ascend_provider", 1, None)),
+    Row("parallel", "workers_num", 0, COUNTS,
         count_of("workers_num", prefix="Set parallel failed, ")[-2:]
-        + not_a("int", "workers_num", "4", 4.0, None),
-    ),
+        + not_a("int", "workers_num", "4", 4.0, None)),
     Row(
         "parallel", "config_info", "",
         (
@@ -185,7 +169,7 @@ refused = [pytest.param(row, *case, id=f"{row.id}={case[0]!r}"[-60:])
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_the_table_has_a_row_for_each_attribute_that_there_is(group: str) -> None:
+def test_the_table_has_a_row_for_each_attribute_that_there_is(group):
     owner = getattr(Context(), group) if group else Context()
     public = {name for name in dir(owner) if not name.startswith("_")}
     rows = {row.name for row in ROWS if row.group == group}
@@ -193,13 +177,13 @@ def test_the_table_has_a_row_for_each_attribute_that_there_is(group: str) -> Non
 
 
 @each_row
-def test_a_property_has_its_default(row: Row) -> None:
+def test_a_property_has_its_default(row):
     assert row.read(Context()) == row.default
     assert type(row.read(Context())) is type(row.default)
 
 
 @pytest.mark.parametrize(("row", "value", "expected"), accepted)
-def test_a_property_takes_what_the_table_allows(row: Row, value: Any, expected: Any) -> None:
+def test_a_property_takes_what_the_table_allows(row, value, expected):
     context, other = Context(), Context()
     row.assign(context, value)
     assert row.read(context) == expected
@@ -208,9 +192,7 @@ def test_a_property_takes_what_the_table_allows(row: Row, value: Any, expected: 
 
 
 @pytest.mark.parametrize(("row", "value", "kind", "text"), refused)
-def test_a_property_refuses_the_rest_and_keeps_what_it_had(
-    row: Row, value: Any, kind: type[Exception], text: str
-) -> None:
+def test_a_property_refuses_the_rest_and_keeps_what_it_had(row, value, kind, text):
     context = Context()
     for before, reads in [(None, row.default), *row.accepted[:1]]:
         if before is not None:
@@ -223,7 +205,7 @@ def test_a_property_refuses_the_rest_and_keeps_what_it_had(
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.is_read_only], ids=lambda row: row.id)
-def test_a_read_only_property_cannot_be_set(row: Row) -> None:
+def test_a_read_only_property_cannot_be_set(row):
     context = Context()
     with pytest.raises(AttributeError):
         row.assign(context, 1)
@@ -231,7 +213,7 @@ def test_a_read_only_property_cannot_be_set(row: Row) -> None:
 
 
 @pytest.mark.parametrize("mode", [-1, 3, 2**40])
-def test_an_affinity_mode_out_of_range_warns_where_it_is_set_and_becomes_none(mode: int) -> None:
+def test_an_affinity_mode_out_of_range_warns_where_it_is_set_and_becomes_none(mode):
     settings = Context().cpu
     settings.thread_affinity_mode = 2
     with pytest.warns(UserWarning, match=f"must be 0, 1 or 2, but got {mode}; 0") as caught:
@@ -240,7 +222,7 @@ def test_an_affinity_mode_out_of_range_warns_where_it_is_set_and_becomes_none(mo
     assert settings.thread_affinity_mode == 0
 
 
-def test_an_empty_config_path_changes_nothing() -> None:
+def test_an_empty_config_path_changes_nothing():
     parallel = Context().parallel
     parallel.config_path = HERE
     parallel.config_path = ""
@@ -248,7 +230,7 @@ def test_an_empty_config_path_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("group", GROUPS[1:])
-def test_settings_are_there_before_and_after_their_target_is_set(group: str) -> None:
+def test_settings_are_there_before_and_after_their_target_is_set(group):
     context = Context()
     settings = getattr(context, group)
     context.target = ["ascend", "gpu"]
@@ -257,7 +239,7 @@ def test_settings_are_there_before_and_after_their_target_is_set(group: str) -> 
         setattr(context, group, Settings())
 
 
-def test_the_texts_are_the_documented_ones() -> None:
+def test_the_texts_are_the_documented_ones():
     context = Context()
     assert str(context) == "target: ['cpu']."
     assert str(context.cpu) == (
@@ -274,7 +256,7 @@ def test_the_texts_are_the_documented_ones() -> None:
     assert str(context.parallel) == "workers num: 0,\nconfig info: ,\nconfig file: ."
 
 
-def test_the_texts_say_what_was_set() -> None:
+def test_the_texts_say_what_was_set():
     context = Context()
     context.target = ["Ascend", "cpu"]
     cpu, gpu, ascend, parallel = context.cpu, context.gpu, context.ascend, context.parallel

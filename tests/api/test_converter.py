@@ -11,6 +11,7 @@ from typing import Any
 
 import onnx
 import pytest
+from conversions import converted
 
 import engine
 from engine import (
@@ -109,14 +110,10 @@ ROWS = [
                 (value, TypeError, f"input_shape key must be str, but got {type(key)}.")
                 for value, key in (({1: [1]}, 1), ({None: [1]}, None))
             ),
-            (
-                {"x": (1, 3)}, TypeError,
-                "input_shape value must be list, but got <class 'tuple'> at key x.",
-            ),
-            (
-                {"x": [1, "3"]}, TypeError,
-                "input_shape value's element must be int, but got <class 'str'> at index 1.",
-            ),
+            ({"x": (1, 3)}, TypeError,
+             "input_shape value must be list, but got <class 'tuple'> at key x."),
+            ({"x": [1, "3"]}, TypeError,
+             "input_shape value's element must be int, but got <class 'str'> at index 1."),
         ),
     ),
     Row(
@@ -133,17 +130,15 @@ ROWS = [
             ("ascend_oriented:", ValueError, "chip_name must be in [default, 910b]"),
         ),
     ),
-    Row(
-        "save_type", ModelType.MINDIR, tuple(ModelType),
-        not_a("ModelType", "save_type", 0, "MINDIR", None),
-    ),
+    Row("save_type", ModelType.MINDIR, tuple(ModelType),
+        not_a("ModelType", "save_type", 0, "MINDIR", None)),
     a_count("device_id"),
     a_count("rank_id"),
 ]  # fmt: skip
 KEYS = ("decrypt_key", "encrypt_key")
 
 
-def test_the_table_has_every_property() -> None:
+def test_the_table_has_every_property():
     public = {
         name
         for name, value in vars(Converter).items()
@@ -153,7 +148,7 @@ def test_the_table_has_every_property() -> None:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_a_property_reads_its_default_and_what_was_assigned(row: Row) -> None:
+def test_a_property_reads_its_default_and_what_was_assigned(row):
     converter = Converter()
     assert getattr(converter, row.name) == row.default
     for value in row.accepted:
@@ -166,9 +161,7 @@ def test_a_property_reads_its_default_and_what_was_assigned(row: Row) -> None:
     ("name", "value", "kind", "text"),
     [(row.name, *refused) for row in ROWS for refused in row.refused],
 )
-def test_a_value_that_cannot_be_is_refused_and_changes_nothing(
-    name: str, value: Any, kind: type[Exception], text: str
-) -> None:
+def test_a_value_that_cannot_be_is_refused_and_changes_nothing(name, value, kind, text):
     converter = Converter()
     before = str(converter)
     with pytest.raises(kind) as caught:
@@ -178,7 +171,7 @@ def test_a_value_that_cannot_be_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_a_key_is_write_only_and_stands_in_no_text(name: str) -> None:
+def test_a_key_is_write_only_and_stands_in_no_text(name):
     converter = Converter()
     setattr(converter, name, KEY)
     with pytest.raises(TypeError, match=f"^{name} is write-only."):
@@ -190,7 +183,7 @@ def test_a_key_is_write_only_and_stands_in_no_text(name: str) -> None:
     assert KEY not in f"{converter}{converter!r}{vars(converter)}"
 
 
-def test_what_was_read_may_be_changed_without_harm() -> None:
+def test_what_was_read_may_be_changed_without_harm():
     converter = Converter()
     converter.input_shape = given = {"x": [1, 3]}
     given["x"][0] = 9
@@ -208,7 +201,7 @@ def test_what_was_read_may_be_changed_without_harm() -> None:
     assert converter.get_config_info() == {"registry": {"a": "b"}}
 
 
-def test_its_text_lists_what_the_result_will_be_like() -> None:
+def test_its_text_lists_what_the_result_will_be_like():
     converter = Converter()
     converter.set_config_info("common_quant_param", {"bit_num": "8"})
     converter.input_shape = {"x": [1, 3]}
@@ -228,12 +221,12 @@ def test_its_text_lists_what_the_result_will_be_like() -> None:
     )
 
 
-def test_a_misspelt_property_warns_and_names_the_nearest() -> None:
+def test_a_misspelt_property_warns_and_names_the_nearest():
     with pytest.warns(UserWarning, match="converter has no setting 'weights_fp16'.*'weight_fp16'"):
         Converter().weights_fp16 = True  # type: ignore[attr-defined]
 
 
-def test_it_is_in_the_module_of_upstreams_name_too() -> None:
+def test_it_is_in_the_module_of_upstreams_name_too():
     from engine import converter
 
     assert (converter.Converter, converter.FmkType) == (engine.Converter, engine.FmkType)
@@ -253,7 +246,7 @@ def test_it_is_in_the_module_of_upstreams_name_too() -> None:
         ("", {"b": None}, "config_info val must be str, but got <class 'NoneType'>."),
     ],
 )
-def test_a_wrong_section_is_refused(section: Any, info: Any, text: str) -> None:
+def test_a_wrong_section_is_refused(section, info, text):
     converter = Converter()
     with pytest.raises(TypeError) as caught:
         converter.set_config_info(section, info)
@@ -261,7 +254,7 @@ def test_a_wrong_section_is_refused(section: Any, info: Any, text: str) -> None:
     assert converter.get_config_info() == {}
 
 
-def test_a_section_is_set_whole_and_nothing_without_a_name_or_keys() -> None:
+def test_a_section_is_set_whole_and_nothing_without_a_name_or_keys():
     converter = Converter()
     converter.set_config_info()
     converter.set_config_info("a")
@@ -298,9 +291,7 @@ ONNX = FmkType.ONNX
         (lambda c, m, o: c.convert(ONNX, m, o, cancel=1), "cancel must be a CancelToken"),
     ],
 )
-def test_an_argument_of_the_wrong_type_is_refused(
-    call: Call, text: str, affine_file: str, tmp_path: Path
-) -> None:
+def test_an_argument_of_the_wrong_type_is_refused(call, text, affine_file, tmp_path):
     with pytest.raises(TypeError) as caught:
         call(Converter(), affine_file, str(tmp_path / "out"))
     assert str(caught.value).startswith(text)
@@ -308,7 +299,7 @@ def test_an_argument_of_the_wrong_type_is_refused(
 
 
 @pytest.mark.parametrize("name", ["model_file", "weight_file", "config_file"])
-def test_a_file_that_does_not_exist_is_named(name: str, affine_file: str, tmp_path: Path) -> None:
+def test_a_file_that_does_not_exist_is_named(name, affine_file, tmp_path):
     arguments = {"model_file": affine_file, name: str(tmp_path / "absent")}
     with pytest.raises(RuntimeError) as caught:
         Converter().convert(ONNX, output_file=str(tmp_path / "out"), **arguments)
@@ -340,12 +331,8 @@ def encrypting(converter: Converter, key: str | None) -> None:
     ],
 )
 def test_what_cannot_be_converted_says_so_and_leaves_nothing(
-    prepare: Callable[[Converter], None],
-    framework: FmkType,
-    text: str,
-    affine_file: str,
-    tmp_path: Path,
-) -> None:
+    prepare, framework, text, affine_file, tmp_path
+):
     converter = Converter()
     prepare(converter)
     with pytest.raises(ModelError) as caught:
@@ -373,9 +360,7 @@ def test_what_cannot_be_converted_says_so_and_leaves_nothing(
         ("link", "is model_file itself"),
     ],
 )
-def test_where_a_result_cannot_go_is_said_before_the_work(
-    output: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_result_cannot_go_is_said_before_the_work(output, text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = models.affine(tmp_path).rename(tmp_path / "model.mindir")
     (tmp_path / "taken.mindir").mkdir()
@@ -383,7 +368,7 @@ def test_where_a_result_cannot_go_is_said_before_the_work(
     before = model.read_bytes()
     given = output if output in ("", "..", "a\0b") else f"{tmp_path}/{output}"
     with pytest.raises(ModelError) as caught:
-        Converter().convert(FmkType.MINDIR, str(model), given)
+        converted(model, given, FmkType.MINDIR)
     assert text.format(folder=tmp_path) in str(caught.value)
     assert str(caught.value).startswith(FAILED)
     assert model.read_bytes() == before
@@ -400,26 +385,19 @@ def test_where_a_result_cannot_go_is_said_before_the_work(
         (ModelType.MINDIR_LITE, "net.ms", "net.ms"),
     ],
 )
-def test_the_ending_is_added_where_it_is_missing(
-    save_type: ModelType, output: str, written: str, affine_file: str, tmp_path: Path
-) -> None:
-    converter = Converter()
-    converter.save_type = save_type
-    converter.convert(ONNX, affine_file, str(tmp_path / output))
+def test_the_ending_is_added_where_it_is_missing(save_type, output, written, affine_file, tmp_path):
+    report = converted(affine_file, tmp_path / output, save_type=save_type)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["affine.onnx", written]
-    assert converter.report is not None
-    assert converter.report.files == (tmp_path / written,)
+    assert report.files == (tmp_path / written,)
 
 
 @pytest.mark.parametrize("name", ["MINDIR", "MINDIR_LITE"])
 def test_the_result_is_the_model_for_every_reader_of_its_name(
-    name: str, affine_file: str, tmp_path: Path, null_context: engine.Context
-) -> None:
+    name, affine_file, tmp_path, null_context
+):
     import numpy as np
 
-    converter = Converter()
-    converter.save_type = ModelType[name]
-    converter.convert(ONNX, affine_file, str(tmp_path / "out"))
+    converted(affine_file, tmp_path / "out", save_type=ModelType[name])
     [path] = tmp_path.glob("out.*")
     model = engine.Model()
     model.build_from_file(str(path), ModelType[name], null_context)
@@ -427,9 +405,7 @@ def test_the_result_is_the_model_for_every_reader_of_its_name(
     np.testing.assert_array_equal(model.predict([x])[0].get_data_to_numpy(), 2 * x + 1)
 
 
-def test_layout_and_types_that_were_not_assigned_stay_the_models(
-    affine_file: str, tmp_path: Path
-) -> None:
+def test_layout_and_types_that_were_not_assigned_stay_the_models(affine_file, tmp_path):
     converter = Converter()
     assert converter.input_format is Format.NHWC
     converter.input_data_type = DataType.UNKNOWN
@@ -438,13 +414,11 @@ def test_layout_and_types_that_were_not_assigned_stay_the_models(
     assert after.graph == before.graph
 
 
-def test_where_the_result_comes_from_is_in_it(affine_file: str, tmp_path: Path) -> None:
+def test_where_the_result_comes_from_is_in_it(affine_file, tmp_path):
     proto = onnx.load(affine_file)
     onnx.helper.set_model_props(proto, {"author": "Zoë", "converted_by": "another"})
     onnx.save(proto, affine_file)
-    converter = Converter()
-    converter.optimize = "ascend_oriented:910b"
-    converter.convert(ONNX, affine_file, str(tmp_path / "out"))
+    report = converted(affine_file, tmp_path / "out", optimize="ascend_oriented:910b")
     found = {each.key: each.value for each in onnx.load(tmp_path / "out.mindir").metadata_props}
     assert found == {
         "author": "Zoë",
@@ -452,25 +426,15 @@ def test_where_the_result_comes_from_is_in_it(affine_file: str, tmp_path: Path) 
         "converted_from": "ONNX affine.onnx",
         "optimized_for": "ascend_oriented:910b",
     }
-    assert converter.report is not None
-    [note] = converter.report.notes
+    [note] = report.notes
     assert note.startswith("optimize='ascend_oriented:910b' is noted in the file")
 
 
-def test_gpu_oriented_just_works(affine_file: str, tmp_path: Path) -> None:
-    converter = Converter()
-    converter.optimize = "gpu_oriented"
-    converter.convert(ONNX, affine_file, str(tmp_path / "out"))
-    assert converter.device == ""
-    assert (tmp_path / "out.mindir").exists()
-
-
-def test_the_report_says_what_was_done(affine_file: str, tmp_path: Path) -> None:
+def test_the_report_says_what_was_done(affine_file, tmp_path):
     converter = Converter()
     assert converter.report is None
     converter.convert(ONNX, affine_file, str(tmp_path / "out"))
     report = converter.report
-    assert report is not None
     assert report.size_before == Path(affine_file).stat().st_size
     assert report.size_after == (tmp_path / "out.mindir").stat().st_size
     assert report.nodes == len(onnx.load(affine_file).graph.node)
@@ -485,21 +449,17 @@ def test_the_report_says_what_was_done(affine_file: str, tmp_path: Path) -> None
     assert converter.report is None
 
 
-def test_an_earlier_result_is_replaced_only_by_a_whole_one(
-    affine_file: str, tmp_path: Path
-) -> None:
+def test_an_earlier_result_is_replaced_only_by_a_whole_one(affine_file, tmp_path):
     earlier = tmp_path / "out.mindir"
     earlier.write_bytes(b"earlier")
     with pytest.raises(ModelError):
-        Converter().convert(FmkType.MINDIR, __file__, str(tmp_path / "out"))
+        converted(__file__, tmp_path / "out", FmkType.MINDIR)
     assert earlier.read_bytes() == b"earlier"
-    Converter().convert(ONNX, affine_file, str(tmp_path / "out"))
+    converted(affine_file, tmp_path / "out")
     assert onnx.load(earlier).graph.name == onnx.load(affine_file).graph.name
 
 
-def test_progress_is_shown_and_a_cancelled_conversion_leaves_nothing(
-    affine_file: str, tmp_path: Path
-) -> None:
+def test_progress_is_shown_and_a_cancelled_conversion_leaves_nothing(affine_file, tmp_path):
     shown: list[tuple[str, int, int | None]] = []
     Converter().convert(
         ONNX, affine_file, str(tmp_path / "out"), progress=lambda *all: shown.append(all)
@@ -523,8 +483,8 @@ def test_progress_is_shown_and_a_cancelled_conversion_leaves_nothing(
 
 
 def test_the_sections_that_were_set_win_over_the_files_and_mistakes_are_named_once(
-    affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+    affine_file, tmp_path, caplog
+):
     config = tmp_path / "converter.ini"
     config.write_text("[ful_quant_param]\nbit_num = '8'\n[registry]\na=1\n# nothing\n")
     converter = Converter()
@@ -545,9 +505,7 @@ def test_the_sections_that_were_set_win_over_the_files_and_mistakes_are_named_on
     )
 
 
-def test_a_configuration_that_cannot_be_read_names_the_line(
-    affine_file: str, tmp_path: Path
-) -> None:
+def test_a_configuration_that_cannot_be_read_names_the_line(affine_file, tmp_path):
     config = tmp_path / "converter.ini"
     config.write_text("[registry]\nno equals sign\n")
     with pytest.raises(RuntimeError, match=r"^load configuration failed! .*converter.ini, line 2"):
@@ -564,25 +522,19 @@ def test_a_configuration_that_cannot_be_read_names_the_line(
         ("net", ""),
     ],
 )
-def test_a_name_of_another_form_is_a_note_and_a_warning(
-    name: str, says: str, affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    converter = Converter()
-    converter.convert(ONNX, affine_file, str(tmp_path / name))
-    assert converter.report is not None
+def test_a_name_of_another_form_is_a_note_and_a_warning(name, says, affine_file, tmp_path, caplog):
+    report = converted(affine_file, tmp_path / name)
     assert (tmp_path / f"{name}.mindir").exists()
     if not says:
         assert not caplog.records
-        assert not converter.report.notes
+        assert not report.notes
         return
-    [note] = converter.report.notes
+    [note] = report.notes
     assert note.startswith(f"the result is ONNX, {says}")
     assert caplog.messages == [f"{tmp_path / name}.mindir: {note}"]
 
 
-def test_a_key_that_encrypts_nothing_is_a_warning(
-    affine_file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_key_that_encrypts_nothing_is_a_warning(affine_file, tmp_path, caplog):
     converter = Converter()
     converter.encrypt_key = KEY
     converter.convert(ONNX, affine_file, str(tmp_path / "out"))
@@ -596,7 +548,7 @@ def test_a_key_that_encrypts_nothing_is_a_warning(
     assert not caplog.records
 
 
-def test_what_belongs_to_another_conversion_is_noted(affine_file: str, tmp_path: Path) -> None:
+def test_what_belongs_to_another_conversion_is_noted(affine_file, tmp_path):
     converter = Converter()
     converter.encrypt_key = converter.decrypt_key = KEY
     converter.convert(ONNX, affine_file, str(tmp_path / "out"), weight_file=__file__)
@@ -607,15 +559,3 @@ def test_what_belongs_to_another_conversion_is_noted(affine_file: str, tmp_path:
         f"decrypt_key is not used: {affine_file} is not encrypted",
     )
     assert onnx.load(tmp_path / "out.mindir").graph.node
-
-
-def test_importing_the_package_loads_nothing_of_the_conversion() -> None:
-    import subprocess
-    import sys
-
-    code = "import engine, sys; print([n for n in sys.modules if n.startswith('engine.convert.')])"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}; print('onnx' in sys.modules)"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.split("\n")[:2] == ["[]", "False"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from graphs import written
 
 import engine
 from engine import (
@@ -29,27 +30,14 @@ X = np.arange(16, dtype=np.float32).reshape(2, 8) / 8
 
 def mlp(folder: Path) -> Path:
     """y = relu(x w0) w1"""
-    value, tensor = onnx.helper.make_tensor_value_info, onnx.numpy_helper.from_array
     random = np.random.default_rng(0)
-    graph = onnx.helper.make_graph(
-        [
-            onnx.helper.make_node("MatMul", ["x", "w0"], ["a"], name="first"),
-            onnx.helper.make_node("Relu", ["a"], ["b"]),
-            onnx.helper.make_node("MatMul", ["b", "w1"], ["y"], name="second"),
-        ],
-        "mlp",
-        [value("x", onnx.TensorProto.FLOAT, ["n", 8])],
-        [value("y", onnx.TensorProto.FLOAT, ["n", 4])],
-        [
-            tensor(random.standard_normal((8, 16), np.float32), "w0"),
-            tensor(random.standard_normal((16, 4), np.float32), "w1"),
-        ],
+    nodes = "[first] a = MatMul(x, w0) b = Relu(a) [second] y = MatMul(b, w1)"
+    return written(
+        folder / "mlp.onnx",
+        f"mlp (float[n, 8] x) => (float[n, 4] y) {{ {nodes} }}",
+        w0=random.standard_normal((8, 16), np.float32),
+        w1=random.standard_normal((16, 4), np.float32),
     )
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    onnx.save(
-        onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets), folder / "mlp.onnx"
-    )
-    return folder / "mlp.onnx"
 
 
 def convert(path: Path, config: dict[str, dict[str, str]], folder: Path) -> Path:
@@ -79,9 +67,7 @@ def whole(path: Path, weights: dict[str, np.ndarray]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("line", ["w0", "mine,w0"])
-def test_weights_that_the_converter_was_told_of_can_be_updated(
-    line: str, null_context: Context, tmp_path: Path
-) -> None:
+def test_weights_that_the_converter_was_told_of_can_be_updated(line, null_context, tmp_path):
     path = mlp(tmp_path)
     names = tmp_path / "names.txt"
     names.write_text(line + "\n")
@@ -97,7 +83,7 @@ def test_weights_that_the_converter_was_told_of_can_be_updated(
     np.testing.assert_allclose(model(x=X)["y"], whole(path, {"w0": fresh}), rtol=1e-5, atol=1e-6)
 
 
-def test_a_build_may_declare_others(null_context: Context, tmp_path: Path) -> None:
+def test_a_build_may_declare_others(null_context, tmp_path):
     config = {"ascend_context": {"variable_weights_list": "w0"}}
     result = convert(mlp(tmp_path), config, tmp_path)
     model = Model()
@@ -109,16 +95,14 @@ def test_a_build_may_declare_others(null_context: Context, tmp_path: Path) -> No
     ("section", "key"),
     [("acl_build_options", "ge.dynamicDims"), ("ascend_context", "dynamic_dims")],
 )
-def test_sizes_to_compile_for_are_known_later(
-    section: str, key: str, null_context: Context, tmp_path: Path
-) -> None:
+def test_sizes_to_compile_for_are_known_later(section, key, null_context, tmp_path):
     config = {section: {"input_shape": "x:-1,8", key: "1;2;4"}}
     model = built(convert(mlp(tmp_path), config, tmp_path), null_context)
     assert model.get_model_info("dynamic_dims") == "1;2;4"
     assert model(x=X)["y"].shape[0] == 2
 
 
-def test_a_name_that_is_no_weight_is_said_in_the_report(tmp_path: Path) -> None:
+def test_a_name_that_is_no_weight_is_said_in_the_report(tmp_path):
     converter = Converter()
     converter.set_config_info("ascend_context", {"variable_weights_list": "w0,nothing"})
     converter.convert(FmkType.ONNX, str(mlp(tmp_path)), str(tmp_path / "out"))
@@ -141,9 +125,7 @@ def ends(executor: ModelExecutor) -> tuple[list[str], list[str]]:
     return [t.name for t in executor.get_inputs()], [m.name for m in executor.get_outputs()]
 
 
-def test_a_runner_has_the_executors_that_the_converter_was_told_of(
-    null_context: Context, tmp_path: Path
-) -> None:
+def test_a_runner_has_the_executors_that_the_converter_was_told_of(null_context, tmp_path):
     """As MindSpore Lite has them: one that begins inside has one before it that leads there."""
     path = mlp(tmp_path)
     first, rest, second = executors_of(path, null_context, "[[x],[first]],[[first],[second]]")
@@ -173,9 +155,7 @@ def test_a_runner_has_the_executors_that_the_converter_was_told_of(
         ("[[x],[first,y]];[[b],[y]]", [(["x"], ["first", "y"]), (["x"], ["b"]), (["b"], ["y"])]),
     ],
 )  # fmt: skip
-def test_executors_begin_and_end_where_they_are_declared(
-    split: str, expected: list[tuple[list[str], list[str]]], null_context: Context, tmp_path: Path
-) -> None:
+def test_executors_begin_and_end_where_they_are_declared(split, expected, null_context, tmp_path):
     path = mlp(tmp_path)
     found = executors_of(path, null_context, split)
     assert [*map(ends, found)] == expected
@@ -187,32 +167,19 @@ def test_executors_begin_and_end_where_they_are_declared(
 
 def branches(folder: Path) -> Path:
     """p = 2x1, c = |p| + (q = 3x2), d = c * q; a constant that both parts read."""
-    node, value = onnx.helper.make_node, onnx.helper.make_tensor_value_info
-    two = onnx.helper.make_tensor("two", onnx.TensorProto.FLOAT, [], [2.0])
-    nodes = [
-        node("Constant", [], ["two"], value=two),
-        node("Mul", ["x1", "two"], ["p"], name="P"),
-        node("Mul", ["x2", "three"], ["q"], name="Q"),
-        node("Abs", ["p"], ["r"], name="R"),
-        node("Add", ["r", "q"], ["c"], name="C"),
-        node("Mul", ["c", "q"], ["e"], name="E"),
-        node("Mul", ["e", "two"], ["d"], name="D"),
-    ]
-    graph = onnx.helper.make_graph(
-        nodes, "branches",
-        [value(name, onnx.TensorProto.FLOAT, ["n"]) for name in ("x1", "x2")],
-        [value("d", onnx.TensorProto.FLOAT, ["n"])],
-        [onnx.numpy_helper.from_array(np.array(3, np.float32), "three")],
-    )  # fmt: skip
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    made = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
-    onnx.save(made, folder / "branches.onnx")
-    return folder / "branches.onnx"
+    text = """branches (float[n] x1, float[n] x2) => (float[n] d) {
+        two = Constant <value = float {2}> ()
+        [P] p = Mul(x1, two)
+        [Q] q = Mul(x2, three)
+        [R] r = Abs(p)
+        [C] c = Add(r, q)
+        [E] e = Mul(c, q)
+        [D] d = Mul(e, two)
+    }"""
+    return written(folder / "branches.onnx", text, three=np.float32(3))
 
 
-def test_an_executor_takes_what_it_needs_of_parts_before_it(
-    null_context: Context, tmp_path: Path
-) -> None:
+def test_an_executor_takes_what_it_needs_of_parts_before_it(null_context, tmp_path):
     split = "[[x1],[P]],[[x2],[Q]],[[C],[D]]"
     found = executors_of(branches(tmp_path), null_context, split)
     assert [*map(ends, found)] == [
@@ -240,18 +207,14 @@ def test_an_executor_takes_what_it_needs_of_parts_before_it(
         ("[[x,b],[first]]", "'b' is an input of an executor, but its outputs, 'a', do not depend"),
     ],
 )
-def test_executors_that_cannot_be_end_the_conversion(
-    split: str, message: str, tmp_path: Path
-) -> None:
+def test_executors_that_cannot_be_end_the_conversion(split, message, tmp_path):
     with pytest.raises(InputError, match=message) as caught:
         convert(mlp(tmp_path), {"SplitGraph": {"split_node_name": split}}, tmp_path)
     assert "[SplitGraph] split_node_name" in str(caught.value)
     assert not (tmp_path / "converted.mindir").exists()
 
 
-def test_executors_that_do_not_fit_the_model_any_more_are_an_error(
-    null_context: Context, tmp_path: Path
-) -> None:
+def test_executors_that_do_not_fit_the_model_any_more_are_an_error(null_context, tmp_path):
     model = onnx.load(models.affine(tmp_path))
     text = json.dumps({"executors": [[["x"], ["gone"]]], "names": {}})
     model.metadata_props.add(key=declared.KEY, value=text)
@@ -268,15 +231,13 @@ def test_executors_that_do_not_fit_the_model_any_more_are_an_error(
              '{"executors": [[["x"], [1]]], "names": {}}', '{"executors": [[["x"], ["y"]]]}',
              "[" * 9999],
 )  # fmt: skip
-def test_metadata_of_others_under_that_key_means_nothing(text: str) -> None:
+def test_metadata_of_others_under_that_key_means_nothing(text):
     assert declared.sections({declared.KEY: text}) == {}
     assert declared.declaration({declared.KEY: text}, {}) is None
     assert declared.executors({declared.KEY: text}) is None
 
 
-def test_metadata_that_names_no_weight_is_an_error_of_the_build(
-    null_context: Context, tmp_path: Path
-) -> None:
+def test_metadata_that_names_no_weight_is_an_error_of_the_build(null_context, tmp_path):
     model = onnx.load(models.affine(tmp_path))
     model.metadata_props.add(key=declared.KEY, value=json.dumps({"variable_weights": [["a", "b"]]}))
     onnx.save(model, tmp_path / "odd.onnx")

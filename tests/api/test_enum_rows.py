@@ -30,7 +30,7 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("name", MEMBERS)
-def test_an_enum_has_the_documented_members_and_is_no_int(name: str) -> None:
+def test_an_enum_has_the_documented_members_and_is_no_int(name):
     kind = getattr(engine, name)
     assert {member.name: member.value for member in kind} == MEMBERS[name]
     assert issubclass(kind, Enum)
@@ -45,7 +45,7 @@ def test_an_enum_has_the_documented_members_and_is_no_int(name: str) -> None:
 @pytest.mark.parametrize(
     "dtype", [each for each in engine.DataType if each.name not in ("UNKNOWN", "INVALID")]
 )
-def test_every_data_type_has_its_numpy_dtype_and_back(dtype: engine.DataType) -> None:
+def test_every_data_type_has_its_numpy_dtype_and_back(dtype):
     name = dtype.name.lower()
     expected = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     assert dtype.to_numpy() == expected
@@ -55,17 +55,17 @@ def test_every_data_type_has_its_numpy_dtype_and_back(dtype: engine.DataType) ->
 
 
 @pytest.mark.parametrize("dtype", [engine.DataType.UNKNOWN, engine.DataType.INVALID])
-def test_a_data_type_that_no_array_has_says_so(dtype: engine.DataType) -> None:
+def test_a_data_type_that_no_array_has_says_so(dtype):
     with pytest.raises(TypeError, match=f"{dtype} has no numpy dtype; supported: bool, int8"):
         dtype.to_numpy()
 
 
 @pytest.mark.parametrize("numpy_dtype", ["complex64", "U3", "O", "f4,i4", "M8[s]", "V4"])
-def test_a_numpy_dtype_without_a_data_type_is_unknown(numpy_dtype: str) -> None:
+def test_a_numpy_dtype_without_a_data_type_is_unknown(numpy_dtype):
     assert engine.DataType.from_numpy(np.dtype(numpy_dtype)) is engine.DataType.UNKNOWN
 
 
-def test_the_package_exports_the_names_that_scripts_import() -> None:
+def test_the_package_exports_the_names_that_scripts_import():
     names = {
         "Context", "DataType", "FmkType", "Format", "Model", "ModelGroup", "ModelGroupFlag",
         "ModelType",
@@ -75,13 +75,13 @@ def test_the_package_exports_the_names_that_scripts_import() -> None:
     assert isinstance(engine.__version__, str)
 
 
-def test_what_is_out_of_scope_is_not_there() -> None:
+def test_what_is_out_of_scope_is_not_there():
     for name in ("LiteInfer", "LLMEngine", "LLMReq", "LLMRole"):
         with pytest.raises(AttributeError):
             getattr(engine, name)
 
 
-def test_the_modules_that_scripts_reach_export_the_same_objects() -> None:
+def test_the_modules_that_scripts_reach_export_the_same_objects():
     assert engine.context.__all__ == ["Context"]
     assert sorted(engine.tensor.__all__) == ["DataType", "Format", "Tensor", "TensorMeta"]
     assert {"Model", "ModelType"} <= set(engine.model.__all__)

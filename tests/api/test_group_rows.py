@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +55,7 @@ def build(path: str, context: Context, model: Model | None = None) -> Model:
 
 
 @pytest.mark.parametrize("flags", [0, "SHARE_WEIGHT", None, 3, ModelType.MINDIR])
-def test_a_wrong_flag_is_a_runtime_error(flags: Any) -> None:
+def test_a_wrong_flag_is_a_runtime_error(flags):
     with pytest.raises(RuntimeError) as caught:
         ModelGroup(flags)
     assert str(caught.value) == (
@@ -65,19 +64,19 @@ def test_a_wrong_flag_is_a_runtime_error(flags: Any) -> None:
     )
 
 
-def test_workspace_is_what_is_shared_unless_said_otherwise() -> None:
+def test_workspace_is_what_is_shared_unless_said_otherwise():
     assert repr(ModelGroup()) == "<engine.ModelGroup SHARE_WORKSPACE>"
 
 
 @pytest.mark.parametrize("models_", ["a.onnx", {"a.onnx"}, None, 1])
-def test_models_must_be_a_list_or_a_tuple(models_: Any) -> None:
+def test_models_must_be_a_list_or_a_tuple(models_):
     with pytest.raises(TypeError) as caught:
         ModelGroup().add_model(models_)
     assert str(caught.value) == f"models must be list/tuple, but got {type(models_)}."
 
 
 @pytest.mark.parametrize("empty", [[], ()])
-def test_models_cannot_be_empty(empty: Any) -> None:
+def test_models_cannot_be_empty(empty):
     with pytest.raises(RuntimeError, match=r"^models cannot be empty$"):
         ModelGroup().add_model(empty)
 
@@ -94,9 +93,7 @@ def test_models_cannot_be_empty(empty: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("flags", FLAGS)
-def test_models_are_all_paths_or_all_objects(
-    flags: ModelGroupFlag, elements: Any, index: int, kind: type
-) -> None:
+def test_models_are_all_paths_or_all_objects(flags, elements, index, kind):
     with pytest.raises(TypeError) as caught:
         ModelGroup(flags).add_model(elements)
     expected = f"models element must be all str or Model, but got {kind} at index {index}."
@@ -107,12 +104,12 @@ def test_models_are_all_paths_or_all_objects(
 @pytest.mark.parametrize(
     "flags", [ModelGroupFlag.SHARE_WORKSPACE, ModelGroupFlag.SHARE_WEIGHT_WORKSPACE]
 )
-def test_objects_share_weights_only(flags: ModelGroupFlag) -> None:
+def test_objects_share_weights_only(flags):
     with pytest.raises(RuntimeError, match=r"^ModelGroup's add model failed\. .*pass the paths"):
         ModelGroup(flags).add_model([Model()])
 
 
-def test_an_object_is_in_one_group_once() -> None:
+def test_an_object_is_in_one_group_once():
     model, other = Model(), Model()
     group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
     with pytest.raises(RuntimeError, match="the model at index 1 is in the list twice"):
@@ -128,9 +125,7 @@ def test_an_object_is_in_one_group_once() -> None:
 
 
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_an_object_that_is_built_or_closed_is_refused(
-    is_closed: bool, path: str, context: Context
-) -> None:
+def test_an_object_that_is_built_or_closed_is_refused(is_closed, path, context):
     with build(path, context) as model:
         if is_closed:
             model.close()
@@ -139,9 +134,7 @@ def test_an_object_that_is_built_or_closed_is_refused(
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_paths_go_with_every_flag_and_may_come_again(
-    flags: ModelGroupFlag, path: str, context: Context
-) -> None:
+def test_paths_go_with_every_flag_and_may_come_again(flags, path, context):
     group = ModelGroup(flags)
     group.add_model([path, path])
     group.add_model((path,))
@@ -153,7 +146,7 @@ def test_paths_go_with_every_flag_and_may_come_again(
 # --------------------------------------------------------------------------- the size of workspace
 
 
-def test_the_arguments_of_the_size_are_checked(path: str, context: Context) -> None:
+def test_the_arguments_of_the_size_are_checked(path, context):
     group = ModelGroup()
     group.add_model([path])
     with pytest.raises(TypeError, match="model_type must be ModelType, but got <class 'int'>"):
@@ -165,14 +158,14 @@ def test_the_arguments_of_the_size_are_checked(path: str, context: Context) -> N
 _FAILED = r"^ModelGroup's cal max size of workspace failed\. "
 
 
-def test_a_group_without_paths_has_no_size(context: Context) -> None:
+def test_a_group_without_paths_has_no_size(context):
     group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
     group.add_model([Model()])
     with pytest.raises(RuntimeError, match=_FAILED + "no paths of models were added"):
         group.cal_max_size_of_workspace(ModelType.MINDIR, context)
 
 
-def test_provider_ge_sizes_workspace_itself(path: str, context: Context) -> None:
+def test_provider_ge_sizes_workspace_itself(path, context):
     context.ascend.provider = "ge"
     group = ModelGroup()
     group.add_model([path])
@@ -181,9 +174,7 @@ def test_provider_ge_sizes_workspace_itself(path: str, context: Context) -> None
 
 
 @pytest.mark.parametrize("content", [None, b"no model"])
-def test_a_model_that_cannot_be_built_has_no_size(
-    content: bytes | None, tmp_path: Path, context: Context
-) -> None:
+def test_a_model_that_cannot_be_built_has_no_size(content, tmp_path, context):
     wrong = tmp_path / "wrong.onnx"
     if content is not None:
         wrong.write_bytes(content)
@@ -193,7 +184,7 @@ def test_a_model_that_cannot_be_built_has_no_size(
         group.cal_max_size_of_workspace(ModelType.MINDIR, context)
 
 
-def test_the_size_of_the_largest_model_is_told_by_memory(tmp_path: Path, context: Context) -> None:
+def test_the_size_of_the_largest_model_is_told_by_memory(tmp_path, context):
     """On the null backend a context's scratch memory is what its backend tells."""
     paths = [str(models.affine(tmp_path)), str(models.heavy(tmp_path))]
     group = ModelGroup()
@@ -207,7 +198,7 @@ def test_the_size_of_the_largest_model_is_told_by_memory(tmp_path: Path, context
 # --------------------------------------------------------------------------------------- memory
 
 
-def test_memory_needs_a_model_that_is_built(path: str, context: Context) -> None:
+def test_memory_needs_a_model_that_is_built(path, context):
     model = Model()
     with pytest.raises(engine.ModelStateError, match="not built"):
         model.memory()
@@ -216,7 +207,7 @@ def test_memory_needs_a_model_that_is_built(path: str, context: Context) -> None
         model.memory()
 
 
-def test_memory_is_told_by_backend_and_device(path: str, context: Context) -> None:
+def test_memory_is_told_by_backend_and_device(path, context):
     with build(path, context) as model:
         memory = model.memory()
         [part] = memory.parts
@@ -225,7 +216,7 @@ def test_memory_is_told_by_backend_and_device(path: str, context: Context) -> No
         assert memory.why_unshared == ""
 
 
-def test_memory_prints_as_a_table() -> None:
+def test_memory_prints_as_a_table():
     memory = ModelMemory(
         (PartMemory("cpu", "cpu:0", 1, 2000, 3, 4), PartMemory("", "cpu:0", 10)), "it is secret", 5
     )
@@ -241,9 +232,7 @@ def test_memory_prints_as_a_table() -> None:
     assert sums == (11, 2000, 3, 4)
 
 
-def test_a_backend_that_keeps_copies_says_so_once_and_in_memory(
-    tmp_path: Path, context: Context, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_backend_that_keeps_copies_says_so_once_and_in_memory(tmp_path, context, caplog):
     path = str(models.heavy(tmp_path))
     group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
     model, other = Model(), Model()
@@ -260,9 +249,7 @@ def test_a_backend_that_keeps_copies_says_so_once_and_in_memory(
     assert record.message == f"{path}: its weights are not shared with its group: {reason}"
 
 
-def test_workspace_that_a_backend_cannot_share_is_said_once(
-    path: str, context: Context, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_workspace_that_a_backend_cannot_share_is_said_once(path, context, caplog):
     group = ModelGroup()
     group.add_model([path])
     with caplog.at_level(logging.WARNING, "engine"):

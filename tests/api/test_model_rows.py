@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import onnx
 import pytest
 
 import engine
-from engine import Context, DataType, Format, Model, ModelType, Tensor, TensorMeta
+from engine import DataType, Format, Model, ModelType, Tensor, TensorMeta
 from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -37,9 +36,7 @@ def walk(call: Callable[..., Any], arguments: dict[str, Any], steps: list[Step])
 # --------------------------------------------------------------------------------- build_from_file
 
 
-def test_build_from_file_checks_in_the_documented_order(
-    tmp_path: Path, null_context: Context
-) -> None:
+def test_build_from_file_checks_in_the_documented_order(tmp_path, null_context):
     path, config = str(models.affine(tmp_path)), tmp_path / "config.ini"
     config.write_text("[a]\nno equals sign\n")
     wrong = {
@@ -51,14 +48,10 @@ def test_build_from_file_checks_in_the_documented_order(
         (TypeError, "model_type must be ModelType, but got", {"model_type": ModelType.MINDIR}),
         (TypeError, "context must be Context, but got", {"context": null_context}),
         (TypeError, "config_path must be str, but got", {"config_path": "nowhere.ini"}),
-        (
-            RuntimeError, "build_from_file failed, model_path does not exist! got 'nowhere'",
-            {"model_path": path},
-        ),
-        (
-            RuntimeError, "build_from_file failed, config_path does not exist! got 'nowhere.ini'",
-            {"config_path": str(config)},
-        ),
+        (RuntimeError, "build_from_file failed, model_path does not exist! got 'nowhere'",
+         {"model_path": path}),
+        (RuntimeError, "build_from_file failed, config_path does not exist! got 'nowhere.ini'",
+         {"config_path": str(config)}),
         (RuntimeError, "load configuration failed! Error is ", {"config_path": ""}),
         (TypeError, "config_dict must be dict, but got", {"config_dict": {1: {}}}),
         (TypeError, "config_dict_key must be str, but got", {"config_dict": {"a": 1}}),
@@ -81,9 +74,7 @@ def test_build_from_file_checks_in_the_documented_order(
         model.build_from_file(path, ModelType.MINDIR, null_context)
 
 
-def test_what_decryption_takes_is_not_looked_at_without_a_key(
-    tmp_path: Path, null_context: Context
-) -> None:
+def test_what_decryption_takes_is_not_looked_at_without_a_key(tmp_path, null_context):
     path = str(models.affine(tmp_path))
     for key in (None, b"", ""):
         model = Model()
@@ -93,8 +84,8 @@ def test_what_decryption_takes_is_not_looked_at_without_a_key(
 
 @pytest.mark.parametrize("config_dict", [None, {}, [], "", 0])
 def test_a_config_dict_that_is_nothing_leaves_the_files_settings_as_they_are(
-    tmp_path: Path, null_context: Context, config_dict: Any
-) -> None:
+    tmp_path, null_context, config_dict
+):
     path = str(models.affine(tmp_path))
     file = tmp_path / "settings.cfg"
     file.write_text("[null_context]\ndelay_s=soon\n")
@@ -108,9 +99,7 @@ def test_a_config_dict_that_is_nothing_leaves_the_files_settings_as_they_are(
 
 
 @pytest.mark.parametrize("model_type", list(ModelType))
-def test_the_files_content_decides_what_it_is(
-    tmp_path: Path, null_context: Context, model_type: ModelType
-) -> None:
+def test_the_files_content_decides_what_it_is(tmp_path, null_context, model_type):
     model = Model()
     model.build_from_file(str(models.affine(tmp_path)), model_type, null_context)
     assert model.predict([X])
@@ -118,8 +107,8 @@ def test_the_files_content_decides_what_it_is(
 
 @pytest.mark.parametrize("make", [models.truncated, models.mismatched, models.unknown_operator])
 def test_a_model_that_cannot_be_built_is_a_runtime_error_that_names_the_file(
-    tmp_path: Path, null_context: Context, make: Callable[[Path], Path]
-) -> None:
+    tmp_path, null_context, make
+):
     path = str(make(tmp_path))
     with pytest.raises(RuntimeError, match=r"^build_from_file failed! Error is .*\.onnx") as caught:
         Model().build_from_file(path, ModelType.MINDIR, null_context)
@@ -127,9 +116,7 @@ def test_a_model_that_cannot_be_built_is_a_runtime_error_that_names_the_file(
     assert caught.value.path == path
 
 
-def test_a_target_that_cannot_be_had_begins_with_the_documented_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_target_that_cannot_be_had_begins_with_the_documented_text(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_TARGET", "tpu")
     text = r"^build_from_file failed! Error is .*'tpu' is not installed"
     with pytest.raises(engine.BackendNotInstalled, match=text) as caught:
@@ -140,39 +127,26 @@ def test_a_target_that_cannot_be_had_begins_with_the_documented_text(
 # ------------------------------------------------------------------------------- build_from_buffer
 
 
-def test_build_from_buffer_checks_in_the_documented_order(
-    tmp_path: Path, null_context: Context
-) -> None:
+def test_build_from_buffer_checks_in_the_documented_order(tmp_path, null_context):
     wrong = {
         "model_bytes": bytearray(b"0"), "weight_bytes": "", "model_type": "MINDIR",
         "context": "", "config_path": 1, "config_dict": 1,
     }  # fmt: skip
     steps: list[Step] = [
         (TypeError, "model_bytes must be bytes, but got", {"model_bytes": b""}),
-        (
-            RuntimeError, "build_from_buffer failed, model_bytes is empty.",
-            {"model_bytes": b"0"},
-        ),
+        (RuntimeError, "build_from_buffer failed, model_bytes is empty.", {"model_bytes": b"0"}),
         (TypeError, "weight_bytes must be bytes, but got", {"weight_bytes": b"weights"}),
-        (
-            TypeError, "model_type must be ModelType, but got",
-            {"model_type": ModelType.MINDIR_LITE},
-        ),
-        (
-            RuntimeError, "build_from_buffer failed, model_type should be MINDIR",
-            {"model_type": ModelType.MINDIR},
-        ),
+        (TypeError, "model_type must be ModelType, but got",
+         {"model_type": ModelType.MINDIR_LITE}),
+        (RuntimeError, "build_from_buffer failed, model_type should be MINDIR",
+         {"model_type": ModelType.MINDIR}),
         (TypeError, "context must be Context, but got", {"context": null_context}),
         (TypeError, "config_path must be str, but got", {"config_path": "nowhere.ini"}),
-        (
-            RuntimeError, "build_from_buffer failed, config_path does not exist! got",
-            {"config_path": ""},
-        ),
+        (RuntimeError, "build_from_buffer failed, config_path does not exist! got",
+         {"config_path": ""}),
         (TypeError, "config_dict must be dict, but got", {"config_dict": None}),
-        (
-            RuntimeError, "build_from_buffer failed! Error is model bytes: ",
-            {"model_bytes": models.affine(tmp_path).read_bytes()},
-        ),
+        (RuntimeError, "build_from_buffer failed! Error is model bytes: ",
+         {"model_bytes": models.affine(tmp_path).read_bytes()}),
     ]  # fmt: skip
     model = Model()
     walk(model.build_from_buffer, wrong, steps)
@@ -183,16 +157,14 @@ def test_build_from_buffer_checks_in_the_documented_order(
 
 
 @pytest.mark.parametrize("weight_bytes", [None, b""])
-def test_a_buffer_needs_no_type_and_no_weights(
-    tmp_path: Path, null_context: Context, weight_bytes: bytes | None
-) -> None:
+def test_a_buffer_needs_no_type_and_no_weights(tmp_path, null_context, weight_bytes):
     model = Model()
     content = models.affine(tmp_path).read_bytes()
     model.build_from_buffer(content, weight_bytes, context=null_context)
     assert model.predict([X])
 
 
-def test_bytes_cannot_have_external_data(tmp_path: Path, null_context: Context) -> None:
+def test_bytes_cannot_have_external_data(tmp_path, null_context):
     content = models.external(tmp_path).read_bytes()
     with pytest.raises(engine.ModelError, match=r"build_from_buffer failed! Error is .*external"):
         Model().build_from_buffer(content, context=null_context)
@@ -201,13 +173,13 @@ def test_bytes_cannot_have_external_data(tmp_path: Path, null_context: Context) 
 # --------------------------------------------------------------------------- attributes and text
 
 
-def test_a_new_model_has_the_documented_attributes() -> None:
+def test_a_new_model_has_the_documented_attributes():
     model = Model()
     assert (model.model_path_, model.provider, model.lora_name_map) == ("", "", {})
     assert str(model) == "model_path: ."
 
 
-def test_a_built_model_says_its_path_and_how_it_runs(tmp_path: Path, null_context: Context) -> None:
+def test_a_built_model_says_its_path_and_how_it_runs(tmp_path, null_context):
     path = str(models.affine(tmp_path))
     model = Model()
     model.build_from_file(path, ModelType.MINDIR, null_context)
@@ -222,45 +194,33 @@ def test_a_built_model_says_its_path_and_how_it_runs(tmp_path: Path, null_contex
 # -------------------------------------------------------------------------------------- resize
 
 
-def test_resize_checks_in_the_documented_order(several: Model) -> None:
+def test_resize_checks_in_the_documented_order(several):
     inputs = several.get_inputs()
     element = "dims element's element must be int, but got <class 'str'> at 1th dims element's 0th"
     invalid = "resize failed! Error is Invalid shape! input "
     steps: list[Step] = [
         (TypeError, "inputs must be list or tuple of Lite Tensor, but got", {"inputs": [1, 2]}),
         (TypeError, "dims must be list or tuple of shape, but got", {"dims": [[2, 3], 3]}),
-        (
-            TypeError, "inputs element must be Tensor, but got <class 'int'> at index 0.",
-            {"inputs": inputs},
-        ),
-        (
-            TypeError, "dims element must be list or tuple of int, but got <class 'int'>",
-            {"dims": [[2, 3], ["3"]]},
-        ),
+        (TypeError, "inputs element must be Tensor, but got <class 'int'> at index 0.",
+         {"inputs": inputs}),
+        (TypeError, "dims element must be list or tuple of int, but got <class 'int'>",
+         {"dims": [[2, 3], ["3"]]}),
         (TypeError, element, {"dims": [[2, 3], [2, 3]]}),
-        (
-            ValueError,
-            "inputs' size does not match dims' size, but got inputs: 3 and dims: 2.",
-            {"inputs": inputs[:2]},
-        ),
-        (
-            RuntimeError, "resize failed! Error is model input len:3 not equal input len:2",
-            {"inputs": tuple(inputs), "dims": [[2, 3], [2, 3], [0]]},
-        ),
+        (ValueError, "inputs' size does not match dims' size, but got inputs: 3 and dims: 2.",
+         {"inputs": inputs[:2]}),
+        (RuntimeError, "resize failed! Error is model input len:3 not equal input len:2",
+         {"inputs": tuple(inputs), "dims": [[2, 3], [2, 3], [0]]}),
         (RuntimeError, invalid, {"dims": [[2, 3], [2, 3], [-1]]}),
         (RuntimeError, invalid, {"dims": [[2, 3], [2, -3], [3]]}),
+        (RuntimeError, invalid, {"dims": [[2, 0], [2, 3], [3]]}),
         (RuntimeError, invalid, {"dims": [[2**31, 3]] * 3}),
         (RuntimeError, invalid, {"dims": [[2, 3], [2, 3], [3, 1]]}),
-        (
-            RuntimeError, "resize failed! Error is input 'm': expected 1 dims",
-            {"dims": [[2, 3], [2, 3], [4]]},
-        ),
-        (
-            RuntimeError,
-            "resize failed! Error is The given input shape's value != original input shape's "
-            "value. input 'm': dim 0 is fixed to 3 by the model, got 4",
-            {"dims": ((2, 3), [2, 3], [np.int64(3)])},
-        ),
+        (RuntimeError, "resize failed! Error is input 'm': expected 1 dims",
+         {"dims": [[2, 3], [2, 3], [4]]}),
+        (RuntimeError,
+         "resize failed! Error is The given input shape's value != original input shape's "
+         "value. input 'm': dim 0 is fixed to 3 by the model, got 4",
+         {"dims": ((2, 3), [2, 3], [np.int64(3)])}),
     ]  # fmt: skip
     assert walk(several.resize, {"inputs": 1, "dims": 1}, steps) is None
 
@@ -278,29 +238,19 @@ def test_resize_checks_in_the_documented_order(several: Model) -> None:
         ((X, X), RuntimeError, "model input len:1 not equal input len:2!"),
         ([object()], TypeError, "inputs element must be Tensor, of numpy."),
         ([[None, 0.5]], TypeError, "inputs element must be Tensor, of numpy."),
-        (
-            [X.astype(np.float64)], RuntimeError,
-            "data type not equal! Numpy type: <class 'numpy.float64'>, Tensor type: "
-            "DataType.FLOAT32",
-        ),
-        (
-            [Tensor(X.astype(np.int32))], RuntimeError,
-            "predict failed! data type not equal! Numpy type: <class 'numpy.int32'>, Tensor type: "
-            "DataType.FLOAT32",
-        ),
-        (
-            [np.zeros((2, 3), "datetime64[s]")], TypeError,
-            "Unsupported numpy dtype value 'datetime64[s]'",
-        ),
-        (
-            [np.zeros((2, 4), np.float32)], RuntimeError,
-            "data size not equal! Numpy size: 32, Tensor size: open",
-        ),
+        ([X.astype(np.float64)], RuntimeError,
+         "data type not equal! Numpy type: <class 'numpy.float64'>, Tensor type: "
+         "DataType.FLOAT32"),
+        ([Tensor(X.astype(np.int32))], RuntimeError,
+         "predict failed! data type not equal! Numpy type: <class 'numpy.int32'>, Tensor type: "
+         "DataType.FLOAT32"),
+        ([np.zeros((2, 3), "datetime64[s]")], TypeError,
+         "Unsupported numpy dtype value 'datetime64[s]'"),
+        ([np.zeros((2, 4), np.float32)], RuntimeError,
+         "data size not equal! Numpy size: 32, Tensor size: open"),
     ],
 )  # fmt: skip
-def test_wrong_inputs_have_the_documented_texts(
-    affine: Model, inputs: Any, kind: type[Exception], text: str
-) -> None:
+def test_wrong_inputs_have_the_documented_texts(affine, inputs, kind, text):
     for outputs in (None, [Tensor()]):
         with pytest.raises(kind) as caught:
             affine.predict(inputs, outputs)
@@ -308,7 +258,7 @@ def test_wrong_inputs_have_the_documented_texts(
         assert said.startswith(text) or (said.startswith("input 'x': expected ") and text in said)
 
 
-def test_a_wrong_size_is_told_beside_the_right_one(affine: Model) -> None:
+def test_a_wrong_size_is_told_beside_the_right_one(affine):
     affine.resize(affine.get_inputs(), [[2, 3]])
     with pytest.raises(RuntimeError) as caught:
         affine.predict([np.zeros((2, 4), np.float32)])
@@ -319,12 +269,12 @@ def test_a_wrong_size_is_told_beside_the_right_one(affine: Model) -> None:
     )
 
 
-def test_another_rank_is_not_sent_to_resize(affine: Model) -> None:
+def test_another_rank_is_not_sent_to_resize(affine):
     with pytest.raises(RuntimeError, match=r"\[6, 1, 1\]; the model wants 2 axes, got 3: pass th"):
         affine.predict([np.zeros((6, 1, 1), np.float32)])
 
 
-def test_an_array_as_fromfile_gives_it_takes_the_shape_of_the_input(affine: Model) -> None:
+def test_an_array_as_fromfile_gives_it_takes_the_shape_of_the_input(affine):
     with pytest.raises(RuntimeError, match="data size not equal!"):
         affine.predict([X.ravel()])  # which shape is meant is open
     affine.resize(affine.get_inputs(), [[2, 3]])
@@ -348,17 +298,13 @@ def test_an_array_as_fromfile_gives_it_takes_the_shape_of_the_input(affine: Mode
         ([Tensor(np.zeros((3, 3), "f"))], RuntimeError, "output 'y': expected a buffer of"),
     ],
 )
-def test_wrong_outputs_have_the_documented_texts(
-    affine: Model, outputs: Any, kind: type[Exception], text: str
-) -> None:
+def test_wrong_outputs_have_the_documented_texts(affine, outputs, kind, text):
     with pytest.raises(kind) as caught:
         affine.predict([X], outputs)
     assert str(caught.value).startswith(text)
 
 
-def test_a_model_that_fails_while_it_runs_says_predict_failed(
-    tmp_path: Path, null_backend: str
-) -> None:
+def test_a_model_that_fails_while_it_runs_says_predict_failed(tmp_path, null_backend):
     with engine.load(models.pairs(tmp_path), target=null_backend) as model:
         with pytest.raises(RuntimeError, match=r"^predict failed! "):
             model.predict([np.zeros(3, np.float32)])
@@ -368,7 +314,7 @@ def test_a_model_that_fails_while_it_runs_says_predict_failed(
 # ---------------------------------------------------------------------------- inputs and outputs
 
 
-def test_inputs_are_tensors_and_outputs_their_descriptions(several: Model) -> None:
+def test_inputs_are_tensors_and_outputs_their_descriptions(several):
     inputs, outputs = several.get_inputs(), several.get_outputs()
     assert type(inputs) is list
     assert type(outputs) is tuple
@@ -384,18 +330,18 @@ def test_inputs_are_tensors_and_outputs_their_descriptions(several: Model) -> No
 
 
 @pytest.mark.parametrize("key", [1, None, b"user_info", ["user_info"]])
-def test_a_key_must_be_text(affine: Model, key: Any) -> None:
+def test_a_key_must_be_text(affine, key):
     with pytest.raises(TypeError, match=f"^key must be str, but got {type(key)}"):
         affine.get_model_info(key)
 
 
-def test_before_building_only_the_process_is_known() -> None:
+def test_before_building_only_the_process_is_known():
     for key in ("user_info", "input_shape", "dynamic_dims", "shareable_weight_mem_handle", "", "x"):
         assert Model().get_model_info(key) == ""
     assert Model().get_model_info("current_pid") == str(os.getpid())
 
 
-def test_the_shapes_of_a_model_are_those_it_takes_now(several: Model, affine: Model) -> None:
+def test_the_shapes_of_a_model_are_those_it_takes_now(several, affine):
     assert several.get_model_info("input_shape") == "z:2,3;a:2,3;m:3"
     assert affine.get_model_info("input_shape") == "x:-1,3"
     affine.resize(affine.get_inputs(), [[4, 3]])
@@ -405,7 +351,7 @@ def test_the_shapes_of_a_model_are_those_it_takes_now(several: Model, affine: Mo
     assert affine.get_model_info("current_pid") == str(os.getpid())
 
 
-def test_the_files_own_metadata_is_its_user_info(tmp_path: Path, null_backend: str) -> None:
+def test_the_files_own_metadata_is_its_user_info(tmp_path, null_backend):
     path = models.affine(tmp_path)
     proto = onnx.load(path)
     onnx.helper.set_model_props(proto, {"author": "Zoë", "classes": "3"})
@@ -414,7 +360,7 @@ def test_the_files_own_metadata_is_its_user_info(tmp_path: Path, null_backend: s
     assert json.loads(info) == {"author": "Zoë", "classes": "3"}
 
 
-def test_dynamic_dims_are_what_the_configuration_gave(tmp_path: Path, null_backend: str) -> None:
+def test_dynamic_dims_are_what_the_configuration_gave(tmp_path, null_backend):
     path = models.affine(tmp_path)
     config = {
         "gpu_context": {"dynamic_dims": "[1~2]"},

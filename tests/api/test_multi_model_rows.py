@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -13,7 +10,7 @@ from engine import ModelExecutor, ModelType, MultiModelRunner
 from engine_testing import models
 
 
-def test_a_file_of_one_model_has_one_executor(null_context: engine.Context, tmp_path: Path) -> None:
+def test_a_file_of_one_model_has_one_executor(null_context, tmp_path):
     x = np.array([[1, 2, 3]], np.float32)
     with MultiModelRunner() as runner:
         runner.build_from_file(str(models.affine(tmp_path)), ModelType.MINDIR, null_context)
@@ -39,26 +36,18 @@ def test_a_file_of_one_model_has_one_executor(null_context: engine.Context, tmp_
         (("m", 0), TypeError, "model_type must be ModelType, but got"),
         (("m", ModelType.MINDIR, "cpu"), TypeError, "context must be Context, but got"),
         (("m", ModelType.MINDIR, None, 3), TypeError, "config_path must be str, but got"),
-        (
-            ("m", ModelType.MINDIR_LITE),
-            RuntimeError,
-            "build_from_file failed, model_type only support MINDIR!",
-        ),
-        (
-            ("no such file", ModelType.MINDIR),
-            RuntimeError,
-            "build_from_file failed, model_path does not exist!",
-        ),
+        (("m", ModelType.MINDIR_LITE), RuntimeError,
+         "build_from_file failed, model_type only support MINDIR!"),
+        (("no such file", ModelType.MINDIR), RuntimeError,
+         "build_from_file failed, model_path does not exist!"),
     ],
-)
-def test_wrong_arguments_get_upstreams_words(
-    arguments: tuple[Any, ...], kind: type[Exception], message: str
-) -> None:
+)  # fmt: skip
+def test_wrong_arguments_get_upstreams_words(arguments, kind, message):
     with pytest.raises(kind, match=message):
         MultiModelRunner().build_from_file(*arguments)
 
 
-def test_an_executor_of_nothing_runs_nothing() -> None:
+def test_an_executor_of_nothing_runs_nothing():
     executor = ModelExecutor()
     assert executor.get_inputs() == executor.get_outputs() == []
     with pytest.raises(RuntimeError, match="the model is not built"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ def ones(*shape: int, dtype: Any = np.float32) -> np.ndarray:
 # ------------------------------------------------------------------------------------ properties
 
 
-def test_an_empty_tensor_has_the_documented_defaults() -> None:
+def test_an_empty_tensor_has_the_documented_defaults():
     tensor = Tensor()
     assert (tensor.name, tensor.dtype, tensor.shape) == ("", F32, [])
     assert (tensor.format, tensor.element_num, tensor.data_size) == (Format.NCHW, 1, 4)
@@ -52,7 +50,7 @@ def test_an_empty_tensor_has_the_documented_defaults() -> None:
         ("format", Format.NHWC4, Format.NHWC4),
     ],
 )
-def test_a_property_takes_what_the_table_allows(name: str, value: Any, expected: Any) -> None:
+def test_a_property_takes_what_the_table_allows(name, value, expected):
     tensor, other = Tensor(), Tensor()
     before = getattr(other, name)
     setattr(tensor, name, value)
@@ -78,9 +76,7 @@ def test_a_property_takes_what_the_table_allows(name: str, value: Any, expected:
         ("format", "NCHW", "format must be Format, but got <class 'str'>."),
     ],
 )
-def test_a_property_refuses_the_rest_and_keeps_what_it_had(
-    name: str, value: Any, text: str
-) -> None:
+def test_a_property_refuses_the_rest_and_keeps_what_it_had(name, value, text):
     tensor = Tensor()
     before = getattr(tensor, name)
     with pytest.raises(TypeError) as caught:
@@ -90,7 +86,7 @@ def test_a_property_refuses_the_rest_and_keeps_what_it_had(
 
 
 @pytest.mark.parametrize("name", ["element_num", "data_size", "device"])
-def test_a_read_only_property_cannot_be_set(name: str) -> None:
+def test_a_read_only_property_cannot_be_set(name):
     with pytest.raises(AttributeError):
         setattr(Tensor(), name, 1)
 
@@ -111,9 +107,7 @@ def test_a_read_only_property_cannot_be_set(name: str) -> None:
         ([2], DataType.INVALID, 2, 0),
     ],
 )
-def test_sizes_follow_from_shape_and_dtype(
-    shape: list[int], dtype: DataType, element_num: int, data_size: int
-) -> None:
+def test_sizes_follow_from_shape_and_dtype(shape, dtype, element_num, data_size):
     tensor = Tensor()
     tensor.shape, tensor.dtype = shape, dtype
     assert (tensor.element_num, tensor.data_size) == (element_num, data_size)
@@ -122,7 +116,7 @@ def test_sizes_follow_from_shape_and_dtype(
 # ----------------------------------------------------------------------------------- constructor
 
 
-def test_an_array_is_wrapped_without_a_copy() -> None:
+def test_an_array_is_wrapped_without_a_copy():
     array = ones(2, 2)
     tensor = Tensor(array, shape=(2, 2), dtype=F32)
     array[0, 0] = 5
@@ -132,7 +126,7 @@ def test_an_array_is_wrapped_without_a_copy() -> None:
     assert (tensor.shape, tensor.dtype, tensor.data_size) == ([2, 2], F32, 16)
 
 
-def test_a_tensor_is_copied_through_numpy() -> None:
+def test_a_tensor_is_copied_through_numpy():
     first = Tensor(ones(2))
     first.name, first.format = "x", Format.NC
     second = Tensor(first, shape=[2], dtype=F32)
@@ -141,7 +135,7 @@ def test_a_tensor_is_copied_through_numpy() -> None:
     assert (second.name, second.format) == ("x", Format.NC)
 
 
-def test_shape_and_dtype_alone_allocate_zeros() -> None:
+def test_shape_and_dtype_alone_allocate_zeros():
     tensor = Tensor(shape=[2, 3], dtype=DataType.INT16)
     data = tensor.get_data_to_numpy()
     assert data.tolist() == [[0, 0, 0], [0, 0, 0]]
@@ -150,7 +144,7 @@ def test_shape_and_dtype_alone_allocate_zeros() -> None:
     assert tensor.get_data_to_numpy()[1, 2] == 8
 
 
-def test_shape_or_dtype_alone_describe() -> None:
+def test_shape_or_dtype_alone_describe():
     assert (Tensor(shape=(2,)).shape, Tensor(shape=(2,)).dtype) == ([2], F32)
     assert (Tensor(dtype=DataType.INT8).shape, Tensor(dtype=DataType.INT8).data_size) == ([], 1)
 
@@ -169,34 +163,21 @@ SHAPE = "user set shape is not equal numpy shape,"
         (lambda: Tensor(ones(1, dtype=complex)), "Unsupported numpy dtype value complex128"),
         (lambda: Tensor(np.array(["a"])), "Unsupported numpy dtype value <U1"),
         (lambda: Tensor(np.array([None])), "Unsupported numpy dtype value object"),
-        (
-            lambda: Tensor(ones(2), shape=[3]),
-            f"{SHAPE} user shape: [3], numpy shape is: (2,).",
-        ),
-        (
-            lambda: Tensor(ones(2), shape=(2, 1)),
-            f"{SHAPE} user shape: (2, 1), numpy shape is: (2,).",
-        ),
-        (
-            lambda: Tensor(ones(2), dtype=DataType.INT8),
-            "user set dtype is not equal numpy dtype, user dtype: DataType.INT8, numpy dtype is: "
-            "float32.",
-        ),
-        (
-            lambda: Tensor(Tensor(ones(2)), shape=[3]),
-            f"{SHAPE} user's shape: [3], tensor shape is: [2].",
-        ),
-        (
-            lambda: Tensor(Tensor(ones(2)), dtype=DataType.INT8),
-            "user set dtype is not equal tensor dtype, user's dtype: DataType.INT8, "
-            "tensor dtype is: DataType.FLOAT32.",
-        ),
+        (lambda: Tensor(ones(2), shape=[3]), f"{SHAPE} user shape: [3], numpy shape is: (2,)."),
+        (lambda: Tensor(ones(2), shape=(2, 1)),
+         f"{SHAPE} user shape: (2, 1), numpy shape is: (2,)."),
+        (lambda: Tensor(ones(2), dtype=DataType.INT8),
+         "user set dtype is not equal numpy dtype, user dtype: DataType.INT8, numpy dtype is: "
+         "float32."),
+        (lambda: Tensor(Tensor(ones(2)), shape=[3]),
+         f"{SHAPE} user's shape: [3], tensor shape is: [2]."),
+        (lambda: Tensor(Tensor(ones(2)), dtype=DataType.INT8),
+         "user set dtype is not equal tensor dtype, user's dtype: DataType.INT8, "
+         "tensor dtype is: DataType.FLOAT32."),
         (lambda: Tensor(shape=3, dtype=F32), "shape must be list or tuple, but got <class 'int'>."),
         (lambda: Tensor(shape=np.array([3])), "shape must be list or tuple, but got"),
-        (
-            lambda: Tensor(shape=[1, 2.0]),
-            "shape element must be int, but got <class 'float'> at index 1.",
-        ),
+        (lambda: Tensor(shape=[1, 2.0]),
+         "shape element must be int, but got <class 'float'> at index 1."),
         (lambda: Tensor(shape=[1], dtype=np.float32), "dtype must be DataType, but got"),
         (lambda: Tensor(ones(1), dtype="float32"), "dtype must be DataType, but got <class 'str'>"),
         (lambda: Tensor(device=1), "device must be str, but got <class 'int'>."),
@@ -214,9 +195,7 @@ SHAPE = "user set shape is not equal numpy shape,"
         (lambda: Tensor([1.0], device="gpu:0"), WANTED),
     ],
 )  # fmt: skip
-def test_the_constructor_refuses_what_the_table_refuses(
-    call: Callable[[], Tensor], text: str
-) -> None:
+def test_the_constructor_refuses_what_the_table_refuses(call, text):
     with pytest.raises(TypeError) as caught:
         call()
     assert str(caught.value).startswith(text)
@@ -244,16 +223,14 @@ def engine_devices():
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu:0"])
-def test_the_cpu_is_the_host(device: str) -> None:
+def test_the_cpu_is_the_host(device):
     tensor = Tensor(shape=[2], dtype=F32, device=device)
     assert tensor.device == "None:-1"
     assert tensor.get_data_to_numpy().tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("device", ["gpu", "gpu:0", "gpu:1"])
-def test_a_device_that_is_there_needs_no_tensor_of_its_own(
-    device: str, plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_is_there_needs_no_tensor_of_its_own(device, plugin_folder, monkeypatch):
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "gpu_trt")
     plugins.install(plugin_folder, "some_gpu", "some_gpu_backend", source=GPU)
     named = device if ":" in device else "gpu:0"
@@ -264,9 +241,7 @@ def test_a_device_that_is_there_needs_no_tensor_of_its_own(
         Tensor(ones(2), device=device)
 
 
-def test_a_device_number_that_is_not_there_is_named_with_those_that_are(
-    plugin_folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_number_that_is_not_there_is_named_with_those_that_are(plugin_folder, monkeypatch):
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "gpu_trt")
     plugins.install(plugin_folder, "some_gpu", "some_gpu_backend", source=GPU)
     with pytest.raises(BackendUnavailable, match=r"has no such device; it has: gpu:0, gpu:1"):
@@ -275,8 +250,8 @@ def test_a_device_number_that_is_not_there_is_named_with_those_that_are(
 
 @pytest.mark.parametrize(("kind", "backend"), [("gpu", "gpu_trt"), ("ascend", "ascend_ge")])
 def test_a_device_whose_backend_cannot_be_had_raises_that_backends_error(
-    kind: str, backend: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, backend, monkeypatch
+):
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", backend)
     with pytest.raises(BackendError, match=f"backend '{backend}' is (not installed|disabled)"):
         Tensor(shape=[10**9, 10**9], dtype=F32, device=f"{kind}:0")
@@ -285,7 +260,7 @@ def test_a_device_whose_backend_cannot_be_had_raises_that_backends_error(
 # ------------------------------------------------------------------------------------------ data
 
 
-def test_data_is_zero_copy_both_ways_and_keeps_the_array_alive() -> None:
+def test_data_is_zero_copy_both_ways_and_keeps_the_array_alive():
     tensor = Tensor(shape=[2, 3], dtype=F32)
     array = np.arange(6, dtype=np.float32)
     tensor.set_data_from_numpy(array)
@@ -298,7 +273,7 @@ def test_data_is_zero_copy_both_ways_and_keeps_the_array_alive() -> None:
 
 
 @pytest.mark.parametrize("shape", [[0], [2, 0], [-1, 3], [-1, -1], [0, -1]])
-def test_a_dim_below_one_gives_an_empty_array(shape: list[int]) -> None:
+def test_a_dim_below_one_gives_an_empty_array(shape):
     tensor = Tensor(shape=shape, dtype=F32)
     assert tensor.get_data_to_numpy().size == 0
     assert tensor.shape == shape
@@ -313,20 +288,16 @@ def test_a_dim_below_one_gives_an_empty_array(shape: list[int]) -> None:
         (Tensor(ones(2)), TypeError, "numpy_obj must be numpy.ndarray, but got"),
         (ones(2, dtype=complex), TypeError, "Unsupported numpy dtype value complex128"),
         (np.array(["a", "b"]), TypeError, "Unsupported numpy dtype value <U1"),
-        (
-            ones(2, dtype=np.float64), RuntimeError,
-            "data type not equal! Numpy type: <class 'numpy.float64'>, "
-            "Tensor type: DataType.FLOAT32",
-        ),
+        (ones(2, dtype=np.float64), RuntimeError,
+         "data type not equal! Numpy type: <class 'numpy.float64'>, "
+         "Tensor type: DataType.FLOAT32"),
         (ones(3), RuntimeError, "data size not equal! Numpy size: 12, Tensor size: 8"),
         (ones(), RuntimeError, "data size not equal! Numpy size: 4, Tensor size: 8"),
         (ones(0), RuntimeError, "data size not equal! Numpy size: 0, Tensor size: 8"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("held", [None, ones(2)], ids=["empty", "with data"])
-def test_data_of_another_kind_is_refused_and_changes_nothing(
-    data: Any, kind: type[Exception], text: str, held: np.ndarray | None
-) -> None:
+def test_data_of_another_kind_is_refused_and_changes_nothing(data, kind, text, held):
     tensor = Tensor(shape=[2], dtype=F32) if held is None else Tensor(held)
     before = tensor.get_data_to_numpy()
     with pytest.raises(kind) as caught:
@@ -335,7 +306,7 @@ def test_data_of_another_kind_is_refused_and_changes_nothing(
     assert tensor.get_data_to_numpy() is before
 
 
-def test_only_the_byte_size_counts_not_the_shape() -> None:
+def test_only_the_byte_size_counts_not_the_shape():
     tensor = Tensor(shape=[2, 3], dtype=F32)
     for array in (ones(6), ones(3, 2), ones(1, 6, 1)):
         tensor.set_data_from_numpy(array)
@@ -344,9 +315,7 @@ def test_only_the_byte_size_counts_not_the_shape() -> None:
 
 @pytest.mark.parametrize("change", [("shape", [3, 2]), ("dtype", DataType.INT32)])
 @pytest.mark.parametrize("given", ["constructor", "set_data_from_numpy"])
-def test_a_tensor_that_wraps_an_array_ignores_shape_and_dtype_with_a_warning(
-    change: tuple[str, Any], given: str
-) -> None:
+def test_a_tensor_that_wraps_an_array_ignores_shape_and_dtype_with_a_warning(change, given):
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensor = Tensor(array) if given == "constructor" else Tensor(shape=[2, 3], dtype=F32)
     tensor.set_data_from_numpy(array)
@@ -361,7 +330,7 @@ def test_a_tensor_that_wraps_an_array_ignores_shape_and_dtype_with_a_warning(
 # ------------------------------------------------------------------------------------------ text
 
 
-def test_the_text_is_the_documented_one() -> None:
+def test_the_text_is_the_documented_one():
     assert str(Tensor()) == (
         "name: ,\ndtype: DataType.FLOAT32,\nshape: [],\nformat: Format.NCHW,\n"
         "element_num: 1,\ndata_size: 4.\ndevice: None:-1."
@@ -374,7 +343,7 @@ def test_the_text_is_the_documented_one() -> None:
     )
 
 
-def test_meta_has_the_documented_defaults_and_text() -> None:
+def test_meta_has_the_documented_defaults_and_text():
     meta = TensorMeta()
     assert vars(meta) == {
         "name": "", "dtype": DataType.UNKNOWN, "shape": [], "format": Format.DEFAULT,
@@ -386,7 +355,7 @@ def test_meta_has_the_documented_defaults_and_text() -> None:
     )
 
 
-def test_metas_attributes_are_plain() -> None:
+def test_metas_attributes_are_plain():
     meta, other = TensorMeta(), TensorMeta()
     assert meta != other
     meta.name, meta.shape, meta.extra = 1, "anything", None  # type: ignore[assignment, attr-defined]
@@ -401,7 +370,7 @@ def test_metas_attributes_are_plain() -> None:
     [([10**9, 10**9], 4 * 10**18), ([2**62], 2**64), ([2**70], 2**72), ([1] * 70, 4)],
     ids=["too much", "more than an address", "more than an int", "too many axes"],
 )
-def test_memory_that_cannot_be_had_is_an_input_error(shape: list[int], size: int) -> None:
+def test_memory_that_cannot_be_had_is_an_input_error(shape, size):
     tensor = Tensor()
     tensor.name, tensor.shape = "x", shape
     with pytest.raises(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from conversions import converted
+from graphs import written
 
 import engine
 from engine import Converter, FmkType, Model, Tensor
@@ -24,38 +25,26 @@ Save = Callable[..., Model]
 
 @pytest.fixture
 def built(null_backend: str, tmp_path: Path) -> Save:
-    """Builds a model of float32 inputs and outputs: (nodes, inputs, outputs, **weights)."""
+    """Builds the model of a graph in onnx's text."""
 
-    def make(
-        nodes: Sequence[NodeProto], inputs: dict[str, Any], outputs: dict[str, Any], **weights: Any
-    ) -> Model:
-        values = [
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-             for name, shape in named.items()]
-            for named in (inputs, outputs)
-        ]  # fmt: skip
-        tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-        graph = helper.make_graph(nodes, "net", *values, tensors)
-        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-        onnx.save(proto, tmp_path / "net.onnx")
-        return engine.load(tmp_path / "net.onnx", target=null_backend)
+    def make(text: str, **weights: Any) -> Model:
+        path = written(tmp_path / "net.onnx", text, **weights)
+        return engine.load(path, target=null_backend)
 
     return make
 
 
 def halved(built: Save, rows: Any = "n", size: Any = "h") -> Model:
     """Build a convolution of stride 2: what comes out follows from no name."""
-    node = helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2])
-    return built(
-        [node], {"x": [rows, 1, size, size]}, {"y": [rows, 2, None, None]},
-        w=np.ones((2, 1, 2, 2), np.float32),
-    )  # fmt: skip
+    ends = f"(float[{rows}, 1, {size}, {size}] x) => (float[{rows}, 2, ?, ?] y)"
+    w = np.ones((2, 1, 2, 2), np.float32)
+    return built(f"net {ends} {{ y = Conv <strides = [2, 2]> (x, w) }}", w=w)
 
 
 # ------------------------------------------------------------------------------- outputs' shapes
 
 
-def test_after_resize_every_size_of_an_output_is_known(built: Save) -> None:
+def test_after_resize_every_size_of_an_output_is_known(built):
     model = halved(built)
     assert model.get_outputs()[0].shape == [-1, 2, -1, -1]
     for rows, size in ((4, 8), (1, 6)):
@@ -67,16 +56,14 @@ def test_after_resize_every_size_of_an_output_is_known(built: Save) -> None:
         assert model.predict([np.ones((rows, 1, size, size), "f")])[0].shape == meta.shape
 
 
-def test_after_predict_the_outputs_have_the_sizes_of_that_run(built: Save) -> None:
+def test_after_predict_the_outputs_have_the_sizes_of_that_run(built):
     model = halved(built)
     for rows in (2, 3):
         [y] = model.predict([np.ones((rows, 1, 4, 4), "f")])
         assert model.get_outputs()[0].shape == y.shape == [rows, 2, 2, 2]
 
 
-def test_sizes_that_depend_on_the_data_are_known_after_predict_alone(
-    tmp_path: Path, null_backend: str
-) -> None:
+def test_sizes_that_depend_on_the_data_are_known_after_predict_alone(tmp_path, null_backend):
     with engine.load(models.nonzero(tmp_path), target=null_backend) as model:
         [x] = model.get_inputs()
         model.resize([x], [[4]])
@@ -85,9 +72,7 @@ def test_sizes_that_depend_on_the_data_are_known_after_predict_alone(
         assert model.get_outputs()[0].shape == y.shape == [1, 2]
 
 
-def test_a_model_from_memory_knows_its_outputs_sizes_too(
-    built: Save, tmp_path: Path, null_context: engine.Context
-) -> None:
+def test_a_model_from_memory_knows_its_outputs_sizes_too(built, tmp_path, null_context):
     halved(built)
     content = (tmp_path / "net.onnx").read_bytes()
     (tmp_path / "net.onnx").unlink()
@@ -97,9 +82,7 @@ def test_a_model_from_memory_knows_its_outputs_sizes_too(
     assert model.get_outputs()[0].shape == [4, 2, 4, 4]
 
 
-def test_a_file_that_is_gone_leaves_sizes_open_until_the_first_run(
-    built: Save, tmp_path: Path
-) -> None:
+def test_a_file_that_is_gone_leaves_sizes_open_until_the_first_run(built, tmp_path):
     model = halved(built)
     (tmp_path / "net.onnx").unlink()
     model.resize(model.get_inputs(), [[4, 1, 8, 8]])
@@ -111,9 +94,7 @@ def test_a_file_that_is_gone_leaves_sizes_open_until_the_first_run(
 # ------------------------------------------------------------------------- sizes the file fixes
 
 
-def test_resize_changes_sizes_that_the_file_fixes_where_the_model_can_have_them(
-    built: Save,
-) -> None:
+def test_resize_changes_sizes_that_the_file_fixes_where_the_model_can_have_them(built):
     model = halved(built, rows=1, size=8)
     held = model.get_inputs()
     for size in (4, 16, 8):
@@ -126,7 +107,7 @@ def test_resize_changes_sizes_that_the_file_fixes_where_the_model_can_have_them(
         model.predict([np.ones((1, 1, 4, 4), "f")])
 
 
-def test_threads_go_on_while_the_model_is_built_for_other_sizes(built: Save) -> None:
+def test_threads_go_on_while_the_model_is_built_for_other_sizes(built):
     model = halved(built, rows=1, size=8)
     arrays = {size: np.ones((1, 1, size, size), np.float32) for size in (4, 8)}
     stop, errors, counts = threading.Event(), [], {4: 0, 8: 0}
@@ -162,9 +143,9 @@ def test_threads_go_on_while_the_model_is_built_for_other_sizes(built: Save) -> 
     assert pool.open_count == 0
 
 
-def test_sizes_that_a_layer_cannot_take_leave_the_model_as_it_was(built: Save) -> None:
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    model = built([node], {"x": [1, 3]}, {"y": [1, 2]}, w=np.ones((3, 2), np.float32))
+def test_sizes_that_a_layer_cannot_take_leave_the_model_as_it_was(built):
+    text = "net (float[1, 3] x) => (float[1, 2] y) { y = MatMul(x, w) }"
+    model = built(text, w=np.ones((3, 2), np.float32))
     refused = (
         r"^resize failed! Error is The given input shape's value != original input shape's value\. "
         r"input 'x': dim 1 is fixed to 3 by the model, got 4, and the model cannot be built for th"
@@ -176,7 +157,7 @@ def test_sizes_that_a_layer_cannot_take_leave_the_model_as_it_was(built: Save) -
     assert model.predict([np.ones((1, 3), "f")])[0].get_data_to_numpy().tolist() == [[3, 3]]
 
 
-def test_a_file_that_changed_since_is_not_taken_for_the_model(built: Save, tmp_path: Path) -> None:
+def test_a_file_that_changed_since_is_not_taken_for_the_model(built, tmp_path):
     model = halved(built, rows=1, size=8)
     path = tmp_path / "net.onnx"
     path.rename(tmp_path / "old.onnx")
@@ -194,17 +175,13 @@ def test_a_file_that_changed_since_is_not_taken_for_the_model(built: Save, tmp_p
     ids=["no data", "int32", "float64", "size"],
 )
 @pytest.mark.parametrize("outputs", [None, [Tensor()]])
-def test_a_tensor_that_does_not_fit_says_predict_failed(
-    affine: Model, tensor: Tensor, outputs: list[Tensor] | None
-) -> None:
+def test_a_tensor_that_does_not_fit_says_predict_failed(affine, tensor, outputs):
     with pytest.raises(RuntimeError, match="predict failed") as caught:
         affine.predict([tensor], outputs)
     assert "input 'x': " in str(caught.value)
 
 
-def test_inputs_of_every_round_take_a_shape_of_their_own(
-    affine: Model, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_inputs_of_every_round_take_a_shape_of_their_own(affine, recwarn):
     for rows in (2, 5, 1, 5):
         inputs = affine.get_inputs()
         inputs[0].shape = [rows, 3]
@@ -214,7 +191,7 @@ def test_inputs_of_every_round_take_a_shape_of_their_own(
     assert not recwarn.list
 
 
-def test_inputs_got_twice_are_tensors_of_their_own(affine: Model) -> None:
+def test_inputs_got_twice_are_tensors_of_their_own(affine):
     first, second = affine.get_inputs(), affine.get_inputs()
     first[0].set_data_from_numpy(X)
     second[0].set_data_from_numpy(X + 1)
@@ -222,20 +199,18 @@ def test_inputs_got_twice_are_tensors_of_their_own(affine: Model) -> None:
     np.testing.assert_array_equal(affine.predict(second)[0], 2 * X + 3)
 
 
-def test_data_given_to_the_inputs_is_there_when_they_are_asked_for_again(affine: Model) -> None:
+def test_data_given_to_the_inputs_is_there_when_they_are_asked_for_again(affine):
     affine.get_inputs()[0].set_data_from_numpy(X)
     for _ in range(2):
         np.testing.assert_array_equal(affine.predict(affine.get_inputs())[0], 2 * X + 1)
 
 
-def test_an_empty_list_of_outputs_means_that_none_are_given(affine: Model) -> None:
+def test_an_empty_list_of_outputs_means_that_none_are_given(affine):
     [y] = affine.predict([X], [])
     np.testing.assert_array_equal(y, 2 * X + 1)
 
 
-def test_superfluous_weight_bytes_are_left_out_and_that_is_said(
-    tmp_path: Path, null_context: engine.Context, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_superfluous_weight_bytes_are_left_out_and_that_is_said(tmp_path, null_context, caplog):
     model = Model()
     content = models.affine(tmp_path).read_bytes()
     model.build_from_buffer(content, b"weights", engine.ModelType.MINDIR, null_context)
@@ -247,7 +222,7 @@ def test_superfluous_weight_bytes_are_left_out_and_that_is_said(
 
 
 @pytest.mark.parametrize("chip", ["", ":910b", ":default"])
-def test_a_goal_reads_back_without_its_chip_and_sets_the_device(tmp_path: Path, chip: str) -> None:
+def test_a_goal_reads_back_without_its_chip_and_sets_the_device(tmp_path, chip):
     converter = Converter()
     converter.optimize = f"ascend_oriented{chip}"
     assert (converter.optimize, converter.device) == ("ascend_oriented", "Ascend")
@@ -256,58 +231,48 @@ def test_a_goal_reads_back_without_its_chip_and_sets_the_device(tmp_path: Path, 
     assert noted["optimized_for"] == f"ascend_oriented{chip}"
 
 
-def test_a_conversion_says_that_it_succeeded(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversion_says_that_it_succeeded(tmp_path, capsys):
     path = str(models.affine(tmp_path))
-    Converter().convert(FmkType.ONNX, path, str(tmp_path / "out"))
+    converted(path, tmp_path / "out")
     assert capsys.readouterr().out == "CONVERT RESULT SUCCESS:0\n"
     with pytest.raises(RuntimeError):
-        Converter().convert(FmkType.TFLITE, path, str(tmp_path / "out"))
+        converted(path, tmp_path / "out", FmkType.TFLITE)
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize(("level", "count"), [("1", 2), ("0", 0), (None, 0)])
 def test_graphs_are_written_as_text_where_the_variable_asks_for_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str | None, count: int
-) -> None:
+    tmp_path, monkeypatch, level, count
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MSLITE_DUMP_GRAPH_LEVEL", raising=False)
     if level is not None:
         monkeypatch.setenv("MSLITE_DUMP_GRAPH_LEVEL", level)
-    converter = Converter()
-    converter.input_shape = {"x": [4, 3]}
-    converter.convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))
+    report = converted(models.affine(tmp_path), tmp_path / "out", input_shape={"x": [4, 3]})
     files = sorted(tmp_path.glob("*.ir"))
     assert len(files) == count
     shapes = [onnx.parser.parse_model(file.read_text()).graph.input[0].type for file in files]
     dims = [[dim.dim_param or dim.dim_value for dim in kind.tensor_type.shape.dim]
             for kind in shapes]  # fmt: skip
     assert dims == [["batch", 3], [4, 3]][:count]
-    assert converter.report is not None
-    assert sum("MSLITE_DUMP_GRAPH_LEVEL=1: " in note for note in converter.report.notes) == count
+    assert sum("MSLITE_DUMP_GRAPH_LEVEL=1: " in note for note in report.notes) == count
 
 
-def test_graphs_go_to_the_folder_that_another_variable_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_go_to_the_folder_that_another_variable_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MSLITE_DUMP_GRAPH_LEVEL", "1")
     monkeypatch.setenv("MSLITE_DUMP_GRAPH_PATH", "./dump_graph/")
-    Converter().convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))
+    converted(models.affine(tmp_path), tmp_path / "out")
     assert len(list((tmp_path / "dump_graph").glob("*.ir"))) == 2
     assert not list(tmp_path.glob("*.ir"))
 
 
-def test_graphs_of_a_model_with_a_key_are_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graphs_of_a_model_with_a_key_are_not_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MSLITE_DUMP_GRAPH_LEVEL", "1")
     pytest.importorskip("cryptography")
-    converter = Converter()
-    converter.enable_encryption, converter.encrypt_key = True, "00" * 16
-    converter.convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "out"))
+    report = converted(
+        models.affine(tmp_path), tmp_path / "out", enable_encryption=True, encrypt_key="00" * 16
+    )
     assert not list(tmp_path.glob("*.ir"))
-    assert converter.report is not None
-    assert any("encrypted model is written nowhere" in note for note in converter.report.notes)
+    assert any("encrypted model is written nowhere" in note for note in report.notes)

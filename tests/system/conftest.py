@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))  # `processes` is for every folder below
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

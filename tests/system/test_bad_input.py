@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import hostile
 import numpy as np
 import pytest
+from processes import python
 
 import engine
 from engine_testing import encode, models
@@ -44,7 +43,7 @@ print(json.dumps(result))
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_hostile_file_is_a_model_error_that_names_it(name: str, tmp_path: Path) -> None:
+def test_a_hostile_file_is_a_model_error_that_names_it(name, tmp_path):
     path = CASES[name](tmp_path)
     with pytest.raises(engine.ModelError, match="build_from_file failed") as caught:
         engine.Model().build_from_file(str(path), engine.ModelType.MINDIR)
@@ -55,14 +54,9 @@ def test_a_hostile_file_is_a_model_error_that_names_it(name: str, tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_model_that_asks_for_absurd_memory_or_time_ends_in_an_error(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_model_that_asks_for_absurd_memory_or_time_ends_in_an_error(name, tmp_path):
     path = BOMBS[name](tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", BOMB, str(path), str(MEMORY_BYTES)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = python("-c", BOMB, path, MEMORY_BYTES)
     assert done.returncode == 0, f"exit status {done.returncode}: {done.stderr[-2000:]}"
     result = json.loads(done.stdout)
     assert result["kind"] in ("ModelError", "DeadlineExceeded"), result
@@ -71,7 +65,7 @@ def test_a_model_that_asks_for_absurd_memory_or_time_ends_in_an_error(
 @pytest.mark.parametrize(
     "block", [pytest.param(b, marks=pytest.mark.slow) for b in range(1, 40)] + [0]
 )
-def test_randomly_damaged_models_run_or_are_refused(block: int, tmp_path: Path) -> None:
+def test_randomly_damaged_models_run_or_are_refused(block, tmp_path):
     for seed in range(100 * block, 100 * (block + 1)):
         damage(seed, tmp_path)
 
@@ -116,22 +110,19 @@ def digits(folder: Path) -> Path:
     return path
 
 
-def test_an_axis_that_crashes_shape_inference_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_an_axis_that_crashes_shape_inference_is_an_error_that_names_it(tmp_path):
     """ONNX Runtime refuses it; what then asks onnx for types must not end the process."""
     axis = encode.attribute("axis", 3, 7267600717026457778, 2)
     node = encode.node("LayerNormalization", ["x", "s"], ["y", "m"], [axis])
     path = tmp_path / "model.onnx"
     path.write_bytes(encode.chain(node, initializers=[encode.floats("s", 3)]))
-    done = subprocess.run(
-        [sys.executable, "-m", "engine", "inspect", "--target", "cpu", str(path)],
-        capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = python("-m", "engine", "inspect", "--target", "cpu", path)
     assert done.returncode > 0, f"exit status {done.returncode}: {done.stderr[-2000:]}"
     assert "LayerNormalization" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_external_data_outside_the_folder_is_never_read(tmp_path: Path) -> None:
+def test_external_data_outside_the_folder_is_never_read(tmp_path):
     inside = tmp_path / "model"
     inside.mkdir()
     path = models.external(inside)

@@ -82,8 +82,8 @@ CASES = {
 )
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_signal_handler_raises_in_a_predict_arrives_and_the_next_is_right(
-    name: str, count: int, null_backend: str, tmp_path: Path
-) -> None:
+    name, count, null_backend, tmp_path
+):
     case = CASES[name]
     model = engine.load(case.make(tmp_path), target=case.target, config=case.config)
     pool = model_state(model).plan.pool  # type: ignore[union-attr]
@@ -136,9 +136,7 @@ def helped(model: engine.Model, case: Case) -> Iterator[list[object]]:
 
 
 @pytest.mark.parametrize("with_outputs", [False, True])
-def test_deadlines_are_kept_after_a_signal_handler_raised_as_they_were_set(
-    with_outputs: bool, tmp_path: Path
-) -> None:
+def test_deadlines_are_kept_after_a_signal_handler_raised_as_they_were_set(with_outputs, tmp_path):
     tiny, slow = engine.load(models.affine(tmp_path)), engine.load(models.slow(tmp_path))
     interrupter = Interrupter(seed=1)
     with interrupter.installed():
@@ -155,8 +153,8 @@ def test_deadlines_are_kept_after_a_signal_handler_raised_as_they_were_set(
 @pytest.mark.parametrize("count", [20, pytest.param(1500, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("target", ["cpu", "mixed"])
 def test_what_a_signal_handler_raises_in_load_or_close_arrives_and_nothing_leaks(
-    target: str, count: int, null_backend: str, tmp_path: Path
-) -> None:
+    target, count, null_backend, tmp_path
+):
     case = CASES["mixed" if target == "mixed" else "staged"]
     path = case.make(tmp_path)
 

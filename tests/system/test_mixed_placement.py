@@ -6,9 +6,8 @@ import itertools
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import NodeProto, TensorProto, helper, numpy_helper
+from graphs import written
 
 import engine
 
@@ -16,31 +15,18 @@ X = np.linspace(-2, 2, 7, dtype=np.float32)
 REFUSES = {"null_context": {"unsupported_ops": "Tanh,Gelu,FusedMatMul"}}
 
 
-def save(folder: Path, nodes: list[NodeProto], constants: dict[str, np.ndarray]) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "mixed",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = folder / "mixed.onnx"
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
-    return path
+def save(folder: Path, nodes: str, **constants: np.ndarray) -> Path:
+    text = f"mixed (float[n] x) => (float[n] y) {{ {nodes} }}"
+    return written(folder / "mixed.onnx", text, **constants)
 
 
-def test_a_model_of_200_nodes_runs_on_two_backends_in_21_segments(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_a_model_of_200_nodes_runs_on_two_backends_in_21_segments(null_backend, tmp_path):
     names = ["x", *(f"v{i}" for i in range(1, 200)), "y"]
     nodes = [
-        helper.make_node("Tanh", [names[i]], [names[i + 1]])
-        if i % 20 == 10
-        else helper.make_node("Add", [names[i], "step"], [names[i + 1]])
-        for i in range(200)
+        f"{made} = Tanh({given})" if i % 20 == 10 else f"{made} = Add({given}, step)"
+        for i, (given, made) in enumerate(itertools.pairwise(names))
     ]
-    path = save(tmp_path, nodes, {"step": np.array(0.001, np.float32)})
+    path = save(tmp_path, "\n".join(nodes), step=np.array(0.001, np.float32))
     with engine.load(path, target=["null", "cpu"], config=REFUSES) as model:
         backends = [each.backend for each in model.placement]
         assert backends == ["cpu" if i % 20 == 10 else "null" for i in range(200)]
@@ -55,23 +41,17 @@ def test_a_model_of_200_nodes_runs_on_two_backends_in_21_segments(
         np.testing.assert_allclose(y, whole(x=X)["y"], rtol=1e-5)
 
 
-def test_operators_that_only_onnxruntime_knows_may_stand_in_the_middle(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_operators_that_only_onnxruntime_knows_may_stand_in_the_middle(null_backend, tmp_path):
     """onnx cannot infer what Gelu makes: the type of what crosses behind it is told otherwise."""
-    gelu = [
-        helper.make_node("Gelu", [reads], [writes], domain="com.microsoft")
-        for reads, writes in (("a", "b"), ("d", "e"))
-    ]
-    nodes = [
-        helper.make_node("Neg", ["x"], ["a"]),
-        gelu[0],
-        helper.make_node("Unsqueeze", ["b", "axes"], ["c"]),
-        helper.make_node("Squeeze", ["c", "axes"], ["d"]),
-        gelu[1],
-        helper.make_node("Abs", ["e"], ["y"]),
-    ]
-    path = save(tmp_path, nodes, {"axes": np.array([0], np.int64)})
+    nodes = """
+        a = Neg(x)
+        b = com.microsoft.Gelu(a)
+        c = Unsqueeze(b, axes)
+        d = Squeeze(c, axes)
+        e = com.microsoft.Gelu(d)
+        y = Abs(e)
+    """
+    path = save(tmp_path, nodes, axes=np.array([0], np.int64))
     with engine.load(path, target=["null", "cpu"]) as model:
         assert [each.backend for each in model.placement] == [
             "null", "cpu", "null", "null", "cpu", "null",
@@ -83,8 +63,8 @@ def test_operators_that_only_onnxruntime_knows_may_stand_in_the_middle(
 
 
 @pytest.mark.parametrize("target", ["cpu:reference", "reference"])
-def test_the_reference_backend_is_a_target_of_its_own(tmp_path: Path, target: str) -> None:
-    path = save(tmp_path, [helper.make_node("Tanh", ["x"], ["y"])], {})
+def test_the_reference_backend_is_a_target_of_its_own(tmp_path, target):
+    path = save(tmp_path, "y = Tanh(x)")
     with engine.load(path, target=target) as model:
         np.testing.assert_allclose(model(x=X)["y"], np.tanh(X), rtol=1e-6)
         [placed] = model.placement
@@ -93,7 +73,7 @@ def test_the_reference_backend_is_a_target_of_its_own(tmp_path: Path, target: st
         )  # fmt: skip
 
 
-def test_the_word_cpu_goes_on_meaning_the_cpu_backend(tmp_path: Path) -> None:
-    path = save(tmp_path, [helper.make_node("Tanh", ["x"], ["y"])], {})
+def test_the_word_cpu_goes_on_meaning_the_cpu_backend(tmp_path):
+    path = save(tmp_path, "y = Tanh(x)")
     with engine.load(path, target="cpu") as model:
         assert {placed.backend for placed in model.placement} == {"cpu"}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from processes import python
 
 from engine_testing import models
 
@@ -45,11 +43,9 @@ OWN = {
 }  # fmt: skip
 
 
-def test_a_first_predict_imports_nothing_that_it_does_not_use(tmp_path: Path) -> None:
+def test_a_first_predict_imports_nothing_that_it_does_not_use(tmp_path):
     path = models.affine(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(path)], capture_output=True, text=True, check=True
-    )
+    done = python("-c", PROGRAM, path, check=True)
     imported = set(done.stdout.split())
     assert {"engine.model", "engine_cpu.session"} <= imported
     assert not imported & (FOREIGN | OWN)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import os
 import pty
@@ -21,6 +22,7 @@ import pytest
 
 from engine.cli import main
 from engine_testing.fixtures import plugin_folder  # noqa: F401
+from engine_testing.plugins import install
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,12 @@ class Result:
     @property
     def json(self) -> Any:
         return json.loads(self.out, parse_constant=_refuse)
+
+    def fails(self, said: str, status: int = 1, out: str | None = None) -> Result:
+        """Assert that the command failed and said this on standard error. out: what it printed."""
+        assert (self.status, out is None or self.out == out) == (status, True), self
+        assert said in self.err
+        return self
 
     @property
     def text(self) -> str:
@@ -56,12 +64,13 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs the command line in this process."""
+    """Runs the command line in this process. stdin: what it reads from standard input."""
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
 
-    def run(*arguments: object) -> Result:
+    def run(*arguments: object, stdin: bytes = b"") -> Result:
         capsys.readouterr()
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         status = main([str(each) for each in arguments])
         captured = capsys.readouterr()
         return Result(status, captured.out, captured.err)
@@ -77,16 +86,52 @@ def shell(tmp_path: Path) -> Run:
         kept = {name: value for name, value in os.environ.items() if name not in SETTINGS}
         done = subprocess.run(
             [sys.executable, "-m", "engine.cli", *map(str, arguments)],
-            capture_output=True,
-            text=True,
-            encoding="utf-8",
+            capture_output=True, encoding="utf-8", timeout=120,
             env={**kept, "PYTHONIOENCODING": "utf-8", **environment},
-            timeout=120,
-            check=False,
-        )
+        )  # fmt: skip
         return Result(done.returncode, done.stdout, done.stderr)
 
     return run
+
+
+PLUGIN = """
+import ctypes, os, signal, sys, time
+from dataclasses import replace
+from engine.hookspecs import hookimpl
+from engine.types import Check
+from engine_testing import null_device as null
+from engine_testing.null_device import *
+
+@hookimpl
+def engine_backend():
+    return replace(null.engine_backend(), name={name!r}, **{manifest!r})
+
+@hookimpl
+def engine_diagnose():
+    {diagnose}
+
+@hookimpl
+def engine_predict(context, inputs, outputs, deadline_s):
+    {predict}
+    return null.engine_predict(context, inputs, outputs, deadline_s)
+"""
+
+
+@pytest.fixture
+def null_plugin() -> Callable[..., str]:
+    """Installs a null backend of this name into a folder: (folder, name, ...); gives the name.
+
+    diagnose, predict: what it does there first. manifest: changes of its BackendInfo.
+    """
+
+    def make(
+        folder: Path, name: str, diagnose: str = "return []", predict: str = "pass", **manifest: Any
+    ) -> str:
+        source = PLUGIN.format(name=name, diagnose=diagnose, predict=predict, manifest=manifest)
+        install(folder, name, f"plugin_{name}", source=source)
+        return name
+
+    return make
 
 
 # Makes the terminal on its standard input its own, so that Ctrl-C there becomes a signal.

@@ -57,9 +57,7 @@ def make_read_only(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return make
 
 
-def test_a_read_only_cache_is_listed_explained_and_verified(
-    cli, folder, tmp_path, make_read_only
-) -> None:
+def test_a_read_only_cache_is_listed_explained_and_verified(cli, folder, tmp_path, make_read_only):
     make_read_only(folder)
     here = ("--folder", folder)
     model = tmp_path / "affine.onnx"
@@ -69,40 +67,36 @@ def test_a_read_only_cache_is_listed_explained_and_verified(
     [entry] = (folder / "v1/entries").iterdir()
     other = models.several(tmp_path)
     for more in ((other,), (model, "--set", "cpu_context.graph_optimization=none")):
-        said = " ".join(cli("cache", "why", *more, *here).text.split())
+        said = cli("cache", "why", *more, *here).text
         assert "is cold: it" in said
         assert f"it stays cold: '{folder}/v1' is read-only" in said
     assert "1 kept" in cli("cache", "prune", "--max-size", "0", *here).out
     assert entry.exists()
 
 
-def test_what_is_damaged_in_a_read_only_cache_is_named(
-    cli, folder, tmp_path, make_read_only
-) -> None:
+def test_what_is_damaged_in_a_read_only_cache_is_named(cli, folder, tmp_path, make_read_only):
     [graph] = folder.glob("v1/entries/*/form/model.onnx")
     graph.write_bytes(graph.read_bytes()[::-1])
     make_read_only(folder)
     done = cli("cache", "verify", "--folder", folder)
     assert done.status == 1
     assert "is damaged (model.onnx is not what was written" in " ".join(done.err.split())
-    said = " ".join(cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder).text.split())
+    said = cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder).text
     assert "its entry is damaged: model.onnx" in said
     assert "it stays cold" in said
 
 
 def test_an_emptied_cache_that_is_read_only_is_listed_and_explained(
     cli, folder, tmp_path, make_read_only
-) -> None:
+):
     here = ("--folder", folder)
     assert cli("cache", "prune", "--max-size", "0MB", *here).status == 0
     make_read_only(folder)
     assert "no entries" in cli("cache", "ls", *here).out
-    assert "it stays cold" in " ".join(
-        cli("cache", "why", tmp_path / "affine.onnx", *here).text.split()
-    )
+    assert "it stays cold" in cli("cache", "why", tmp_path / "affine.onnx", *here).text
 
 
-def test_the_entries_are_listed_with_their_sizes(cli, folder, tmp_path) -> None:
+def test_the_entries_are_listed_with_their_sizes(cli, folder, tmp_path):
     done = cli("cache", "ls", "--folder", folder, "--json")
     assert done.status == 0
     [entry] = done.json["entries"]
@@ -114,11 +108,11 @@ def test_the_entries_are_listed_with_their_sizes(cli, folder, tmp_path) -> None:
     assert "1 entry" in shown.out
 
 
-def test_an_empty_cache_says_so(cli, tmp_path) -> None:
+def test_an_empty_cache_says_so(cli, tmp_path):
     assert "no entries" in cli("cache", "--folder", tmp_path).out
 
 
-def test_why_says_that_the_cache_is_off(cli, folder, tmp_path, monkeypatch) -> None:
+def test_why_says_that_the_cache_is_off(cli, folder, tmp_path, monkeypatch):
     command = ("cache", "why", tmp_path / "affine.onnx", "--folder", folder)
     off = "--set", "common_context.compile_cache=off"
     assert "the next build is cold: the compile cache is off" in cli(*command, *off).text
@@ -129,7 +123,7 @@ def test_why_says_that_the_cache_is_off(cli, folder, tmp_path, monkeypatch) -> N
     assert "did you mean 'off'?" in cli(*command).err
 
 
-def test_why_tells_a_warm_build_from_a_cold_one(cli, folder, tmp_path) -> None:
+def test_why_tells_a_warm_build_from_a_cold_one(cli, folder, tmp_path):
     model = tmp_path / "affine.onnx"
     assert cli("cache", "why", model, "--folder", folder, "--json").json["warm"] is True
     cold = cli(
@@ -144,14 +138,14 @@ def test_why_tells_a_warm_build_from_a_cold_one(cli, folder, tmp_path) -> None:
     assert "the next build is cold: it has no entry: its weights are" in said.text
 
 
-def test_why_refuses_a_misspelt_setting(cli, folder, tmp_path) -> None:
+def test_why_refuses_a_misspelt_setting(cli, folder, tmp_path):
     misspelt = ("--set", "cpu_context.graph_optimizatio=extended")
     done = cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder, *misspelt)
     assert done.status == 2
     assert "did you mean 'graph_optimization'" in " ".join(done.err.split())
 
 
-def test_why_speaks_of_the_build_that_would_be(cli, folder, tmp_path, monkeypatch) -> None:
+def test_why_speaks_of_the_build_that_would_be(cli, folder, tmp_path, monkeypatch):
     model = tmp_path / "affine.onnx"
 
     def reason(*more: object) -> str:
@@ -169,24 +163,22 @@ def test_why_speaks_of_the_build_that_would_be(cli, folder, tmp_path, monkeypatc
     assert "is off" in reason()
 
 
-def test_why_of_an_encrypted_model_needs_no_key(cli, folder, tmp_path, monkeypatch) -> None:
+def test_why_of_an_encrypted_model_needs_no_key(cli, folder, tmp_path, monkeypatch):
     model = tmp_path / "affine.onnx"
     model.write_bytes(encrypt(model.read_bytes(), b"0123456789abcdef"))
     command = ("cache", "why", model, "--folder", folder)
     reason = "the next build is cold: it is encrypted, and nothing of such a model is kept"
-    assert reason in " ".join(cli(*command).text.split())
+    assert reason in cli(*command).text
     monkeypatch.setenv("ENGINE_DEC_KEY", b"0123456789abcdef".hex())
-    assert reason in " ".join(cli(*command).text.split())
+    assert reason in cli(*command).text
 
 
-def test_why_heeds_the_target_of_the_environment(cli, folder, tmp_path, monkeypatch) -> None:
+def test_why_heeds_the_target_of_the_environment(cli, folder, tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_TARGET", "absent_backend")
-    done = cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder)
-    assert done.status == 1
-    assert "absent_backend" in done.err
+    cli("cache", "why", tmp_path / "affine.onnx", "--folder", folder).fails("absent_backend")
 
 
-def test_verify_removes_an_entry_whose_record_is_damaged(cli, folder) -> None:
+def test_verify_removes_an_entry_whose_record_is_damaged(cli, folder):
     [record] = folder.glob("v1/entries/*/entry.json")
     record.write_text("[" * 100_000)
     done = cli("cache", "verify", "--folder", folder, "--json").json
@@ -194,7 +186,7 @@ def test_verify_removes_an_entry_whose_record_is_damaged(cli, folder) -> None:
     assert list((folder / "v1/entries").iterdir()) == []
 
 
-def test_verify_removes_what_is_damaged(cli, folder) -> None:
+def test_verify_removes_what_is_damaged(cli, folder):
     assert "1 verified, 0 damaged" in cli("cache", "verify", "--folder", folder).out
     [graph] = folder.glob("v1/entries/*/form/model.onnx")
     graph.write_bytes(graph.read_bytes()[::-1])
@@ -204,7 +196,7 @@ def test_verify_removes_what_is_damaged(cli, folder) -> None:
 
 
 @pytest.mark.parametrize("size", ["0", "0.1kb", "0.5 MB", "20GB"])
-def test_prune_frees_what_is_more_than_a_size(cli, folder, size) -> None:
+def test_prune_frees_what_is_more_than_a_size(cli, folder, size):
     done = cli("cache", "prune", "--max-size", size, "--folder", folder, "--json").json
     kept = size in ("0.5 MB", "20GB")
     assert done["kept"] == kept
@@ -212,7 +204,7 @@ def test_prune_frees_what_is_more_than_a_size(cli, folder, size) -> None:
     assert (done["freed_bytes"] > 0) is not kept
 
 
-def test_prune_says_that_more_stays_than_fits(cli, folder) -> None:
+def test_prune_says_that_more_stays_than_fits(cli, folder):
     command = ("cache", "prune", "--max-size", "0", "--folder", folder)
     [entry] = (folder / "v1/entries").iterdir()
     with locked(folder / "v1/locks" / entry.name, shared=True):  # somebody opens it
@@ -222,7 +214,7 @@ def test_prune_says_that_more_stays_than_fits(cli, folder) -> None:
     assert cli(*command).err == ""
 
 
-def test_a_size_that_is_none_is_wrong_usage(cli, folder) -> None:
+def test_a_size_that_is_none_is_wrong_usage(cli, folder):
     done = cli("cache", "prune", "--max-size", "20", "--folder", folder)
     assert done.status == 2
     assert "--max-size: expected a size with its unit, such as 20GB" in " ".join(done.err.split())
@@ -233,16 +225,14 @@ def test_a_size_that_is_none_is_wrong_usage(cli, folder) -> None:
     )
 
 
-def test_a_run_makes_no_entry(cli, folder, tmp_path, monkeypatch) -> None:
+def test_a_run_makes_no_entry(cli, folder, tmp_path, monkeypatch):
     monkeypatch.delenv("ENGINE_CACHE")
     setting = f"common_context.model_cache_dir={folder}"
     assert cli("run", models.several(tmp_path), "--set", setting).status == 0
     assert len(cli("cache", "--folder", folder, "--json").json["entries"]) == 1
 
 
-def test_a_folder_that_cannot_be_used_is_one_line(cli, tmp_path) -> None:
+def test_a_folder_that_cannot_be_used_is_one_line(cli, tmp_path):
     (tmp_path / "v1").write_text("")
-    done = cli("cache", "--folder", tmp_path)
-    assert done.status == 1
-    assert "the compile cache cannot be used" in done.err
+    done = cli("cache", "--folder", tmp_path).fails("the compile cache cannot be used")
     assert "Traceback" not in done.err

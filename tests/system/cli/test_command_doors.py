@@ -64,9 +64,7 @@ def test_a_broken_command_says_why_and_stops_no_other(cli, offer, source, reason
 
 def test_a_command_of_another_version_says_so(cli, offer):
     offer("later", "raise SystemExit('imported')", group="engine.commands.v2")
-    done = cli("later")
-    assert done.status == 1
-    assert "'engine.commands.v2', this core 'engine.commands.v1'" in done.err
+    cli("later").fails("'engine.commands.v2', this core 'engine.commands.v1'")
 
 
 def test_no_package_replaces_a_command_of_the_core(cli, offer):
@@ -76,6 +74,11 @@ def test_no_package_replaces_a_command_of_the_core(cli, offer):
 
 def test_a_misspelt_name_of_it_is_answered_with_the_closest(cli, offer):
     offer("greet")
-    done = cli("gret")
-    assert done.status == 2
-    assert "did you mean 'greet'?" in done.err
+    cli("gret").fails("did you mean 'greet'?", 2)
+
+
+@pytest.mark.parametrize("word", ["greet", "slice"])
+def test_no_group_of_commands_has_them_below_it(cli, offer, word):
+    offer("greet")
+    cli("plugins", word, "--help").fails(f"no such command '{word}'", 2)
+    assert f"  {word} " not in cli("plugins", "--help").out

@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from click.shell_completion import shell_complete
+from processes import python
 
 from engine.cli.app import app
 
@@ -36,14 +37,7 @@ def engine_on_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize("shell", SHELLS)
 def test_the_script_is_one_that_the_shell_accepts(shell):
     needs(shell)
-    done = subprocess.run(
-        [sys.executable, "-m", "engine.cli"],
-        env={**os.environ, "_ENGINE_COMPLETE": f"{shell}_source"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    done = python("-m", "engine.cli", env={"_ENGINE_COMPLETE": f"{shell}_source"}, check=True)
     assert "_ENGINE_COMPLETE" in done.stdout
     checked = subprocess.run(
         [shell, "-n"], input=done.stdout, capture_output=True, text=True, timeout=60, check=False
@@ -140,18 +134,8 @@ def test_a_plugin_whose_metadata_is_damaged_does_not_write_into_the_users_line(t
 
     info = install(tmp_path, "torn", "torn")
     (info / "entry_points.txt").write_text("[engine.backends.v1\nnothing here")
-    done = subprocess.run(
-        [sys.executable, "-m", "engine.cli"],
-        env={
-            **os.environ,
-            **asked("engine run m.onnx --target "),
-            "PYTHONPATH": str(tmp_path),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
+    env = {**asked("engine run m.onnx --target "), "PYTHONPATH": str(tmp_path)}
+    done = python("-m", "engine.cli", env=env, check=True)
     assert done.stderr == ""
     assert "cpu" in words(pairs(done.stdout))
 

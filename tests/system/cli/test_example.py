@@ -30,6 +30,6 @@ def test_the_example_takes_inputs_as_any_model_does(cli):
 
 
 def test_a_model_beside_the_example_is_refused(cli):
-    done = cli("run", "m.onnx", "--example")
-    assert done.status == 2
-    assert "got the model 'm.onnx' and --example; expected one of the two" in done.err
+    cli("run", "m.onnx", "--example").fails(
+        "got the model 'm.onnx' and --example; expected one of the two", 2
+    )

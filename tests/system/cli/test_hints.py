@@ -53,16 +53,14 @@ def test_another_device_of_three_letters_is_not_taken_for_a_misspelt_one(word, n
 def test_a_misspelt_word_is_told_the_nearest(cli, tmp_path, monkeypatch, command, near):
     monkeypatch.chdir(tmp_path)
     models.affine(tmp_path).rename("m.onnx")
-    done = cli(*command.split())
-    assert done.status == 2
-    assert near in done.err
+    done = cli(*command.split()).fails(near, 2)
     assert len(done.err.splitlines()) == 2  # and where to find the help
 
 
 def test_a_device_s_number_behind_a_target_is_told_its_option(cli, tmp_path):
-    done = cli("run", models.affine(tmp_path), "--target", "reference:0")
-    assert done.status == 1
-    assert "or target 'reference' with --device-id 0" in done.err
+    cli("run", models.affine(tmp_path), "--target", "reference:0").fails(
+        "or target 'reference' with --device-id 0"
+    )
 
 
 def test_what_is_like_nothing_is_told_nothing(cli):
@@ -79,9 +77,9 @@ def test_a_model_in_place_of_a_command_is_told_how_to_run(cli, tmp_path, monkeyp
 @pytest.mark.parametrize("option", ["--input", "--shape"])
 def test_a_misspelt_input_is_told_the_nearest(cli, tmp_path, option):
     path = models.shared_dims(tmp_path)
-    done = cli("run", path, option, {"--input": "lft=x.npy", "--shape": "lft=1,3"}[option])
-    assert done.status == 1
-    assert "the model has no input 'lft'" in done.err
+    done = cli("run", path, option, {"--input": "lft=x.npy", "--shape": "lft=1,3"}[option]).fails(
+        "the model has no input 'lft'"
+    )
     assert done.err.endswith("did you mean 'left'?\n")
 
 

@@ -10,7 +10,7 @@ LENET = DATA / "lenet_bn.mindir"
 SLICED = DATA / "sliced" / "rank1.mindir"
 
 
-def test_it_lists_primitives_and_whether_they_are_supported(cli) -> None:
+def test_it_lists_primitives_and_whether_they_are_supported(cli):
     shown = cli("inspect", LENET)
     assert shown.status == 0
     rows = [line.split() for line in shown.out.splitlines()]
@@ -19,7 +19,7 @@ def test_it_lists_primitives_and_whether_they_are_supported(cli) -> None:
     assert not any("no" in row[-1:] for row in rows)
 
 
-def test_its_json_counts_parameters_and_shows_the_placement_of_the_lowered_nodes(cli) -> None:
+def test_its_json_counts_parameters_and_shows_the_placement_of_the_lowered_nodes(cli):
     shown = cli("inspect", LENET, "--json", "--target", "cpu", "--parameters")
     values = json.loads(shown.out)
     assert values["format"] == "mindir"
@@ -29,28 +29,24 @@ def test_its_json_counts_parameters_and_shows_the_placement_of_the_lowered_nodes
     assert {each["device"] for each in values["placement"]} == {"cpu:0"}
 
 
-def test_what_waits_for_other_ranks_is_listed_as_supported_beside_them(cli) -> None:
+def test_what_waits_for_other_ranks_is_listed_as_supported_beside_them(cli):
     rows = [line.split() for line in cli("inspect", SLICED).out.splitlines()]
     assert ["AllReduce", "1", "yes,", "beside", "the", "other", "ranks"] in rows
     values = json.loads(cli("inspect", SLICED, "--json").out)
     assert {"primitive": "AllReduce", "count": 1, "supported": True} in values["primitives"]
 
 
-def test_a_part_of_a_sliced_model_is_refused_as_that(cli) -> None:
-    shown = cli("run", SLICED)
-    assert shown.status == 1
-    assert "is one rank's part of a sliced model, AllReduce" in shown.err
+def test_a_part_of_a_sliced_model_is_refused_as_that(cli):
+    shown = cli("run", SLICED).fails("is one rank's part of a sliced model, AllReduce")
     assert "run the model that was sliced" in shown.err
 
 
-def test_a_folder_is_refused_with_what_to_do(cli, tmp_path: Path) -> None:
+def test_a_folder_is_refused_with_what_to_do(cli, tmp_path):
     (tmp_path / "saved_model.pb").touch()
-    shown = cli("inspect", tmp_path)
-    assert shown.status == 1
-    assert "a TensorFlow SavedModel; convert it: engine convert FOLDER net" in shown.err
+    cli("inspect", tmp_path).fails("a TensorFlow SavedModel; convert it: engine convert FOLDER net")
 
 
-def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:
+def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path):
     (tmp_path / "cut.mindir").write_bytes(LENET.read_bytes()[:5000])
     shown = cli("inspect", tmp_path / "cut.mindir")
     assert shown.status == 1
@@ -61,7 +57,7 @@ def test_a_damaged_file_is_one_line_and_status_1(cli, tmp_path: Path) -> None:
     assert shown.err == cli("run", tmp_path / "cut.mindir").err
 
 
-def test_it_shows_the_models_and_executors_of_a_bundle_for_ascend(cli, tmp_path: Path) -> None:
+def test_it_shows_the_models_and_executors_of_a_bundle_for_ascend(cli, tmp_path):
     from engine_testing.compiled_mindir import bundle_attributes, compiled_mindir
 
     path = tmp_path / "split.mindir"

@@ -23,9 +23,7 @@ def test_wrong_use_is_named(cli, tmp_path, monkeypatch, arguments, says):
     (tmp_path / "ranks.json").write_text(json.dumps(new_table(["10.9.9.9"], [0, 1])))
     (tmp_path / "main.py").write_text("")
     monkeypatch.chdir(tmp_path)
-    done = cli("launch", *arguments)
-    assert (done.status, done.out) == (2, "")
-    assert says in done.err
+    cli("launch", *arguments).fails(says, 2, out="")
 
 
 def test_a_script_that_is_not_there_is_one_error(cli, tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import written
 
 import engine
 
@@ -17,58 +17,32 @@ pytestmark = pytest.mark.device("cpu")
 def cached(folder: Path, names: tuple[str, str, str, str] = ("b", "s", "t", "p")) -> Path:
     """What is new is put behind a cache, and the mask, which is of both, beside them."""
     batch, new, total, past = names
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["x"]),
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("Concat", ["past_key_values.0.key", "h"], ["present"], axis=1),
-        helper.make_node("Unsqueeze", ["attention_mask", "last"], ["m"]),
-        helper.make_node("Cast", ["m"], ["f"], to=TensorProto.FLOAT),
-        helper.make_node("Concat", ["present", "f"], ["both"], axis=2),
-        helper.make_node("MatMul", ["both", "v"], ["y"]),
-    ]
     random = np.random.default_rng(0)
-    weights = {
-        "table": random.standard_normal((40, 8)), "w": random.standard_normal((8, 8)),
-        "v": random.standard_normal((9, 8)),
-    }  # fmt: skip
-    constants = [numpy_helper.from_array(v.astype("f"), name) for name, v in weights.items()]
-    constants.append(numpy_helper.from_array(np.array([2]), "last"))
-    graph = helper.make_graph(
-        nodes,
-        "cached",
-        [
-            helper.make_tensor_value_info("input_ids", TensorProto.INT64, [batch, new]),
-            helper.make_tensor_value_info("attention_mask", TensorProto.INT64, [batch, total]),
-            helper.make_tensor_value_info(
-                "past_key_values.0.key", TensorProto.FLOAT, [batch, past, 8]
-            ),
-        ],
-        [
-            helper.make_tensor_value_info("y", TensorProto.FLOAT, None),
-            helper.make_tensor_value_info("present", TensorProto.FLOAT, None),
-        ],
-        constants,
+    shapes = {"table": (40, 8), "w": (8, 8), "v": (9, 8)}
+    weights = {name: random.standard_normal(shape).astype("f") for name, shape in shapes.items()}
+    return written(
+        folder / "cached.onnx",
+        f"""cached (int64[{batch}, {new}] input_ids, int64[{batch}, {total}] attention_mask,
+                    float[{batch}, {past}, 8] "past_key_values.0.key")
+                => (float[] y, float[] present) {{
+            x = Gather(table, input_ids)
+            h = MatMul(x, w)
+            present = Concat <axis = 1> ("past_key_values.0.key", h)
+            m = Unsqueeze(attention_mask, last)
+            f = Cast <to = 1> (m)
+            both = Concat <axis = 2> (present, f)
+            y = MatMul(both, v)
+        }}""",
+        last=[2],
+        **weights,
     )
-    path = folder / "cached.onnx"
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
-    return path
 
 
 def in_rows_of(folder: Path, count: int) -> Path:
     """A model of pictures whose numbers must be divisible by one."""
-    nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
-    graph = helper.make_graph(
-        nodes,
-        "rows",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, "h", "w"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", None, count])],
-        [numpy_helper.from_array(np.array([0, -1, count]), "shape")],
-    )
-    path = folder / "rows.onnx"
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
-    return path
+    ends = f"(float[n, 3, h, w] x) => (float[n, ?, {count}] y)"
+    text = f"rows {ends} {{ y = Reshape(x, shape) }}"
+    return written(folder / "rows.onnx", text, shape=[0, -1, count])
 
 
 NAMES = [
@@ -118,50 +92,36 @@ def test_a_size_that_does_not_run_is_followed_by_another(cli, tmp_path):
 
 def test_where_no_size_runs_the_error_says_which_were_chosen_and_the_flag(cli, tmp_path):
     path = in_rows_of(tmp_path, 29)
-    done = cli("run", path)
-    assert done.status == 1
-    assert "chosen, and none of" in done.err
+    done = cli("run", path).fails("chosen, and none of")
     assert "runs, as n 1, h 64, w 64; say sizes that fit together: --shape NAME=SIZES" in done.err
     assert cli("run", path, "--shape", "x=1,3,29,2").status == 0
 
 
 def test_sizes_that_disagree_are_named(cli, tmp_path):
     sizes = ("--shape", "attention_mask=1,2", "--shape", "input_ids=1,3")
-    done = cli("run", cached(tmp_path, NAMES[0]), *sizes)
-    assert done.status == 1
-    assert "its total_sequence_length is 2 and sequence_length of input 'input_ids' 3" in done.err
+    done = cli("run", cached(tmp_path, NAMES[0]), *sizes).fails(
+        "its total_sequence_length is 2 and sequence_length of input 'input_ids' 3"
+    )
     assert "change --shape" in done.err
 
 
 def test_axes_that_cannot_have_their_sizes_are_named_by_slice_and_by_convert(cli, tmp_path):
-    five, w = (numpy_helper.from_array(np.ones((n, 32), "f"), f"w{n}") for n in (5, 4))
-    value = helper.make_tensor_value_info
-    nodes = [
-        helper.make_node("MatMul", ["x", "y"], ["h"], "join"),
-        helper.make_node("MatMul", ["h", "w4"], ["z"]),
-        helper.make_node("MatMul", ["x", "w5"], ["v"]),  # so that no size that is tried runs
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "two",
-        [
-            value("x", TensorProto.FLOAT, ["n", 3, "h", "w"]),
-            value("y", TensorProto.FLOAT, ["k", 4]),
-        ],
-        [value("z", TensorProto.FLOAT, None), value("v", TensorProto.FLOAT, None)],
-        [five, w],
+    path = written(
+        tmp_path / "two.onnx",
+        """two (float[n, 3, h, w] x, float[k, 4] y) => (float[] z, float[] v) {
+            [join] h = MatMul(x, y)
+            z = MatMul(h, w4)
+            v = MatMul(x, w5)
+        }""",  # v: so that no size that is tried runs
+        w4=np.ones((4, 32), "f"),
+        w5=np.ones((5, 32), "f"),
     )
-    path = tmp_path / "two.onnx"
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
     said = (
         "axis 3 of input 'x' is {} and axis 0 of input 'y' {}, but MatMul 'join' needs them to be "
         "equal"
     )
     shapes = ("--input-shape", "x=1,3,2,5", "--input-shape", "y=6,4")
-    done = cli("slice", path, "--tp", "2", "--out", tmp_path / "slices", *shapes)
-    assert done.status == 1
-    assert said.format(5, 6) in done.err
+    cli("slice", path, "--tp", "2", "--out", tmp_path / "slices", *shapes).fails(said.format(5, 6))
     (tmp_path / "q.ini").write_text("[common_quant_param]\nquant_type=WEIGHT_QUANT\n"
                                     "min_quant_weight_channel=4\n")  # fmt: skip
     done = cli("convert", path, tmp_path / "out", "--quantize", tmp_path / "q.ini")

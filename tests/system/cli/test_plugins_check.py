@@ -4,37 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from engine_testing.check import LEVELS
-from engine_testing.plugins import install
+from engine_testing.check import LEVELS, check
 
-PLUGIN = """
-import os, time
-from dataclasses import replace
-from engine.hookspecs import hookimpl
-from engine_testing import null_device as null
-from engine_testing.null_device import *
-
-@hookimpl
-def engine_backend():
-    return replace(null.engine_backend(), name={name!r}, capabilities=frozenset())
-
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    {predict}
-    return null.engine_predict(context, inputs, outputs, deadline_s)
-"""
 OUTCOMES = ["passed", "failed", "skipped", "gaps"]
 
 
 @pytest.fixture
-def faulty(plugin_folder):
+def faulty(null_plugin, plugin_folder):
     """A backend that gives a scalar back as it came and crashes for what is empty."""
     predict = (
         "if inputs[0].ndim == 0: return [inputs[0]]\n"
         "    if inputs[0].size == 0: os.kill(os.getpid(), 11)"
     )
-    install(plugin_folder, "faulty", "faulty", source=PLUGIN.format(name="faulty", predict=predict))
-    return "faulty"
+    return null_plugin(plugin_folder, "faulty", predict=predict, capabilities=frozenset())
 
 
 @pytest.mark.slow
@@ -53,11 +35,26 @@ def test_the_cpu_backend_passes_every_level_of_the_kit(cli):
     assert "failed" not in lines[-1]
 
 
-def test_failures_are_shown_with_their_messages_and_the_status_is_1(cli, faulty):
-    expression = "a_scalar_stays or without_elements or closed_form or deadline"
-    done = cli("plugins", "check", faulty, "-k", expression)
-    assert done.status == 1
-    assert done.err == ""
+EXPRESSION = "a_scalar_stays or without_elements or closed_form or deadline"
+
+
+@pytest.fixture
+def checked(faulty, monkeypatch):
+    """Let the command show what it found before: each look at the kit is a process a test."""
+    reports = {}
+
+    def once(name, **how):
+        if name not in reports:
+            reports[name] = check(name, **how)
+        return reports[name]
+
+    monkeypatch.setattr("engine_testing.command.check", once)
+    return faulty
+
+
+def test_failures_are_shown_with_their_messages_and_the_status_is_1(cli, checked):
+    done = cli("plugins", "check", checked, "-k", EXPRESSION)
+    assert (done.status, done.err) == (1, "")
     rows = {line.split()[0]: line.split()[1:] for line in done.out.splitlines()[1:3]}
     assert rows["semantics"] == ["3", "2", "0", "0"]
     scalar, crash = done.out.split("\n\n")[-3:-1]
@@ -70,24 +67,18 @@ def test_failures_are_shown_with_their_messages_and_the_status_is_1(cli, faulty)
     assert "backend 'faulty' does not announce 'deadlines'\n" in done.out
     assert done.out.splitlines()[-1].startswith("faulty: 3 passed, 2 failed, ")
 
-
-@pytest.mark.parametrize(
-    "arguments",
-    [("plugins", "--json", "check"), pytest.param(("plugins", "check"), marks=pytest.mark.slow)],
-)
-def test_programs_get_every_test_as_json(cli, faulty, arguments):
-    options = [] if "--json" in arguments else ["--json"]
-    done = cli(*arguments, faulty, "-k", "a_scalar_stays or closed_form", *options)
-    assert done.status == 1
-    values = done.json
-    assert (values["backend"], values["suite"], values["ok"]) == ("faulty", "kit", False)
-    assert values["levels"] == {"semantics": {"passed": 3, "failed": 1, "skipped": 0, "gap": 0}}
-    assert {test["name"]: test["outcome"] for test in values["tests"]} == {
-        **{f"test_predict_matches_the_closed_form[{batch}]": "passed" for batch in (1, 3, 4)},
-        "test_a_scalar_stays_a_scalar": "failed",
-    }
-    [failed] = [test for test in values["tests"] if test["outcome"] == "failed"]
-    assert "assert_close" in failed["traceback"]
+    for words in (("--json", "check", checked), ("check", checked, "--json")):  # for programs
+        done = cli("plugins", *words, "-k", EXPRESSION)
+        assert done.status == 1
+        values = done.json
+        assert (values["backend"], values["suite"], values["ok"]) == ("faulty", "kit", False)
+        counts = {"passed": 3, "failed": 2, "skipped": 0, "gap": 0}
+        assert values["levels"]["semantics"] == counts
+        outcomes = {test["name"]: test["outcome"] for test in values["tests"]}
+        closed_form = "test_predict_matches_the_closed_form[{}]"
+        assert {outcomes[closed_form.format(batch)] for batch in (1, 3, 4)} == {"passed"}
+        [failed] = [test for test in values["tests"] if "scalar" in test["name"]]
+        assert (failed["outcome"], "assert_close" in failed["traceback"]) == ("failed", True)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +100,9 @@ def test_what_cannot_be_tested_is_one_line_of_error(cli, arguments, status, said
 
 
 @pytest.mark.slow
-def test_a_backend_that_hangs_fails_at_the_limit(cli, plugin_folder):
-    source = PLUGIN.format(name="hanging", predict="time.sleep(600)")
-    install(plugin_folder, "hanging", "hanging", source=source)
+def test_a_backend_that_hangs_fails_at_the_limit(cli, null_plugin, plugin_folder):
+    hangs = {"predict": "time.sleep(600)", "capabilities": frozenset()}
+    null_plugin(plugin_folder, "hanging", **hangs)
     arguments = ("plugins", "check", "hanging", "-k", "a_scalar_stays", "--timeout", "20")
     done = cli(*arguments)
     assert done.status == 1
@@ -132,9 +123,10 @@ def test_outside_a_checkout_a_bar_shows_the_progress_and_goes_away_and_leaves_no
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_interrupt_is_status_130(terminal, tmp_path):
-    source = PLUGIN.format(name="hanging", predict="time.sleep(600)")
-    install(tmp_path, "hanging", "hanging", source=source)
+@pytest.mark.slow
+def test_an_interrupt_is_status_130(terminal, null_plugin, tmp_path):
+    hangs = {"predict": "time.sleep(600)", "capabilities": frozenset()}
+    null_plugin(tmp_path, "hanging", **hangs)
     done = terminal(
         "plugins", "check", "hanging", "-k", "a_scalar_stays",
         press="\x03", when="testing hanging", PYTHONPATH=str(tmp_path),
@@ -144,8 +136,8 @@ def test_an_interrupt_is_status_130(terminal, tmp_path):
     assert "Traceback" not in done.out
 
 
-def test_the_help_explains_levels_and_statuses(shell):
-    done = shell("plugins", "check", "--help", COLUMNS="50")
+def test_the_help_explains_levels_and_statuses(cli):
+    done = cli("plugins", "check", "--help")
     assert (done.status, done.err) == (0, "")
     assert "Usage: engine plugins check [OPTIONS] NAME" in done.text
     for word in ("--suite", "--level", "-k", "--json", "manifest", "threads", "Exit status"):

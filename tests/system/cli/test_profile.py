@@ -32,16 +32,16 @@ def test_a_trace_has_every_run_and_json_every_kernel(cli, tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_is_said_before_any_work(cli, tmp_path):
-    done = cli("run", models.affine(tmp_path), "--trace", tmp_path / "not" / "there.json")
-    assert done.status == 1
-    assert "there.json" in done.err
+    done = cli("run", models.affine(tmp_path), "--trace", tmp_path / "not" / "there.json").fails(
+        "there.json"
+    )
     assert done.out == ""
 
 
 def test_an_isolated_model_that_cannot_be_profiled_is_one_line_of_error(cli, tmp_path):
     isolated = ("--set", "common_context.isolate=1")
-    done = cli("run", models.affine(tmp_path), "--profile", *isolated)
-    assert done.status == 1
-    assert "runs in a process of its own" in done.err
+    done = cli("run", models.affine(tmp_path), "--profile", *isolated).fails(
+        "runs in a process of its own"
+    )
     assert "leave out common_context.isolate" in done.err
     assert done.err.count("\n") == 1

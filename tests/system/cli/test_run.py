@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from graphs import written
 
 import engine
 from engine.report.measurement import DeviceShare, devices_text
@@ -166,60 +166,40 @@ def test_an_array_that_does_not_fit_is_named_with_its_file(cli, tmp_path, array,
 def test_a_picture_with_its_axes_in_another_order_is_not_to_be_reshaped(
     cli, tmp_path, shape, advice
 ):
-    ends = [
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 3, 8, 8])
-        for name in ("image", "same")
-    ]
-    node = onnx.helper.make_node("Identity", ["image"], ["same"])
-    graph = onnx.helper.make_graph([node], "net", ends[:1], ends[1:])
-    opsets = [onnx.helper.make_opsetid("", 17)]
-    model = onnx.helper.make_model(graph, ir_version=8, opset_imports=opsets)
-    onnx.save(model, tmp_path / "net.onnx")
+    sizes = "float[1, 3, 8, 8]"
+    written(
+        tmp_path / "net.onnx", f"net ({sizes} image) => ({sizes} same) {{ same = Identity(image) }}"
+    )
     np.save(tmp_path / "image.npy", np.zeros(shape, np.float32))
     done = cli("run", tmp_path / "net.onnx", "--input", tmp_path / "image.npy")
     got = ", ".join(map(str, shape))
     assert done.err.endswith(f"expected float32[1, 3, 8, 8], got float32[{got}]; {advice}\n")
 
 
-def _input_file(folder: Path, kind: str) -> str:
-    """An `--input` that cannot be used."""
-    x = folder / "x"
-    if kind == "missing key":
-        np.savez(x.with_suffix(".npz"), other=np.ones(3))
-        return str(x.with_suffix(".npz"))
-    if kind == "named, missing key":
-        np.savez(x.with_suffix(".npz"), other=np.ones(3))
-        return f"x={x.with_suffix('.npz')}"
-    if kind == "not an npy":
-        x.with_suffix(".npy").write_bytes(b"plain text")
-    elif kind == "cut npy":
-        np.save(x.with_suffix(".npy"), np.ones((2, 3), np.float32))
-        whole = x.with_suffix(".npy").read_bytes()
-        x.with_suffix(".npy").write_bytes(whole[:-5])
-    elif kind == "pickle":
-        np.save(x.with_suffix(".npy"), np.array([{}], object), allow_pickle=True)
-    elif kind == "npz called npy":
-        with x.with_suffix(".npy").open("wb") as file:
-            np.savez(file, x=np.ones(3))
-    elif kind == "not an npz":
-        x.with_suffix(".npz").write_bytes(b"PK\x03\x04 and no more")
-        return str(x.with_suffix(".npz"))
-    elif kind == "odd bin":
-        x.with_suffix(".bin").write_bytes(bytes(13))
-        return str(x.with_suffix(".bin"))
-    elif kind == "image":
-        x.with_suffix(".png").write_bytes(b"\x89PNG")
-        return str(x.with_suffix(".png"))
-    elif kind == "unknown name":
-        return "nope=x.npy"
-    elif kind == "no ending":
-        x.touch()
-        return str(x)
-    elif kind == "no file":
-        return "x="
-    elif kind == "folder":
-        x.with_suffix(".npy").mkdir()
-    return str(x.with_suffix(".npy"))
+# Makes an `--input` that cannot be used: its ending and content, and the words for it.
+UNUSABLE = {
+    "missing key": (".npz", lambda path: np.savez(path, other=np.ones(3)), "{}"),
+    "named, missing key": (".npz", lambda path: np.savez(path, other=np.ones(3)), "x={}"),
+    "not an npy": (".npy", lambda path: path.write_bytes(b"plain text"), "{}"),
+    "pickle": (".npy", lambda path: np.save(path, np.array([{}], object), True), "{}"),
+    "npz called npy": (".npy", lambda path: path.write_bytes(archive()), "{}"),
+    "not an npz": (".npz", lambda path: path.write_bytes(b"PK\x03\x04 and no more"), "{}"),
+    "odd bin": (".bin", lambda path: path.write_bytes(bytes(13)), "{}"),
+    "empty bin": (".bin", lambda path: path.touch(), "{}"),
+    "image": (".png", lambda path: path.write_bytes(b"\x89PNG"), "{}"),
+    "unknown name": (".npy", lambda path: None, "nope={}"),
+    "no ending": ("", lambda path: path.touch(), "{}"),
+    "no file": ("", lambda path: None, "x="),
+    "folder": (".npy", lambda path: path.mkdir(), "{}"),
+    "absent": (".npy", lambda path: None, "{}"),
+    "pipe": (".npy", os.mkfifo, "{}"),
+}
+
+
+def archive() -> bytes:
+    held = io.BytesIO()
+    np.savez(held, x=np.ones(3))
+    return held.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -229,23 +209,23 @@ def _input_file(folder: Path, kind: str) -> str:
         ("missing key", r"no array 'x' for .*; it holds: 'other'; name it .*\{'x': array\}\)"),
         ("named, missing key", r"no array 'x' for input float32\[batch, 3\]; it holds: 'other'"),
         ("not an npy", r"x\.npy: not a readable \.npy file: .*starts with 70 6c 61 69 6e 20, "),
-        ("cut npy", r"x\.npy: not a readable \.npy file: "),
         ("pickle", r"x\.npy: not a readable \.npy file: "),
         ("npz called npy", r"expected one array \(\.npy\), got an archive"),
         ("not an npz", r"x\.npz: not a readable \.npz file: "),
         ("odd bin", r"expected a multiple of 12 bytes, got 13 bytes"),
+        ("empty bin", r"expected a multiple of 12 bytes, got 0 bytes"),
+        ("pipe", r"x\.npy: is a pipe or a device; expected a \.npy, \.npz, \.bin"),
         ("image", r"x\.png: is an image, but input 'x' is float32\[.*, and not one image: .*\.npy"),
         ("unknown name", r"the model has no input 'nope'; it has: 'x'"),
-        (
-            "folder",
-            r"x\.npy: is a folder without images or \.npy files; expected some, ",
-        ),
+        ("folder", r"x\.npy: is a folder without images or \.npy files; expected some, "),
         ("no ending", r"x: expected a \.npy, \.npz, .* file, got a name without an ending"),
         ("no file", r"--input x=: expected a file behind the equals sign"),
     ],
 )
 def test_an_input_file_that_cannot_be_used_is_one_line_of_error(cli, tmp_path, kind, expected):
-    done = cli("run", models.affine(tmp_path), "--input", _input_file(tmp_path, kind))
+    suffix, make, words = UNUSABLE[kind]
+    make(tmp_path / f"x{suffix}")
+    done = cli("run", models.affine(tmp_path), "--input", words.format(tmp_path / f"x{suffix}"))
     assert done.status == 1
     assert done.out == ""
     assert re.match(rf"error: .*{expected}", done.err)
@@ -255,32 +235,29 @@ def test_an_input_file_that_cannot_be_used_is_one_line_of_error(cli, tmp_path, k
 def test_an_input_given_twice_or_too_often_is_refused(cli, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
     path = models.affine(tmp_path)
-    twice = cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", f"x={tmp_path / 'x.npy'}")
-    assert (twice.status, "input 'x' is given twice" in twice.err) == (1, True)
-    more = cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", tmp_path / "x.npy")
-    assert (more.status, "no input is left for it" in more.err) == (1, True)
+    cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", f"x={tmp_path / 'x.npy'}").fails(
+        "input 'x' is given twice"
+    )
+    cli("run", path, "-i", f"x={tmp_path / 'x.npy'}", "-i", tmp_path / "x.npy").fails(
+        "no input is left for it"
+    )
 
 
 @pytest.mark.parametrize(
-    ("shape", "status", "expected"),
+    ("shapes", "status", "expected"),
     [
-        ("x=2,4", 1, "expected float32[batch, 3], got float32[2, 4]"),
-        ("nope=2,3", 1, "the model has no input 'nope'; it has: 'x'"),
-        ("x=2,-3", 2, "expected NAME=SIZE,SIZE,..."),
-        ("2,3", 2, "expected NAME=SIZE,SIZE,..."),
+        (["x=2,4"], 1, r"expected float32\[batch, 3\], got float32\[2, 4\]"),
+        (["nope=2,3"], 1, "the model has no input 'nope'; it has: 'x'"),
+        (["x=1000000000000000,3"], 1, "(?i)out of memory: unable|allocate|too big"),
+        (["x=2,-3"], 2, "expected NAME=SIZE,SIZE,..."),
+        (["2,3"], 2, "expected NAME=SIZE,SIZE,..."),
+        (["x=1,3", "x=2,3"], 2, "--shape: expected one shape for each input, got two for 'x'"),
     ],
 )
-def test_a_shape_that_cannot_be_had_is_refused(cli, tmp_path, shape, status, expected):
-    done = cli("run", models.affine(tmp_path), "--shape", shape)
-    assert done.status == status
-    assert expected in done.err
-
-
-def test_a_pipe_as_input_is_refused_and_not_waited_for(cli, tmp_path):
-    os.mkfifo(tmp_path / "x.npy")
-    done = cli("run", models.affine(tmp_path), "--input", tmp_path / "x.npy")
-    assert (done.status, done.err.count("\n")) == (1, 1)
-    assert "x.npy: is a pipe or a device; expected a .npy, .npz, .bin" in done.err
+def test_a_shape_that_cannot_be_had_is_refused(cli, tmp_path, shapes, status, expected):
+    done = cli("run", models.affine(tmp_path), *(f"--shape={shape}" for shape in shapes))
+    assert (done.status, done.out) == (status, "")
+    assert re.search(expected, done.err)
 
 
 @pytest.mark.parametrize("damage", ["member", "header", "shape", "empty", "cut"])
@@ -311,9 +288,9 @@ def test_records_of_as_many_bytes_are_not_taken_for_numbers(cli, tmp_path):
     records = np.zeros((2, 3), [("a", np.int16), ("b", np.int16)])
     for name, array in {"fields": records, "opaque": records.view("V4")}.items():
         np.save(tmp_path / f"{name}.npy", array)
-        done = cli("run", models.affine(tmp_path), "--input", tmp_path / f"{name}.npy")
-        assert done.status == 1
-        assert "expected float32[batch, 3], got void32[2, 3]" in done.err
+        cli("run", models.affine(tmp_path), "--input", tmp_path / f"{name}.npy").fails(
+            "expected float32[batch, 3], got void32[2, 3]"
+        )
 
 
 def test_the_backend_is_told_where_two_serve_one_device(cli, tmp_path):
@@ -326,25 +303,13 @@ def test_the_backend_is_told_where_two_serve_one_device(cli, tmp_path):
     assert devices_text(places) == "cpu:0 (cpu, CPUExecutionProvider), cpu:0 (reference)"
 
 
-def test_two_shapes_for_one_input_are_refused(cli, tmp_path):
-    done = cli("run", models.affine(tmp_path), "--shape", "x=1,3", "--shape", "x=2,3")
-    assert (done.status, done.out) == (2, "")
-    assert "--shape: expected one shape for each input, got two for 'x'" in done.err
-
-
 def test_a_shape_that_a_file_contradicts_is_refused(cli, tmp_path):
     np.save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
     np.savez(tmp_path / "x.npz", x=np.ones((1, 3), np.float32))
     for name in ("x.npy", "x.npz"):
-        done = cli("run", models.affine(tmp_path), "-i", tmp_path / name, "--shape", "x=2,3")
-        assert done.status == 1
-        assert "--shape says [2, 3], got float32[1, 3]" in done.err
-
-
-def test_a_shape_of_a_terabyte_is_an_error_and_not_a_crash(cli, tmp_path):
-    done = cli("run", models.affine(tmp_path), "--shape", "x=1000000000000000,3")
-    assert (done.status, done.out) == (1, "")
-    assert re.match(r"error: (out of memory: unable|.*allocate|.*too big)", done.err, re.IGNORECASE)
+        cli("run", models.affine(tmp_path), "-i", tmp_path / name, "--shape", "x=2,3").fails(
+            "--shape says [2, 3], got float32[1, 3]"
+        )
 
 
 # ------------------------------------------------------------------- what is no single array
@@ -368,9 +333,9 @@ def test_a_sequence_goes_in_and_out_as_arrays_with_a_number(cli, tmp_path):
     assert "input xs: sequence of 2: float32[2], float32[3], from " in text
     assert "tensor name is: longer[1], tensor size is: 12 bytes" in text
     # What was written can be read again, under the names of the inputs.
-    with np.load(out) as written:
-        assert sorted(written.files) == ["longer[0]", "longer[1]", "longer[2]", "one"]
-        again = {f"xs[{place}]": written[f"longer[{place}]"] for place in range(3)}
+    with np.load(out) as stored:
+        assert sorted(stored.files) == ["longer[0]", "longer[1]", "longer[2]", "one"]
+        again = {f"xs[{place}]": stored[f"longer[{place}]"] for place in range(3)}
     np.savez(tmp_path / "again.npz", at=np.int64(0), **again)
     done = cli("run", path, "-i", tmp_path / "again.npz", "--json").json
     assert [each["name"] for each in done["outputs"]][1:] == [f"longer[{n}]" for n in range(4)]
@@ -381,11 +346,12 @@ def test_a_sequence_goes_in_and_out_as_arrays_with_a_number(cli, tmp_path):
 
 def test_an_array_for_a_sequence_is_refused_with_the_names_that_are_wanted(cli, tmp_path):
     np.savez(tmp_path / "in.npz", xs=np.ones(3, np.float32), at=np.int64(0))
-    done = cli("run", models.sequences(tmp_path), "-i", tmp_path / "in.npz")
-    assert (done.status, done.out) == (1, "")
-    assert "no array 'xs[0]' for input sequence(float32[n]); it holds: 'xs', 'at'" in done.err
-    single = cli("run", models.sequences(tmp_path), "-o", tmp_path / "y.npy")
-    assert (single.status, "the model has 2 outputs" in single.err) == (2, True)
+    cli("run", models.sequences(tmp_path), "-i", tmp_path / "in.npz").fails(
+        "no array 'xs[0]' for input sequence(float32[n]); it holds: 'xs', 'at'", out=""
+    )
+    cli("run", models.sequences(tmp_path), "-o", tmp_path / "y.npy").fails(
+        "the model has 2 outputs", 2
+    )
 
 
 def test_an_optional_is_absent_unless_it_is_given(cli, tmp_path):
@@ -407,27 +373,17 @@ def test_a_map_is_its_keys_and_values(cli, tmp_path):
     done = cli("run", path, "-i", tmp_path / "in.npz", "--json")
     assert done.json["outputs"][0]["first_values"] == [1, 0, 3]
     assert done.err == ""
-    nothing = cli("run", path)
-    assert (nothing.status, "arrays 'x.keys' and 'x.values'" in nothing.err) == (1, True)
+    cli("run", path).fails("arrays 'x.keys' and 'x.values'")
 
 
 @pytest.mark.parametrize("key", [str, int])
 def test_maps_come_out_as_keys_and_values_of_their_types(cli, tmp_path, key):
-    import onnx
-
-    kinds = {str: onnx.TensorProto.STRING, int: onnx.TensorProto.INT64}
-    labels = {str: {"classlabels_strings": ["a", "b"]}, int: {"classlabels_int64s": [3, 5]}}
-    number = onnx.helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, [])
-    maps = onnx.helper.make_sequence_type_proto(onnx.helper.make_map_type_proto(kinds[key], number))
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", **labels[key])],
-        "maps",
-        [onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 2])],
-        [onnx.helper.make_value_info("y", maps)],
-    )
-    opsets = [onnx.helper.make_opsetid("", 17), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
-    path = tmp_path / "maps.onnx"
-    onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    kind, labels = {
+        str: ("string", '<classlabels_strings = ["a", "b"]>'),
+        int: ("int64", "<classlabels_int64s = [3, 5]>"),
+    }[key]
+    ends = f"(float[n, 2] x) => (seq(map({kind}, float)) y)"
+    path = written(tmp_path / "maps.onnx", f"maps {ends} {{ y = ai.onnx.ml.ZipMap {labels} (x) }}")
     np.save(tmp_path / "x.npy", np.array([[0.25, 0.75], [1, 0]], np.float32))
     arguments = ("run", path, "-i", tmp_path / "x.npy", "-o", tmp_path / "y.npz")
     keys = ["a", "b"] if key is str else [3, 5]
@@ -435,15 +391,15 @@ def test_maps_come_out_as_keys_and_values_of_their_types(cli, tmp_path, key):
     assert shown["y[0].keys"]["first_values"] == keys
     assert shown["y[1].values"]["first_values"] == [1, 0]
     assert shown["y[1].values"]["dtype"] == "float32"
-    with np.load(tmp_path / "y.npz") as written:
-        assert written["y[1].keys"].tolist() == keys
-        assert written["y[0].values"].tolist() == [0.25, 0.75]
-        assert written["y[0].values"].dtype == np.float32
+    with np.load(tmp_path / "y.npz") as stored:
+        assert stored["y[1].keys"].tolist() == keys
+        assert stored["y[0].values"].tolist() == [0.25, 0.75]
+        assert stored["y[0].values"].dtype == np.float32
     text = cli("run", path, "-i", tmp_path / "x.npy").out
     assert f"output data is: {' '.join(map(repr, keys))}\n" in text
     converted = cli("convert", path, tmp_path / "net", "--infer")
     assert converted.status == 0, converted.err
-    assert f"y[0].keys {'string' if key is str else 'int64'}[2]" in converted.text
+    assert f"y[0].keys {kind}[2]" in converted.text
     assert "y[0].values float32[2]" in converted.text
 
 
@@ -474,22 +430,16 @@ def test_outputs_are_written_as_npz_by_name(cli, tmp_path):
     out = tmp_path / "out.npz"
     done = cli("run", models.several(tmp_path), "--output", out)
     assert f"outputs written to {out}" in done.out
-    with np.load(out) as written:
-        assert sorted(written.files) == ["b", "x", "y"]
-        np.testing.assert_array_equal(written["x"], np.full((2, 3), 2, np.float32))
-        assert written["x"].dtype == np.float32
+    with np.load(out) as stored:
+        assert sorted(stored.files) == ["b", "x", "y"]
+        np.testing.assert_array_equal(stored["x"], np.full((2, 3), 2, np.float32))
+        assert stored["x"].dtype == np.float32
 
 
 def test_a_single_output_is_written_as_npy(cli, tmp_path):
     done = cli("run", models.affine(tmp_path), "-o", tmp_path / "y.npy", "--json")
     assert done.json["output_file"] == str(tmp_path / "y.npy")
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), np.full((1, 3), 3, np.float32))
-
-
-def test_what_was_written_can_be_read_as_input(cli, tmp_path):
-    cli("run", models.affine(tmp_path), "-o", tmp_path / "y.npy")
-    done = cli("run", models.affine(tmp_path), "-i", tmp_path / "y.npy", "--json").json
-    assert done["outputs"][0]["first_values"] == [7, 7, 7]
 
 
 @pytest.mark.parametrize(
@@ -503,9 +453,7 @@ def test_what_was_written_can_be_read_as_input(cli, tmp_path):
 )
 def test_outputs_that_cannot_be_written_are_refused(cli, tmp_path, name, status, expected):
     (tmp_path / "folder.npz").mkdir()
-    done = cli("run", models.several(tmp_path), "--output", tmp_path / name)
-    assert done.status == status
-    assert expected in done.err
+    done = cli("run", models.several(tmp_path), "--output", tmp_path / name).fails(expected, status)
     assert done.out == ""
     assert not list(tmp_path.rglob("*out*"))
 
@@ -554,23 +502,9 @@ def test_what_a_file_had_to_hold_in_another_type_is_an_input_again(cli, tmp_path
     done = cli("run", path, "-i", tmp_path / "x.npy", "--json")
     assert done.json["outputs"][0]["first_values"] == ["nan", 3, 1, 4, 2, 5]
     np.save(tmp_path / "x.npy", np.full((2, 3), 0.1, np.float32))  # which bfloat16 does not have
-    done = cli("run", path, "-i", tmp_path / "x.npy")
-    assert (done.status, done.out) == (1, "")
-    assert "got float32[2, 3]; save it as array.astype(ml_dtypes.bfloat16)" in done.err
-
-
-def test_control_characters_in_names_do_not_reach_the_terminal(cli, tmp_path):
-    import onnx
-
-    path = models.identity(tmp_path)
-    model = onnx.load(path)
-    model.graph.node[0].output[0] = model.graph.output[0].name = "y\x1b[31m"
-    onnx.save(model, path)
-    for arguments in (("run", path), ("inspect", path, "--nodes")):
-        done = cli(*arguments)
-        assert done.status == 0, done.err
-        assert "\x1b" not in done.out
-        assert r"y\x1b[31m" in done.out
+    cli("run", path, "-i", tmp_path / "x.npy").fails(
+        "got float32[2, 3]; save it as array.astype(ml_dtypes.bfloat16)", out=""
+    )
 
 
 def test_a_run_that_takes_too_long_is_stopped(cli, tmp_path):
@@ -580,24 +514,18 @@ def test_a_run_that_takes_too_long_is_stopped(cli, tmp_path):
     assert done.err.startswith("error: it took longer than --timeout, 0.05 s: ")
     assert done.err.endswith("leave --timeout out\n")
     assert done.out == "input x: float32[20000, 256], generated: all ones\n"
-    usage = cli("run", path, "--timeout", 0)
-    assert (usage.status, "above 0, got 0" in usage.err) == (2, True)
+    cli("run", path, "--timeout", 0).fails("above 0, got 0", 2)
 
 
 def test_a_target_that_is_not_there_is_refused_with_the_reason(cli, tmp_path):
-    done = cli("run", models.affine(tmp_path), "--target", "tpu")
-    assert done.status == 2
-    assert "got tpu" in done.err
+    done = cli("run", models.affine(tmp_path), "--target", "tpu").fails("got tpu", 2)
     assert "installed: " in done.err
-    empty = cli("run", models.affine(tmp_path), "--target", "cpu,")
-    assert (empty.status, "targets with commas between" in empty.err) == (2, True)
+    cli("run", models.affine(tmp_path), "--target", "cpu,").fails("targets with commas between", 2)
 
 
 def test_the_number_of_a_device_is_for_every_target_but_the_host_behind_another(cli, tmp_path):
     path = models.affine(tmp_path)
-    done = cli("run", path, "--device-id", 1)
-    assert (done.status, done.out) == (1, "")
-    assert "device 'cpu:1' is not there" in done.err
+    cli("run", path, "--device-id", 1).fails("device 'cpu:1' is not there", out="")
     assert "cpu:1" in cli("inspect", path, "--target", "cpu", "--device-id", 1).err
     assert "ran on cpu:0 " in cli("run", path, "--target", "gpu,cpu", "--device-id", 1).out
 
@@ -613,37 +541,23 @@ def test_settings_reach_the_backend_and_win_over_the_file(cli, tmp_path):
     path = models.affine(tmp_path)
     config = tmp_path / "config.ini"
     config.write_text("[cpu_context]\nspin_us = soon\n")
-    bad = cli("run", path, "--config", config)
-    assert (bad.status, "'spin_us': expected int" in bad.err) == (1, True)
+    cli("run", path, "--config", config).fails("'spin_us': expected int")
     good = cli("run", path, "--config", config, "--set", "cpu_context.spin_us=0")
     assert (good.status, good.err) == (0, "")
     for misspelt, near in (
         ("cpu_context.spin_uss", "'spin_us'"),
         ("cpu_contex.spin_us", "[cpu_context]"),
     ):
-        refused = cli("run", path, "--set", f"{misspelt}=1")
-        assert (refused.status, refused.out) == (2, "")
-        assert f"unknown and not read; did you mean {near}?" in refused.err
+        cli("run", path, "--set", f"{misspelt}=1").fails(
+            f"unknown and not read; did you mean {near}?", 2, out=""
+        )
     of_another = cli("run", path, "--set", "gpu_trt_context.optimization_level=1")
     assert of_another.status == 0
     config.write_text("[cpu_context]\nspin_uss = 1\n")
     told = cli("run", path, "--config", config)
     assert (told.status, "did you mean 'spin_us'?" in told.err) == (0, True)
-    absent = cli("run", path, "--config", tmp_path / "absent.ini")
-    assert (absent.status, "absent.ini: no such file" in absent.err) == (1, True)
-    usage = cli("run", path, "--set", "other_key=1")
-    assert (usage.status, "expected SECTION.KEY=VALUE" in usage.err) == (2, True)
-
-
-def test_the_digits_model_runs_on_its_test_images(cli, digits):
-    done = cli(
-        "run", digits / "digits.onnx", "-i", digits / "test_images.npz", "--values", 360, "--json"
-    )
-    outputs = {each["name"]: each for each in done.json["outputs"]}
-    with np.load(digits / "test_images.npz") as held_back:
-        labels = held_back["label"]
-    assert outputs["probabilities"]["size_bytes"] == len(labels) * 10 * 4
-    assert np.mean(np.array(outputs["label"]["first_values"]) == labels) > 0.97
+    cli("run", path, "--config", tmp_path / "absent.ini").fails("absent.ini: no such file")
+    cli("run", path, "--set", "other_key=1").fails("expected SECTION.KEY=VALUE", 2)
 
 
 def test_a_mindir_is_resized_for_the_input_that_is_given(cli, tmp_path):
@@ -665,6 +579,4 @@ def test_a_mindir_is_resized_for_the_input_that_is_given(cli, tmp_path):
     sizes = ",".join(map(str, rows.shape))
     made = cli("bench", path, "--shape", f"{spec.name}={sizes}", "--runs", 2, "--warmup", 0)
     assert made.status == 0, made.err
-    wrong = cli("run", path, "--shape", f"{spec.name}={fixed},{rest[0] + 1}")
-    assert wrong.status == 1
-    assert f"expected {spec}, got" in wrong.err
+    cli("run", path, "--shape", f"{spec.name}={fixed},{rest[0] + 1}").fails(f"expected {spec}, got")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -13,30 +12,26 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from graphs import parsed
+from processes import python
+
+from engine.cli import main
 
 Image = pytest.importorskip("PIL.Image")
 
 
 def echo(
-    path: Path,
-    shape: Sequence[object],
-    kind: int = TensorProto.FLOAT,
-    names: Sequence[str] = ("x",),
-    **metadata: str,
+    path: Path, shape: str, kind: str = "float", names: Sequence[str] = ("x",), **metadata: str
 ) -> Path:
     """A model that gives each input back, as "y" or "NAME_out"."""
     out = {name: "y" if len(names) == 1 else f"{name}_out" for name in names}
-    graph = helper.make_graph(
-        [helper.make_node("Identity", [name], [out[name]]) for name in names],
-        "echo",
-        [helper.make_tensor_value_info(name, kind, shape) for name in names],
-        [helper.make_tensor_value_info(out[name], kind, shape) for name in names],
+    takes, gives = (
+        ", ".join(f"{kind}[{shape}] {name}" for name in end) for end in (out, out.values())
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    helper.set_model_props(
-        model, {key.replace("_", ".", 1): text for key, text in metadata.items()}
-    )
+    nodes = "\n".join(f"{out[name]} = Identity({name})" for name in names)
+    model = parsed(f"echo ({takes}) => ({gives}) {{ {nodes} }}")
+    props = {key.replace("_", ".", 1): text for key, text in metadata.items()}
+    onnx.helper.set_model_props(model, props)
     onnx.save(model, path)
     return path
 
@@ -68,7 +63,7 @@ def photo(tmp_path) -> Path:
 
 
 def test_an_image_goes_into_floats_as_0_to_1_and_says_so(echoed, photo, tmp_path):
-    y, notes = echoed(echo(tmp_path / "m.onnx", ["n", 3, 2, 4]), "--input", photo)
+    y, notes = echoed(echo(tmp_path / "m.onnx", "n, 3, 2, 4"), "--input", photo)
     assert y.shape == (1, 3, 2, 4)
     np.testing.assert_array_equal(y[0, :, 0, 0], [1, 0, 0])
     np.testing.assert_array_equal(y[0, :, 0, 3], [0, 0, 1])
@@ -76,14 +71,14 @@ def test_an_image_goes_into_floats_as_0_to_1_and_says_so(echoed, photo, tmp_path
 
 
 def test_an_image_goes_into_bytes_as_it_is_and_is_resized(echoed, photo, tmp_path):
-    model = echo(tmp_path / "m.onnx", [1, 2, 2, 3], TensorProto.UINT8)
+    model = echo(tmp_path / "m.onnx", "1, 2, 2, 3", "uint8")
     y, notes = echoed(model, "--input", f"x={photo}")
     # Bilinear over two pixels on either side: weights 3, 3 and 1 of 7.
     np.testing.assert_allclose(y[0, 0], [[219, 0, 36], [36, 0, 219]], atol=1)
     assert "to 2x2 by stretch (bilinear), channels RGB, values 0..255, NHWC" in notes
     y, notes = echoed(model, "--input", photo, "--resize", "crop")
     assert "by crop" in notes
-    y, notes = echoed(echo(tmp_path / "n.onnx", [1, 3, 4, 4]), "--input", photo, "--resize", "pad")
+    y, notes = echoed(echo(tmp_path / "n.onnx", "1, 3, 4, 4"), "--input", photo, "--resize", "pad")
     np.testing.assert_array_equal(y[0, :, 0], 0)  # a black bar above
     np.testing.assert_array_equal(y[0, 0, 1], [1, 1, 0, 0])
 
@@ -91,14 +86,14 @@ def test_an_image_goes_into_bytes_as_it_is_and_is_resized(echoed, photo, tmp_pat
 def test_the_models_metadata_says_channels_and_range(echoed, photo, tmp_path):
     model = echo(
         tmp_path / "m.onnx",
-        [1, "c", 2, 4],
+        "1, c, 2, 4",
         Image_BitmapPixelFormat="Bgr8",
         Image_NominalPixelRange="Normalized_1_1",
     )
     y, notes = echoed(model, "--input", photo)
     np.testing.assert_allclose(y[0, :, 0, 0], [-1, -1, 1], atol=1e-6)
     assert "channels BGR, values -1..1, NCHW" in notes
-    gray = echo(tmp_path / "g.onnx", ["h", "w", 1], Image_BitmapPixelFormat="Gray8")
+    gray = echo(tmp_path / "g.onnx", "h, w, 1", Image_BitmapPixelFormat="Gray8")
     y, notes = echoed(gray, "--input", photo)
     np.testing.assert_allclose(y[0, :, 0] * 255, [76, 76, 29, 29], atol=1)  # ITU-R 601 luma
 
@@ -109,14 +104,14 @@ def test_a_folder_without_images_gives_its_arrays(echoed, tmp_path):
     (folder / "notes.txt").write_text("no input")
     for number in (10, 9):
         np.save(folder / f"{number}.npy", np.full((1, 3), number, np.int16))
-    model = echo(tmp_path / "m.onnx", ["n", 3], TensorProto.INT16)
+    model = echo(tmp_path / "m.onnx", "n, 3", "int16")
     y, notes = echoed(model, "--input", f"x={folder}")
     assert y[:, 0].tolist() == [9, 10]
     assert "a batch of 2 from 2 files" in notes
 
 
 def test_scale_mean_and_std_are_options(echoed, photo, tmp_path):
-    model = echo(tmp_path / "m.onnx", [1, 3, 2, 4])
+    model = echo(tmp_path / "m.onnx", "1, 3, 2, 4")
     options = ("--scale", "1", "--mean", "100,20,5", "--std", "2,4,5")
     y, notes = echoed(model, "--input", photo, *options)
     np.testing.assert_allclose(y[0, :, 0, 0], [(255 - 100) / 2, -5, -1])
@@ -124,16 +119,14 @@ def test_scale_mean_and_std_are_options(echoed, photo, tmp_path):
 
 
 def test_what_takes_no_image_says_what_would(cli, photo, tmp_path):
-    flat = echo(tmp_path / "flat.onnx", [1, 10])
-    done = cli("run", flat, "--input", photo)
-    assert done.status == 1
-    assert "is an image, but input 'x' is float32[1, 10]" in done.err
-    model = echo(tmp_path / "m.onnx", [1, 3, 2, 4])
+    flat = echo(tmp_path / "flat.onnx", "1, 10")
+    done = cli("run", flat, "--input", photo).fails("is an image, but input 'x' is float32[1, 10]")
+    model = echo(tmp_path / "m.onnx", "1, 3, 2, 4")
     assert cli("run", model, "--input", photo, "--std", "0").status == 2
     for scale in ("nan", "inf"):
-        done = cli("run", model, "--input", photo, "--scale", scale)
-        assert f"--scale: expected a finite number, got {scale}" in done.err
-        assert done.status == 2
+        cli("run", model, "--input", photo, "--scale", scale).fails(
+            f"--scale: expected a finite number, got {scale}", 2
+        )
     assert "expected 1 or 3 numbers" in cli("run", model, "-i", photo, "--mean", "1,2").err
     (tmp_path / "no.png").write_bytes(b"\x89PNG\r\n\x1a\nno")
     done = cli("run", model, "--input", tmp_path / "no.png")
@@ -149,7 +142,7 @@ def test_a_damaged_tiff_is_named_whatever_its_reader_raises(cli, tmp_path):
         int.from_bytes(data[place : place + 2], "little"): place + 2
         for place in range(tags, tags + 12 * int.from_bytes(data[tags - 2 : tags], "little"), 12)
     }
-    model = echo(tmp_path / "m.onnx", [1, 1, 4, 4])
+    model = echo(tmp_path / "m.onnx", "1, 1, 4, 4")
     for kind in (2, 5, 12):  # text, fraction, float: no counts of rows
         data[types[273]] = kind
         (tmp_path / "a.tif").write_bytes(data)
@@ -162,9 +155,9 @@ def test_a_damaged_tiff_is_named_whatever_its_reader_raises(cli, tmp_path):
 
 def test_without_pillow_the_extra_is_named(cli, photo, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
-    done = cli("run", echo(tmp_path / "m.onnx", [1, 3, 2, 4]), "--input", photo)
-    assert done.status == 1
-    assert 'run: pip install "inference-engine[image]"' in done.err
+    cli("run", echo(tmp_path / "m.onnx", "1, 3, 2, 4"), "--input", photo).fails(
+        'run: pip install "inference-engine[image]"'
+    )
 
 
 # What a camera stores that was held so, of an image whose upright pixels are `upright`.
@@ -187,7 +180,7 @@ def test_a_photo_of_a_camera_that_was_turned_is_turned_back(echoed, tmp_path, or
     exif[0x0112] = orientation
     stored = np.ascontiguousarray(HELD[orientation](upright))
     Image.fromarray(stored).save(tmp_path / "p.png", exif=exif)
-    model = echo(tmp_path / "m.onnx", [1, "h", "w", 3], TensorProto.UINT8)
+    model = echo(tmp_path / "m.onnx", "1, h, w, 3", "uint8")
     y, notes = echoed(model, "--input", tmp_path / "p.png")
     np.testing.assert_array_equal(y[0], upright)
     is_said = f"turned upright (EXIF orientation {orientation})" in notes
@@ -200,7 +193,7 @@ def test_several_images_and_a_folder_of_them_are_a_batch(cli, echoed, photo, tmp
     for number in (10, 9):
         Image.fromarray(np.full((2, 4, 3), number, np.uint8)).save(folder / f"{number}.png")
     (folder / "notes.txt").write_text("not an image")
-    model = echo(tmp_path / "m.onnx", ["n", 2, 4, 3], TensorProto.UINT8)
+    model = echo(tmp_path / "m.onnx", "n, 2, 4, 3", "uint8")
     y, notes = echoed(model, "--input", f"x={folder}")
     assert y[:, 0, 0, 0].tolist() == [9, 10]  # as a person counts
     assert notes == (
@@ -209,7 +202,7 @@ def test_several_images_and_a_folder_of_them_are_a_batch(cli, echoed, photo, tmp
     )
     y, _ = echoed(model, "--input", f"{photo},{folder / '9.png'},{photo}")
     assert y[:, 0, 0, 0].tolist() == [255, 9, 255]
-    three = echo(tmp_path / "three.onnx", [3, 3, 1, 2])
+    three = echo(tmp_path / "three.onnx", "3, 3, 1, 2")
     assert echoed(three, "-i", f"x={photo},{photo},{folder / '9.png'}")[0].shape == (3, 3, 1, 2)
     done = cli("run", three, "--input", folder)
     assert "expected a batch of 3, got 2 from 2 files" in done.err
@@ -229,17 +222,17 @@ def test_several_images_and_a_folder_of_them_are_a_batch(cli, echoed, photo, tmp
 
 
 def test_a_file_that_does_not_fit_a_batch_is_told_the_input_with_its_axes_names(cli, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["N", 3])
+    model = echo(tmp_path / "m.onnx", "N, 3")
     for name, columns in (("a", 3), ("b", 4)):
         np.save(tmp_path / f"{name}.npy", np.zeros((1, columns), np.float32))
-    done = cli("run", model, "--input", f"{tmp_path}/a.npy,{tmp_path}/b.npy")
-    assert done.status == 1
-    assert "b.npy: input 'x': expected float32[N, 3], got float32[1, 4]" in done.err
+    cli("run", model, "--input", f"{tmp_path}/a.npy,{tmp_path}/b.npy").fails(
+        "b.npy: input 'x': expected float32[N, 3], got float32[1, 4]"
+    )
 
 
 def test_images_of_two_sizes_are_a_batch_where_one_is_said(cli, echoed, photo, tmp_path):
     Image.fromarray(np.zeros((5, 5, 3), np.uint8)).save(tmp_path / "other.png")
-    model = echo(tmp_path / "m.onnx", ["n", 3, "h", "w"])
+    model = echo(tmp_path / "m.onnx", "n, 3, h, w")
     files = f"x={photo},{tmp_path / 'other.png'}"
     done = cli("run", model, "--input", files)
     assert done.status == 1
@@ -253,13 +246,13 @@ def test_arrays_are_a_batch_too_and_what_has_no_batch_is_refused(cli, echoed, ph
     np.save(tmp_path / "a.npy", np.float32([[1, 2]]))
     np.save(tmp_path / "b.npy", np.float32([[3, 4], [5, 6]]))
     both = f"x={tmp_path / 'a.npy'},{tmp_path / 'b.npy'}"
-    y, _ = echoed(echo(tmp_path / "m.onnx", ["n", 2]), "--input", both)
+    y, _ = echoed(echo(tmp_path / "m.onnx", "n, 2"), "--input", both)
     np.testing.assert_array_equal(y, [[1, 2], [3, 4], [5, 6]])
-    flat = echo(tmp_path / "flat.onnx", [3, 2, 4])
+    flat = echo(tmp_path / "flat.onnx", "3, 2, 4")
     assert "has no axis for a batch" in cli("run", flat, "-i", f"{photo},{photo}").err
     comma = tmp_path / "a,b.npy"  # a file's own name comes first
     np.save(comma, np.float32([[7, 8]]))
-    y, _ = echoed(echo(tmp_path / "m.onnx", ["n", 2]), "--input", comma)
+    y, _ = echoed(echo(tmp_path / "m.onnx", "n, 2"), "--input", comma)
     np.testing.assert_array_equal(y, [[7, 8]])
 
 
@@ -267,7 +260,7 @@ def test_arrays_are_a_batch_too_and_what_has_no_batch_is_refused(cli, echoed, ph
 
 
 def test_a_table_is_numbers_with_or_without_a_header(echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 3])
+    model = echo(tmp_path / "m.onnx", "rows, 3")
     (tmp_path / "a.csv").write_text("wide,long,tall\n1,2.5,3\n4,,6\n")
     y, notes = echoed(model, "--input", tmp_path / "a.csv")
     np.testing.assert_array_equal(y, [[1, 2.5, 3], [4, np.nan, 6]])
@@ -281,7 +274,7 @@ def test_a_table_is_numbers_with_or_without_a_header(echoed, tmp_path):
 
 
 def test_columns_go_to_the_inputs_of_their_names(cli, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 1], TensorProto.INT64, ("age", "size"))
+    model = echo(tmp_path / "m.onnx", "rows, 1", "int64", ("age", "size"))
     (tmp_path / "a.csv").write_text("name,size,age\nx,1,2\ny,3,4\n")
     done = cli("run", model, "--input", tmp_path / "a.csv", "--output", "-", "--json")
     assert done.json == {"age_out": [[2], [4]], "size_out": [[1], [3]]}
@@ -289,7 +282,7 @@ def test_columns_go_to_the_inputs_of_their_names(cli, tmp_path):
 
 
 def test_cells_that_are_no_numbers_are_named_by_their_line(cli, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 2], TensorProto.INT8)
+    model = echo(tmp_path / "m.onnx", "rows, 2", "int8")
     for text, said in (
         ("1,2\n3,x\n", "line 2: input 'x': expected a number for int8, got 'x'"),
         ("1,2\n3,200\n", "expected int8, got 200"),
@@ -303,7 +296,7 @@ def test_cells_that_are_no_numbers_are_named_by_their_line(cli, tmp_path):
 
 
 def test_json_is_lists_or_inputs_by_name(cli, echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 2])
+    model = echo(tmp_path / "m.onnx", "rows, 2")
     (tmp_path / "a.json").write_text("[[1, 2], [3, 4.5]]")
     np.testing.assert_array_equal(
         echoed(model, "--input", tmp_path / "a.json")[0], [[1, 2], [3, 4.5]]
@@ -323,16 +316,16 @@ def test_json_is_lists_or_inputs_by_name(cli, echoed, tmp_path):
 
 def test_text_goes_into_strings_line_by_line(cli, tmp_path):
     (tmp_path / "a.txt").write_text("one line\nand another\n")
-    lines = echo(tmp_path / "m.onnx", ["n"], TensorProto.STRING)
+    lines = echo(tmp_path / "m.onnx", "n", "string")
     done = cli("run", lines, "--input", tmp_path / "a.txt", "--output", "-", "--json")
     assert done.json == {"y": ["one line", "and another"]}
-    whole = echo(tmp_path / "w.onnx", [1], TensorProto.STRING)
+    whole = echo(tmp_path / "w.onnx", "1", "string")
     done = cli("run", whole, "--input", tmp_path / "a.txt", "--output", "-", "--json")
     assert done.json == {"y": ["one line\nand another"]}
 
 
 def test_an_archive_of_one_unnamed_array_is_for_the_one_input(echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 2])
+    model = echo(tmp_path / "m.onnx", "rows, 2")
     np.savez(tmp_path / "a.npz", np.float32([[1, 2]]))
     for how in (tmp_path / "a.npz", f"x={tmp_path / 'a.npz'}"):
         assert echoed(model, "--input", how)[0].tolist() == [[1, 2]]
@@ -341,28 +334,36 @@ def test_an_archive_of_one_unnamed_array_is_for_the_one_input(echoed, tmp_path):
 # ----------------------------------------------------------------------------------------- pipes
 
 
-def piped(given: bytes, *arguments: object) -> tuple[int, bytes, str]:
-    command = [sys.executable, "-m", "engine.cli", "run", *map(str, arguments)]
-    done = subprocess.run(command, input=given, capture_output=True, timeout=120, check=False)
-    return done.returncode, done.stdout, done.stderr.decode()
+@pytest.fixture
+def piped(capsysbinary, monkeypatch):
+    """Runs the command in this process on what comes by standard input."""
+
+    def run(given: bytes, *arguments: object) -> tuple[int, bytes, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given)))
+        status = main(["run", *map(str, arguments)])
+        out, errors = capsysbinary.readouterr()
+        return status, out, errors.decode()
+
+    return run
 
 
-def test_arrays_go_in_and_out_through_pipes(tmp_path):
-    model = echo(tmp_path / "m.onnx", ["rows", 2])
+def test_arrays_go_in_and_out_through_pipes(piped, tmp_path):
+    model = echo(tmp_path / "m.onnx", "rows, 2")
     held = io.BytesIO()
     np.save(held, np.float32([[1, 2]]))
-    status, out, errors = piped(held.getvalue(), model, "--input", "x=-", "--output", "-")
-    assert (status, errors) == (0, "")
-    with np.load(io.BytesIO(out)) as outputs:
+    words = ("-m", "engine.cli", "run", model, "--input", "x=-", "--output", "-")
+    done = python(*words, input=held.getvalue(), text=False)
+    assert (done.returncode, done.stderr) == (0, b"")
+    with np.load(io.BytesIO(done.stdout)) as outputs:
         assert outputs["y"].tolist() == [[1, 2]]
-    for text in ("-", "x=-"):  # one array for one input, of whatever name
-        status, again, errors = piped(out, model, "--input", text, "--output", "-")
-        assert (status, errors, again) == (0, "", out)
-    status, out, _ = piped(b"[[3, 4]]", model, "--input", "-", "--output", "-", "--json")
+    to_json = ("--output", "-", "--json")
+    status, out, _ = piped(b"[[3, 4]]", model, "--input", "-", *to_json)
     assert (status, json.loads(out)) == (0, {"y": [[3, 4]]})
-    for text in ("-", "x=-"):  # so does one value of JSON, as `--output - --json` prints it
-        status, again, errors = piped(out, model, "--input", text, "--output", "-", "--json")
-        assert (status, errors, json.loads(again)) == (0, "", {"y": [[3, 4]]})
+    for text in ("-", "x=-"):  # one array for one input, of whatever name; so does a value of JSON
+        again = piped(done.stdout, model, "--input", text, "--output", "-")
+        assert again == (0, done.stdout, "")
+        status, out, errors = piped(b'{"y": [[3, 4]]}', model, "--input", text, *to_json)
+        assert (status, errors, json.loads(out)) == (0, "", {"y": [[3, 4]]})
     status, _, errors = piped(b'{"a": [[1, 2]], "b": [[1, 2]]}', model, "--input", "-")
     assert (status, "expected values by input name, 'x'" in errors) == (1, True)
     status, out, errors = piped(b"", model, "--input", "-")
@@ -370,35 +371,35 @@ def test_arrays_go_in_and_out_through_pipes(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "GIF", "TIFF", "WEBP"])
-def test_images_go_in_through_a_pipe(tmp_path, kind):
-    model = echo(tmp_path / "m.onnx", [1, 1, 2, 2])
+def test_images_go_in_through_a_pipe(piped, tmp_path, kind):
     held = io.BytesIO()
     Image.fromarray(np.zeros((2, 2), np.uint8)).save(held, kind)
+    model = echo(tmp_path / "m.onnx", "1, 1, 2, 2")
     status, _, errors = piped(held.getvalue(), model, "--input", "-")
     assert status == 0, errors
 
 
 def test_the_inputs_are_said_before_a_run_that_fails(cli, tmp_path):
-    done = cli("run", echo(tmp_path / "m.onnx", ["rows", 2]), "--timeout", "1e-9")
+    done = cli("run", echo(tmp_path / "m.onnx", "rows, 2"), "--timeout", "1e-9")
     assert done.status == 1
     assert done.out == "input x: float32[1, 2], generated: all ones\n"
 
 
 def test_an_image_of_16_bits_is_scaled_not_cut_off(cli, echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", [1, 1, 1, 4])
+    model = echo(tmp_path / "m.onnx", "1, 1, 1, 4")
     deep = np.array([[0, 257, 32896, 65535]], np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     given, said = echoed(model, "--input", tmp_path / "deep.png")
     np.testing.assert_allclose(given.ravel(), deep.ravel() / 65535, rtol=1e-6)
     assert "0..65535 to 0..255" in said
     Image.fromarray(np.array([[0, 1, 2, 300]], np.float32)).save(tmp_path / "wide.tif")
-    done = cli("run", model, "--input", tmp_path / "wide.tif")
-    assert done.status == 1
-    assert "wide.tif: expected pixels from 0 to 255, got 0 to 300; make the array" in done.err
+    cli("run", model, "--input", tmp_path / "wide.tif").fails(
+        "wide.tif: expected pixels from 0 to 255, got 0 to 300; make the array"
+    )
 
 
 def test_texts_keep_the_ends_of_lines_in_them(echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["n"], TensorProto.STRING)
+    model = echo(tmp_path / "m.onnx", "n", "string")
     (tmp_path / "x.csv").write_bytes('x\r\n"a\nb"\r\nc\u2028d\r\n'.encode())
     given, _ = echoed(model, "--input", tmp_path / "x.csv")
     assert given.tolist() == ["a\nb", "c\u2028d"]
@@ -414,27 +415,21 @@ def test_texts_keep_the_ends_of_lines_in_them(echoed, tmp_path):
         ("FLOAT", "x.json", "[" * 100_000, "x.json: not readable JSON: its lists are nested too"),
         ("FLOAT", "x.json", "[1e40]", "x.json: input 'x': expected float32, got 1e+40"),
         ("FLOAT", "x.csv", "2\n1e40\n", "x.csv: input 'x': expected float32, got 1e+40"),
-        (
-            "STRING",
-            "x.json",
-            '["a", null]',
-            "expected texts in lists of the same lengths, got null",
-        ),
+        ("STRING", "x.json", '["a", null]',
+         "expected texts in lists of the same lengths, got null"),
         ("STRING", "x.json", '[["a"], ["b", "c"]]', 'of the same lengths, got ["a"]'),
         ("STRING", "x.json", '[{"a": 1}]', 'got {"a": 1}'),
     ],
-)
+)  # fmt: skip
 def test_what_a_type_cannot_hold_is_an_error_of_one_line(cli, tmp_path, kind, name, text, said):
-    model = echo(tmp_path / "m.onnx", ["n"], getattr(TensorProto, kind))
+    model = echo(tmp_path / "m.onnx", "n", kind.lower())
     (tmp_path / name).write_text(text)
-    done = cli("run", model, "--input", tmp_path / name)
-    assert done.status == 1
-    assert said in done.err
+    done = cli("run", model, "--input", tmp_path / name).fails(said)
     assert "Traceback" not in done.err
 
 
 def test_whole_numbers_of_json_are_exact_beside_floats(echoed, tmp_path):
-    model = echo(tmp_path / "m.onnx", ["n"], TensorProto.INT64)
+    model = echo(tmp_path / "m.onnx", "n", "int64")
     (tmp_path / "x.json").write_text(f"[{2**53 + 1}, 1.0]")
     given, _ = echoed(model, "--input", tmp_path / "x.json")
     assert given.tolist() == [2**53 + 1, 1]

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import written
 
 import engine
 from engine.formats.collectives import part_of
@@ -17,17 +17,9 @@ from engine.formats.collectives import part_of
 
 def product(path: Path, rows: int, columns: int) -> Path:
     """A matrix product of float32[b, rows] with weights of ones."""
-    weights = numpy_helper.from_array(np.ones((rows, columns), np.float32), "w")
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], name="product")],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", rows])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", columns])],
-        [weights],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, path)
-    return path
+    ends = f"(float[b, {rows}] x) => (float[b, {columns}] y)"
+    text = f"product {ends} {{ [product] y = MatMul(x, w) }}"
+    return written(path, text, w=np.ones((rows, columns), np.float32))
 
 
 @pytest.fixture
@@ -90,9 +82,7 @@ def test_a_strategy_that_leaves_all_whole_is_said_to(cli, net, tmp_path):
 
 
 def test_slicing_without_a_number_of_ranks_asks_for_one(cli, net, tmp_path):
-    done = cli("slice", net, "--out", tmp_path / "out")
-    assert done.status == 2
-    assert "give --tp N or --pp N" in done.err
+    cli("slice", net, "--out", tmp_path / "out").fails("give --tp N or --pp N", 2)
 
 
 def test_two_slicers_started_at_once_leave_the_slices_of_one(tmp_path):

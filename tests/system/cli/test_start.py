@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from processes import python
 
 ROOT = Path(__file__).parents[3]
 
@@ -25,8 +26,9 @@ from engine_command import main
 sys.exit(main())
 """
 MODULES = [
-    "engine", "numpy", "numpy.linalg", "engine.model", "engine.cli.interrupt", "engine.cli.app",
-    "click",
+    "engine", "numpy", "click",
+    *(pytest.param(name, marks=pytest.mark.slow)
+      for name in ("numpy.linalg", "engine.model", "engine.cli.interrupt", "engine.cli.app")),
 ]  # fmt: skip
 
 
@@ -41,13 +43,13 @@ def start(name: str, module: str, *arguments: str, **how: object) -> subprocess.
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(module: str) -> None:
+def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(module):
     with start("SIGINT", module, "plugins") as child:
         out, errors = child.communicate(timeout=60)
     assert (child.returncode, out, errors) == (130, "", "interrupted\n")
 
 
-def test_a_command_that_ignores_interrupts_goes_on() -> None:
+def test_a_command_that_ignores_interrupts_goes_on():
     def ignore() -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -57,11 +59,11 @@ def test_a_command_that_ignores_interrupts_goes_on() -> None:
     assert out.startswith("engine ")
 
 
-def test_the_command_begins_in_a_module_that_imports_nothing_of_the_package() -> None:
+def test_the_command_begins_in_a_module_that_imports_nothing_of_the_package():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["scripts"] == {"engine": "engine_command:main"}
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert "engine_command.py" in wheel["only-include"]
     program = "import engine_command, sys; print({'engine', 'numpy'} & {*sys.modules})"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = python("-c", program)
     assert (done.returncode, done.stdout) == (0, "set()\n")

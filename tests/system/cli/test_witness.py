@@ -7,46 +7,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from processes import python
 
 from engine_testing import models
-from engine_testing.plugins import install
-
-PLUGIN = """
-import os, signal
-from dataclasses import replace
-from engine.hookspecs import hookimpl
-from engine_testing import null_device as null
-from engine_testing.null_device import *
-
-@hookimpl
-def engine_backend():
-    return replace(null.engine_backend(), name="odd")
-
-@hookimpl
-def engine_predict(context, inputs, outputs, deadline_s):
-    {code}
-    return null.engine_predict(context, inputs, outputs, deadline_s)
-"""
 
 
 def engine(*arguments: object, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "engine", *map(str, arguments)],
-        capture_output=True, text=True, timeout=timeout,
-    )  # fmt: skip
+    return python("-m", "engine", *arguments, timeout=timeout)
 
 
 @pytest.fixture
-def installed(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def installed(null_plugin, plugin_folder, monkeypatch) -> Callable[[str], str]:
     """Install a backend whose predict does something first."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(plugin_folder), *filter(None, sys.path)]))
 
     def install_odd(code: str) -> str:
-        install(plugin_folder, "odd", "plugin_odd", source=PLUGIN.format(code=code))
-        return "odd"
+        return null_plugin(plugin_folder, "odd", predict=code)
 
     return install_odd
 
@@ -59,9 +37,7 @@ def crashing(installed: Callable[[str], str]) -> str:
 @pytest.mark.parametrize(
     "command", [("run",), pytest.param(("bench", "--runs", 1), marks=pytest.mark.slow)]
 )
-def test_a_crash_is_told_with_a_hint_at_isolate(
-    crashing: str, tmp_path: Path, command: tuple[object, ...]
-) -> None:
+def test_a_crash_is_told_with_a_hint_at_isolate(crashing, tmp_path, command):
     path = models.affine(tmp_path)
     done = engine(*command, path, "--target", crashing)
     assert done.returncode == -signal.SIGSEGV
@@ -70,7 +46,7 @@ def test_a_crash_is_told_with_a_hint_at_isolate(
 
 
 @pytest.mark.slow
-def test_the_hint_leads_to_the_signal(crashing: str, tmp_path: Path) -> None:
+def test_the_hint_leads_to_the_signal(crashing, tmp_path):
     path = models.affine(tmp_path)
     done = engine("run", path, "--target", crashing, "--set", "common_context.isolate=true")
     assert done.returncode == 1
@@ -79,9 +55,7 @@ def test_the_hint_leads_to_the_signal(crashing: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_orderly_end_has_nothing_to_tell(
-    installed: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_an_orderly_end_has_nothing_to_tell(installed, tmp_path):
     path, target = models.affine(tmp_path), installed("pass")
     for arguments, status in (
         (("run", path, "--target", target), 0),
@@ -95,9 +69,7 @@ def test_an_orderly_end_has_nothing_to_tell(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_command_has_nothing_more_to_tell(
-    installed: Callable[[str], str], tmp_path: Path, number: signal.Signals
-) -> None:
+def test_an_interrupted_command_has_nothing_more_to_tell(installed, tmp_path, number):
     target = installed("pass")
     with subprocess.Popen(
         [sys.executable, "-m", "engine", "bench", str(models.affine(tmp_path)), "--target", target,
@@ -112,7 +84,7 @@ def test_an_interrupted_command_has_nothing_more_to_tell(
     assert "the process has ended" not in said
 
 
-def test_the_witness_works_where_many_files_are_open(tmp_path: Path) -> None:
+def test_the_witness_works_where_many_files_are_open(tmp_path):
     """Then its pipe has a number of two digits, which not every shell knows."""
     path = models.affine(tmp_path)
     program = (
@@ -123,8 +95,6 @@ def test_the_witness_works_where_many_files_are_open(tmp_path: Path) -> None:
         f"with witnessed(Path({str(path)!r})):\n"
         "    os.kill(os.getpid(), 9)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
-    )
+    done = python("-c", program)
     assert done.returncode == -signal.SIGKILL
     assert done.stderr.startswith(f"error: {path}: the process has ended: ")

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import onnx
+from graphs import parsed
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from engine.convert.job import Job
@@ -72,11 +73,11 @@ def graph(
 
 def product(random: np.random.Generator, inside: int = 8, out: int = 20) -> ModelProto:
     """y = x @ w."""
-    return graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        {"x": [None, inside]},
-        {"y": [None, out]},
-        {"w": random.standard_normal((inside, out)).astype(np.float32)},
+    return parsed(
+        f"""g (float[?, {inside}] x) => (float[?, {out}] y) {{
+            [product] y = MatMul(x, w)
+        }}""",
+        w=random.standard_normal((inside, out)).astype(np.float32),
     )
 
 

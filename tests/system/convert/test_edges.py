@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from convert_models import build, changed, dims, value
-from onnx import ModelProto, NodeProto, TensorProto, helper
+from convert_models import changed, dims
+from graphs import parsed
+from onnx import ModelProto, TensorProto, helper
 
 import engine
 import engine.convert
@@ -40,18 +41,16 @@ def shapes(model: ModelProto) -> dict[str, list[int | str]]:
 
 def picture() -> ModelProto:
     """y = 2x, x and y float32[n, 3, h, 5]; m = mean of x over the last two axes, [n, 3]."""
-    return build(
-        [
-            helper.make_node("Mul", ["x", "two"], ["y"]),
-            helper.make_node("ReduceMean", ["x"], ["m"], axes=[2, 3], keepdims=0),
-        ],
-        [value("x", ["n", 3, "h", 5])],
-        [value("y", ["n", 3, "h", 5]), value("m", ["n", 3])],
-        {"two": np.array(2, np.float32)},
+    return parsed(
+        """g (float[n, 3, h, 5] x) => (float[n, 3, h, 5] y, float[n, 3] m) {
+            y = Mul(x, two)
+            m = ReduceMean <axes = [2, 3], keepdims = 0> (x)
+        }""",
+        two=np.float32(2),
     )
 
 
-def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(run: Run) -> None:
+def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(run):
     result, notes = adapt(picture(), job(input_format=Format.NHWC, output_format=Format.NHWC))
     assert shapes(result) == {"x": ["n", "h", 5, 3], "y": ["n", "h", 5, 3], "m": ["n", 3]}
     assert notes == [
@@ -64,14 +63,14 @@ def test_inputs_and_outputs_of_four_axes_are_given_and_taken_channels_last(run: 
     np.testing.assert_array_equal(found["m"], IMAGE.mean((2, 3)))
 
 
-def test_each_edge_has_its_own_layout(run: Run) -> None:
+def test_each_edge_has_its_own_layout(run):
     result, _ = adapt(picture(), job(output_format=Format.NHWC))
     found = run(result, x=IMAGE)
     np.testing.assert_array_equal(found["y"], 2 * IMAGE.transpose(0, 2, 3, 1))
 
 
 @pytest.mark.parametrize("framework", [FmkType.TF, FmkType.TFLITE])
-def test_what_comes_from_tensorflow_is_channels_last_itself(framework: FmkType, run: Run) -> None:
+def test_what_comes_from_tensorflow_is_channels_last_itself(framework, run):
     same, notes = adapt(
         picture(), job(framework, input_format=Format.NHWC, output_format=Format.NHWC)
     )
@@ -83,7 +82,7 @@ def test_what_comes_from_tensorflow_is_channels_last_itself(framework: FmkType, 
     np.testing.assert_array_equal(run(result, x=given)["y"], 2 * IMAGE)
 
 
-def test_floating_inputs_and_outputs_are_cast(run: Run) -> None:
+def test_floating_inputs_and_outputs_are_cast(run):
     result, notes = adapt(
         picture(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
     )
@@ -97,7 +96,7 @@ def test_floating_inputs_and_outputs_are_cast(run: Run) -> None:
     np.testing.assert_array_equal(found["y"], 2 * IMAGE)
 
 
-def test_type_and_layout_change_together(run: Run) -> None:
+def test_type_and_layout_change_together(run):
     asked = job(
         input_dtype=DataType.UINT8, input_format=Format.NHWC,
         output_dtype=DataType.INT32, output_format=Format.NHWC,
@@ -112,7 +111,7 @@ def test_type_and_layout_change_together(run: Run) -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, DataType.UNKNOWN, DataType.FLOAT32])
-def test_what_is_not_asked_or_is_so_already_stays(dtype: DataType | None) -> None:
+def test_what_is_not_asked_or_is_so_already_stays(dtype):
     model = picture()
     result, notes = edges.adapt(
         model, job(input_dtype=dtype, output_dtype=dtype, input_format=Format.NCHW)
@@ -123,18 +122,16 @@ def test_what_is_not_asked_or_is_so_already_stays(dtype: DataType | None) -> Non
 
 def lookup() -> ModelProto:
     """y = table[ids], ids int64[n]; top = ids; table is 0, 10, 20, 30."""
-    return build(
-        [
-            helper.make_node("Gather", ["table", "ids"], ["y"]),
-            helper.make_node("Identity", ["ids"], ["top"]),
-        ],
-        [value("ids", ["n"], TensorProto.INT64)],
-        [value("y", ["n"]), value("top", ["n"], TensorProto.INT64)],
-        {"table": np.arange(0, 40, 10, dtype=np.float32)},
+    return parsed(
+        """g (int64[n] ids) => (float[n] y, int64[n] top) {
+            y = Gather(table, ids)
+            top = Identity(ids)
+        }""",
+        table=np.arange(0, 40, 10, dtype=np.float32),
     )
 
 
-def test_token_ids_stay_integers(run: Run) -> None:
+def test_token_ids_stay_integers(run):
     result, notes = adapt(
         lookup(), job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16)
     )
@@ -147,7 +144,7 @@ def test_token_ids_stay_integers(run: Run) -> None:
     np.testing.assert_array_equal(found["y"], np.array([30, 10], np.float16))
 
 
-def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(run: Run) -> None:
+def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(run):
     result, notes = adapt(lookup(), job(input_dtype=DataType.INT32, output_dtype=DataType.INT32))
     assert "input 'ids' is int32, the model's is int64" in notes
     assert "output 'top' stays int64: only floating ones become int32 safely" in notes
@@ -156,12 +153,8 @@ def test_token_ids_may_be_given_as_int32_but_are_not_cut_down_to_it(run: Run) ->
     np.testing.assert_array_equal(found["y"], np.array([30, 10], np.int32))
 
 
-def test_an_input_that_is_an_output_stays_unless_both_change_alike(run: Run) -> None:
-    model = build(
-        [helper.make_node("Neg", ["x"], ["y"])],
-        [value("x", [2])],
-        [value("x", [2]), value("y", [2])],
-    )
+def test_an_input_that_is_an_output_stays_unless_both_change_alike(run):
+    model = parsed("g (float[2] x) => (float[2] x, float[2] y) { y = Neg(x) }")
     x = np.array([1.5, -2], np.float32)
     result, notes = adapt(model, job(input_dtype=DataType.FLOAT16))
     assert notes == ["'x' stays as it is: an input and an output that are one value"]
@@ -174,13 +167,9 @@ def test_an_input_that_is_an_output_stays_unless_both_change_alike(run: Run) -> 
     np.testing.assert_array_equal(found["y"], -x)
 
 
-def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path: Path) -> None:
-    model = build(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x", [2]), value("w", [2])],
-        [value("y", [2]), value("w", [2])],
-        {"w": np.array([1, 2], np.float32)},
-    )
+def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path):
+    text = "g (float[2] x, float[2] w) => (float[2] y, float[2] w) { y = Add(x, w) }"
+    model = parsed(text, w=np.array([1, 2], np.float32))
     result, _ = adapt(model, job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT16))
     path = tmp_path / "model.onnx"
     onnx.save(result, path)
@@ -192,28 +181,23 @@ def test_weights_that_are_listed_as_inputs_or_outputs_stay_weights(tmp_path: Pat
     np.testing.assert_array_equal(found["y"], [2, 3])
 
 
-def test_inputs_that_only_subgraphs_read_are_adapted(run: Run) -> None:
-    then = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["sum"])], "then", [], [value("sum", [2])]
-    )
-    # A name of its own inside: the x there is another one.
-    inner = helper.make_graph(
-        [helper.make_node("Identity", ["k"], ["k2"]), helper.make_node("Neg", ["z"], ["zn"])],
-        "body",
-        [value("i", [], TensorProto.INT64), value("k", [], TensorProto.BOOL), value("z", [2])],
-        [value("k2", [], TensorProto.BOOL), value("zn", [2])],
-    )
-    other = helper.make_graph(
-        [helper.make_node("Loop", ["three", "", "x"], ["negated"], body=inner)],
-        "else",
-        [],
-        [value("negated", [2])],
-    )
-    model = build(
-        [helper.make_node("If", ["c"], ["y"], then_branch=then, else_branch=other)],
-        [value("c", [], TensorProto.BOOL), value("x", [2])],
-        [value("y", [2])],
-        {"three": np.array(3)},
+def test_inputs_that_only_subgraphs_read_are_adapted(run):
+    # In the Loop z is another name of what comes in as x.
+    model = parsed(
+        """g (bool c, float[2] x) => (float[2] y) {
+            y = If (c) <
+                then_branch = then () => (float[2] sum) { sum = Add(x, x) },
+                else_branch = other () => (float[2] negated) {
+                    negated = Loop (three, "", x) <
+                        body = inner (int64 i, bool k, float[2] z) => (bool k2, float[2] zn) {
+                            k2 = Identity(k)
+                            zn = Neg(z)
+                        }
+                    >
+                }
+            >
+        }""",
+        three=np.array(3),
     )
     result, notes = adapt(model, job(input_dtype=DataType.FLOAT16, output_dtype=DataType.FLOAT64))
     assert "input 'c' stays bool: only floating ones become float16 safely" in notes
@@ -224,39 +208,26 @@ def test_inputs_that_only_subgraphs_read_are_adapted(run: Run) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
-def test_names_that_are_taken_are_not_taken_again(run: Run) -> None:
-    model = build(
-        [helper.make_node("Neg", ["x"], ["x.inner"]), helper.make_node("Neg", ["x.inner"], ["y"])],
-        [value("x", [2])],
-        [value("y", [2]), value("x.inner", [2])],
-    )
+def test_names_that_are_taken_are_not_taken_again(run):
+    nodes = '"x.inner" = Neg(x) y = Neg("x.inner")'
+    model = parsed(f'g (float[2] x) => (float[2] y, float[2] "x.inner") {{ {nodes} }}')
     result, _ = adapt(model, job(input_dtype=DataType.FLOAT16))
     found = run(result, x=np.array([1, 2], np.float16))
     np.testing.assert_array_equal(found["y"], [1, 2])
     np.testing.assert_array_equal(found["x.inner"], [-1, -2])
 
 
-def test_an_output_that_other_nodes_read_keeps_its_own_type_inside(run: Run) -> None:
-    model = build(
-        [helper.make_node("Mul", ["x", "x"], ["y"]), helper.make_node("Sqrt", ["y"], ["z"])],
-        [value("x", [1])],
-        [value("y", [1]), value("z", [1])],
-    )
+def test_an_output_that_other_nodes_read_keeps_its_own_type_inside(run):
+    model = parsed("g (float[1] x) => (float[1] y, float[1] z) { y = Mul(x, x) z = Sqrt(y) }")
     result, _ = adapt(model, job(output_dtype=DataType.FLOAT16))
     found = run(result, x=np.array([300], np.float32))
     assert found["y"] == np.inf  # 90000 is beyond float16
     assert found["z"] == 300
 
 
-def test_sequences_and_unknown_ranks_are_left_alone() -> None:
-    model = build(
-        [
-            helper.make_node("SequenceConstruct", ["x"], ["s"]),
-            helper.make_node("Identity", ["x"], ["y"]),
-        ],
-        [value("x", ["n", 3, 4, 5])],
-        [helper.make_tensor_sequence_value_info("s", FLOAT, None), value("y", None)],
-    )
+def test_sequences_and_unknown_ranks_are_left_alone():
+    nodes = "s = SequenceConstruct(x) y = Identity(x)"
+    model = parsed(f"g (float[n, 3, 4, 5] x) => (seq(float[]) s, float[] y) {{ {nodes} }}")
     result, notes = edges.adapt(
         model, job(output_dtype=DataType.FLOAT16, output_format=Format.NHWC)
     )
@@ -275,20 +246,19 @@ THREE = np.int8(3)
 
 
 def quantized(
-    *more: NodeProto, zero: Any = THREE, scale: Any = 0.5, **more_weights: Array
+    more: str = "", *outputs: str, zero: Any = THREE, scale: Any = 0.5, **weights: Array
 ) -> ModelProto:
     """y = relu(x), x and y float32[2, 3, 4, 5]; inside both are int8: 0.5 * (number - 3)."""
-    points = {"s": np.array(scale, np.float32), "z": np.array(zero), **more_weights}
-    shape = IMAGE.shape
-    nodes = [
-        helper.make_node("QuantizeLinear", ["x", "s", "z"], ["x8"]),
-        helper.make_node("DequantizeLinear", ["x8", "s", "z"], ["xf"]),
-        helper.make_node("Relu", ["xf"], ["r"]),
-        helper.make_node("QuantizeLinear", ["r", "s", "z"], ["r8"]),
-        helper.make_node("DequantizeLinear", ["r8", "s", "z"], ["y"]),
-    ]
-    outputs = [value("y", shape), *(value(name, shape) for node in more for name in node.output)]
-    return build([*nodes, *more], [value("x", shape)], outputs, points)
+    ends = ", ".join(f"float[2, 3, 4, 5] {name}" for name in ("y", *outputs))
+    text = f"""g (float[2, 3, 4, 5] x) => ({ends}) {{
+        x8 = QuantizeLinear(x, s, z)
+        xf = DequantizeLinear(x8, s, z)
+        r = Relu(xf)
+        r8 = QuantizeLinear(r, s, z)
+        y = DequantizeLinear(r8, s, z)
+        {more}
+    }}"""
+    return parsed(text, s=np.array(scale, np.float32), z=np.array(zero), **weights)
 
 
 INT8 = job(input_dtype=DataType.INT8, output_dtype=DataType.INT8)
@@ -299,7 +269,7 @@ def types(model: ModelProto) -> dict[str, int]:
     return {each.name: each.type.tensor_type.elem_type for each in edges}
 
 
-def test_a_quantized_model_takes_and_gives_its_own_integers(run: Run) -> None:
+def test_a_quantized_model_takes_and_gives_its_own_integers(run):
     result, notes = adapt(quantized(), INT8)
     assert types(result) == {"x": TensorProto.INT8, "y": TensorProto.INT8}
     assert [node.op_type for node in result.graph.node] == [
@@ -317,7 +287,7 @@ def test_a_quantized_model_takes_and_gives_its_own_integers(run: Run) -> None:
 @pytest.mark.parametrize(
     ("zero", "asked"), [(np.uint8(131), DataType.INT8), (np.int8(3), DataType.UINT8)]
 )
-def test_integers_of_the_other_sign_are_moved_by_128(run: Run, zero: Any, asked: DataType) -> None:
+def test_integers_of_the_other_sign_are_moved_by_128(run, zero, asked):
     """The numbers at the edges are moved; not one of them is rounded."""
     result, notes = adapt(quantized(zero=zero), job(input_dtype=asked, output_dtype=asked))
     dtype = np.int8 if asked is DataType.INT8 else np.uint8
@@ -333,42 +303,27 @@ def test_integers_of_the_other_sign_are_moved_by_128(run: Run, zero: Any, asked:
     np.testing.assert_array_equal(found, np.maximum(numbers, moved))
 
 
-def test_its_integers_change_their_layout_too(run: Run) -> None:
+def test_its_integers_change_their_layout_too(run):
     asked = replace(INT8, input_format=Format.NHWC, output_format=Format.NHWC)
     result, _ = adapt(quantized(), asked)
     numbers = np.arange(-60, 60, dtype=np.int8).reshape(2, 4, 5, 3)
     np.testing.assert_array_equal(run(result, x=numbers)["y"], np.maximum(numbers, 3))
 
 
+NEGATED = "(float[2, 3, 4, 5] n) { n = Neg(y) }"
+BRANCHES = f"<then_branch = then () => {NEGATED}, else_branch = other () => {NEGATED}>"
+
+
 @pytest.mark.parametrize(
     "model",
     [
-        quantized(scale=[0.5] * 3, zero=np.full(3, 3, np.int8)),
-        quantized(helper.make_node("Neg", ["x"], ["n"]), helper.make_node("Neg", ["y"], ["m"])),
-        quantized(helper.make_node("Neg", ["y"], ["m"])),
-        quantized(
-            helper.make_node(
-                "If",
-                ["yes"],
-                ["m"],
-                **{
-                    f"{name}_branch": helper.make_graph(
-                        [helper.make_node("Neg", ["y"], ["n"])], name, [], [value("n", IMAGE.shape)]
-                    )
-                    for name in ("then", "else")
-                },
-            ),
-            yes=np.array(True),
-        ),
-    ],
-    ids=[
-        "scales by channel",
-        "both floats are read",
-        "the output is read",
-        "in a branch",
+        pytest.param(quantized(scale=[0.5] * 3, zero=np.full(3, 3, np.int8)), id="by channel"),
+        pytest.param(quantized("n = Neg(x) m = Neg(y)", "n", "m"), id="both floats are read"),
+        pytest.param(quantized("m = Neg(y)", "m"), id="the output is read"),
+        pytest.param(quantized(f"m = If (yes) {BRANCHES}", "m", yes=np.array(True)), id="a branch"),
     ],
 )
-def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model: ModelProto) -> None:
+def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model):
     nodes = len(model.graph.node)
     result, notes = edges.adapt(model, INT8)
     assert types(result)["y"] == TensorProto.INT8
@@ -378,7 +333,7 @@ def test_what_else_reads_an_edge_or_has_other_integers_gets_a_cast(model: ModelP
     assert len(operators) > nodes
 
 
-def test_one_edge_alone_becomes_integer(run: Run) -> None:
+def test_one_edge_alone_becomes_integer(run):
     result, _ = adapt(quantized(), replace(INT8, output_dtype=None))
     assert types(result) == {"x": TensorProto.INT8, "y": FLOAT}
     numbers = np.arange(-60, 60, dtype=np.int8).reshape(IMAGE.shape)
@@ -386,7 +341,7 @@ def test_one_edge_alone_becomes_integer(run: Run) -> None:
     np.testing.assert_array_equal(run(result, x=numbers)["y"], expected)
 
 
-def test_a_result_says_its_layout_to_the_next_conversion(tmp_path: Path) -> None:
+def test_a_result_says_its_layout_to_the_next_conversion(tmp_path):
     """NHWC from the start, made NHWC, and back; other ONNX files are NCHW."""
     onnx.save(picture(), tmp_path / "first.onnx")
 

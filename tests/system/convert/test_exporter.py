@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
+from graphs import parsed
 
 from engine import CancelToken
 from engine.convert import scratch
@@ -40,9 +40,7 @@ def exporter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
     return run
 
 
-def test_an_exporter_that_crashes_is_an_error_with_its_last_words(
-    exporter: Callable[[str], Any], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exporter_that_crashes_is_an_error_with_its_last_words(exporter, capfd):
     with pytest.raises(ModelError, match="the exporter crashed with SIGABRT") as error:
         exporter("print('one'); os.write(2, b'two\\n'); os.abort()")
     assert "two" in error.value.__notes__[0]
@@ -51,15 +49,13 @@ def test_an_exporter_that_crashes_is_an_error_with_its_last_words(
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_exporter_that_writes_no_valid_onnx_is_an_error(exporter: Callable[[str], Any]) -> None:
-    model = onnx.helper.make_model(
-        onnx.helper.make_graph([onnx.helper.make_node("Relu", ["missing"], ["y"])], "g", [], [])
-    )
+def test_an_exporter_that_writes_no_valid_onnx_is_an_error(exporter):
+    model = parsed("g () => () { y = Relu(missing) }")
     with pytest.raises(ModelError, match="missing"):
         exporter(f"open(request['result'], 'wb').write({model.SerializeToString()!r})")
 
 
-def test_cancelling_ends_the_exporter_at_once(exporter: Callable[..., Any]) -> None:
+def test_cancelling_ends_the_exporter_at_once(exporter):
     cancel = CancelToken()
     seen = []
 
@@ -77,21 +73,11 @@ def test_cancelling_ends_the_exporter_at_once(exporter: Callable[..., Any]) -> N
         os.waitpid(-1, os.WNOHANG)
 
 
-def affine(name: str = "x") -> onnx.ModelProto:
-    value = onnx.helper.make_tensor_value_info
-    graph = onnx.helper.make_graph(
-        [onnx.helper.make_node("Relu", [name], ["y"])],
-        "g",
-        [value(name, onnx.TensorProto.FLOAT, [1])],
-        [value("y", onnx.TensorProto.FLOAT, [1])],
-    )
-    return onnx.helper.make_model(graph, ir_version=8)
+RELU = "g (float[1] x) => (float[1] y) { y = Relu(x) }"
+WRITE = f"open(request['result'], 'wb').write({parsed(RELU).SerializeToString()!r})"
 
 
-WRITE = f"open(request['result'], 'wb').write({affine().SerializeToString()!r})"
-
-
-def test_what_is_asked_may_be_long_and_notes_come_back(exporter: Callable[..., Any]) -> None:
+def test_what_is_asked_may_be_long_and_notes_come_back(exporter):
     shapes = {f"input_{place}": (1, 2, 3) for place in range(10_000)}  # more than a command line
     check = "assert request['input_shape']['input_9999'] == [1, 2, 3]"
     model, notes = exporter(f"{check}; {WRITE}; return ['said']", input_shape=shapes)
@@ -100,9 +86,7 @@ def test_what_is_asked_may_be_long_and_notes_come_back(exporter: Callable[..., A
 
 
 @pytest.mark.parametrize("end", ["os.abort()", WRITE])
-def test_temporary_files_that_it_leaves_are_gone(
-    end: str, exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_temporary_files_that_it_leaves_are_gone(end, exporter, tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     seen = tmp_path / "seen"
@@ -117,9 +101,7 @@ def test_temporary_files_that_it_leaves_are_gone(
 
 
 @pytest.mark.parametrize("end", ["pass", "os.abort()"])
-def test_the_end_of_an_exporter_that_has_written_all_does_not_count(
-    end: str, exporter: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_end_of_an_exporter_that_has_written_all_does_not_count(end, exporter, tmp_path):
     flag = tmp_path / "flag"
     waiting = f"[time.sleep(0.01) for _ in iter(lambda: os.path.exists({str(flag)!r}), True)]"
     at_exit = f"import atexit; atexit.register(lambda: ({waiting}, {end.replace('pass', '0')}))"
@@ -143,9 +125,7 @@ def children() -> set[int]:
 
 
 @pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
-def test_what_is_to_be_encrypted_is_not_written_to_the_disk(
-    exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_to_be_encrypted_is_not_written_to_the_disk(exporter, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     seen = tmp_path / "seen"
     body = f"open({str(seen)!r}, 'w').write(request['result'] + ' ' + tempfile.mkdtemp()); {WRITE}"
@@ -156,8 +136,8 @@ def test_what_is_to_be_encrypted_is_not_written_to_the_disk(
 
 
 def test_an_exporter_gets_what_frameworks_read_of_the_environment_and_nothing_else(
-    exporter: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    exporter, tmp_path, monkeypatch
+):
     given = {
         "ENGINE_DEC_KEY": "0011223344556677", "CLOUD_PASSWORD": "p", "HF_TOKEN": "t",
         "TF_API_KEY": "k", "WHATEVER": "w", "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": "1",
@@ -187,9 +167,7 @@ exported(job, "an_exporter", "Nothing", "nothing", ())
 
 @pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_killed_conversion_leaves_neither_exporter_nor_files(
-    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_conversion_leaves_neither_exporter_nor_files(number, tmp_path, monkeypatch):
     seen = tmp_path / "seen"
     body = (
         "open(request['result'], 'w').write('in clear'); "

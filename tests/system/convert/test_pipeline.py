@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,10 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from conversions import converted
+from graphs import written
+from onnx import TensorProto, helper
+from processes import python
 
 import engine
 from engine import BackendError, Cancelled, CancelToken, Converter, FmkType, Model, ModelError
@@ -39,15 +40,8 @@ def outputs(path: Path, *inputs: Any, key: str = "") -> list[np.ndarray[Any, Any
 def product(path: Path, size: int = 512) -> np.ndarray[Any, Any]:
     """y = x @ weight, x float32[1, size]; gives the weight, of 4 * size ** 2 bytes."""
     weight = np.random.default_rng(3).normal(size=(size, size)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
-        "product",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, size])],
-        [numpy_helper.from_array(weight, "weight")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, path)
+    text = f"product (float[1, {size}] x) => (float[1, {size}] y) {{ y = MatMul(x, weight) }}"
+    written(path, text, weight=weight)
     return weight
 
 
@@ -63,14 +57,16 @@ def product(path: Path, size: int = 512) -> np.ndarray[Any, Any]:
     ],
     ids=lambda entry: entry["name"],
 )
-def test_a_converted_mindir_gives_mindspores_results(entry: Any, tmp_path: Path) -> None:
+def test_a_converted_mindir_gives_mindspores_results(entry, tmp_path):
     path = MINDIR / entry["file"]
-    converter = Converter()
-    converter.decrypt_key = entry.get("dec_key", "")
-    converter.decrypt_mode = entry.get("dec_mode", "AES-GCM")
-    converter.convert(FmkType.MINDIR, str(path), str(tmp_path / "out"))
-    assert converter.report is not None
-    assert converter.report.notes == ()
+    report = converted(
+        path,
+        tmp_path / "out",
+        FmkType.MINDIR,
+        decrypt_key=entry.get("dec_key", ""),
+        decrypt_mode=entry.get("dec_mode", "AES-GCM"),
+    )
+    assert report.notes == ()
     onnx.load(tmp_path / "out.mindir")
     with np.load(path.with_suffix(".npz")) as arrays:
         prefix = "" if "out_0" in arrays else "case1_"
@@ -80,17 +76,13 @@ def test_a_converted_mindir_gives_mindspores_results(entry: Any, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["state_counter", "state_kv"])
-def test_a_mindir_that_keeps_state_is_refused_by_the_parameters_name(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_mindir_that_keeps_state_is_refused_by_the_parameters_name(name, tmp_path):
     with pytest.raises(ModelError, match=r"assigns to its parameter '.+'.*give the .mindir itself"):
-        Converter().convert(
-            FmkType.MINDIR, str(MINDIR / "nets" / f"{name}.mindir"), str(tmp_path / "out")
-        )
+        converted(MINDIR / "nets" / f"{name}.mindir", tmp_path / "out", FmkType.MINDIR)
     assert not list(tmp_path.iterdir())
 
 
-def test_one_ranks_part_of_a_model_is_noted(tmp_path: Path) -> None:
+def test_one_ranks_part_of_a_model_is_noted(tmp_path):
     models.affine(tmp_path)
     model = onnx.load(tmp_path / "affine.onnx")
     model.graph.node.append(
@@ -99,10 +91,8 @@ def test_one_ranks_part_of_a_model_is_noted(tmp_path: Path) -> None:
     model.graph.output[0].name = "z"
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     onnx.save(model, tmp_path / "rank0.mindir")
-    converter = Converter()
-    converter.convert(FmkType.MINDIR, str(tmp_path / "rank0.mindir"), str(tmp_path / "out"))
-    assert converter.report is not None
-    [note] = converter.report.notes
+    report = converted(tmp_path / "rank0.mindir", tmp_path / "out", FmkType.MINDIR)
+    [note] = report.notes
     assert note.startswith("the model is one rank's part of a distributed one (AllReduce): ")
     assert "not yet" not in note  # the result runs: tests/distributed/test_ranks.py
 
@@ -114,33 +104,26 @@ def test_one_ranks_part_of_a_model_is_noted(tmp_path: Path) -> None:
         ("ff" * 16, "the key is wrong"),
     ],
 )
-def test_an_encrypted_mindir_needs_its_key(key: str, text: str, tmp_path: Path) -> None:
-    converter = Converter()
-    converter.decrypt_key = key
+def test_an_encrypted_mindir_needs_its_key(key, text, tmp_path):
     with pytest.raises(ModelError, match=f"^Converter model failed! error is .*{text}"):
-        converter.convert(
-            FmkType.MINDIR, str(MINDIR / "nets/enc_AES-GCM_16.mindir"), str(tmp_path / "out")
+        converted(
+            MINDIR / "nets/enc_AES-GCM_16.mindir", tmp_path / "out", FmkType.MINDIR, decrypt_key=key
         )
     assert not list(tmp_path.iterdir())
 
 
-def test_a_mindir_is_not_read_as_something_else(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds a MindIR model, but fmk_type is .*FmkType\.MINDI"):
-        Converter().convert(FmkType.ONNX, str(MINDIR / "mlp.mindir"), str(tmp_path / "out"))
-
-
-def test_a_result_can_be_converted_again_as_mindir_and_as_onnx(tmp_path: Path) -> None:
+def test_a_result_can_be_converted_again_as_mindir_and_as_onnx(tmp_path):
     affine = models.affine(tmp_path)
-    Converter().convert(FmkType.ONNX, str(affine), str(tmp_path / "first"))
+    converted(affine, tmp_path / "first")
     for framework in (FmkType.MINDIR, FmkType.ONNX):
-        Converter().convert(framework, str(tmp_path / "first.mindir"), str(tmp_path / "second"))
+        converted(tmp_path / "first.mindir", tmp_path / "second", framework)
         np.testing.assert_array_equal(outputs(tmp_path / "second.mindir", X)[0], 2 * X + 1)
 
 
 # -------------------------------------------------------------------------- weights and their files
 
 
-def test_external_data_is_brought_into_the_one_file(tmp_path: Path) -> None:
+def test_external_data_is_brought_into_the_one_file(tmp_path):
     weight = product(tmp_path / "whole.onnx")
     folder = tmp_path / "split"
     folder.mkdir()
@@ -150,21 +133,17 @@ def test_external_data_is_brought_into_the_one_file(tmp_path: Path) -> None:
         save_as_external_data=True,
         location="net.bin",
     )
-    converter = Converter()
-    converter.convert(FmkType.ONNX, str(folder / "net.onnx"), str(tmp_path / "out"))
+    report = converted(folder / "net.onnx", tmp_path / "out")
     (folder / "net.bin").unlink()
     x = np.ones((1, 512), np.float32)
     np.testing.assert_allclose(
         outputs(tmp_path / "out.mindir", x)[0], x @ weight, rtol=1e-4, atol=1e-3
     )
-    assert converter.report is not None
-    assert converter.report.size_before >= weight.nbytes
-    assert len(converter.report.files) == 1
+    assert report.size_before >= weight.nbytes
+    assert len(report.files) == 1
 
 
-def test_a_large_result_has_its_weights_in_a_second_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_result_has_its_weights_in_a_second_file(tmp_path, monkeypatch):
     weight = product(tmp_path / "net.onnx")
     monkeypatch.setattr(write, "INLINE_BYTES", weight.nbytes - 1)
     folder = tmp_path / "results"
@@ -187,9 +166,7 @@ def test_a_large_result_has_its_weights_in_a_second_file(
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
 
 
-def test_weights_in_fields_of_their_type_go_out_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_in_fields_of_their_type_go_out_too(tmp_path, monkeypatch):
     weight = product(tmp_path / "net.onnx", 64)
     model = onnx.load(tmp_path / "net.onnx")
     tensor = helper.make_tensor("weight", TensorProto.FLOAT, weight.shape, weight.ravel())
@@ -197,7 +174,7 @@ def test_weights_in_fields_of_their_type_go_out_too(
     model.graph.initializer[0].CopyFrom(tensor)
     onnx.save(model, tmp_path / "net.onnx")
     monkeypatch.setattr(write, "INLINE_BYTES", 1000)
-    Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    converted(tmp_path / "net.onnx", tmp_path / "out")
     assert (tmp_path / "out.mindir.data").read_bytes() == weight.tobytes()
     assert (tmp_path / "out.mindir").stat().st_size < 2000
     x = np.ones((1, 64), np.float32)
@@ -205,9 +182,7 @@ def test_weights_in_fields_of_their_type_go_out_too(
 
 
 @pytest.mark.parametrize("step", [("writing weights", 0), ("trial run", 0), ("trial run", 1)])
-def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(
-    step: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(step, tmp_path, monkeypatch):
     product(tmp_path / "net.onnx")
     monkeypatch.setattr(write, "INLINE_BYTES", 1000)
     (tmp_path / "out.mindir").write_bytes(b"earlier")
@@ -227,34 +202,32 @@ def test_a_cancel_in_the_middle_of_writing_leaves_the_earlier_result(
     assert (tmp_path / "out.mindir").read_bytes() == b"earlier"
 
 
-def test_a_result_never_replaces_the_weights_of_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_never_replaces_the_weights_of_its_source(tmp_path, monkeypatch):
     product(tmp_path / "net.onnx", 64)
     monkeypatch.setattr(write, "INLINE_BYTES", 1000)
-    Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+    converted(tmp_path / "net.onnx", tmp_path / "out")
     (tmp_path / "out.mindir").rename(tmp_path / "kept.mindir")
     before = (tmp_path / "out.mindir.data").read_bytes()
     with pytest.raises(
         ModelError, match=r"out\.mindir\.data beside it holds weights of model_file"
     ):
-        Converter().convert(FmkType.MINDIR, str(tmp_path / "kept.mindir"), str(tmp_path / "out"))
+        converted(tmp_path / "kept.mindir", tmp_path / "out", FmkType.MINDIR)
     assert (tmp_path / "out.mindir.data").read_bytes() == before
     assert not (tmp_path / "out.mindir").exists()
 
 
 @pytest.mark.parametrize("name", [b"no\xfftext", b"n" * 240, "\n{%s} ü".encode()])
-def test_files_may_be_called_anything(name: bytes, tmp_path: Path) -> None:
+def test_files_may_be_called_anything(name, tmp_path):
     source = tmp_path / os.fsdecode(name)
     models.affine(tmp_path).rename(source)
     output = tmp_path / os.fsdecode(name + b".o")
-    Converter().convert(FmkType.ONNX, str(source), str(output))
+    converted(source, output)
     result = output.with_name(f"{output.name}.mindir")
     assert sorted(tmp_path.iterdir()) == sorted([source, result])
     np.testing.assert_array_equal(outputs(result, X)[0], 2 * X + 1)
 
 
-def test_what_the_system_refuses_is_a_model_error_that_names_the_file(tmp_path: Path) -> None:
+def test_what_the_system_refuses_is_a_model_error_that_names_the_file(tmp_path):
     product(tmp_path / "net.onnx", 64)
     (tmp_path / "file").touch()
     converter = Converter()
@@ -268,16 +241,14 @@ def test_what_the_system_refuses_is_a_model_error_that_names_the_file(tmp_path: 
 
 @pytest.mark.parametrize("size", [1 << 50, 1 << 58])
 @pytest.mark.parametrize("infer", [False, True])
-def test_a_shape_beyond_any_memory_is_an_error(size: int, infer: bool, tmp_path: Path) -> None:
+def test_a_shape_beyond_any_memory_is_an_error(size, infer, tmp_path):
     source = tmp_path / "net.onnx"
     if infer:
         models.affine(tmp_path).rename(source)
     else:
         product(source, 3)  # its batch is fixed: to change it both models are run
-    converter = Converter()
-    converter.infer, converter.input_shape = infer, {"x": [size, 3]}
     with pytest.raises(ModelError, match="needs more memory than there is: MemoryError"):
-        converter.convert(FmkType.ONNX, str(source), str(tmp_path / "out"))
+        converted(source, tmp_path / "out", infer=infer, input_shape={"x": [size, 3]})
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -293,12 +264,9 @@ except RuntimeError as error:
 """
 
 
-def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_that_names_the_file_and_leaves_nothing(tmp_path):
     product(tmp_path / "net.onnx")
-    done = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(tmp_path / "net.onnx"), str(tmp_path / "out")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", _LIMITED, tmp_path / "net.onnx", tmp_path / "out", check=True)
     wanted = f"Converter model failed! error is {tmp_path}/out.mindir: cannot be written: File too"
     assert done.stdout.startswith(wanted)
     assert [each.name for each in tmp_path.iterdir()] == ["net.onnx"]
@@ -315,7 +283,7 @@ def encrypting(key: str = KEY) -> Converter:
 
 
 @pytest.mark.parametrize("key", [KEY, KEY + KEY[:16], KEY * 2, KEY.upper()])
-def test_an_encrypted_result_runs_with_its_key_and_with_no_other(key: str, tmp_path: Path) -> None:
+def test_an_encrypted_result_runs_with_its_key_and_with_no_other(key, tmp_path):
     affine = models.affine(tmp_path)
     converter = encrypting(key)
     converter.infer = True
@@ -349,14 +317,11 @@ converter.convert(FmkType.ONNX, source, folder + "/out")
 """
 
 
-def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path: Path) -> None:
+def test_nothing_is_written_in_clear_while_it_is_encrypted(tmp_path):
     weight = product(tmp_path / "net.onnx", 64)
     secret = weight.tobytes()[:64]
-    done = subprocess.run(
-        [sys.executable, "-c", _WATCHED, str(tmp_path / "net.onnx"), str(tmp_path), KEY],
-        capture_output=True, text=True, check=True,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-    )  # fmt: skip
+    env = {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = python("-c", _WATCHED, tmp_path / "net.onnx", tmp_path, KEY, check=True, env=env)
     folder, file, said = done.stdout.splitlines()
     assert said == "CONVERT RESULT SUCCESS:0"
     assert folder.endswith(" (folder)")
@@ -385,7 +350,7 @@ converter.convert(FmkType.MINDIR, source, folder + "/out")
 
 
 @pytest.mark.skipif(not scratch.MEMORY.is_dir(), reason="there are no files in memory here")
-def test_a_secret_model_leaves_nothing_behind_when_it_is_quantized(tmp_path: Path) -> None:
+def test_a_secret_model_leaves_nothing_behind_when_it_is_quantized(tmp_path, monkeypatch):
     product(tmp_path / "net.onnx", 64)
     encrypting().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "locked"))
     places = {name: tmp_path / name for name in ("TMPDIR", "HOME", "XDG_CACHE_HOME", "samples")}
@@ -396,13 +361,10 @@ def test_a_secret_model_leaves_nothing_behind_when_it_is_quantized(tmp_path: Pat
         places["samples"] / "0.bin"
     )
     shared = set(scratch.MEMORY.iterdir())
-    inherited = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
-    subprocess.run(
-        [sys.executable, "-c", _QUANTIZING, str(tmp_path / "locked.mindir"),
-         str(places["result"]), str(places["samples"]), KEY],
-        check=True, env={**inherited, **{name: str(place) for name, place in places.items()}},
-        cwd=places["TMPDIR"],
-    )  # fmt: skip
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    env = {name: str(place) for name, place in places.items()}
+    files = (tmp_path / "locked.mindir", places["result"], places["samples"])
+    python("-c", _QUANTIZING, *files, KEY, check=True, env=env, cwd=places["TMPDIR"])
     left = [each.name for place in places.values() for each in place.rglob("*")]
     assert sorted(left) == ["0.bin", "out.mindir"]
     assert b"product" not in (places["result"] / "out.mindir").read_bytes()
@@ -410,17 +372,7 @@ def test_a_secret_model_leaves_nothing_behind_when_it_is_quantized(tmp_path: Pat
     assert not ours
 
 
-def test_an_encrypted_result_can_be_converted_with_its_key(tmp_path: Path) -> None:
-    encrypting().convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "locked"))
-    converter = Converter()
-    converter.decrypt_key = KEY
-    converter.convert(FmkType.MINDIR, str(tmp_path / "locked.mindir"), str(tmp_path / "open"))
-    np.testing.assert_array_equal(outputs(tmp_path / "open.mindir", X)[0], 2 * X + 1)
-
-
-def test_an_encrypted_result_is_one_file_and_has_an_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_encrypted_result_is_one_file_and_has_an_end(tmp_path, monkeypatch):
     weight = product(tmp_path / "net.onnx")
     monkeypatch.setattr(write, "INLINE_BYTES", 1000)
     encrypting().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
@@ -433,12 +385,9 @@ def test_an_encrypted_result_is_one_file_and_has_an_end(
 # ----------------------------------------------------------------------------------- the trial run
 
 
-def test_a_trial_run_takes_ones_and_gives_every_output(tmp_path: Path) -> None:
-    converter = Converter()
-    converter.infer = True
-    converter.convert(FmkType.ONNX, str(models.several(tmp_path)), str(tmp_path / "out"))
-    assert converter.report is not None
-    trial = converter.report.trial
+def test_a_trial_run_takes_ones_and_gives_every_output(tmp_path):
+    report = converted(models.several(tmp_path), tmp_path / "out", infer=True)
+    trial = report.trial
     assert list(trial) == ["y", "b", "x"]
     np.testing.assert_array_equal(trial["y"], np.zeros((2, 3)))
     np.testing.assert_array_equal(trial["x"], np.full((2, 3), 2))
@@ -446,28 +395,13 @@ def test_a_trial_run_takes_ones_and_gives_every_output(tmp_path: Path) -> None:
 
 def failing(path: Path) -> Path:
     """A valid model that asks for row 7 of 3 when its input is 1."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Mul", ["x", "seven"], ["row"]),
-            helper.make_node("Gather", ["table", "row"], ["y"]),
-        ],
-        "failing",
-        [helper.make_tensor_value_info("x", TensorProto.INT64, [1])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1])],
-        [
-            numpy_helper.from_array(np.array([7]), "seven"),
-            numpy_helper.from_array(np.zeros(3, np.float32), "table"),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, path)
-    return path
+    nodes = "row = Mul(x, seven)\n y = Gather(table, row)"
+    text = f"failing (int64[1] x) => (float[1] y) {{ {nodes} }}"
+    return written(path, text, seven=[7], table=np.zeros(3, np.float32))
 
 
 @pytest.mark.parametrize("inline_bytes", [1 << 30, 0])
-def test_a_result_that_does_not_run_is_not_written(
-    inline_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_result_that_does_not_run_is_not_written(inline_bytes, tmp_path, monkeypatch):
     monkeypatch.setattr(write, "INLINE_BYTES", inline_bytes)
     path = failing(tmp_path / "net.onnx")
     (tmp_path / "out.mindir").write_bytes(b"earlier")
@@ -486,9 +420,7 @@ def test_a_result_that_does_not_run_is_not_written(
     assert onnx.load(tmp_path / "out.mindir", load_external_data=False).graph.name == "failing"
 
 
-def test_a_trial_run_without_a_backend_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trial_run_without_a_backend_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINE_DISABLED_BACKENDS", "cpu")
     converter = Converter()
     converter.infer = True
@@ -502,10 +434,10 @@ def test_a_trial_run_without_a_backend_says_so(
 
 
 @pytest.mark.parametrize("name", ["net.prototxt", "net.caffemodel"])
-def test_caffe_says_what_to_do_instead(name: str, tmp_path: Path) -> None:
+def test_caffe_says_what_to_do_instead(name, tmp_path):
     (tmp_path / name).write_text('name: "LeNet"\nlayer { name: "data" }\n')
     with pytest.raises(ModelError, match=r"Caffe models are not read; .*caffe2onnx.*FmkType.ONNX"):
-        Converter().convert(FmkType.CAFFE, str(tmp_path / name), str(tmp_path / "out"))
+        converted(tmp_path / name, tmp_path / "out", FmkType.CAFFE)
 
 
 @pytest.mark.parametrize(
@@ -517,18 +449,18 @@ def test_caffe_says_what_to_do_instead(name: str, tmp_path: Path) -> None:
         (b"\x20\0\0\0TFL3" + bytes(40), r"holds a TensorFlow Lite model.*pass FmkType\.TFLITE"),
     ],
 )
-def test_a_file_that_is_no_onnx_says_what_it_is(content: bytes, text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_onnx_says_what_it_is(content, text, tmp_path):
     (tmp_path / "net.onnx").write_bytes(content)
     with pytest.raises(ModelError, match=f"^Converter model failed! error is {tmp_path}.*{text}"):
-        Converter().convert(FmkType.ONNX, str(tmp_path / "net.onnx"), str(tmp_path / "out"))
+        converted(tmp_path / "net.onnx", tmp_path / "out")
 
 
-def test_a_folder_is_a_saved_model_or_nothing(tmp_path: Path) -> None:
+def test_a_folder_is_a_saved_model_or_nothing(tmp_path):
     with pytest.raises(ModelError, match=r"is a folder without a saved_model\.pb"):
-        Converter().convert(FmkType.TF, str(tmp_path), str(tmp_path / "out"))
+        converted(tmp_path, tmp_path / "out", FmkType.TF)
     (tmp_path / "saved_model.pb").write_bytes(b"\x08\x01")
     with pytest.raises(ModelError, match=r"holds a TensorFlow model, but fmk_type is FmkType.ONN"):
-        Converter().convert(FmkType.ONNX, str(tmp_path), str(tmp_path / "out"))
+        converted(tmp_path, tmp_path / "out")
 
 
 _WITHOUT = """
@@ -542,12 +474,9 @@ except RuntimeError as error:
 """
 
 
-def test_without_onnx_the_command_that_helps_is_named(tmp_path: Path) -> None:
+def test_without_onnx_the_command_that_helps_is_named(tmp_path):
     affine = models.affine(tmp_path)
-    done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, str(affine), str(tmp_path / "out")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+    done = python("-c", _WITHOUT, affine, tmp_path / "out", check=True)
     assert done.stdout == (
         "Converter model failed! error is converting models needs onnx; "
         'run: pip install "inference-engine[convert]"\n'
@@ -573,9 +502,7 @@ def kill(*arguments):
 
 
 @pytest.mark.parametrize("step", ["write", pytest.param("batch", marks=pytest.mark.slow)])
-def test_a_conversion_that_is_killed_leaves_no_folder_beside_its_output(
-    tmp_path: Path, step: str
-) -> None:
+def test_a_conversion_that_is_killed_leaves_no_folder_beside_its_output(tmp_path, step):
     source, folder = tmp_path / "product.onnx", tmp_path / "out"
     product(source, 8)
     folder.mkdir()
@@ -585,9 +512,7 @@ def test_a_conversion_that_is_killed_leaves_no_folder_beside_its_output(
         patch = f"{KILL}\nmodule.MAPPED_BYTES = -1\nmodule.write_weights = kill"
     shape = {"x": [2, 8]} if step == "batch" else {}
     script = KILLED.format(module=step, patch=patch, shape=shape)
-    done = subprocess.run(
-        [sys.executable, "-c", script, source, folder / "net"], capture_output=True, text=True
-    )
+    done = python("-c", script, source, folder / "net")
     assert done.returncode == -signal.SIGKILL, done.stderr
     until = time.monotonic() + 60
     while any(folder.iterdir()) and time.monotonic() < until:

@@ -31,10 +31,7 @@ needs_torch = pytest.mark.skipif(
 def convert(path: Path, shapes: Mapping[str, tuple[int, ...]] | None = None) -> onnx.ModelProto:
     result = path.with_suffix(".mindir")
     job = Job(
-        framework=FmkType.PYTORCH,
-        model_file=path,
-        output_file=result,
-        input_shape=shapes or {},
+        framework=FmkType.PYTORCH, model_file=path, output_file=result, input_shape=shapes or {}
     )
     model, _ = pytorch.read(job)
     for told in (b"pkg.torch", os.fsencode(__file__)):  # where its author has what source
@@ -124,7 +121,7 @@ def sentences(batch: int, length: int) -> tuple[Any, ...]:
 
 
 @needs_torch
-def test_an_exported_program_keeps_its_open_dims_and_names(tmp_path: Path, cnn: Any) -> None:
+def test_an_exported_program_keeps_its_open_dims_and_names(tmp_path, cnn):
     import torch
 
     path = tmp_path / "cnn.pt2"
@@ -141,7 +138,7 @@ def test_an_exported_program_keeps_its_open_dims_and_names(tmp_path: Path, cnn: 
 
 
 @needs_torch
-def test_an_exported_program_with_a_transformer_has_outputs_named_by_key(tmp_path: Path) -> None:
+def test_an_exported_program_with_a_transformer_has_outputs_named_by_key(tmp_path):
     import torch
     from torch import nn
 
@@ -170,7 +167,7 @@ def test_an_exported_program_with_a_transformer_has_outputs_named_by_key(tmp_pat
 
 
 @needs_torch
-def test_an_output_that_is_called_like_an_input_gets_a_name_of_its_own(tmp_path: Path) -> None:
+def test_an_output_that_is_called_like_an_input_gets_a_name_of_its_own(tmp_path):
     import torch
 
     class Shift(torch.nn.Module):
@@ -186,9 +183,7 @@ def test_an_output_that_is_called_like_an_input_gets_a_name_of_its_own(tmp_path:
 
 
 @needs_torch
-def test_torchscript_takes_its_dims_from_the_job_and_its_types_from_what_runs(
-    tmp_path: Path, tagger: Any
-) -> None:
+def test_torchscript_takes_its_dims_from_the_job_and_its_types_from_what_runs(tmp_path, tagger):
     import torch
 
     path = tmp_path / "tagger.pt"
@@ -203,7 +198,7 @@ def test_torchscript_takes_its_dims_from_the_job_and_its_types_from_what_runs(
 
 
 @needs_torch
-def test_the_types_that_were_found_by_trying_are_noted(tmp_path: Path) -> None:
+def test_the_types_that_were_found_by_trying_are_noted(tmp_path):
     import torch
 
     class Masked(torch.nn.Module):
@@ -226,7 +221,7 @@ def test_the_types_that_were_found_by_trying_are_noted(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_a_traced_module_with_fixed_and_open_dims(tmp_path: Path, cnn: Any) -> None:
+def test_a_traced_module_with_fixed_and_open_dims(tmp_path, cnn):
     import torch
 
     path = tmp_path / "cnn.pth"
@@ -249,7 +244,7 @@ class Argument:
         return False
 
 
-def test_a_shape_for_what_is_no_input_of_torchscript_is_named_beside_the_inputs() -> None:
+def test_a_shape_for_what_is_no_input_of_torchscript_is_named_beside_the_inputs():
     schema = SimpleNamespace(arguments=[Argument(name) for name in ("self", "input", "mask")])
     module = SimpleNamespace(forward=SimpleNamespace(schema=schema))
     said = r"^'x' \(of input_shape\) is no input of it; its inputs: 'input', 'mask'$"
@@ -261,7 +256,7 @@ def test_a_shape_for_what_is_no_input_of_torchscript_is_named_beside_the_inputs(
 
 
 @needs_torch
-def test_torchscript_control_flow_and_default_arguments_are_kept(tmp_path: Path) -> None:
+def test_torchscript_control_flow_and_default_arguments_are_kept(tmp_path):
     import torch
 
     class Branch(torch.nn.Module):
@@ -281,7 +276,7 @@ def test_torchscript_control_flow_and_default_arguments_are_kept(tmp_path: Path)
 
 @needs_torch
 @pytest.mark.parametrize("is_script", [True, False])
-def test_a_module_that_changes_its_buffers_is_refused(tmp_path: Path, is_script: bool) -> None:
+def test_a_module_that_changes_its_buffers_is_refused(tmp_path, is_script):
     import torch
 
     class Counter(torch.nn.Module):
@@ -303,7 +298,7 @@ def test_a_module_that_changes_its_buffers_is_refused(tmp_path: Path, is_script:
 
 
 @needs_torch
-def test_wrong_shapes_of_torchscript_say_what_is_missing(tmp_path: Path, tagger: Any) -> None:
+def test_wrong_shapes_of_torchscript_say_what_is_missing(tmp_path, tagger):
     import torch
 
     path = tmp_path / "tagger.pt"
@@ -318,9 +313,7 @@ def test_wrong_shapes_of_torchscript_say_what_is_missing(tmp_path: Path, tagger:
 
 
 @needs_torch
-def test_what_the_exporter_cannot_do_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_exporter_cannot_do_is_named(tmp_path, capfd):
     import torch
 
     class Outputs(torch.nn.Module):
@@ -348,7 +341,7 @@ class Touch:
 
 
 @needs_torch
-def test_pickled_objects_are_never_loaded(tmp_path: Path, cnn: Any) -> None:
+def test_pickled_objects_are_never_loaded(tmp_path, cnn):
     import torch
 
     trap = tmp_path / "trap"
@@ -374,7 +367,7 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path, cnn: Any) -> None:
 
 @needs_torch
 @pytest.mark.parametrize("suffix", [".pt2", ".pt"])
-def test_a_damaged_file_is_an_error(tmp_path: Path, cnn: Any, suffix: str) -> None:
+def test_a_damaged_file_is_an_error(tmp_path, cnn, suffix):
     import torch
 
     whole, cut, changed = (tmp_path / f"{name}{suffix}" for name in ("whole", "cut", "changed"))
@@ -399,7 +392,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, cnn: Any, suffix: str) -> No
         convert(changed, {"image": (1, 3, 8, 8)})
 
 
-def test_files_of_other_kinds_are_named(tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_named(tmp_path):
     path = tmp_path / "model.pt"
     path.write_bytes(b"import torch\n")
     with pytest.raises(ModelError, match=r"is a text file; expected a \.pt2"):
@@ -414,7 +407,7 @@ def test_files_of_other_kinds_are_named(tmp_path: Path) -> None:
         convert(path)
 
 
-def test_a_missing_torch_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_torch_names_the_command(tmp_path, monkeypatch):
     path = tmp_path / "model.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("a/constants.pkl", "")
@@ -434,7 +427,7 @@ def test_a_missing_torch_names_the_command(tmp_path: Path, monkeypatch: pytest.M
         ("transformers.modeling_outputs.Mine", r"transformers\.modeling_outputs\.Mine"),
     ],
 )
-def test_a_class_that_torch_does_not_know_is_named(tmp_path: Path, name: str, told: str) -> None:
+def test_a_class_that_torch_does_not_know_is_named(tmp_path, name, told):
     import torch
 
     class Outputs:
@@ -459,7 +452,7 @@ def test_a_class_that_torch_does_not_know_is_named(tmp_path: Path, name: str, to
 
 @needs_torch
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
-def test_a_model_of_transformers_is_converted_as_its_author_exported_it(tmp_path: Path) -> None:
+def test_a_model_of_transformers_is_converted_as_its_author_exported_it(tmp_path):
     import torch
     from transformers import BertConfig, BertModel
 

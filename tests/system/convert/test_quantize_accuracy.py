@@ -6,26 +6,13 @@ import csv
 import importlib.util
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper
-from quantize_models import (
-    DYNAMIC,
-    ROOT,
-    WEIGHT,
-    Config,
-    Run,
-    graph,
-    job,
-    maker,
-    node,
-    operators,
-    share_right,
-    weights,
-)
+from graphs import parsed
+from onnx import ModelProto
+from quantize_models import DYNAMIC, ROOT, WEIGHT, job, maker, node, operators, share_right, weights
 
 from engine.convert.quantize import accuracy, quantize
 
@@ -33,8 +20,8 @@ from engine.convert.quantize import accuracy, quantize
 @pytest.mark.parametrize("method", ["MAX_MIN", "KL", "REMOVAL_OUTLIER"])
 @pytest.mark.parametrize("per_channel", ["true", "FALSE"])
 def test_full_int8_keeps_the_accuracy_and_a_third_of_the_size(
-    digits: ModelProto, images: Any, full: Config, run: Run, method: str, per_channel: str
-) -> None:
+    digits, images, full, run, method, per_channel
+):
     full["full_quant_param"] = {"activation_quant_method": method, "per_channel": per_channel}
     result, notes, measured = quantize(digits, job(full))
     before = share_right(digits, images, run)
@@ -46,9 +33,7 @@ def test_full_int8_keeps_the_accuracy_and_a_third_of_the_size(
     assert any("2 weights quantized" in note for note in notes)
 
 
-def test_full_int8_stores_int8_and_quantizes_what_goes_into_each_product(
-    digits: ModelProto, full: Config
-) -> None:
+def test_full_int8_stores_int8_and_quantizes_what_goes_into_each_product(digits, full):
     result, _, _ = quantize(digits, job(full))
     stored = weights(result)
     for name, channels in (("hidden", 256), ("classes", 10)):
@@ -63,9 +48,7 @@ def test_full_int8_stores_int8_and_quantizes_what_goes_into_each_product(
     assert maker(result, node(result, "best").input[0]).op_type == "Softmax"  # not rounded to int8
 
 
-def test_a_skipped_node_is_left_alone(
-    digits: ModelProto, full: Config, images: Any, run: Run
-) -> None:
+def test_a_skipped_node_is_left_alone(digits, full, images, run):
     original = weights(digits)
     for config in (full, WEIGHT):
         common = {**config["common_quant_param"], "skip_quant_node": " classes , "}
@@ -78,9 +61,7 @@ def test_a_skipped_node_is_left_alone(
         assert share_right(result, images, run) > 0.97
 
 
-def test_weight_quantization_computes_in_float32_with_rounded_weights(
-    digits: ModelProto, images: Any, run: Run
-) -> None:
+def test_weight_quantization_computes_in_float32_with_rounded_weights(digits, images, run):
     config = {
         **WEIGHT,
         "common_quant_param": {**WEIGHT["common_quant_param"], "min_quant_weight_channel": "0"},
@@ -97,9 +78,7 @@ def test_weight_quantization_computes_in_float32_with_rounded_weights(
     assert share_right(result, images, run) >= share_right(digits, images, run) - 0.01
 
 
-def test_dynamic_quantization_multiplies_integers(
-    digits: ModelProto, images: Any, run: Run
-) -> None:
+def test_dynamic_quantization_multiplies_integers(digits, images, run):
     result, notes, measured = quantize(digits, job(DYNAMIC))
     assert operators(result)["MatMulInteger"] == 2
     assert operators(result)["DynamicQuantizeLinear"] == 2
@@ -112,9 +91,7 @@ def test_dynamic_quantization_multiplies_integers(
     assert any("random inputs, which says little" in note for note in notes)
 
 
-def test_calibration_data_measures_weight_and_dynamic_quantization_too(
-    digits: ModelProto, full: Config
-) -> None:
+def test_calibration_data_measures_weight_and_dynamic_quantization_too(digits, full):
     for config in (WEIGHT, DYNAMIC):
         both = {**full, **config}
         _, notes, measured = quantize(digits, job(both))
@@ -132,9 +109,7 @@ def mobilenet(folder: Path) -> ModelProto:
 
 
 @pytest.mark.slow
-def test_a_convolutional_net_is_calibrated_with_images(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_a_convolutional_net_is_calibrated_with_images(tmp_path, random):
     from PIL import Image
 
     (tmp_path / "images").mkdir()
@@ -165,7 +140,7 @@ def test_a_convolutional_net_is_calibrated_with_images(
 # -------------------------------------------------------------------------------- measures
 
 
-def test_a_low_accuracy_gets_a_word_and_labels_are_compared_as_such() -> None:
+def test_a_low_accuracy_gets_a_word_and_labels_are_compared_as_such():
     good = {"cosine": 0.999, "snr_db": 40.0}
     found = {"good": good, "bad": {"cosine": 0.972, "snr_db": 12.6}, "label": {"agreement": 0.5}}
     bad, label = accuracy.doubts(found)
@@ -179,14 +154,14 @@ def test_a_low_accuracy_gets_a_word_and_labels_are_compared_as_such() -> None:
 def constant_error(error: list[list[float]]) -> dict[str, float]:
     """The measures of y = x + error against y = x, on x = [[3, 4], [0, 5]]."""
     models = [
-        graph([helper.make_node("Add", ["x", "b"], ["y"])], {"x": [2, 2]}, {"y": [2, 2]}, {"b": b})
+        parsed("g (float[2, 2] x) => (float[2, 2] y) { y = Add(x, b) }", b=b)
         for b in (np.zeros((2, 2), np.float32), np.array(error, np.float32))
     ]
     sample = {"x": np.array([[3, 4], [0, 5]], np.float32)}
     return accuracy.measure(*models, lambda index: sample, [0], job({}))["y"]
 
 
-def test_the_measures_are_what_their_names_say() -> None:
+def test_the_measures_are_what_their_names_say():
     found = constant_error([[2, 0], [0, 0]])  # [5, 4] for [3, 4]
     assert found["max_abs_error"] == 2
     assert found["mean_abs_error"] == 0.5
@@ -195,16 +170,14 @@ def test_the_measures_are_what_their_names_say() -> None:
     assert found["top1_agreement"] == 0.5
 
 
-def test_no_difference_is_200_db_and_finite_in_json() -> None:
+def test_no_difference_is_200_db_and_finite_in_json():
     assert constant_error([[0, 0], [0, 0]]) == {
         "max_abs_error": 0, "mean_abs_error": 0, "cosine": pytest.approx(1), "snr_db": 200,
         "top1_agreement": 1,
     }  # fmt: skip
 
 
-def test_debug_info_is_a_table_of_the_measures(
-    digits: ModelProto, full: Config, tmp_path: Path
-) -> None:
+def test_debug_info_is_a_table_of_the_measures(digits, full, tmp_path):
     full["common_quant_param"]["debug_info_save_path"] = str(tmp_path / "a" / "b")
     _, notes, measured = quantize(digits, job(full))
     path = tmp_path / "a" / "b" / "output_summary.csv"
@@ -217,7 +190,7 @@ def test_debug_info_is_a_table_of_the_measures(
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_results_that_are_not_finite_are_infinitely_far_off(bad: float) -> None:
+def test_results_that_are_not_finite_are_infinitely_far_off(bad):
     wanted, got = np.array([1, 2, 3, 4], np.float32), np.array([1, 2, bad, 4], np.float32)
     total = accuracy._Difference()
     total.add(wanted, got)
@@ -230,7 +203,7 @@ def test_results_that_are_not_finite_are_infinitely_far_off(bad: float) -> None:
     assert note.startswith("output 'y' has 1 values that are infinite or NaN where the original's")
 
 
-def test_an_original_without_finite_values_is_said_to_allow_no_comparison() -> None:
+def test_an_original_without_finite_values_is_said_to_allow_no_comparison():
     total = accuracy._Difference()
     total.add(np.full(4, np.nan, np.float32), np.ones(4, np.float32))
     assert total.has_seen

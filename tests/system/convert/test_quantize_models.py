@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from graphs import parsed
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from quantize_models import (
     DYNAMIC,
     WEIGHT,
-    Config,
-    Run,
     graph,
     job,
     maker,
@@ -38,9 +36,7 @@ def scale_of(model: ModelProto, value: str) -> float:
     return float(weights(model)[found.input[1]])
 
 
-def test_methods_differ_in_what_they_make_of_an_outlier(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_methods_differ_in_what_they_make_of_an_outlier(tmp_path, random):
     values = random.uniform(-1, 1, (40, 1000)).astype(np.float32)
     values[3, 5] = 50
     model = product(random, inside=1000)
@@ -58,22 +54,16 @@ def test_methods_differ_in_what_they_make_of_an_outlier(
     assert scales["KL"] < 0.6 * scales["MAX_MIN"]
 
 
-def test_normalization_goes_into_its_convolution_first(
-    tmp_path: Path, random: np.random.Generator
-) -> None:
+def test_normalization_goes_into_its_convolution_first(tmp_path, random):
     numbers = {
         "w": (4, 3, 3, 3), "gain": (4,), "shift": (4,), "mean": (4,), "variance": (4,),
     }  # fmt: skip
-    model = graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], "conv", pads=[1] * 4),
-            helper.make_node(
-                "BatchNormalization", ["c", "gain", "shift", "mean", "variance"], ["y"], "norm"
-            ),
-        ],
-        {"x": [1, 3, 8, 8]},
-        {"y": [1, 4, 8, 8]},
-        {name: random.uniform(0.5, 1, size).astype("f") for name, size in numbers.items()},
+    model = parsed(
+        """g (float[1, 3, 8, 8] x) => (float[1, 4, 8, 8] y) {
+            [conv] c = Conv <pads = [1, 1, 1, 1]> (x, w)
+            [norm] y = BatchNormalization(c, gain, shift, mean, variance)
+        }""",
+        **{name: random.uniform(0.5, 1, size).astype("f") for name, size in numbers.items()},
     )
     values = random.standard_normal((10, 3, 8, 8)).astype(np.float32)
     result, _, measured = quantize(model, job(samples_of(values, tmp_path / "x")))
@@ -88,9 +78,7 @@ def test_normalization_goes_into_its_convolution_first(
     assert measured["y"]["snr_db"] > 30
 
 
-def test_masks_of_minus_infinity_stay_out_of_int8(
-    tmp_path: Path, run: Run, random: np.random.Generator
-) -> None:
+def test_masks_of_minus_infinity_stay_out_of_int8(tmp_path, run, random):
     mask = np.zeros(20, np.float32)
     mask[7] = -np.inf
     model = product(random)
@@ -108,8 +96,8 @@ def test_masks_of_minus_infinity_stay_out_of_int8(
 
 
 def test_with_integer_edges_it_takes_and_gives_int8_by_the_scales_that_are_noted(
-    tmp_path: Path, run: Run, random: np.random.Generator
-) -> None:
+    tmp_path, run, random
+):
     model = product(random)
     values = random.uniform(-1, 1, (40, 8)).astype(np.float32)
     floats, _, _ = quantize(model, job(samples_of(values, tmp_path / "x")))
@@ -126,9 +114,7 @@ def test_with_integer_edges_it_takes_and_gives_int8_by_the_scales_that_are_noted
 
 
 @pytest.mark.parametrize("target", ["NVGPU", "ascend"])
-def test_devices_without_zero_points_get_none(
-    digits: ModelProto, full: Config, target: str
-) -> None:
+def test_devices_without_zero_points_get_none(digits, full, target):
     full["full_quant_param"] = {"target_device": target}
     result, _, _ = quantize(digits, job(full))
     stored = weights(result)
@@ -139,7 +125,7 @@ def test_devices_without_zero_points_get_none(
     assert stays_float is (target != "NVGPU")
 
 
-def test_weights_below_the_thresholds_stay_float32(random: np.random.Generator) -> None:
+def test_weights_below_the_thresholds_stay_float32(random):
     shapes = {"small": (4, 20), "narrow": (20, 16), "large": (20, 17)}
     model = graph(
         [helper.make_node("MatMul", [f"x_{n}", n], [f"y_{n}"], f"of_{n}") for n in shapes],
@@ -157,19 +143,15 @@ def test_weights_below_the_thresholds_stay_float32(random: np.random.Generator) 
     assert set(weights(result)) == {"small", "narrow", "large_quantized", "large_scale"}
 
 
-def test_four_bits_are_for_matrices_in_blocks_of_32(run: Run, random: np.random.Generator) -> None:
-    model = graph(
-        [
-            helper.make_node("Conv", ["x", "k"], ["c"], "conv"),
-            helper.make_node("Flatten", ["c"], ["f"], "flat"),
-            helper.make_node("Gemm", ["f", "w"], ["y"], "dense", transB=1),
-        ],
-        {"x": ["n", 2, 5, 7]},
-        {"y": ["n", 24]},
-        {
-            "k": random.standard_normal((20, 2, 5, 6)).astype("f"),
-            "w": random.standard_normal((24, 40)).astype("f"),
-        },
+def test_four_bits_are_for_matrices_in_blocks_of_32(run, random):
+    model = parsed(
+        """g (float[n, 2, 5, 7] x) => (float[n, 24] y) {
+            [conv] c = Conv(x, k)
+            [flat] f = Flatten(c)
+            [dense] y = Gemm <transB = 1> (f, w)
+        }""",
+        k=random.standard_normal((20, 2, 5, 6)).astype("f"),
+        w=random.standard_normal((24, 40)).astype("f"),
     )
     config = {"common_quant_param": {"quant_type": "WEIGHT_QUANT", "bit_num": "4"}}
     result, notes, measured = quantize(model, job(config))
@@ -188,19 +170,15 @@ def test_four_bits_are_for_matrices_in_blocks_of_32(run: Run, random: np.random.
     assert measured["y"]["cosine"] > 0.98
 
 
-def test_a_weight_that_two_nodes_share_is_right_in_both(
-    run: Run, random: np.random.Generator
-) -> None:
+def test_a_weight_that_two_nodes_share_is_right_in_both(run, random):
     # An embedding and the projection back to its words: one reads rows, one transposes.
     table = random.standard_normal((24, 24)).astype(np.float32)
-    model = graph(
-        [
-            helper.make_node("MatMul", ["x", "table"], ["h"], "forth"),
-            helper.make_node("Gemm", ["h", "table"], ["y"], "back", transB=1),
-        ],
-        {"x": ["n", 24]},
-        {"y": ["n", 24]},
-        {"table": table},
+    model = parsed(
+        """g (float[n, 24] x) => (float[n, 24] y) {
+            [forth] h = MatMul(x, table)
+            [back] y = Gemm <transB = 1> (h, table)
+        }""",
+        table=table,
     )
     values = random.standard_normal((5, 24)).astype(np.float32)
     wanted = values @ table @ table.T
@@ -210,18 +188,14 @@ def test_a_weight_that_two_nodes_share_is_right_in_both(
         assert np.corrcoef(got.ravel(), wanted.ravel())[0, 1] > 0.999
 
 
-def test_an_old_model_is_raised_to_an_opset_that_has_int8_by_channel(
-    tmp_path: Path, run: Run, random: np.random.Generator
-) -> None:
-    model = graph(
-        [
-            helper.make_node("MatMul", ["x", "w"], ["h"]),
-            helper.make_node("Dropout", ["h"], ["d"], ratio=0.5),  # of another form since 12
-            helper.make_node("Relu", ["d"], ["y"]),
-        ],
-        {"x": ["n", 8], "w": [8, 20]},
-        {"y": ["n", 20]},
-        {"w": random.standard_normal((8, 20)).astype("f")},
+def test_an_old_model_is_raised_to_an_opset_that_has_int8_by_channel(tmp_path, run, random):
+    model = parsed(
+        """g (float[n, 8] x, float[8, 20] w) => (float[n, 20] y) {
+            h = MatMul(x, w)
+            d = Dropout <ratio = 0.5> (h)
+            y = Relu(d)
+        }""",
+        w=random.standard_normal((8, 20)).astype("f"),
         opset=9,
     )
     model.ir_version = 3  # weights are among the inputs
@@ -236,35 +210,27 @@ def test_an_old_model_is_raised_to_an_opset_that_has_int8_by_channel(
         assert np.abs(got - wanted).max() < 0.05 * wanted.max()
 
 
-def test_convolutions_stay_float32_in_dynamic_quantization_and_it_is_said(
-    random: np.random.Generator,
-) -> None:
-    model = graph(
-        [
-            helper.make_node("Conv", ["x", "k"], ["c"]),
-            helper.make_node("MatMul", ["c", "w"], ["y"]),
-        ],
-        {"x": [1, 2, 5, 5]},
-        {"y": [1, 3, 5, 20]},
-        {
-            "k": random.standard_normal((3, 2, 1, 1)).astype("f"),
-            "w": random.standard_normal((5, 20)).astype("f"),
-        },
+def test_convolutions_stay_float32_in_dynamic_quantization_and_it_is_said(random):
+    model = parsed(
+        """g (float[1, 2, 5, 5] x) => (float[1, 3, 5, 20] y) {
+            c = Conv(x, k)
+            y = MatMul(c, w)
+        }""",
+        k=random.standard_normal((3, 2, 1, 1)).astype("f"),
+        w=random.standard_normal((5, 20)).astype("f"),
     )
     result, notes, _ = quantize(model, job(DYNAMIC))
     assert operators(result)["Conv"] == 1
     assert any("1 convolutions stay float32" in note for note in notes)
 
 
-def test_weights_may_be_described_among_the_values(
-    random: np.random.Generator, tmp_path: Path
-) -> None:
+def test_weights_may_be_described_among_the_values(random, tmp_path):
     """As torch's exporter has it: the quantizer transposes the weight of a Gemm."""
-    model = graph(
-        [helper.make_node("Gemm", ["x", "w"], ["y"], "dense", transB=1)],
-        {"x": [None, 32]},
-        {"y": [None, 10]},
-        {"w": random.standard_normal((10, 32)).astype("f")},
+    model = parsed(
+        """g (float[?, 32] x) => (float[?, 10] y) {
+            [dense] y = Gemm <transB = 1> (x, w)
+        }""",
+        w=random.standard_normal((10, 32)).astype("f"),
     )
     model.graph.value_info.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, [10, 32]))
     result, _, measured = quantize(model, job(DYNAMIC))
@@ -272,13 +238,13 @@ def test_weights_may_be_described_among_the_values(
     assert measured["y"]["cosine"] > 0.99
 
 
-def test_what_is_quantized_already_is_not_quantized_again(digits: ModelProto, full: Config) -> None:
+def test_what_is_quantized_already_is_not_quantized_again(digits, full):
     result, _, _ = quantize(digits, job(full))
     with pytest.raises(ModelError, match=r"it is quantized already; convert the original float32"):
         quantize(result, job(WEIGHT))
 
 
-def test_weights_that_stay_float32_are_counted_with_the_reason(digits: ModelProto) -> None:
+def test_weights_that_stay_float32_are_counted_with_the_reason(digits):
     _, notes, _ = quantize(digits, job(WEIGHT))
     [note] = [each for each in notes if "float32 stays" in each]
     assert note == (

@@ -8,18 +8,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from onnx import ModelProto
-from quantize_models import (
-    DYNAMIC,
-    WEIGHT,
-    Config,
-    job,
-)
+from quantize_models import DYNAMIC, WEIGHT, job
 
 import engine
 from engine.convert import scratch
@@ -27,7 +20,7 @@ from engine.convert.quantize import quantize
 from engine.errors import Cancelled
 
 
-def test_calibration_says_how_far_it_is(digits: ModelProto, full: Config) -> None:
+def test_calibration_says_how_far_it_is(digits, full):
     seen: list[tuple[str, int, int | None]] = []
     quantize(digits, job(full, progress=lambda *step: seen.append(step)))
     assert [step for step in seen if step[0] == "calibrating"] == [
@@ -41,9 +34,7 @@ def test_calibration_says_how_far_it_is(digits: ModelProto, full: Config) -> Non
 @pytest.mark.parametrize(
     "phase", ["calibrating", "calibrating (histograms)", "finding thresholds", "comparing"]
 )
-def test_a_cancel_stops_it_and_leaves_nothing_behind(
-    digits: ModelProto, full: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
-) -> None:
+def test_a_cancel_stops_it_and_leaves_nothing_behind(digits, full, tmp_path, monkeypatch, phase):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     full["full_quant_param"] = {"activation_quant_method": "KL"}
     cancel = engine.CancelToken()
@@ -63,12 +54,7 @@ def test_a_cancel_stops_it_and_leaves_nothing_behind(
 
 
 @pytest.mark.parametrize("make", [lambda full: full, lambda full: DYNAMIC, lambda full: WEIGHT])
-def test_the_original_stays_as_it_is_and_nothing_is_printed_or_logged(
-    digits: ModelProto,
-    full: Config,
-    capfd: pytest.CaptureFixture[str],
-    make: Callable[[Config], Config],
-) -> None:
+def test_the_original_stays_as_it_is_and_nothing_is_printed_or_logged(digits, full, capfd, make):
     before = digits.SerializeToString(deterministic=True)
     handlers, filters = (list(each) for each in (logging.root.handlers, logging.root.filters))
     result, _, _ = quantize(digits, job(make(full)))
@@ -80,9 +66,7 @@ def test_the_original_stays_as_it_is_and_nothing_is_printed_or_logged(
     assert list(result.metadata_props) == list(digits.metadata_props)
 
 
-def test_nothing_is_written_to_any_folder(
-    digits: ModelProto, full: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_written_to_any_folder(digits, full, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     monkeypatch.setattr(scratch, "MEMORY", Path("/nowhere"))
     for config in (full, DYNAMIC):
@@ -91,8 +75,8 @@ def test_nothing_is_written_to_any_folder(
 
 
 def test_what_other_threads_write_to_the_temporary_folder_stays_there(
-    digits: ModelProto, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    digits, tmp_path, monkeypatch
+):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     made: list[str] = []
     has_ended = threading.Event()
@@ -116,9 +100,7 @@ def test_what_other_threads_write_to_the_temporary_folder_stays_there(
 
 
 @pytest.mark.slow
-def test_several_are_quantized_at_once_and_leave_the_process_as_it_was(
-    digits: ModelProto, full: Config, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_several_are_quantized_at_once_and_leave_the_process_as_it_was(digits, full, capfd):
     def state() -> tuple[object, ...]:
         root = logging.root
         return sys.stdout, tempfile.tempdir, [*root.handlers], [*root.filters]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pytest
-from onnx import ModelProto, helper
-from quantize_models import DYNAMIC, Array, Config, graph, job, maker, node, samples_of, weights
+from graphs import parsed
+from onnx import ModelProto
+from quantize_models import DYNAMIC, Array, Config, job, maker, node, samples_of, weights
 
 from engine.convert.quantize import quantize
 
@@ -18,35 +18,28 @@ HIGHEST = 2**15 - 1
 PAIR_OF_ACTIVATIONS = 2 * 255
 
 
+def of_node(node: str, inside: str, out: str, **weights: Array) -> ModelProto:
+    text = f"g (float[1, {inside}] x) => (float[1, {out}] y) {{ [product] {node} }}"
+    return parsed(text, **weights)
+
+
 def matmul(weight: Array) -> ModelProto:
-    return graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"], "product")],
-        {"x": [1, 64]}, {"y": [1, 20]}, {"w": weight.reshape(64, 20)},
-    )  # fmt: skip
+    return of_node("y = MatMul(x, w)", "64", "20", w=weight.reshape(64, 20))
 
 
 def gemm(weight: Array) -> ModelProto:
-    return graph(
-        [helper.make_node("Gemm", ["x", "w", "b"], ["y"], "product", transB=1)],
-        {"x": [1, 64]}, {"y": [1, 20]},
-        {"w": weight.reshape(20, 64), "b": np.zeros(20, np.float32)},
-    )  # fmt: skip
+    held = {"w": weight.reshape(20, 64), "b": np.zeros(20, np.float32)}
+    return of_node("y = Gemm <transB = 1> (x, w, b)", "64", "20", **held)
 
 
 def conv(weight: Array) -> ModelProto:
-    return graph(
-        [helper.make_node("Conv", ["x", "w"], ["y"], "product")],
-        {"x": [1, 16, 2, 2]}, {"y": [1, 20, 1, 1]}, {"w": weight.reshape(20, 16, 2, 2)},
-    )  # fmt: skip
+    return of_node("y = Conv(x, w)", "16, 2, 2", "20, 1, 1", w=weight.reshape(20, 16, 2, 2))
 
 
 def lstm(weight: Array) -> ModelProto:
     """One step; gates [i, o, f, c] of 5 cells over 64 inputs, small enough not to be 1."""
-    return graph(
-        [helper.make_node("LSTM", ["x", "w", "r"], ["", "y"], "product", hidden_size=5)],
-        {"x": [1, 1, 64]}, {"y": [1, 1, 5]},
-        {"w": weight.reshape(1, 20, 64) / 100, "r": np.full((1, 20, 5), 0.1, np.float32)},
-    )  # fmt: skip
+    held = {"w": weight.reshape(1, 20, 64) / 100, "r": np.full((1, 20, 5), 0.1, np.float32)}
+    return of_node('"", y = LSTM <hidden_size = 5> (x, w, r)', "1, 64", "1, 5", **held)
 
 
 def kept_full(folder: Path, values: Array, per_channel: str) -> Config:
@@ -77,12 +70,8 @@ def outputs(model: ModelProto, values: Array, *, is_exact: bool = False) -> Arra
     ],
 )
 def test_large_activations_times_large_weights_of_one_sign_do_not_saturate(
-    tmp_path: Path,
-    random: np.random.Generator,
-    make: Callable[[Array], ModelProto],
-    kinds: tuple[str, ...],
-    sign: int,
-) -> None:
+    tmp_path, random, make, kinds, sign
+):
     weight = sign * random.uniform(0.8, 1, 20 * 64).astype(np.float32)
     model = make(weight)
     shape = [dim.dim_value for dim in model.graph.input[0].type.tensor_type.shape.dim]
@@ -104,22 +93,19 @@ def test_large_activations_times_large_weights_of_one_sign_do_not_saturate(
         assert all(each["snr_db"] > 35 for each in measured.values())
 
 
-def test_only_weights_of_products_lose_a_bit(tmp_path: Path, random: np.random.Generator) -> None:
-    model = graph(
-        [
-            helper.make_node("Gather", ["table", "rows"], ["g"], "gather"),
-            helper.make_node("Add", ["x", "g"], ["a"], "add"),
-            helper.make_node("MatMul", ["a", "w"], ["m"], "product"),
-            helper.make_node("Mul", ["m", "gain"], ["y"], "multiply"),
-        ],
-        {"x": [1, 2, 8]}, {"y": [1, 2, 20]},
-        {
-            "table": random.uniform(-1, 1, (9, 8)).astype("f"),
-            "rows": np.array([[1, 4]]),
-            "w": random.standard_normal((8, 20)).astype("f"),
-            "gain": np.linspace(0, 1, 20, dtype="f"),
-        },
-    )  # fmt: skip
+def test_only_weights_of_products_lose_a_bit(tmp_path, random):
+    model = parsed(
+        """g (float[1, 2, 8] x) => (float[1, 2, 20] y) {
+            [gather] g = Gather(table, rows)
+            [add] a = Add(x, g)
+            [product] m = MatMul(a, w)
+            [multiply] y = Mul(m, gain)
+        }""",
+        table=random.uniform(-1, 1, (9, 8)).astype("f"),
+        rows=np.array([[1, 4]]),
+        w=random.standard_normal((8, 20)).astype("f"),
+        gain=np.linspace(0, 1, 20, dtype="f"),
+    )
     values = random.uniform(-1, 1, (10, 2, 8)).astype(np.float32)
     result, _, _ = quantize(model, job(samples_of(values, tmp_path / "x")))
     stored = weights(result)
@@ -137,8 +123,8 @@ def test_only_weights_of_products_lose_a_bit(tmp_path: Path, random: np.random.G
      ("ASCEND", "true", 64)],
 )  # fmt: skip
 def test_weights_have_8_bits_where_the_configuration_says_that_nothing_saturates(
-    tmp_path: Path, random: np.random.Generator, target: str, given: str, largest: int
-) -> None:
+    tmp_path, random, target, given, largest
+):
     model = matmul(np.ones(20 * 64, np.float32))
     values = random.uniform(0.8, 1, (10, 64)).astype(np.float32)
     config = samples_of(values, tmp_path / "x")
@@ -152,9 +138,7 @@ def test_weights_have_8_bits_where_the_configuration_says_that_nothing_saturates
     assert any("without VNNI" in note for note in notes) is (largest == 127)
 
 
-def test_dynamic_quantization_takes_8_bits_too_and_weight_quantization_says_no_effect(
-    random: np.random.Generator,
-) -> None:
+def test_dynamic_quantization_takes_8_bits_too_and_weight_quantization_says_no_effect(random):
     model = matmul(random.uniform(0.8, 1, 20 * 64).astype(np.float32))
     for kind, largest in (("DYNAMIC_QUANT", 127), ("WEIGHT_QUANT", 127)):
         config = {"common_quant_param": {"quant_type": kind, "reduce_range": "false"}}

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, helper, numpy_helper
-from quantize_models import (
-    DYNAMIC,
-    WEIGHT,
-    Config,
-    graph,
-    job,
-    maker,
-    product,
-    samples_of,
-    weights,
-)
+from graphs import parsed
+from onnx import helper, numpy_helper
+from quantize_models import DYNAMIC, WEIGHT, Config, job, maker, product, samples_of, weights
 
 from engine.convert.quantize import asked, quantize
 from engine.errors import InputError, ModelError
 
 
-def test_only_sections_of_quantization_ask_for_it() -> None:
+def test_only_sections_of_quantization_ask_for_it():
     assert asked(WEIGHT)
     assert asked({"full_quant_param": {"per_channel": "true"}})
     assert not asked({})
@@ -50,14 +40,10 @@ BACK: Config = {**WEIGHT, "transform_quant_param": {"export_precision_mode": "QU
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        (
-            {"full_quant_param": {"per_channel": "true"}},
-            r"quant_type is missing; expected FULL_QUANT or",
-        ),
-        (
-            common(quant_type="FULL_QUAN"),
-            r"quant_type: expected .* got 'FULL_QUAN'; did you mean FULL_QUANT\?",
-        ),
+        ({"full_quant_param": {"per_channel": "true"}},
+         r"quant_type is missing; expected FULL_QUANT or"),
+        (common(quant_type="FULL_QUAN"),
+         r"quant_type: expected .* got 'FULL_QUAN'; did you mean FULL_QUANT\?"),
         (common(bit_num="0"), r"bit_num: expected 4 or 8 for WEIGHT_QUANT, got 0 \(0, mixed bits"),
         (common(bit_num="16"), r"got 16; for 16 bits use weight_fp16"),
         (common(bit_num="7"), r"expected 4 or 8 for WEIGHT_QUANT, got 7"),
@@ -67,15 +53,11 @@ BACK: Config = {**WEIGHT, "transform_quant_param": {"export_precision_mode": "QU
         (common(enable_encode="maybe"), r"enable_encode: expected TRUE or FALSE, got 'maybe'"),
         (common(skip_quant_node="hiden"), r"no node 'hiden'; did you mean 'hidden'\?"),
         (common(quant_type="FULL_QUANT"), r"calibrate_path is missing: FULL_QUANT needs"),
-        (
-            full_with(activation_quant_method="MINMAX"),
-            r"activation_quant_method: expected MAX_MIN or KL or REMOVAL_OUTLIER, got 'MINMAX'",
-        ),
+        (full_with(activation_quant_method="MINMAX"),
+         r"activation_quant_method: expected MAX_MIN or KL or REMOVAL_OUTLIER, got 'MINMAX'"),
         (full_with(target_device="TPU"), r"target_device: expected NVGPU or"),
-        (
-            {**DYNAMIC, "dynamic_quant_param": {"quant_strategy": "ACWL"}},
-            r"ACWL, .* is not supported; use ALWC",
-        ),
+        ({**DYNAMIC, "dynamic_quant_param": {"quant_strategy": "ACWL"}},
+         r"ACWL, .* is not supported; use ALWC"),
         (MIXED, r"mixed-bit weights are not supported; use .*bit_num=8"),
         (BACK, r"convert the original float32 model"),
         (data_with(calibrate_path="image:/x"), r"input_type is missing; expected BIN or IMAGE"),
@@ -84,15 +66,13 @@ BACK: Config = {**WEIGHT, "transform_quant_param": {"export_precision_mode": "QU
         (data_with(normalize_mean="[a]"), r"normalize_mean: expected numbers like"),
         (data_with(normalize_std="[1, 0]"), r"normalize_std: expected numbers other than 0"),
     ],
-)
-def test_what_cannot_be_done_is_an_error_that_says_what_can(
-    digits: ModelProto, config: Config, says: str
-) -> None:
+)  # fmt: skip
+def test_what_cannot_be_done_is_an_error_that_says_what_can(digits, config, says):
     with pytest.raises(ModelError, match=says):
         quantize(digits, job(config))
 
 
-def test_unknown_keys_and_keys_without_effect_are_noted(digits: ModelProto) -> None:
+def test_unknown_keys_and_keys_without_effect_are_noted(digits):
     config = {
         **common(bit_nums="8", enable_encode="'true'", debug_info_save_path=" "),
         "full_quant_param": {"bias_correction": "false", "what_is_this": "1"},
@@ -107,15 +87,15 @@ def test_unknown_keys_and_keys_without_effect_are_noted(digits: ModelProto) -> N
     assert not any("bias_correction has" in note for note in notes)
 
 
-def test_a_model_with_nothing_to_quantize_is_refused(tmp_path: Path) -> None:
-    model = graph([helper.make_node("Relu", ["x"], ["y"])], {"x": [1, 4]}, {"y": [1, 4]}, {})
+def test_a_model_with_nothing_to_quantize_is_refused(tmp_path):
+    model = parsed("g (float[1, 4] x) => (float[1, 4] y) { y = Relu(x) }")
     values = np.ones((3, 4), np.float32)
     for config in (WEIGHT, DYNAMIC, samples_of(values, tmp_path / "x")):
         with pytest.raises(ModelError, match="finds nothing to quantize in the model"):
             quantize(model, job(config))
 
 
-def test_a_float16_model_is_refused_and_where_to_start_is_said() -> None:
+def test_a_float16_model_is_refused_and_where_to_start_is_said():
     model = product(np.random.default_rng(0))
     half = numpy_helper.from_array(weights(model)["w"].astype(np.float16), "w")
     model.graph.initializer[0].CopyFrom(half)
@@ -124,9 +104,7 @@ def test_a_float16_model_is_refused_and_where_to_start_is_said() -> None:
             quantize(model, job(config))
 
 
-def test_a_model_beyond_protobuf_is_quantized_by_its_weights_only(
-    digits: ModelProto, full: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_beyond_protobuf_is_quantized_by_its_weights_only(digits, full, monkeypatch):
     for module in ("engine.convert.quantize", "engine.convert.quantize.runtime"):
         monkeypatch.setattr(f"{module}.LARGEST", 70_000)  # the digits have 76,844 bytes
     with pytest.raises(ModelError, match=r"76844 bytes: expected at most 70000.*WEIGHT_QUANT"):
@@ -137,7 +115,7 @@ def test_a_model_beyond_protobuf_is_quantized_by_its_weights_only(
     assert "accuracy was not measured: the model is too large" in notes
 
 
-def test_a_model_that_cannot_run_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_cannot_run_is_refused(tmp_path):
     model = product(np.random.default_rng(0))
     model.graph.node.append(helper.make_node("Unheard", ["y"], ["z"], "strange"))
     model.graph.output[0].name = "z"
@@ -146,18 +124,14 @@ def test_a_model_that_cannot_run_is_refused(tmp_path: Path) -> None:
         quantize(model, job(config))
 
 
-def test_a_sample_that_the_model_cannot_run_on_is_named(
-    digits: ModelProto, full: Config, tmp_path: Path
-) -> None:
+def test_a_sample_that_the_model_cannot_run_on_is_named(digits, full, tmp_path):
     (tmp_path / "cut.bin").write_bytes(bytes(100))
     full["data_preprocess_param"]["calibrate_path"] = f"image:{tmp_path}"
     with pytest.raises(InputError, match=r"cut\.bin: .* expected a multiple of 256 bytes, got 100"):
         quantize(digits, job(full))
 
 
-def test_a_missing_package_is_an_error_with_the_command(
-    digits: ModelProto, full: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_an_error_with_the_command(digits, full, monkeypatch):
     full["data_preprocess_param"]["input_type"] = "IMAGE"
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(ModelError, match=r'needs PIL .*pip install "inference-engine\[quantize\]"'):

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from graphs import parsed
 
 from engine.formats import encryption
 
@@ -34,19 +34,14 @@ def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chance = np.random.default_rng(1)
     weights = [chance.standard_normal((256, 256)).astype("f") / 16 for _ in range(24)]
     names = [f"{SECRET}_{number}" for number in range(25)]
-    graph = helper.make_graph(
-        [
-            helper.make_node("MatMul", [first, f"w{number}"], [second], f"of_{second}")
-            for number, (first, second) in enumerate(pairwise(names))
-        ],
-        SECRET,
-        [helper.make_tensor_value_info(names[0], TensorProto.FLOAT, [1, 256])],
-        [helper.make_tensor_value_info(names[-1], TensorProto.FLOAT, [1, 256])],
-        [numpy_helper.from_array(array, f"w{number}") for number, array in enumerate(weights)],
-    )
-    model = helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8, producer_name=SECRET
-    )
+    nodes = [
+        f"[of_{second}] {second} = MatMul({first}, w{number})"
+        for number, (first, second) in enumerate(pairwise(names))
+    ]
+    ends = f"(float[1, 256] {names[0]}) => (float[1, 256] {names[-1]})"
+    held = {f"w{number}": array for number, array in enumerate(weights)}
+    model = parsed("\n".join([f"{SECRET} {ends} {{", *nodes, "}"]), **held)
+    model.producer_name = SECRET
     onnx.save(model, folder / "plain.onnx")
     sealed = encryption.encrypt(model.SerializeToString(), KEY)
     (folder / "sealed.mindir").write_bytes(sealed)
@@ -133,11 +128,11 @@ def kill_at_moments(secret: Path, tmp_path: Path, count: int, kinds: int) -> Non
         assert {path.name for path in output.iterdir()} == results
 
 
-def test_a_kill_leaves_nothing_in_clear(secret: Path, tmp_path: Path) -> None:
+def test_a_kill_leaves_nothing_in_clear(secret, tmp_path):
     kill_at_moments(secret, tmp_path, 3, kinds=1)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_hundred_kills_leave_nothing_in_clear(secret: Path, tmp_path: Path) -> None:
+def test_a_hundred_kills_leave_nothing_in_clear(secret, tmp_path):
     kill_at_moments(secret, tmp_path, 100, kinds=5)

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from convert_models import build, changed, dims, value
+from graphs import parsed
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 import engine
@@ -53,21 +54,19 @@ def floats(*shape: int, seed: int = 0) -> Array:
 
 def convolution() -> ModelProto:
     """y = mean over height and width of a 3 x 3 convolution of x, with stale inner shapes."""
-    model = build(
-        [
-            node("Conv", "x w", "c", pads=[1, 1, 1, 1], strides=[2, 2]),
-            node("GlobalAveragePool", "c", "p"),
-            node("Flatten", "p", "y"),
-        ],
-        [value("x", ["n", 3, "h", ""])],
-        [value("y", ["n", 8])],
-        {"w": floats(8, 3, 3, 3)},
+    model = parsed(
+        """g (float[n, 3, h, ?] x) => (float[n, 8] y) {
+            c = Conv <pads = [1, 1, 1, 1], strides = [2, 2]> (x, w)
+            p = GlobalAveragePool(c)
+            y = Flatten(p)
+        }""",
+        w=floats(8, 3, 3, 3),
     )
     model.graph.value_info.append(value("c", ["n", 8, "stale", "stale"]))
     return model
 
 
-def test_open_dims_get_their_sizes_and_the_rest_follows(run: Run) -> None:
+def test_open_dims_get_their_sizes_and_the_rest_follows(run):
     result, notes = fix(convolution(), x=(2, 3, 8, 6))
     assert notes == []
     assert dims(result.graph.input) == {"x": [2, 3, 8, 6]}
@@ -79,28 +78,24 @@ def test_open_dims_get_their_sizes_and_the_rest_follows(run: Run) -> None:
         run(result, x=floats(1, 3, 8, 6))
 
 
-def test_minus_one_leaves_a_dim_as_it_is() -> None:
+def test_minus_one_leaves_a_dim_as_it_is():
     result, notes = fix(convolution(), x=(-1, -1, 8, -1))
     assert dims(result.graph.input) == {"x": ["n", 3, 8, 0]}
     assert dims(result.graph.output) == {"y": ["n", 8]}
     assert notes == ["input 'x': dim 1 stays 3, as it is in the model"]
 
 
-def test_without_shapes_the_model_is_what_it_was() -> None:
+def test_without_shapes_the_model_is_what_it_was():
     model = convolution()
     assert shapes.fix(model, job()) == (model, [])
 
 
 def pair() -> ModelProto:
     """y = a + b, both float32[n, 3]."""
-    return build(
-        [node("Add", "a b", "y")],
-        [value("a", ["n", 3]), value("b", ["n", 3])],
-        [value("y", ["n", 3])],
-    )
+    return parsed("g (float[n, 3] a, float[n, 3] b) => (float[n, 3] y) { y = Add(a, b) }")
 
 
-def test_a_symbolic_dim_is_one_size_in_all_inputs() -> None:
+def test_a_symbolic_dim_is_one_size_in_all_inputs():
     result, notes = fix(pair(), b=(4, 3))
     assert dims(result.graph.input) == {"a": [4, 3], "b": [4, 3]}
     assert dims(result.graph.output) == {"y": [4, 3]}
@@ -116,33 +111,31 @@ def test_a_symbolic_dim_is_one_size_in_all_inputs() -> None:
         ({"a": (1, 3, 1)}, r"'a': input_shape gives it 3 dims, \[1, 3, 1\]; the model's has 2"),
     ],
 )
-def test_what_does_not_fit_an_input_is_an_error(
-    asked: dict[str, tuple[int, ...]], message: str
-) -> None:
+def test_what_does_not_fit_an_input_is_an_error(asked, message):
     with pytest.raises(InputError, match=message):
         fix(pair(), **asked)
 
 
-def test_weights_are_not_inputs() -> None:
+def test_weights_are_not_inputs():
     model = pair()
     model.graph.initializer.append(numpy_helper.from_array(floats(2, 3), "b"))
     with pytest.raises(InputError, match=r"names 'b', which is no input of the model; .* 'a' \["):
         fix(model, b=(2, 3))
 
 
-def test_sizes_that_a_layer_cannot_take_are_an_error_that_names_it() -> None:
-    model = build(
-        [node("MatMul", "x w", "y")],
-        [value("x", ["n", "k"])],
-        [value("y", ["n", 2])],
-        {"w": floats(4, 2)},
+def test_sizes_that_a_layer_cannot_take_are_an_error_that_names_it():
+    model = parsed(
+        """g (float[n, k] x) => (float[n, 2] y) {
+            [the_y] y = MatMul(x, w)
+        }""",
+        w=floats(4, 2),
     )
     assert dims(fix(model, x=(3, 4))[0].graph.output) == {"y": [3, 2]}
     with pytest.raises(ModelError, match=r"net.onnx: .*MatMul, node name: the_y"):
         fix(model, x=(3, 5))
 
 
-def test_shapes_inside_branches_follow(run: Run) -> None:
+def test_shapes_inside_branches_follow(run):
     branches = {
         f"{name}_branch": helper.make_graph(
             [node(op_type, "x", name)], name, [], [value(name, ["n", "m"])]
@@ -161,7 +154,7 @@ def test_shapes_inside_branches_follow(run: Run) -> None:
     np.testing.assert_array_equal(run(result, c=np.array(False), x=x)["y"], abs(x))
 
 
-def test_weights_outside_the_file_stay_there() -> None:
+def test_weights_outside_the_file_stay_there():
     model = convolution()
     [weight] = model.graph.initializer
     weight.ClearField("raw_data")
@@ -183,7 +176,7 @@ def fixed_convolution() -> ModelProto:
     return model
 
 
-def test_a_fixed_height_and_width_are_changed(run: Run) -> None:
+def test_a_fixed_height_and_width_are_changed(run):
     result, notes = fix(fixed_convolution(), x=(1, 3, 12, -1))
     assert dims(result.graph.input) == {"x": [1, 3, 12, 8]}
     assert dims(result.graph.output) == {"y": [1, 8]}
@@ -196,7 +189,7 @@ def test_a_fixed_height_and_width_are_changed(run: Run) -> None:
     np.testing.assert_array_equal(run(result, x=x)["y"], run(convolution(), x=x)["y"])
 
 
-def test_the_batch_and_another_axis_are_changed_together(run: Run) -> None:
+def test_the_batch_and_another_axis_are_changed_together(run):
     result, _ = fix(fixed_convolution(), x=(2, 3, 4, 4))
     assert dims(result.graph.output) == {"y": [2, 8]}
     x = floats(2, 3, 4, 4)
@@ -204,13 +197,14 @@ def test_the_batch_and_another_axis_are_changed_together(run: Run) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 5])
-def test_a_size_that_the_layers_cannot_take_is_refused(size: int) -> None:
+def test_a_size_that_the_layers_cannot_take_is_refused(size):
     shape = numpy_helper.from_array(np.array([1, 6]), "shape")
-    model = build(
-        [node("Reshape", "x shape", "r"), node("MatMul", "r w", "y")],
-        [value("x", [1, 2, 3])],
-        [value("y", [1, 2])],
-        {"w": floats(6, 2)},
+    model = parsed(
+        """g (float[1, 2, 3] x) => (float[1, 2] y) {
+            r = Reshape(x, shape)
+            [the_y] y = MatMul(r, w)
+        }""",
+        w=floats(6, 2),
     )
     model.graph.initializer.append(shape)
     with pytest.raises(ModelError, match=r"the model cannot have these input shapes: .*fit its la"):
@@ -275,7 +269,7 @@ def attention(batch: int) -> ModelProto:
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (4, 2), (3, 2), (1, 4), (2, 3), (1, 2)])
-def test_a_fixed_batch_is_changed(old: int, new: int, run: Run) -> None:
+def test_a_fixed_batch_is_changed(old, new, run):
     result, notes = fix(attention(old), x=(new, STEPS, WIDTH), words=(new, WORDS, WIDTH))
     assert len(notes) == 1
     assert notes[0].startswith(f"the fixed batch of 'x' from {old} to {new}, 'words' from {old}")
@@ -290,13 +284,13 @@ def test_a_fixed_batch_is_changed(old: int, new: int, run: Run) -> None:
         np.testing.assert_allclose(found[sample : sample + 1], expected, atol=1e-5)
 
 
-def test_constants_that_were_exchanged_are_gone() -> None:
+def test_constants_that_were_exchanged_are_gone():
     result, _ = fix(attention(2), x=(3, STEPS, WIDTH), words=(3, WORDS, WIDTH))
     read = {name for node in result.graph.node for name in node.input}
     assert {each.name for each in result.graph.initializer} <= read
 
 
-def test_an_equal_batch_changes_nothing() -> None:
+def test_an_equal_batch_changes_nothing():
     result, notes = fix(attention(2), x=(2, STEPS, WIDTH))
     assert notes == []
     assert [each.op_type for each in result.graph.node] == [
@@ -304,23 +298,22 @@ def test_an_equal_batch_changes_nothing() -> None:
     ]
 
 
-def test_an_input_that_was_forgotten_is_named() -> None:
+def test_an_input_that_was_forgotten_is_named():
     with pytest.raises(ModelError, match="give 'words' another batch too, or export the model"):
         fix(attention(2), x=(1, STEPS, WIDTH))
 
 
-def test_batches_change_by_one_factor_and_may_be_several_rows_a_sample(run: Run) -> None:
+def test_batches_change_by_one_factor_and_may_be_several_rows_a_sample(run):
     def model(batch: int) -> ModelProto:
         """y = a + the sum of two rows of b, a [batch, 3], b [2 * batch, 3]."""
-        return build(
-            [
-                node("Reshape", "b shape", "rows"),
-                node("ReduceSum", "rows axes", "sums", keepdims=0),
-                node("Add", "a sums", "y"),
-            ],
-            [value("a", [batch, 3]), value("b", [2 * batch, 3])],
-            [value("y", [batch, 3])],
-            {"shape": [batch, 2, 3], "axes": [1]},
+        return parsed(
+            f"""g (float[{batch}, 3] a, float[{2 * batch}, 3] b) => (float[{batch}, 3] y) {{
+                rows = Reshape(b, shape)
+                sums = ReduceSum <keepdims = 0> (rows, axes)
+                y = Add(a, sums)
+            }}""",
+            shape=[batch, 2, 3],
+            axes=[1],
         )
 
     with pytest.raises(InputError, match="by different factors: 'a' 2 to 1, 'b' 4 to 8; one"):
@@ -333,31 +326,28 @@ def test_batches_change_by_one_factor_and_may_be_several_rows_a_sample(run: Run)
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 4), (2, 6)])
-def test_the_batch_may_be_in_the_middle(old: int, new: int, run: Run) -> None:
+def test_the_batch_may_be_in_the_middle(old, new, run):
     """Steps first, then the batch, joined and taken apart as in torch's MultiheadAttention."""
     weight = floats(WIDTH, WIDTH)
 
     def model(batch: int) -> ModelProto:
-        return build(
-            [
-                node("Transpose", "x", "steps", perm=[1, 0, 2]),
-                node("Reshape", "steps joined", "rows"),
-                node("Gemm", "rows w", "made"),
-                node("Reshape", "made apart", "made1"),
-                node("Reshape", "made1 heads", "made2"),
-                node("Transpose", "made2", "made3", perm=[1, 0, 2]),
-                node("Softmax", "made3", "made4", axis=1),
-                node("Reshape", "made4 last", "y"),
-            ],
-            [value("x", [batch, STEPS, WIDTH])],
-            [value("y", [batch, HEADS, STEPS, WIDTH // HEADS])],
-            {
-                "w": weight,
-                "joined": [STEPS * batch, WIDTH],
-                "apart": [STEPS, batch, WIDTH],
-                "heads": [STEPS, batch * HEADS, WIDTH // HEADS],
-                "last": [batch, HEADS, STEPS, WIDTH // HEADS],
-            },
+        return parsed(
+            f"""g (float[{batch}, {STEPS}, {WIDTH}] x)
+                => (float[{batch}, {HEADS}, {STEPS}, {WIDTH // HEADS}] y) {{
+                steps = Transpose <perm = [1, 0, 2]> (x)
+                rows = Reshape(steps, joined)
+                made = Gemm(rows, w)
+                made1 = Reshape(made, apart)
+                made2 = Reshape(made1, heads)
+                made3 = Transpose <perm = [1, 0, 2]> (made2)
+                made4 = Softmax <axis = 1> (made3)
+                [the_y] y = Reshape(made4, last)
+            }}""",
+            w=weight,
+            joined=[STEPS * batch, WIDTH],
+            apart=[STEPS, batch, WIDTH],
+            heads=[STEPS, batch * HEADS, WIDTH // HEADS],
+            last=[batch, HEADS, STEPS, WIDTH // HEADS],
         )
 
     result, _ = fix(model(old), x=(new, STEPS, WIDTH))
@@ -368,22 +358,22 @@ def test_the_batch_may_be_in_the_middle(old: int, new: int, run: Run) -> None:
 
 
 @pytest.mark.parametrize(("old", "new"), [(2, 1), (1, 3), (2, 5)])
-def test_states_that_start_a_recurrence_follow(old: int, new: int, run: Run) -> None:
+def test_states_that_start_a_recurrence_follow(old, new, run):
     arrays = {"w": floats(1, 8, 3), "r": floats(1, 8, 2, seed=1)}
 
     def model(batch: int) -> ModelProto:
-        return build(
-            [
-                node("Transpose", "x", "steps", perm=[1, 0, 2]),
-                node("ConstantOfShape", "shape", "zeros"),
-                node("LSTM", "steps w r - - zeros state", "s h", hidden_size=2),
-                node("Squeeze", "h axes", "y"),
-            ],
-            [value("x", [batch, 4, 3])],
-            [value("y", [batch, 2])],
-            {**arrays, "shape": [1, batch, 2], "state": np.ones((1, batch, 2), np.float32),
-             "axes": [0]},
-        )  # fmt: skip
+        return parsed(
+            f"""g (float[{batch}, 4, 3] x) => (float[{batch}, 2] y) {{
+                steps = Transpose <perm = [1, 0, 2]> (x)
+                zeros = ConstantOfShape(shape)
+                s, h = LSTM <hidden_size = 2> (steps, w, r, "", "", zeros, state)
+                y = Squeeze(h, axes)
+            }}""",
+            **arrays,
+            shape=[1, batch, 2],
+            state=np.ones((1, batch, 2), np.float32),
+            axes=[0],
+        )
 
     result, _ = fix(model(old), x=(new, 4, 3))
     x = floats(new, 4, 3, seed=2)
@@ -393,19 +383,20 @@ def test_states_that_start_a_recurrence_follow(old: int, new: int, run: Run) -> 
         np.testing.assert_allclose(found[sample : sample + 1], one, rtol=1e-5)
 
 
-def test_sizes_that_are_computed_from_constants_follow(run: Run) -> None:
-    model = build(
-        [
-            node("Shape", "x", "sizes"),
-            node("Gather", "sizes one", "last"),
-            node("Div", "last three", "third"),
-            node("Concat", "batch three third", "shape", axis=0),
-            node("Reshape", "x shape", "y"),
-            node("Slice", "x zero batch zero", "z"),
-        ],
-        [value("x", [2, 6])],
-        [value("y", [2, 3, 2]), value("z", [2, 6])],
-        {"one": [1], "three": [3], "batch": [2], "zero": [0]},
+def test_sizes_that_are_computed_from_constants_follow(run):
+    model = parsed(
+        """g (float[2, 6] x) => (float[2, 3, 2] y, float[2, 6] z) {
+            sizes = Shape(x)
+            last = Gather(sizes, one)
+            third = Div(last, three)
+            shape = Concat <axis = 0> (batch, three, third)
+            y = Reshape(x, shape)
+            z = Slice(x, zero, batch, zero)
+        }""",
+        one=[1],
+        three=[3],
+        batch=[2],
+        zero=[0],
     )
     for new in (1, 4):
         result, _ = fix(model, x=(new, 6))
@@ -415,12 +406,14 @@ def test_sizes_that_are_computed_from_constants_follow(run: Run) -> None:
         np.testing.assert_array_equal(found["z"], x)
 
 
-def test_open_dims_may_stay_open_beside_a_changed_batch(run: Run) -> None:
-    model = build(
-        [node("Reshape", "x shape", "a"), node("Mul", "a two", "y")],
-        [value("x", [2, "steps", 4])],
-        [value("y", [2, "steps", 2, 2])],
-        {"shape": [2, -1, 2, 2], "two": np.float32(2)},
+def test_open_dims_may_stay_open_beside_a_changed_batch(run):
+    model = parsed(
+        """g (float[2, steps, 4] x) => (float[2, steps, 2, 2] y) {
+            a = Reshape(x, shape)
+            y = Mul(a, two)
+        }""",
+        shape=[2, -1, 2, 2],
+        two=np.float32(2),
     )
     result, _ = fix(model, x=(3, -1, 4))
     assert dims(result.graph.input) == {"x": [3, "steps", 4]}
@@ -429,41 +422,38 @@ def test_open_dims_may_stay_open_beside_a_changed_batch(run: Run) -> None:
     np.testing.assert_array_equal(run(result, x=x)["y"], 2 * x.reshape(3, 7, 2, 2))
 
 
-def test_samples_that_depend_on_each_other_are_an_error() -> None:
-    model = build(
-        [node("ReduceMean", "x", "m", axes=[0]), node("Sub", "x m", "y")],
-        [value("x", [2, 3])],
-        [value("y", [2, 3])],
+def test_samples_that_depend_on_each_other_are_an_error():
+    model = parsed(
+        """g (float[2, 3] x) => (float[2, 3] y) {
+            m = ReduceMean <axes = [0]> (x)
+            y = Sub(x, m)
+        }"""
     )
     with pytest.raises(ModelError, match=r"'y' differs by .*not independent; export the model"):
         fix(model, x=(1, 3))
 
 
-def test_a_constant_that_is_another_for_each_sample_is_an_error() -> None:
-    model = build(
-        [node("Mul", "x c", "y")], [value("x", [2, 3])], [value("y", [2, 3])], {"c": floats(2, 3)}
-    )
+def test_a_constant_that_is_another_for_each_sample_is_an_error():
+    model = parsed("g (float[2, 3] x) => (float[2, 3] y) { y = Mul(x, c) }", c=floats(2, 3))
     with pytest.raises(ModelError, match="'y' differs by"):
         fix(model, x=(1, 3))
     with pytest.raises(ModelError, match="'y' differs by"):
         fix(model, x=(4, 3))
 
 
-def test_a_node_that_mixes_the_batch_with_other_axes_is_named() -> None:
-    model = build(
-        [node("Reshape", "x shape", "y")],
-        [value("x", [2, 3])],
-        [value("y", [3, 2])],
-        {"shape": [3, 2]},
+def test_a_node_that_mixes_the_batch_with_other_axes_is_named():
+    model = parsed(
+        """g (float[2, 3] x) => (float[3, 2] y) {
+            [the_y] y = Reshape(x, shape)
+        }""",
+        shape=[3, 2],
     )
     message = r"Reshape 'the_y' makes \[3, 2\] of \[2, 3\], in which the batch has no axis; export"
     with pytest.raises(ModelError, match=message):
         fix(model, x=(1, 3))
 
 
-def test_a_batch_goes_through_branches_but_not_where_they_have_it_themselves(
-    run: Run,
-) -> None:
+def test_a_batch_goes_through_branches_but_not_where_they_have_it_themselves(run):
     def model(inside: bool) -> ModelProto:
         """y = x or -x, reshaped before or in the branches."""
         source = "x" if inside else "flat"
@@ -490,9 +480,7 @@ def test_a_batch_goes_through_branches_but_not_where_they_have_it_themselves(
 
 
 @pytest.mark.parametrize("key", ["decrypt_key", "encrypt_key"])
-def test_a_large_model_is_run_from_disk_but_not_what_is_secret(
-    key: str, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_model_is_run_from_disk_but_not_what_is_secret(key, tmp_path, run, monkeypatch):
     monkeypatch.setattr(batch, "MAPPED_BYTES", 1000)
     monkeypatch.setattr(batch, "INLINE_BYTES", 2000)
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
@@ -507,7 +495,7 @@ def test_a_large_model_is_run_from_disk_but_not_what_is_secret(
         shapes.fix(attention(2), replace(asked, **{key: bytes(16)}))
 
 
-def test_a_cancelled_conversion_stops() -> None:
+def test_a_cancelled_conversion_stops():
     token = CancelToken()
     token.cancel()
     asked = Job(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from conversions import converted
 
 import engine
-from engine import Converter, FmkType, ModelError
+from engine import FmkType, ModelError
 from engine.convert.sources import framework_of, frameworks
 from engine.formats import ModelFile
 from engine_testing import models
@@ -47,7 +48,7 @@ def file(tmp_path):
 
 def test_a_model_of_another_packages_source_is_converted(offer, file, tmp_path):
     offer("scale")
-    Converter().convert("scale", str(file), str(tmp_path / "net"))
+    converted(file, tmp_path / "net", "scale")
     with engine.load(tmp_path / "net.mindir", target="cpu") as model:
         np.testing.assert_array_equal(model(np.ones(3, np.float32))["y"], [2.5, 2.5, 2.5])
         assert model.metadata["converted_from"] == "scale net.scale"
@@ -68,7 +69,7 @@ def test_the_names_of_sources_are_read_without_importing_any(offer):
 
 def test_a_name_that_no_source_has_is_a_wrong_type(file, tmp_path):
     with pytest.raises(TypeError, match="fmk_type must be FmkType"):
-        Converter().convert("scale", str(file), str(tmp_path / "net"))
+        converted(file, tmp_path / "net", "scale")
 
 
 @pytest.mark.parametrize(
@@ -82,8 +83,8 @@ def test_a_name_that_no_source_has_is_a_wrong_type(file, tmp_path):
 def test_a_broken_source_says_why_and_stops_no_other(offer, file, tmp_path, source, said):
     offer("scale", source)
     with pytest.raises(ModelError, match=said):
-        Converter().convert("scale", str(file), str(tmp_path / "net"))
-    Converter().convert(FmkType.ONNX, str(models.affine(tmp_path)), str(tmp_path / "affine"))
+        converted(file, tmp_path / "net", "scale")
+    converted(models.affine(tmp_path), tmp_path / "affine")
     assert (tmp_path / "affine.mindir").exists()
 
 

@@ -90,7 +90,7 @@ def cnn() -> Any:
 
 
 @needs_tensorflow
-def test_a_keras_file_with_lstm_and_attention_keeps_names_and_open_batch(tmp_path: Path) -> None:
+def test_a_keras_file_with_lstm_and_attention_keeps_names_and_open_batch(tmp_path):
     import keras
     from keras import layers
 
@@ -120,7 +120,7 @@ def test_a_keras_file_with_lstm_and_attention_keeps_names_and_open_batch(tmp_pat
 
 
 @needs_tensorflow
-def test_an_hdf5_file_of_keras_with_its_batch_asked_for(tmp_path: Path) -> None:
+def test_an_hdf5_file_of_keras_with_its_batch_asked_for(tmp_path):
     model = cnn()
     path = tmp_path / "cnn.h5"
     model.save(path)
@@ -131,7 +131,7 @@ def test_an_hdf5_file_of_keras_with_its_batch_asked_for(tmp_path: Path) -> None:
 
 
 @needs_tensorflow
-def test_a_saved_model_has_its_signatures_names(tmp_path: Path) -> None:
+def test_a_saved_model_has_its_signatures_names(tmp_path):
     import tensorflow as tf
 
     class Affine(tf.Module):
@@ -187,7 +187,7 @@ def frozen(path: Path) -> Callable[..., Any]:
 
 
 @needs_tensorflow
-def test_the_ends_of_a_frozen_graph_are_its_inputs_and_outputs(tmp_path: Path) -> None:
+def test_the_ends_of_a_frozen_graph_are_its_inputs_and_outputs(tmp_path):
     path = tmp_path / "frozen.pb"
     run = frozen(path)
     converted = convert(path)
@@ -198,7 +198,7 @@ def test_the_ends_of_a_frozen_graph_are_its_inputs_and_outputs(tmp_path: Path) -
 
 
 @needs_tensorflow
-def test_a_shape_fills_in_what_is_open_and_changes_nothing_else(tmp_path: Path) -> None:
+def test_a_shape_fills_in_what_is_open_and_changes_nothing_else(tmp_path):
     path = tmp_path / "frozen.pb"
     frozen(path)
     converted = convert(path, {"x": (4, 5)})  # 5 contradicts the model: a later step says so
@@ -206,9 +206,7 @@ def test_a_shape_fills_in_what_is_open_and_changes_nothing_else(tmp_path: Path) 
 
 
 @needs_tensorflow
-def test_what_cannot_be_converted_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_converted_says_why(tmp_path, capfd):
     import tensorflow as tf
 
     v1 = tf.compat.v1
@@ -230,7 +228,7 @@ def test_what_cannot_be_converted_says_why(
 
 @needs_tensorflow
 @pytest.mark.parametrize("name", ["model.pb", "model.keras", "folder"])
-def test_a_damaged_file_is_an_error(tmp_path: Path, name: str) -> None:
+def test_a_damaged_file_is_an_error(tmp_path, name):
     path = tmp_path / name
     if name == "folder":
         path.mkdir()
@@ -242,9 +240,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_missing_package_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_the_command(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow", None)
     monkeypatch.setitem(sys.modules, "tf2onnx", None)
     command = r'needs tensorflow and tf2onnx; run: pip install "inference-engine\[tensorflow\]"'

@@ -74,7 +74,7 @@ def inputs(batch: int) -> dict[str, Any]:
 
 
 @needs_tensorflow
-def test_a_model_keeps_its_signatures_names_and_its_open_batch(tmp_path: Path) -> None:
+def test_a_model_keeps_its_signatures_names_and_its_open_batch(tmp_path):
     import tensorflow as tf
 
     path = tmp_path / "net.tflite"
@@ -92,7 +92,7 @@ def test_a_model_keeps_its_signatures_names_and_its_open_batch(tmp_path: Path) -
 
 
 @needs_tensorflow
-def test_an_int8_model_stays_int8_and_within_a_step_of_its_results(tmp_path: Path) -> None:
+def test_an_int8_model_stays_int8_and_within_a_step_of_its_results(tmp_path):
     import tensorflow as tf
 
     weight = np.random.default_rng(0).normal(size=(3, 3, 3, 4)).astype(np.float32)
@@ -128,23 +128,21 @@ def test_an_int8_model_stays_int8_and_within_a_step_of_its_results(tmp_path: Pat
 
 
 @needs_tensorflow
-def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
+def test_a_damaged_file_is_an_error(tmp_path):
     path = tmp_path / "net.tflite"
     path.write_bytes(b"\x1c\x00\x00\x00TFL3" + bytes(range(200)))
     with pytest.raises(ModelError, match=r"the file (is|may be) damaged"):
         convert(path)
 
 
-def test_files_of_other_kinds_are_told(tmp_path: Path) -> None:
+def test_files_of_other_kinds_are_told(tmp_path):
     path = tmp_path / "net.tflite"
     path.write_bytes(b"\x08\x01 not a flatbuffer")
     with pytest.raises(ModelError, match=r"net\.tflite: is no TensorFlow Lite model: .*b'TFL3'"):
         convert(path)
 
 
-def test_a_missing_package_names_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_the_command(tmp_path, monkeypatch):
     path = tmp_path / "net.tflite"
     path.write_bytes(b"\x1c\x00\x00\x00TFL3")
     monkeypatch.setitem(sys.modules, "tensorflow", None)

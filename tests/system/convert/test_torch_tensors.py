@@ -25,14 +25,14 @@ def model(tmp_path: Path) -> Iterator[engine.Model]:
         yield built
 
 
-def test_a_result_goes_to_torch_without_a_copy(model: engine.Model) -> None:
+def test_a_result_goes_to_torch_without_a_copy(model):
     [y] = model.predict([torch.arange(6, dtype=torch.float32).reshape(2, 3)])
     for tensor in (torch.from_dlpack(y), torch.from_numpy(y.numpy())):
         assert tensor.data_ptr() == y.numpy().ctypes.data
         assert tensor.tolist() == [[1, 3, 5], [7, 9, 11]]
 
 
-def test_a_torch_tensor_goes_in_without_a_copy_where_it_fits(model: engine.Model) -> None:
+def test_a_torch_tensor_goes_in_without_a_copy_where_it_fits(model):
     built = model_state(model).built
     assert built is not None
     taken = partial(fitting.values, built.signature)  # what the backend gets of it
@@ -47,12 +47,12 @@ def test_a_torch_tensor_goes_in_without_a_copy_where_it_fits(model: engine.Model
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "uint8"])
-def test_a_narrower_torch_tensor_is_cast(model: engine.Model, dtype: str) -> None:
+def test_a_narrower_torch_tensor_is_cast(model, dtype):
     x = torch.arange(3).reshape(1, 3).to(getattr(torch, dtype))
     assert model(x=x)["y"].tolist() == [[1, 3, 5]]
 
 
-def test_a_torch_tensor_that_does_not_fit_is_refused_with_what_to_do(model: engine.Model) -> None:
+def test_a_torch_tensor_that_does_not_fit_is_refused_with_what_to_do(model):
     with pytest.raises(engine.InputError, match=r"got float64.*to\(torch.float32\)"):
         model(x=torch.zeros(1, 3, dtype=torch.float64))
     with pytest.raises(engine.InputError, match=r"'x'.*detach"):

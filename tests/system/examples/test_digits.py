@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
+from processes import python
 
 import engine
 
@@ -87,49 +87,49 @@ def test_the_files_are_as_the_readme_describes_them(images, labels):
 # ------------------------------------------------------------------------------- classify.py
 
 
-def _classify(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(FOLDER / "classify.py"), *arguments],
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8", **environment},
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def classify(capsys, monkeypatch):
+    """Runs the script in this process; returns its status and what it printed."""
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["classify.py", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(FOLDER / "classify.py"), run_name="__main__")
+        return (ended.value.code, *capsys.readouterr())
+
+    return run
 
 
 def test_classify_prints_what_the_readme_says():
     readme = (FOLDER / "README.md").read_text(encoding="utf-8")
     found = re.search(r"\$ python examples/digits/classify\.py\n(.*?)```", readme, re.DOTALL)
     assert found is not None
-    done = _classify()
+    done = python(FOLDER / "classify.py", env={"PYTHONIOENCODING": "utf-8"})
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == found[1]
 
 
-def test_classify_draws_the_chosen_image_with_its_label(images, labels):
-    done = _classify("--index", "11")
-    drawing = done.stdout.split("\n\n")[2].splitlines()
+def test_classify_draws_the_chosen_image_with_its_label(classify, images, labels):
+    _, out, _ = classify("--index", "11")
+    drawing = out.split("\n\n")[2].splitlines()
     assert len(drawing) == 8
     inked = [[text[2 * x : 2 * x + 1] not in ("", " ") for x in range(8)] for text in drawing]
     np.testing.assert_array_equal(inked, images[11, 0] > 0)
     expected = _by_hand(images)[11]
-    assert (
-        f"predicted {expected.argmax()} (confidence {expected.max():.1%}), true {labels[11]}"
-    ) in done.stdout
+    shown = f"predicted {expected.argmax()} (confidence {expected.max():.1%}), true {labels[11]}"
+    assert shown in out
 
 
-def test_classify_shows_a_mistake_as_one(images, labels):
+def test_classify_shows_a_mistake_as_one(classify, images, labels):
     wrong = int(np.flatnonzero(_by_hand(images).argmax(axis=1) != labels)[0])
-    last = _classify("--index", str(wrong)).stdout.splitlines()[-1]
+    last = classify("--index", str(wrong))[1].splitlines()[-1]
     found = re.fullmatch(r"predicted (\d) \(confidence .*%\), true (\d)", last)
     assert found is not None
     assert found[1] != found[2] == str(labels[wrong])
 
 
 def test_classify_draws_with_ascii_where_nothing_else_can_be_printed():
-    done = _classify(PYTHONIOENCODING="ascii")
+    done = python(FOLDER / "classify.py", env={"PYTHONIOENCODING": "ascii"})
     assert done.returncode == 0
     assert done.stdout.isascii()
     assert "####" in done.stdout
@@ -143,11 +143,11 @@ def test_classify_draws_with_ascii_where_nothing_else_can_be_printed():
         (["--target", "tpu"], 1, "error: "),
     ],
 )
-def test_classify_refuses_what_it_cannot_do(arguments, status, expected):
-    done = _classify(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
-    assert expected in done.stderr
-    assert "Traceback" not in done.stderr
+def test_classify_refuses_what_it_cannot_do(classify, arguments, status, expected):
+    code, out, errors = classify(*arguments)
+    assert (code, out) == (status, "")
+    assert expected in errors
+    assert "Traceback" not in errors
 
 
 # ---------------------------------------------------------------------------------- train.py
@@ -156,13 +156,7 @@ def test_classify_refuses_what_it_cannot_do(arguments, status, expected):
 @pytest.mark.slow
 def test_training_again_reaches_the_same_accuracy_on_the_same_images(tmp_path, images, labels):
     pytest.importorskip("sklearn", reason="train.py needs scikit-learn, which is not installed")
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "train.py"), "--output", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = python(FOLDER / "train.py", "--output", tmp_path, timeout=280)
     assert done.returncode == 0, done.stderr
     with np.load(tmp_path / "test_images.npz") as again:
         np.testing.assert_array_equal(again["image"], images)

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
+from processes import python
 
 import engine
 
@@ -23,7 +24,7 @@ MPIRUN = shutil.which("mpirun", path=f"{Path(sys.executable).parent}:{os.environ
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("distributed")
-    subprocess.run([sys.executable, FOLDER / "make_model.py", folder], check=True, timeout=LIMIT_S)
+    python(FOLDER / "make_model.py", folder, check=True, timeout=LIMIT_S)
     table = folder / "rank_table.json"  # one that no test beside this one has
     table.write_text(table.read_text().replace("127.0.0.1", f"host-{uuid4().hex}"))
     return folder
@@ -58,7 +59,7 @@ def expect_product(folder: Path, found: list[list[float]]) -> None:
     np.testing.assert_allclose(found[0], y, atol=1e-5 * np.abs(y).max())
 
 
-def test_two_background_processes_with_a_rank_table(files: Path) -> None:
+def test_two_background_processes_with_a_rank_table(files):
     ranks = [
         started(
             sys.executable, SCRIPT, f"--model_path={files}/Matmul{rank}.onnx",
@@ -70,13 +71,13 @@ def test_two_background_processes_with_a_rank_table(files: Path) -> None:
 
 
 @pytest.mark.slow
-def test_engine_launch(files: Path) -> None:
+def test_engine_launch(files):
     words = ["-m", "engine", "launch", "-n", "2", SCRIPT, f"--model_path={files}/Matmul.onnx"]
     expect_product(files, printed(started(sys.executable, *words)))
 
 
 @pytest.mark.mpi
 @pytest.mark.skipif(not MPIRUN, reason='no mpirun: pip install "inference-engine[mpi]"')
-def test_mpirun(files: Path) -> None:
+def test_mpirun(files):
     words = ["-n", "2", sys.executable, SCRIPT, f"--model_path={files}/Matmul.onnx"]
     expect_product(files, printed(started(MPIRUN, *words)))

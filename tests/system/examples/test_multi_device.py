@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +11,13 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
+from processes import python
 
 FOLDER = Path(__file__).parents[3] / "examples" / "multi_device"
 
 
 def run(script: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, FOLDER / script, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "ENGINE_TARGET": "cpu"},
-    )
+    return python(FOLDER / script, *arguments, env={"ENGINE_TARGET": "cpu"})
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +49,14 @@ def printed(output: str) -> list[float]:
     return [float(mean) for mean in means.removeprefix("mean of each sample: ").split()]
 
 
-def test_the_tutorials_processes_build_predict_and_end(model: Path) -> None:
+def test_the_tutorials_processes_build_predict_and_end(model):
     done = run("processes.py", model, "--devices", "0,1", "--batch", 2, "--runs", 2)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:2] == [f"Success to build model {i}" for i in range(2)]
     assert printed(done.stdout) == pytest.approx(expected(model, 2, 2), abs=2e-6)
 
 
-def test_a_process_that_cannot_build_says_why(tmp_path: Path) -> None:
+def test_a_process_that_cannot_build_says_why(tmp_path):
     done = run("processes.py", tmp_path / "missing.onnx")
     assert done.returncode == 1
     assert (
@@ -72,7 +65,7 @@ def test_a_process_that_cannot_build_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [3, 4])
-def test_the_runner_gives_what_one_process_gives(model: Path, batch: int) -> None:
+def test_the_runner_gives_what_one_process_gives(model, batch):
     done = run("multi_device.py", model, "--devices", "0,1", "--batch", batch, "--runs", 1)
     assert (done.returncode, done.stderr) == (0, "")
     assert printed(done.stdout) == pytest.approx(expected(model, batch, 1), abs=2e-6)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,8 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import pytest
+from graphs import written
+from processes import python
 
 import engine
 from engine import ModelParallelRunner
@@ -20,9 +20,9 @@ FOLDER = Path(__file__).parents[3] / "examples"
 MODEL = FOLDER / "digits" / "digits.onnx"
 
 
-def test_the_tutorial_serves_five_clients_of_two_tasks() -> None:
+def test_the_tutorial_serves_five_clients_of_two_tasks():
     script = FOLDER / "parallel" / "parallel.py"
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120)
+    done = python(script)
     assert (done.returncode, done.stderr) == (0, "")
     *tasks, total = done.stdout.splitlines()
     found = sorted(re.findall(r"^client (\d) \| task (\d) \|", "\n".join(tasks), re.M))
@@ -32,7 +32,7 @@ def test_the_tutorial_serves_five_clients_of_two_tasks() -> None:
     assert [line for line in tasks if not re.fullmatch(whole, line)] == []
 
 
-def test_it_gives_onnxruntimes_answers_to_threads_and_futures() -> None:
+def test_it_gives_onnxruntimes_answers_to_threads_and_futures():
     images = np.load(FOLDER / "digits" / "test_images.npz")["image"]
     session = ort.InferenceSession(MODEL)
     wrong: list[Any] = []
@@ -62,23 +62,10 @@ def test_it_gives_onnxruntimes_answers_to_threads_and_futures() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 30])
-def test_what_shares_a_run_has_the_bits_of_a_run_alone(
-    tmp_path: Path, timeout_s: float | None
-) -> None:
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
+def test_what_shares_a_run_has_the_bits_of_a_run_alone(tmp_path, timeout_s):
     weight = np.random.default_rng(0).standard_normal((512, 512)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 512])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 512])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = tmp_path / "net.onnx"
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
+    text = "net (float[b, 512] x) => (float[b, 512] y) { y = MatMul(x, w) }"
+    path = written(tmp_path / "net.onnx", text, w=weight)
     xs = np.random.default_rng(1).standard_normal((64, 1, 512)).astype(np.float32)
     with engine.load(path, threads=1) as model:
         expected = [model(x=x)["y"].tobytes() for x in xs]

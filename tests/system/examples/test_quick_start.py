@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from processes import python
 
 import engine
 
@@ -16,9 +15,7 @@ MODEL = FOLDER / "digits" / "digits.onnx"
 
 def printed(*arguments: str | Path) -> list[str]:
     script = FOLDER / "quick_start" / "quick_start.py"
-    done = subprocess.run(
-        [sys.executable, script, *arguments], capture_output=True, text=True, timeout=120
-    )
+    done = python(script, *arguments)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout.splitlines()
@@ -36,14 +33,14 @@ def expected(image: np.ndarray) -> list[str]:
     return lines
 
 
-def test_it_runs_on_ones_and_prints_its_table() -> None:
+def test_it_runs_on_ones_and_prints_its_table():
     lines = printed()
     assert lines == expected(np.ones((1, 1, 8, 8), np.float32))
     assert len(lines) == 4
     assert lines[2] == "tensor name is: label, tensor size is: 8 bytes, tensor elements num is: 1"
 
 
-def test_it_reads_an_input_from_a_raw_file(tmp_path: Path) -> None:
+def test_it_reads_an_input_from_a_raw_file(tmp_path):
     with np.load(FOLDER / "digits" / "test_images.npz") as held_back:
         image, label = held_back["image"][:1], held_back["label"][0]
     image.tofile(tmp_path / "input.bin")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
+from processes import python
 
 import engine
 from engine import sharding
@@ -19,13 +18,8 @@ DIGITS = FOLDER / "digits"
 SHAPES = {"weight0": (64, 256), "bias0": (256,), "weight1": (256, 10), "bias1": (10,)}
 
 
-def test_the_weights_of_four_ranks_reach_two_and_one(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, FOLDER / "resharding" / "resharding.py", tmp_path],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+def test_the_weights_of_four_ranks_reach_two_and_one(tmp_path):
+    done = python(FOLDER / "resharding" / "resharding.py", tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     shown = (FOLDER / "resharding" / "README.md").read_text()
     [printed] = re.findall(r"```console\n\$ .*\n((?:.*\n)+?)```", shown)

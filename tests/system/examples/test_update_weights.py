@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from processes import python
 
 ROOT = Path(__file__).parents[3]
 MINDIR = ROOT / "tests" / "data" / "mindir" / "matmul_256.mindir"
@@ -45,7 +43,7 @@ np.save("after.npy", model.predict(inputs)[0].get_data_to_numpy())
 """
 
 
-def test_the_tutorials_script_updates_a_weight_on_the_cpu(tmp_path: Path) -> None:
+def test_the_tutorials_script_updates_a_weight_on_the_cpu(tmp_path):
     (tmp_path / "config.ini").write_text(CONFIG)
     (tmp_path / "update_weight_name_list.txt").write_text("Default/MatMul-op0\n")
     random = np.random.default_rng(0)
@@ -53,15 +51,7 @@ def test_the_tutorials_script_updates_a_weight_on_the_cpu(tmp_path: Path) -> Non
     data = random.standard_normal((256, 128)).astype(np.float32)
     np.save(tmp_path / "x.npy", x)
     np.save(tmp_path / "data.npy", data)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(MINDIR)],
-        cwd=tmp_path,
-        env={**os.environ, "ENGINE_TARGET": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = python("-c", SCRIPT, MINDIR, cwd=tmp_path, env={"ENGINE_TARGET": "cpu"})
     assert done.returncode == 0, done.stderr
     assert "has no effect" not in done.stderr
     before, after = np.load(tmp_path / "before.npy"), np.load(tmp_path / "after.npy")

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+from processes import python
 
 import engine
 
@@ -15,15 +13,9 @@ FOLDER = Path(__file__).parents[3] / "examples"
 MODEL = FOLDER / "digits" / "digits.onnx"
 
 
-def test_a_master_and_two_slaves_print_what_the_model_gives(tmp_path: Path) -> None:
+def test_a_master_and_two_slaves_print_what_the_model_gives(tmp_path):
     script = FOLDER / "weight_sharing" / "weight_sharing.py"
-    done = subprocess.run(
-        [sys.executable, script],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "ENGINE_TARGET": "cpu", "ENGINE_CACHE_DIR": str(tmp_path)},
-    )
+    done = python(script, env={"ENGINE_TARGET": "cpu", "ENGINE_CACHE_DIR": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert set(done.stderr.splitlines()) == {"ENGINE_TARGET=cpu overrides the target ['ascend']"}
     with engine.load(MODEL) as model:

@@ -28,27 +28,17 @@ def _entries(folder: Path) -> list[Any]:
 
 
 def _calls(arrays: Any) -> list[tuple[list[Any], list[Any]]]:
+    def taken(stem: str) -> list[Any]:
+        names = [f"{stem}_{place}" for place in range(50)]
+        return [arrays[name] for name in names if name in arrays]
+
     prefixes = ["", *(f"case{number}_" for number in range(1, 20))]
-    return [
-        (
-            [
-                arrays[f"{prefix}in_{place}"]
-                for place in range(50)
-                if f"{prefix}in_{place}" in arrays
-            ],
-            [
-                arrays[f"{prefix}out_{place}"]
-                for place in range(50)
-                if f"{prefix}out_{place}" in arrays
-            ],
-        )
-        for prefix in prefixes
-        if f"{prefix}out_0" in arrays
-    ]
+    calls = [(taken(f"{prefix}in"), taken(f"{prefix}out")) for prefix in prefixes]
+    return [(inputs, outputs) for inputs, outputs in calls if outputs]
 
 
 @pytest.mark.parametrize(("folder", "entry"), [*_entries(OWN), *_entries(SHARED)])
-def test_a_file_of_mindspore_gives_mindspores_results(folder: Path, entry: dict[str, Any]) -> None:
+def test_a_file_of_mindspore_gives_mindspores_results(folder, entry):
     path = folder / entry["file"]
     model = Model()
     model.build_from_file(

@@ -23,7 +23,7 @@ def _random(shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", ["lenet_bn", "mlp", "matmul_256", "const_tensors"])
-def test_lowered_for_the_shapes_it_has_a_file_gives_what_it_gives(name: str) -> None:
+def test_lowered_for_the_shapes_it_has_a_file_gives_what_it_gives(name):
     path = OWN / f"{name}.mindir"
     with engine.load(path) as model, np.load(path.with_suffix(".npz")) as arrays:
         inputs = [arrays[f"in_{place}"] for place in range(len(model.inputs))]
@@ -37,7 +37,7 @@ def test_lowered_for_the_shapes_it_has_a_file_gives_what_it_gives(name: str) -> 
     plan.pool.close()
 
 
-def test_a_fixed_batch_is_changed_and_each_row_is_what_it_was() -> None:
+def test_a_fixed_batch_is_changed_and_each_row_is_what_it_was():
     with engine.load(OWN / "lenet_bn.mindir") as model:
         x = _random((2, 1, 32, 32))
         [two] = model.predict([x])
@@ -49,7 +49,7 @@ def test_a_fixed_batch_is_changed_and_each_row_is_what_it_was() -> None:
             np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_a_size_that_a_layer_cannot_take_leaves_the_model_as_it_was() -> None:
+def test_a_size_that_a_layer_cannot_take_leaves_the_model_as_it_was():
     with engine.load(OWN / "lenet_bn.mindir") as model:
         with pytest.raises(RuntimeError, match=r"^resize failed! Error is The given input shape's"):
             model.resize(model.get_inputs(), [[2, 1, 40, 40]])
@@ -57,7 +57,7 @@ def test_a_size_that_a_layer_cannot_take_leaves_the_model_as_it_was() -> None:
 
 
 @pytest.mark.skipif(not MOBILENET.is_file(), reason=f"no {MOBILENET}")
-def test_mobilenet_takes_images_of_another_size(tmp_path: Path) -> None:
+def test_mobilenet_takes_images_of_another_size(tmp_path):
     converter = engine.Converter()
     converter.input_shape = {"x": [1, 3, 112, 112]}
     with engine.load(MOBILENET) as model:
@@ -74,7 +74,7 @@ def test_mobilenet_takes_images_of_another_size(tmp_path: Path) -> None:
         np.testing.assert_allclose(small.predict([image])[0], y, rtol=1e-4, atol=1e-5)
 
 
-def test_every_size_of_an_open_models_outputs_is_known_after_resize() -> None:
+def test_every_size_of_an_open_models_outputs_is_known_after_resize():
     entries = json.loads((OWN / "manifest.json").read_text())["files"]
     count = 0
     for entry in entries:

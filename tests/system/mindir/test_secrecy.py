@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import helper, numpy_helper
+from graphs import parsed
+from processes import python
 
 from engine.formats import encryption
 from engine_testing.shared_memory import left_since, names
@@ -55,35 +53,26 @@ def mindir() -> bytes:
 
 def plain_onnx() -> bytes:
     """y = x @ w + b, of 400 kB."""
-    w, b = np.random.default_rng(0).random((2, 316, 316), np.float32)
-    return _model([helper.make_node("Gemm", ["x", "w", "b"], ["y"])], {"w": w, "b": b[0]})
+    return _model("y = Gemm(x, w, b)", seed=0)
 
 
 def prepared_onnx() -> bytes:
     """The same with an operator that onnxruntime runs only once it is said in other terms."""
-    w, b = np.random.default_rng(1).random((2, 316, 316), np.float32)
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["z"]),
-        helper.make_node("Cast", ["z"], ["c"], to=onnx.TensorProto.BFLOAT16),
-        helper.make_node("Selu", ["c"], ["s"]),
-        helper.make_node("Cast", ["s"], ["y"], to=onnx.TensorProto.FLOAT),
-    ]
-    return _model(nodes, {"w": w, "b": b[0]}, opset=22)
+    nodes = ["z = Gemm(x, w, b)", "c = Cast <to = 16> (z)", "s = Selu(c)", "y = Cast <to = 1> (s)"]
+    return _model("\n".join(nodes), seed=1, opset=22)
 
 
-def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], opset: int = 17) -> bytes:
-    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 316]) for name in "xy")
-    initializers = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "g", [x], [y], initializers)
-    opsets = [helper.make_opsetid("", opset)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10).SerializeToString()
+def _model(nodes: str, seed: int, opset: int = 17) -> bytes:
+    w, b = np.random.default_rng(seed).random((2, 316, 316), np.float32)
+    text = f"g (float[1, 316] x) => (float[1, 316] y) {{ {nodes} }}"
+    return parsed(text, opset=opset, w=w, b=b[0]).SerializeToString()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="/proc says what a process writes")
 @pytest.mark.parametrize(
     "make", [mindir, plain_onnx, prepared_onnx], ids=lambda each: each.__name__
 )
-def test_nothing_decrypted_is_written_anywhere(make, tmp_path: Path) -> None:
+def test_nothing_decrypted_is_written_anywhere(make, tmp_path, monkeypatch):
     plain = make()
     path = tmp_path / "secret.mindir"
     path.write_bytes(encryption.encrypt(plain, KEY))
@@ -94,16 +83,9 @@ def test_nothing_decrypted_is_written_anywhere(make, tmp_path: Path) -> None:
         place.mkdir()
     shared = names()
     # Importing the backend here has set it; what counts is that it is set there too.
-    inherited = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, str(path), KEY.hex()],
-        env={**inherited, **{name: str(place) for name, place in places.items()}},
-        cwd=places["CWD"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    monkeypatch.delenv("ORT_DISABLE_TELEMETRY", raising=False)
+    env = {name: str(place) for name, place in places.items()}
+    done = python("-c", CHILD, path, KEY.hex(), env=env, cwd=places["CWD"])
     assert done.returncode == 0, done.stderr
     *opened, last = done.stdout.splitlines()
     assert opened == []

@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from random_models import (
-    GATE_WEIGHT,
     MIXERS,
     OPENED,
     RandomModel,
-    Rows,
+    context_of,
     hostile_rows,
     independent,
+    loaded,
     mixing,
     written,
 )
@@ -35,11 +35,10 @@ def served(model: RandomModel, folder: Path) -> tuple[str, str]:
     """
     path = written(model, folder)
     rows = hostile_rows(8, len(model.steps))
-    expected = alone(model, path, rows)
-    context = engine.Context()
+    with loaded(model, path) as alone:
+        expected = [alone.predict(list(row))[0].get_data_to_numpy() for row in rows]
+    context = context_of(model)
     context.parallel.workers_num = 1
-    if model.is_gated_by_weight:
-        context.parallel.config_info = {"common_context": {"variable_weights_list": GATE_WEIGHT}}
     runner = engine.ModelParallelRunner()
     try:
         runner.build_from_file(str(path), context, max_batch_size=8, max_delay_us=300_000)
@@ -59,15 +58,6 @@ def served(model: RandomModel, folder: Path) -> tuple[str, str]:
     return SHARED, ""
 
 
-def alone(model: RandomModel, path: Path, rows: Rows) -> list[np.ndarray]:
-    """Return each request's results where it is the only one."""
-    names = [GATE_WEIGHT] if model.is_gated_by_weight else None
-    with engine.load(path, variable_weights=names) as loaded:
-        if names:
-            loaded.update_weights(OPENED)
-        return [loaded.predict(list(row))[0].get_data_to_numpy() for row in rows]
-
-
 def none_depends_on_others(seeds: range, folder: Path) -> None:
     missing = []
     for seed in seeds:
@@ -84,21 +74,21 @@ def most_are_shared(seeds: range, folder: Path) -> None:
     assert sum(reasons.values()) <= len(seeds) // 10, reasons
 
 
-def test_rows_that_mix_for_some_values_never_change_another_request(tmp_path: Path) -> None:
+def test_rows_that_mix_for_some_values_never_change_another_request(tmp_path):
     none_depends_on_others(range(len(MIXERS)), tmp_path)
 
 
-def test_most_models_whose_rows_never_mix_are_shared(tmp_path: Path) -> None:
+def test_most_models_whose_rows_never_mix_are_shared(tmp_path):
     most_are_shared(range(40), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-def test_two_thousand_models_whose_rows_mix_never_change_another_request(tmp_path: Path) -> None:
+def test_two_thousand_models_whose_rows_mix_never_change_another_request(tmp_path):
     none_depends_on_others(range(1000, 3000), tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_nine_of_ten_among_500_models_whose_rows_never_mix_are_shared(tmp_path: Path) -> None:
+def test_nine_of_ten_among_500_models_whose_rows_never_mix_are_shared(tmp_path):
     most_are_shared(range(1000, 1500), tmp_path)

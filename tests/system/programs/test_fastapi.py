@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_server_of_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_of_the_documentation(monkeypatch):
     pytest.importorskip("fastapi", reason="fastapi is not installed")
     client = pytest.importorskip("fastapi.testclient", reason="httpx is not installed")
     monkeypatch.chdir(ROOT)

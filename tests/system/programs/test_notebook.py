@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from engine_testing import models
@@ -11,7 +9,7 @@ from engine_testing import models
 pytestmark = pytest.mark.slow
 
 
-def test_a_cell_that_ends_in_a_model_shows_its_summary(tmp_path: Path) -> None:
+def test_a_cell_that_ends_in_a_model_shows_its_summary(tmp_path):
     client = pytest.importorskip("nbclient", reason="nbclient is not installed")
     notebooks = pytest.importorskip("nbformat").v4
     pytest.importorskip("ipykernel", reason="a kernel is not installed")

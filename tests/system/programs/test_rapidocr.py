@@ -21,8 +21,7 @@ PACKAGE = "rapidocr_onnxruntime"
 LINES = ["Inference engine", "reads 3 lines of text", "HELLO WORLD 2048"]
 
 pytestmark = pytest.mark.skipif(
-    find_spec(PACKAGE) is None,
-    reason=f"{PACKAGE} is not installed: tox -e programs",
+    find_spec(PACKAGE) is None, reason=f"{PACKAGE} is not installed: tox -e programs"
 )
 
 Reader = Callable[[Any], tuple[list[Any], Any]]
@@ -58,9 +57,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("onnxruntime_stand_in")
 
 
-def test_its_default_pipeline_reads_what_it_reads_with_onnxruntime(
-    monkeypatch: pytest.MonkeyPatch, image: np.ndarray[Any, Any], stand_in: ModuleType
-) -> None:
+def test_its_default_pipeline_reads_what_it_reads_with_onnxruntime(monkeypatch, image, stand_in):
     import onnxruntime
 
     before = stand_in.InferenceSession.made

@@ -51,7 +51,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def test_any_batch_gives_what_one_process_gives_in_memory_of_the_callers(tmp_path: Path) -> None:
+def test_any_batch_gives_what_one_process_gives_in_memory_of_the_callers(tmp_path):
     with runner(models.affine(tmp_path)) as two:
         for batch in range(6):
             x = np.arange(batch * 3, dtype=np.float32).reshape(batch, 3)
@@ -65,7 +65,7 @@ def test_any_batch_gives_what_one_process_gives_in_memory_of_the_callers(tmp_pat
         assert (y.get_data_to_numpy() == 3).all()
 
 
-def test_a_models_error_is_the_callers_and_no_reason_to_restart(tmp_path: Path) -> None:
+def test_a_models_error_is_the_callers_and_no_reason_to_restart(tmp_path):
     with runner(models.affine(tmp_path)) as two:
         with pytest.raises(InputError, match="'x': expected float32"):
             two.predict([np.ones((2, 4), np.float32)])
@@ -74,7 +74,7 @@ def test_a_models_error_is_the_callers_and_no_reason_to_restart(tmp_path: Path) 
         runner(tmp_path / "missing.onnx")
 
 
-def test_a_file_that_the_nodes_do_not_have_is_sent(tmp_path: Path) -> None:
+def test_a_file_that_the_nodes_do_not_have_is_sent(tmp_path):
     with models.affine(tmp_path).open("rb") as file:  # open in this process alone
         path = f"/proc/self/fd/{file.fileno()}"
         with runner(path, 1) as one:
@@ -82,7 +82,7 @@ def test_a_file_that_the_nodes_do_not_have_is_sent(tmp_path: Path) -> None:
         assert y.get_data_to_numpy().tolist() == [[3, 3, 3]]
 
 
-def test_requests_survive_actors_that_are_killed(tmp_path: Path) -> None:
+def test_requests_survive_actors_that_are_killed(tmp_path):
     wrong: list[Any] = []
     answered = [0] * 4
     end = threading.Event()
@@ -119,7 +119,7 @@ def test_requests_survive_actors_that_are_killed(tmp_path: Path) -> None:
         wait_for(lambda: two.statistics().restarts >= 3)
 
 
-def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_path: Path) -> None:
+def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_path):
     context = engine.Context()
     section = {"variable_weights_list": "one"}
     context.parallel.config_info = {"common_context": section}
@@ -135,7 +135,7 @@ def test_all_actors_have_updated_weights_also_those_that_are_started_again(tmp_p
         assert set(two.predict([x])[0].get_data_to_numpy().ravel().tolist()) == {5}
 
 
-def test_a_late_request_is_stopped_and_its_actor_goes_on(tmp_path: Path) -> None:
+def test_a_late_request_is_stopped_and_its_actor_goes_on(tmp_path):
     with runner(models.slow(tmp_path), 1) as one:
         x = np.zeros((4096, models.SLOW_WIDTH), np.float32)
         begin = time.monotonic()
@@ -145,19 +145,19 @@ def test_a_late_request_is_stopped_and_its_actor_goes_on(tmp_path: Path) -> None
         one.predict([x])
 
 
-def test_closing_ends_the_actors(tmp_path: Path) -> None:
+def test_closing_ends_the_actors(tmp_path):
     with runner(models.affine(tmp_path)) as two:
         pids = [worker.pid for worker in two.statistics().workers]
         assert all(map(is_alive, pids))
     wait_for(lambda: not any(map(is_alive, pids)))
 
 
-def test_what_no_node_has_room_for_is_said(tmp_path: Path) -> None:
+def test_what_no_node_has_room_for_is_said(tmp_path):
     with pytest.raises(BackendUnavailable, match=r"room for worker 0 \(num_cpus=1, .*rare=2\)"):
         runner(models.affine(tmp_path), 1, resources="rare=2", start_timeout_s="0.5")
 
 
-def test_a_cluster_that_was_shut_down_is_said(tmp_path: Path) -> None:
+def test_a_cluster_that_was_shut_down_is_said(tmp_path):
     import ray
 
     with runner(models.affine(tmp_path), 1) as one:
