@@ -11,6 +11,7 @@ import pytest
 from engine.backends import BackendState, doors
 from engine.backends.doors import CONFORMANCE, DOORS, EXTENSIONS, Door
 from engine.backends.isolation.listing import plugins
+from engine.backends.isolation.probe import probe_doors
 from engine.backends.records import PluginRecord
 from engine.host.install import pip_install
 from engine_testing.plugins import install
@@ -50,9 +51,7 @@ def test_names_are_read_without_importing_anything(plugin_folder: Path) -> None:
         ("wrap = 7", "'plugin_bad:wrap' cannot serve as extension: it has no __call__"),
     ],
 )
-def test_an_entry_that_fails_is_broken_and_says_why(
-    plugin_folder: Path, source: str, reason: str
-) -> None:
+def test_an_entry_that_fails_is_broken_and_says_why(plugin_folder, source, reason) -> None:
     extension(plugin_folder, "bad", source)
     found = record("bad")
     assert found.state is BackendState.BROKEN
@@ -60,27 +59,12 @@ def test_an_entry_that_fails_is_broken_and_says_why(
     assert found.fix == "update or uninstall engine-plugin-bad"
 
 
-def test_an_entry_of_another_version_is_incompatible_and_is_not_imported(
-    plugin_folder: Path,
-) -> None:
+def test_an_entry_of_another_version_is_incompatible_and_is_not_imported(plugin_folder) -> None:
     extension(plugin_folder, "later", "raise SystemExit('imported')", group="engine.extensions.v2")
     found = record("later")
     assert found.state is BackendState.INCOMPATIBLE
     assert "'engine.extensions.v2', this core 'engine.extensions.v1'" in found.reason
     assert "plugin_later" not in sys.modules
-
-
-def test_a_name_that_nothing_offers_is_not_installed_and_says_what_is(plugin_folder: Path) -> None:
-    extension(plugin_folder, "well")
-    found = record("wel")
-    assert found.state is BackendState.NOT_INSTALLED
-    assert "(installed: well)" in found.reason
-
-
-def test_one_name_of_two_distributions_is_broken_and_names_both(plugin_folder: Path) -> None:
-    extension(plugin_folder, "twin")
-    extension(plugin_folder, "twin", distribution="another-twin")
-    assert "another-twin, engine-plugin-twin" in record("twin").reason
 
 
 def test_a_conformance_class_without_the_kits_packages_names_the_extra(plugin_folder: Path) -> None:
@@ -100,6 +84,7 @@ def test_all_doors_are_listed_and_a_bad_entry_stops_no_other(plugin_folder: Path
     extension(plugin_folder, "c_leaving", "import os; os._exit(0)")
     extension(plugin_folder, "d_broken", "1 / 0")
     extension(plugin_folder, "e_well")
+    extension(plugin_folder, "lost", group="engine.extension.v1")
     install(plugin_folder, "null", "engine_testing.null_device")
     backends, others = plugins()
     assert {backend.name: backend.state for backend in backends}["null"] is BackendState.READY
@@ -111,22 +96,18 @@ def test_all_doors_are_listed_and_a_bad_entry_stops_no_other(plugin_folder: Path
     assert "crashed with SIGSEGV while it was imported" in found["b_crashing"].reason
     assert "ended without an answer" in found["c_leaving"].reason
     assert found["b_crashing"].distribution == "engine-plugin-b-crashing"
+    [lost] = [entry for entry in others if entry.name == "lost"]
+    assert lost.state is BackendState.INCOMPATIBLE
+    assert "'engine.extension.v1', which is no group of this core" in lost.reason
+    assert "did you mean 'engine.extensions.v1'?" in lost.reason
 
 
 def test_an_entry_that_hangs_is_ended_at_the_time_limit(plugin_folder: Path) -> None:
     extension(plugin_folder, "a_hanging", "import time; time.sleep(600)")
     extension(plugin_folder, "b_well")
-    others = {entry.name: entry for entry in plugins(time_limit_s=3)[1]}
-    assert "did not answer within 3 s" in others["a_hanging"].reason
-    assert others["b_well"].state is BackendState.READY
-
-
-def test_a_group_that_is_no_door_is_listed_with_the_closest_one(plugin_folder: Path) -> None:
-    extension(plugin_folder, "lost", group="engine.extension.v1")
-    [found] = [entry for entry in plugins()[1] if entry.name == "lost"]
-    assert found.state is BackendState.INCOMPATIBLE
-    assert "'engine.extension.v1', which is no group of this core" in found.reason
-    assert "did you mean 'engine.extensions.v1'?" in found.reason
+    _, [hanging, well] = probe_doors([], [(EXTENSIONS, "a_hanging"), (EXTENSIONS, "b_well")], 3)
+    assert "did not answer within 3 s" in hanging.reason
+    assert well.state is BackendState.READY
 
 
 def test_every_door_has_a_version_in_its_group_and_a_kind_of_its_own() -> None:

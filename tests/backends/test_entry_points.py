@@ -4,7 +4,6 @@ import gc
 import sys
 import warnings
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,18 +110,14 @@ def test_a_distribution_in_a_zip_file_is_found(path: Path, monkeypatch: pytest.M
         gc.collect()
 
 
-def test_entry_points_come_in_the_order_of_the_path(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_entry_points_come_in_the_order_of_the_path(path, monkeypatch) -> None:
     for name in ("second", "first"):
         write(path / name / "some_thing-1.2.dist-info", f"[{GROUP}]\n{name} = json\n")
         monkeypatch.syspath_prepend(path / name)
     assert [point.name for point in found()] == ["first", "second"]
 
 
-def test_a_path_that_is_not_there_or_is_no_zip_file_hides_nothing(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_is_not_there_or_is_no_zip_file_hides_nothing(path, monkeypatch) -> None:
     write(path / "some_thing-1.2.dist-info", f"[{GROUP}]\na = json\n")
     (path / "text").write_text("no zip file")
     (path / "a_file-1.dist-info").write_text("no folder")
@@ -140,9 +135,7 @@ def test_a_path_that_is_not_there_or_is_no_zip_file_hides_nothing(
     ],
     ids=["no text", "empty", "no version", "missing"],
 )
-def test_damaged_metadata_leave_the_owner_unknown(
-    path: Path, damage: Callable[[Path], object]
-) -> None:
+def test_damaged_metadata_leave_the_owner_unknown(path, damage) -> None:
     folder = path / "some_thing-1.2.dist-info"
     write(folder, f"[{GROUP}]\na = json\n")
     damage(folder)

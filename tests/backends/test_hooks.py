@@ -46,24 +46,9 @@ def test_an_implementation_of_all_arguments_is_bound_itself() -> None:
         (SimpleNamespace(engine_order=hookimpl(lambda device: device)), 1),
     ],
 )
-def test_an_implementation_gets_the_arguments_that_it_names(
-    plugin: object, expected: object
-) -> None:
+def test_an_implementation_gets_the_arguments_that_it_names(plugin, expected) -> None:
     order: Callable[..., Any] = hooks_of("a", plugin, [])["engine_order"]
     assert order(1, 2, 3) == expected
-
-
-def test_an_argument_that_the_specification_lacks_is_refused_by_name() -> None:
-    plugin = module(engine_order=hookimpl(lambda device, hurry: None))
-    with pytest.raises(pluggy.PluginValidationError, match="hurry"):
-        hooks_of("a", plugin, [])
-
-
-def test_a_hook_that_nobody_knows_is_ignored_with_a_warning() -> None:
-    warnings: list[str] = []
-    plugin = module(engine_ordre=hookimpl(lambda device: None))
-    assert hooks_of("a", plugin, warnings) == {}
-    assert warnings == ["unknown hook 'engine_ordre' is ignored; did you mean engine_order?"]
 
 
 def test_a_function_without_a_mark_is_no_hook() -> None:

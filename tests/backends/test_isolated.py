@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
+from operator import gt, le
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -34,7 +35,7 @@ from engine.host.child import command, environment
 from engine.model.model import model_state
 from engine.types import CompileOptions, Device, ModelSource
 from engine_testing import models
-from engine_testing.plugins import install
+from engine_testing.plugins import install, installed
 
 ISOLATE = {"common_context": {"isolate": "true"}}
 
@@ -52,7 +53,7 @@ if "pytest" not in sys.modules:  # what it changes is this process's, too
 @hookimpl
 def engine_backend():
     info = null.engine_backend()
-    return replace(info, name="odd", capabilities=info.capabilities - frozenset([{without}]))
+    return replace(info, name={name!r}, capabilities=info.capabilities - frozenset([{without}]))
 
 @hookimpl
 def engine_load(source, options):
@@ -64,6 +65,8 @@ def engine_compile(loaded, options):
     {compile}
     return null.engine_compile(loaded, options)
 
+class Own(Exception): pass
+
 @hookimpl
 def engine_predict(context, inputs, outputs, deadline_s):
     x = float(inputs[0].flat[0])
@@ -72,69 +75,101 @@ def engine_predict(context, inputs, outputs, deadline_s):
     return null.engine_predict(context, inputs, outputs, deadline_s)
 """
 
-SEGFAULT = "ctypes.string_at(0)"
-FPE = "signal.raise_signal(signal.SIGFPE)"
+# What a predict does by the first element of its input.
+SEGFAULT, FPE, RAISE, UNSENDABLE, LOUD, ABORT = -1, -2, -3, -4, -5, -6
+PREDICT = """
+        match x:
+            case -1: ctypes.string_at(0)
+            case -2: signal.raise_signal(signal.SIGFPE)
+            case -3: raise Own('deep inside')
+            case -4: raise ValueError(lambda: 0)
+            case -5: os.write(2, b'x' * (1 << 20))
+            case -6: os.write(2, b'a check failed\\n'); os.abort()
+"""
+
+
+def source_of_odd(
+    name: str = "odd", *, load: str = "pass", compile: str = "pass", predict: str = PREDICT,
+    in_worker: str = "", without: str = "",
+) -> str:  # fmt: skip
+    """Return a null backend with other code in some places; predict's runs where x[0] < 0."""
+    return PLUGIN.format(
+        name=name, load=load, compile=compile, predict=predict, without=without,
+        in_worker=indent(in_worker, "    "),
+    )  # fmt: skip
 
 
 @pytest.fixture
 def odd(plugin_folder: Path) -> Callable[..., str]:
-    """Install a null backend with other code in some places; predict's runs where x[0] < 0."""
-
-    def install_odd(
-        *, load: str = "pass", compile: str = "pass", predict: str = "pass",
-        in_worker: str = "", without: str = "",
-    ) -> str:  # fmt: skip
-        source = PLUGIN.format(
-            load=load, compile=compile, predict=predict, without=without,
-            in_worker=indent(in_worker, "    "),
-        )  # fmt: skip
-        install(plugin_folder, "odd", "plugin_odd", source=source)
+    def install_odd(**code: str) -> str:
+        install(plugin_folder, "odd", "plugin_odd", source=source_of_odd(**code))
         return "odd"
 
     return install_odd
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    def descriptors() -> int:
-        gc.collect()
-        return len(os.listdir("/proc/self/fd"))
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
+    """An isolated model, y = 2x + 1, of a backend "shared" that does what PREDICT says."""
+    folder = tmp_path_factory.mktemp("shared")
+    install(folder, "shared", "plugin_shared", source=source_of_odd("shared"))
+    path = models.affine(folder)
+    with left_as_it_was(), installed(folder), isolated(path, "shared") as model:
+        yield model
 
-    gc.collect()
-    before, threads = descriptors(), threading.active_count()
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    with nullcontext() if "shared" in request.fixturenames else left_as_it_was():
+        yield
+
+
+@contextmanager
+def left_as_it_was() -> Iterator[None]:
+    """Check that a block leaves no process, thread or descriptor."""
+
+    def held() -> tuple[int, int, int]:
+        gc.collect()
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), len(children())
+
+    before = held()
     yield
-    gc.collect()
-    with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
     until = time.monotonic() + 60  # a thread that has nothing more to do ends soon
-    while threading.active_count() > threads and time.monotonic() < until:
+    while any(map(gt, held(), before)) and time.monotonic() < until:
         time.sleep(0.01)
-    assert threading.active_count() <= threads
-    assert descriptors() <= before
+    assert all(map(le, held(), before)), "threads, descriptors, processes"
+
+
+def children() -> set[int]:
+    """Return this process's children, ended ones that nobody has waited for among them."""
+    found: set[int] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(FileNotFoundError):  # the thread has ended meanwhile
+            found.update(map(int, (task / "children").read_text().split()))
+    return found
 
 
 def isolated(path: Path, target: str, **more: Any) -> Model:
     return engine.load(path, target=target, config={**ISOLATE, **more})
 
 
+def process_of(model: Model) -> Any:
+    return model_state(model).plan.executable.process()
+
+
 def worker_of(model: Model) -> int:
-    plan: Any = model_state(model).plan
-    pid: int = plan.executable.process().worker.pid
-    return pid
+    return process_of(model).worker.pid
 
 
-def kill_worker_of(model: Model) -> None:
+def kill_worker_of(model: Model, number: int = signal.SIGKILL) -> Any:
     """Kill a model's worker, and wait until it has ended: the engine may see it from then on."""
-    plan: Any = model_state(model).plan
-    worker = plan.executable.process().worker
-    os.kill(worker.pid, signal.SIGKILL)
-    assert worker.wait(60)
+    process = process_of(model)
+    os.kill(process.worker.pid, number)
+    assert process.worker.wait(60)
+    return process
 
 
 X = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
-
-
-# -------------------------------------------------------------------------------- the same results
 
 
 def test_it_runs_in_another_process_with_the_same_specs_and_placement(
@@ -159,99 +194,29 @@ def values(model: Any, *given: Any) -> list[Any]:
     return list(model(*given).values())
 
 
-EVERY_KIND = {
-    "scalar": (models.scalar, [np.array(3, np.float32)]),
-    "empty": (models.empty, [np.empty((0, 3), np.float32)]),
-    "several": (models.several, [X, X + 1, np.ones(3, np.float32)]),
-    "bool": (models.negated, [np.array([True, False])]),
-    "int64": (models.mixed_dtypes, [np.array([2**62 + 1, -5])]),
-    "an output that is an input": (models.identity, [np.arange(4, dtype=np.float32)]),
-    "one value twice": (models.twins, [np.arange(4, dtype=np.float32)]),
-    "no input": (models.constant, []),
-    "a shape that follows the data": (models.nonzero, [np.array([0, 1, 2], np.float32)]),
-    "external data": (models.external, [np.ones((2, 256), np.float32)]),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", EVERY_KIND)
-def test_every_kind_of_value_arrives_bit_by_bit(
-    kind: str, null_backend: str, tmp_path: Path
-) -> None:
-    make, given = EVERY_KIND[kind]
-    path = make(tmp_path)
-    with engine.load(path, target=null_backend) as here, isolated(path, null_backend) as there:
-        for one, other in zip(values(here, *given), values(there, *given), strict=True):
-            assert one.dtype == other.dtype
-            assert one.shape == other.shape
-            assert one.tobytes() == other.tobytes()
-
-
-@pytest.mark.slow
-def test_sequences_optionals_strings_and_narrow_types_arrive(
-    null_backend: str, tmp_path: Path
-) -> None:
-    numbers = [np.arange(n, dtype=np.float32) for n in (3, 0, 2)]
-    with isolated(models.sequences(tmp_path), null_backend) as model:
-        one, longer = values(model, numbers, np.array(2))
-        assert one.tolist() == [0, 1]
-        assert [each.tolist() for each in longer] == [[0, 1, 2], [], [0, 1], [0, 1]]
-    with isolated(models.optionals(tmp_path), null_backend) as model:
-        assert values(model, None)[0].tolist() == [-1]
-    words = np.array([["a", "ß", ""], ["x" * 1000, "\0", "z"]], object)
-    with isolated(models.moved(tmp_path, engine.types.DType.STRING), null_backend) as model:
-        assert values(model, words)[0].tolist() == words.T.tolist()
-    for dtype in (engine.types.DType.BFLOAT16, engine.types.DType.COMPLEX64):
-        given = np.arange(6).reshape(2, 3).astype(dtype.numpy)
-        with isolated(models.moved(tmp_path, dtype), null_backend) as model:
-            [result] = values(model, given)
-            assert result.dtype == given.dtype
-            assert result.tobytes() == given.T.tobytes()
-
-
-def test_results_that_change_their_shape_with_the_data_stay_right(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_results_that_change_their_shape_with_the_data_stay_right(null_backend, tmp_path) -> None:
     """Those that come alike are written in place from then on, until they do not."""
     with isolated(models.nonzero(tmp_path), null_backend) as model:
         for given in ([1, 0, 2], [3, 4, 0], [5, 0, 6], [7, 7, 7], [0, 0, 0], [0, 1, 0], [1, 1, 0]):
             [found] = values(model, np.array(given, np.float32))
             assert found.tolist() == np.nonzero(given)[0][None].tolist()
-
-
-def test_results_of_earlier_calls_are_never_written_again(
-    null_backend: str, tmp_path: Path
-) -> None:
-    with isolated(models.several(tmp_path), null_backend) as model:
-        kept = [values(model, X + n, X, np.ones(3, np.float32)) for n in range(6)]
-        for n, (y, b, x) in enumerate(kept):
-            np.testing.assert_array_equal(y, X + n - X)
-            np.testing.assert_array_equal(b, X)
-            np.testing.assert_array_equal(x, X + n + 1)
-        same = values(model, X, X, np.ones(3, np.float32))  # one array twice
-        np.testing.assert_array_equal(same[0], 0 * X)
-
-
-def test_given_outputs_are_filled_in_place(null_backend: str, tmp_path: Path) -> None:
-    with isolated(models.affine(tmp_path), null_backend) as model:
-        memory = np.zeros((2, 3), np.float32)
-        output = Tensor(memory)
-        assert model.predict([X], [output]) == [output]
-        np.testing.assert_array_equal(memory, 2 * X + 1)
-    with isolated(models.nonzero(tmp_path), null_backend) as model:
         wrong = Tensor(np.zeros((1, 9), np.int64))
         with pytest.raises(InputError, match=r"'y': .*int64\[1, 1\].*int64\[1, 9\]"):
             model.predict([np.ones(1, np.float32)], [wrong])
 
 
+def test_given_outputs_are_filled_in_place(shared: Model) -> None:
+    memory = np.zeros((2, 3), np.float32)
+    output = Tensor(memory)
+    assert shared.predict([X], [output]) == [output]
+    np.testing.assert_array_equal(memory, 2 * X + 1)
+
+
 @pytest.mark.slow
-def test_a_model_in_memory_is_run_too(null_backend: str, tmp_path: Path) -> None:
+def test_a_model_in_memory_is_run_too(null_context: engine.Context, tmp_path: Path) -> None:
     model = Model()
-    context = engine.Context()
-    context.target = [null_backend]
-    model.build_from_buffer(
-        models.heavy(tmp_path).read_bytes(), context=context, config_dict=ISOLATE
-    )
+    content = models.heavy(tmp_path).read_bytes()
+    model.build_from_buffer(content, context=null_context, config_dict=ISOLATE)
     with model:
         x = np.random.default_rng(0).random((3, 1024), np.float32)
         for _ in range(2):
@@ -273,78 +238,58 @@ def test_threads_predict_at_once(null_backend: str, tmp_path: Path) -> None:
         assert time.monotonic() - begin < 12  # 16 one after the other
 
 
-# ------------------------------------------------------------------------------------- its crashes
-
-
-@pytest.mark.parametrize(("code", "name"), [(SEGFAULT, "SIGSEGV"), (FPE, "SIGFPE")])
-def test_a_crash_in_predict_is_an_error_and_the_next_predict_runs(
-    odd: Callable[..., str], tmp_path: Path, code: str, name: str
-) -> None:
-    path = models.affine(tmp_path)
+@pytest.mark.parametrize(
+    ("first", "name"),
+    [(SEGFAULT, "SIGSEGV"), (FPE, "SIGFPE"), (ABORT, r"SIGABRT \(a check failed\)")],
+)
+def test_a_crash_in_predict_is_an_error_and_the_next_predict_runs(shared, first, name) -> None:
     says = (
-        rf"predict failed! {path}: backend 'odd', isolated in a process of its own, crashed with "
-        rf"{name} while it ran the model$"
+        rf"predict failed! {shared.model_path_}: backend 'shared', isolated in a process of its "
+        rf"own, crashed with {name} while it ran the model$"
     )
-    with isolated(path, odd(predict=code)) as model:
-        first = worker_of(model)
-        for _ in range(2):
-            with pytest.raises(ModelError, match=says) as error:
-                model(-X)
-            assert error.value.path == str(path)
-            assert error.value.at_fault == "odd"
-            np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
-        assert worker_of(model) != first
+    before = worker_of(shared)
+    with pytest.raises(ModelError, match=says) as error:
+        shared(np.full_like(X, first))
+    assert error.value.path == shared.model_path_
+    assert error.value.at_fault == "shared"
+    np.testing.assert_array_equal(shared(X)["y"], 2 * X + 1)
+    assert worker_of(shared) != before
 
 
-def test_the_only_node_and_the_last_words_are_named(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
-    name = odd(predict="os.write(2, b'a check failed\\n'); os.abort()")
-    with isolated(models.identity(tmp_path), name) as model:
-        says = r"crashed with SIGABRT \(a check failed\) while .* in its only node.*\(Identity\)"
-        with pytest.raises(ModelError, match=says):
-            model(np.array([-1], np.float32))
+def test_a_worker_that_was_killed_before_a_predict_is_followed_by_another(shared: Model) -> None:
+    kill_worker_of(shared)
+    np.testing.assert_array_equal(shared(X)["y"], 2 * X + 1)
 
 
-@pytest.mark.parametrize("is_seen", [False, True])
 def test_a_worker_that_was_killed_before_a_predict_blames_no_node(
-    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where its end is seen in time by nobody: a predict begins as if it were alive."""
+    """Where its end is seen in time by nobody: a predict begins as if it were alive."""
     with isolated(models.identity(tmp_path), null_backend) as model:
         x = np.array([1], np.float32)
         model(x)
-        plan: Any = model_state(model).plan
-        ended = plan.executable.process()
-        kill_worker_of(model)
-        if is_seen:
-            np.testing.assert_array_equal(model(x)["y"], x)
-            return
-        with monkeypatch.context() as patch:
-            patch.setattr(plan.executable, "alive", lambda: ended)
-            with pytest.raises(ModelError) as error:
-                model(x)
+        ended = kill_worker_of(model)
+        monkeypatch.setattr(model_state(model).plan.executable, "alive", lambda: ended)
+        with pytest.raises(ModelError) as error:
+            model(x)
         assert str(error.value).endswith("was killed with SIGKILL before it ran the model")
         assert "node" not in str(ended.failed("while it ran the model"))
 
 
-def test_a_crash_between_predicts_blames_no_node(null_backend: str, tmp_path: Path) -> None:
+def test_a_crash_blames_the_only_node_where_it_ran(null_backend: str, tmp_path: Path) -> None:
     with isolated(models.identity(tmp_path), null_backend) as model:
-        plan: Any = model_state(model).plan
-        ended = plan.executable.process()
-        os.kill(ended.worker.pid, signal.SIGSEGV)
-        assert ended.worker.wait(60)
+        ended = kill_worker_of(model, signal.SIGSEGV)
         assert "node" not in str(ended.failed("while a context was opened"))
-        assert "in its only node" in str(ended.failed("while it ran the model"))
+        said = str(ended.failed("while it ran the model"))
+        assert "in its only node" in said
+        assert "(Identity)" in said
 
 
 @pytest.mark.parametrize(
     ("place", "says"), [("load", "while it loaded"), ("compile", "while it compiled")]
 )
-def test_a_crash_while_building_is_an_error(
-    odd: Callable[..., str], tmp_path: Path, place: str, says: str
-) -> None:
-    name = odd(**{place: SEGFAULT})
+def test_a_crash_while_building_is_an_error(odd, tmp_path, place, says) -> None:
+    name = odd(**{place: "ctypes.string_at(0)"})
     with pytest.raises(ModelError, match=rf"crashed with SIGSEGV {says} the model"):
         isolated(models.affine(tmp_path), name)
 
@@ -354,41 +299,32 @@ class _NoThread(threading.Thread):
         raise RuntimeError("can't start new thread")
 
 
+@pytest.mark.parametrize("turns", [1, pytest.param(15, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "how", ["refused", "killed", "not started", pytest.param("cancelled", marks=pytest.mark.slow)]
 )
 def test_a_build_that_fails_keeps_no_view_of_the_weights(
-    how: str, odd: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    how: str, turns: int, odd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Python before 3.13 dies where it collects a view of a view, which an error's frames hold."""
     code = {"refused": "raise ModelError('no')", "killed": "os.kill(os.getpid(), 9)"}
-    name = odd(load="from engine.errors import ModelError; " + code.get(how, "time.sleep(600)"))
-    token = CancelToken()
-    if how == "cancelled":
-        threading.Timer(0.3, token.cancel).start()
-    memory = bytearray(100_000)
-    source = ModelSource(
-        format="onnx", path=models.affine(tmp_path), files={"weights": memoryview(memory)}
-    )
-    backend = isolated_backend(open_backend(name))
+    load = "from engine.errors import ModelError; " + code.get(how, "time.sleep(600)")
+    # A build that hears of a cancel has 10 s to stop.
+    backend = isolated_backend(open_backend(odd(load=load, without="'cancel_compile'")))
+    path = models.affine(tmp_path)
     if how == "not started":
         monkeypatch.setattr(threading, "Thread", _NoThread)
-    with pytest.raises((EngineError, RuntimeError)) as kept:
-        backend.load(source, CompileOptions(device=Device("cpu", 0), cancel=token))
-    monkeypatch.undo()
-    source.files["weights"].release()  # type: ignore[union-attr]
-    memory.clear()  # raises BufferError while there is a view
-    assert kept.value.__traceback__ is not None
-
-
-@pytest.mark.slow
-def test_a_kill_from_outside_is_told_and_gets_over(null_backend: str, tmp_path: Path) -> None:
-    with isolated(models.affine(tmp_path), null_backend) as model:
-        model(X)
-        os.kill(worker_of(model), signal.SIGKILL)
-        with suppress(ModelError):  # it has not quite ended
-            model(X)
-        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+    for turn in range(turns):
+        token = CancelToken()
+        if how == "cancelled":
+            threading.Timer(0.01 * (turn or 30), token.cancel).start()
+        memory = bytearray(100_000)
+        source = ModelSource(format="onnx", path=path, files={"weights": memoryview(memory)})
+        with pytest.raises((EngineError, RuntimeError)) as kept:
+            backend.load(source, CompileOptions(device=Device("cpu", 0), cancel=token))
+        source.files["weights"].release()
+        memory.clear()  # raises BufferError while there is a view
+        assert kept.value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("are_exchanged", [False, True])
@@ -411,9 +347,7 @@ def test_the_next_worker_finds_linked_data_files_and_refuses_exchanged_ones(
 
 
 @pytest.mark.slow
-def test_a_file_that_has_changed_is_not_loaded_for_the_next_worker(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_a_file_that_has_changed_is_not_loaded_for_the_next_worker(null_backend, tmp_path) -> None:
     path = models.heavy(tmp_path)
     with path.open("ab") as file:
         file.write(b"\x12\x00" * 300_000)  # an empty producer version, often: above 4 MiB
@@ -424,92 +358,65 @@ def test_a_file_that_has_changed_is_not_loaded_for_the_next_worker(
             model(np.ones((1, 1024), np.float32))
 
 
-def test_what_a_hook_raises_arrives(odd: Callable[..., str], tmp_path: Path) -> None:
-    path = models.affine(tmp_path)
-    code = "class Own(Exception): pass\n        raise Own('deep inside')"
-    with isolated(path, odd(predict=code)) as model:
-        with pytest.raises(ModelError, match=r"backend 'odd' raised .*Own: deep inside"):
-            model(-X)
-        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+@pytest.mark.parametrize(
+    ("first", "says"), [(RAISE, "Own: deep inside"), (UNSENDABLE, "ValueError: .*lambda")]
+)
+def test_what_a_hook_raises_arrives(shared: Model, first: float, says: str) -> None:
+    before = worker_of(shared)
+    with pytest.raises(ModelError, match=rf"backend 'shared' raised .*{says}"):
+        shared(np.full_like(X, first))
+    np.testing.assert_array_equal(shared(X)["y"], 2 * X + 1)
+    assert worker_of(shared) == before
+
+
+def test_what_a_worker_writes_to_its_stderr_does_not_grow_for_ever(shared: Model) -> None:
+    for _ in range(6):
+        shared(np.full_like(X, LOUD))
+    worker = process_of(shared).worker
+    assert len(worker.errors()) <= 1 << 20
+    assert os.fstat(worker._errors.fileno()).st_size <= 2 << 20
 
 
 @pytest.mark.slow
-def test_errors_keep_their_class_and_attributes(odd: Callable[..., str], tmp_path: Path) -> None:
-    path = models.affine(tmp_path)
-    load = "from engine.errors import ModelError; raise ModelError('no such node', 'the path')"
-    with pytest.raises(ModelError, match="no such node") as error:
-        isolated(path, odd(load=load))
-    assert error.value.path == "the path"
+@pytest.mark.parametrize(
+    ("code", "error", "says"),
+    [
+        ({"load": "from engine.errors import ModelError; raise ModelError('no node', 'the path')"},
+         ModelError, "no node"),
+        ({"compile": "raise KeyError('deep')"}, BackendUnavailable,
+         "'odd' is at fault: its engine_compile raised Key"),
+    ],
+)  # fmt: skip
+def test_errors_of_a_build_keep_their_class_and_attributes(odd, tmp_path, code, error, says):
+    with pytest.raises(error, match=says) as caught:
+        isolated(models.affine(tmp_path), odd(**code))
+    assert error is not ModelError or caught.value.path == "the path"
 
 
-@pytest.mark.slow
-def test_a_foreign_exception_of_a_build_is_the_backends_fault(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
-    with pytest.raises(
-        BackendUnavailable, match="'odd' is at fault: its engine_compile raised Key"
-    ):
-        isolated(models.affine(tmp_path), odd(compile="raise KeyError('deep')"))
-
-
-def test_an_error_that_cannot_be_sent_arrives_as_text(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
-    with isolated(models.affine(tmp_path), odd(predict="raise ValueError(lambda: 0)")) as model:
-        first = worker_of(model)
-        with pytest.raises(ModelError, match=r"backend 'odd' raised .*ValueError: .*lambda"):
-            model(-X)
-        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
-        assert worker_of(model) == first
-
-
-def test_an_end_is_told_also_when_the_next_worker_runs_already(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_an_end_is_told_also_when_the_next_worker_runs_already(shared: Model) -> None:
     """One thread may have started it while another still has to say how the last one ended."""
-    with isolated(models.affine(tmp_path), null_backend) as model:
-        plan: Any = model_state(model).plan
-        ended = plan.executable.process()
-        os.kill(ended.worker.pid, signal.SIGKILL)
-        assert ended.worker.wait(60)
-        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
-        assert plan.executable.process() is not ended
-        ended.cancel(1)
-        error = ended.failed("while it ran the model")
-        assert "was killed with SIGKILL while it ran the model" in str(error)
+    ended = kill_worker_of(shared)
+    np.testing.assert_array_equal(shared(X)["y"], 2 * X + 1)
+    assert process_of(shared) is not ended
+    ended.cancel(1)
+    said = str(ended.failed("while it ran the model"))
+    assert "was killed with SIGKILL" in said
+    assert said.endswith("while it ran the model")
 
 
-def test_contexts_that_are_closed_leave_nothing_in_the_worker(
-    null_backend: str, tmp_path: Path
-) -> None:
-    with isolated(models.affine(tmp_path), null_backend) as model:
-        model(X)
-        plan: Any = model_state(model).plan
-        descriptors = Path(f"/proc/{worker_of(model)}/fd")
-        before = len(list(descriptors.iterdir()))
-        for _ in range(10):
-            context = plan.executable.open_context()
-            [y] = context.run([X], None, None)
-            np.testing.assert_array_equal(y, 2 * X + 1)
-            context.close()
-        until = time.monotonic() + 60
-        while len(list(descriptors.iterdir())) > before and time.monotonic() < until:
-            time.sleep(0.01)
-        assert len(list(descriptors.iterdir())) <= before
-
-
-def test_what_a_worker_writes_to_its_stderr_does_not_grow_for_ever(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
-    with isolated(models.affine(tmp_path), odd(predict="os.write(2, b'x' * (1 << 20))")) as model:
-        plan: Any = model_state(model).plan
-        for _ in range(6):
-            model(-X)
-        assert len(plan.executable.process().worker.errors()) <= 1 << 20
-        assert os.fstat(plan.executable.process().worker._errors.fileno()).st_size <= 2 << 20
-
-
-# --------------------------------------------------------------------------- deadlines and cancels
+def test_contexts_that_are_closed_leave_nothing_in_the_worker(shared: Model) -> None:
+    shared(X)
+    descriptors = Path(f"/proc/{worker_of(shared)}/fd")
+    before = len(list(descriptors.iterdir()))
+    for _ in range(10):
+        context = model_state(shared).plan.executable.open_context()
+        [y] = context.run([X], None, None)
+        np.testing.assert_array_equal(y, 2 * X + 1)
+        context.close()
+    until = time.monotonic() + 60
+    while len(list(descriptors.iterdir())) > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(list(descriptors.iterdir())) <= before
 
 
 def cancelled_soon() -> CancelToken:
@@ -518,26 +425,25 @@ def cancelled_soon() -> CancelToken:
     return token
 
 
-@pytest.mark.parametrize("without", ["", "'deadlines', 'cancel_predict'"])
-@pytest.mark.slow
-def test_deadlines_and_cancels_stop_a_run_even_where_the_backend_cannot(
-    odd: Callable[..., str], tmp_path: Path, without: str
-) -> None:
-    wait = "time.sleep(600)" if without else "pass"
-    name = odd(without=without, predict=wait)
-    slow = {"odd_context": {"delay_s": "0" if without else "600"}}
-    for stop, error in (
+@pytest.mark.parametrize(
+    ("stop", "error"),
+    [
         (lambda: {"timeout_s": 0.3}, DeadlineExceeded),
         (lambda: {"cancel": cancelled_soon()}, Cancelled),
-    ):
-        with isolated(models.affine(tmp_path), name, **slow) as model:
-            begin = time.monotonic()
-            with pytest.raises(error):
-                model.predict([-X], **stop())
-            assert time.monotonic() - begin < 200
-            if without:
-                np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
-            time.sleep(0.3)  # the timer's thread
+    ],
+)
+@pytest.mark.slow
+def test_deadlines_and_cancels_stop_a_run_even_where_the_backend_cannot(
+    odd: Callable[..., str], tmp_path: Path, stop: Any, error: type[Exception]
+) -> None:
+    name = odd(without="'deadlines', 'cancel_predict'", predict="time.sleep(600)")
+    with isolated(models.affine(tmp_path), name) as model:
+        begin = time.monotonic()
+        with pytest.raises(error):
+            model.predict([-X], **stop())
+        assert time.monotonic() - begin < 200
+        np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
+        time.sleep(0.3)  # the timer's thread
 
 
 # The second worker loads only once the log may go on.
@@ -561,11 +467,7 @@ SLOW_AGAIN = """
     ],
 )
 def test_a_predict_that_needs_a_new_worker_is_stopped_too_and_the_next_one_finds_it(
-    odd: Callable[..., str],
-    tmp_path: Path,
-    stop: Callable[[], Any],
-    error: type[Exception],
-    says: str,
+    odd: Callable[..., str], tmp_path: Path, stop: Any, error: type[Exception], says: str
 ) -> None:
     log = tmp_path / "log"
     name = odd(load=SLOW_AGAIN.format(log=str(log)).strip())
@@ -581,9 +483,7 @@ def test_a_predict_that_needs_a_new_worker_is_stopped_too_and_the_next_one_finds
 
 
 @pytest.mark.slow
-def test_a_model_is_closed_while_its_next_worker_starts(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_model_is_closed_while_its_next_worker_starts(odd, tmp_path) -> None:
     load = SLOW_AGAIN.format(log=str(tmp_path / "log")).strip()
     name = odd(load=load, without="'cancel_compile'")
     with isolated(models.affine(tmp_path), name) as model:
@@ -594,9 +494,7 @@ def test_a_model_is_closed_while_its_next_worker_starts(
     assert time.monotonic() - begin < 200
 
 
-def test_a_cancel_that_fails_in_the_backend_does_not_stop_the_worker(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_cancel_that_fails_in_the_backend_does_not_stop_the_worker(odd, tmp_path) -> None:
     broken = (
         "from engine.reference.evaluator import EvaluatorContext\n"
         "def broken(self): raise RuntimeError('broken')\n"
@@ -617,29 +515,23 @@ def test_a_cancel_that_fails_in_the_backend_does_not_stop_the_worker(
                 os.kill(first, signal.SIGKILL)
 
 
-def test_a_build_is_cancelled_and_its_progress_arrives(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_build_is_cancelled_and_its_progress_arrives(odd, tmp_path) -> None:
     seen: list[tuple[str, int, int | None]] = []
-    name = odd(
-        compile="options.progress('thinking', 1, 2); time.sleep(600)", without="'cancel_compile'"
-    )
+    thinking = "options.progress('thinking', 1, 2); time.sleep(600)"
+    name = odd(compile=thinking, without="'cancel_compile'")
     token = CancelToken()
 
     def show(*step: Any) -> None:
         seen.append(step)
         token.cancel()
 
+    path = models.affine(tmp_path)
     with pytest.raises(Cancelled):
-        engine.load(
-            models.affine(tmp_path), target=name, config=ISOLATE, progress=show, cancel=token
-        )
+        engine.load(path, target=name, config=ISOLATE, progress=show, cancel=token)
     assert seen == [("thinking", 1, 2)]
 
 
-def test_a_worker_that_takes_long_to_free_its_model_is_not_killed(
-    odd: Callable[..., str], tmp_path: Path
-) -> None:
+def test_a_worker_that_takes_long_to_free_its_model_is_not_killed(odd, tmp_path) -> None:
     freed = tmp_path / "freed"
     slow = f"""
 from engine_testing.null_run import NullExecutable
@@ -702,8 +594,7 @@ with engine.load(path, target=target, config=config) as model:
 
 
 @pytest.mark.parametrize(
-    "count",
-    [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])],
+    "count", [100, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_interrupts_of_one_threads_predicts_leave_the_worker_to_the_others(
     count: int, null_backend: str, tmp_path: Path
@@ -716,38 +607,6 @@ def test_interrupts_of_one_threads_predicts_leave_the_worker_to_the_others(
     assert done.stdout == "[] True True\n", done.stderr[-2000:]
 
 
-# A socket that was being made as the interrupt came is closed when it is freed.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.slow
-def test_an_interrupt_leaves_the_model_as_it_was(null_backend: str, tmp_path: Path) -> None:
-    class Interrupt(Exception):
-        pass
-
-    def handler(*_: Any) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        slow = {"null_context": {"delay_s": "0.05"}}
-        with isolated(models.affine(tmp_path), null_backend, **slow) as model:
-            interrupts = 0
-            for number in range(20):
-                try:
-                    signal.setitimer(signal.ITIMER_REAL, 0.001 + 0.003 * number)
-                    np.testing.assert_array_equal(model(X + number)["y"], 2 * (X + number) + 1)
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-                except (Interrupt, EngineError) as error:
-                    interrupts += "Interrupt" in repr(error)
-            assert interrupts > 3
-            np.testing.assert_array_equal(model(X)["y"], 2 * X + 1)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-# ------------------------------------------------------------------------------------ how it is set
-
-
 def test_the_setting_is_true_or_false(null_backend: str, tmp_path: Path) -> None:
     path = models.affine(tmp_path)
     config = {"common_context": {"isolate": "perhaps"}}
@@ -755,12 +614,10 @@ def test_the_setting_is_true_or_false(null_backend: str, tmp_path: Path) -> None
         engine.load(path, target=null_backend, config=config)
     config = {"common_context": {"isolate": "False"}}
     with engine.load(path, target=null_backend, config=config) as model:
-        assert not hasattr(model_state(model).plan.executable, "process")  # type: ignore[union-attr]
+        assert not hasattr(model_state(model).plan.executable, "process")
 
 
-def test_a_worker_does_not_get_the_key(
-    odd: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_does_not_get_the_key(odd, tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("ENGINE_DEC_KEY", "00112233445566778899aabbccddeeff")
     name = odd(load="assert 'ENGINE_DEC_KEY' not in os.environ")
     with isolated(models.affine(tmp_path), name) as model:

@@ -19,7 +19,7 @@ class IsolatedTrial(Trial):
     """Opens what a test asks for in a worker."""
 
     def __init__(self, backend: Backend, *more: object) -> None:
-        super().__init__(isolated(backend), *more)  # type: ignore[arg-type]
+        super().__init__(isolated(backend), *more)
 
 
 class TestIsolatedNull(BackendConformance):

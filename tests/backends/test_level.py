@@ -52,9 +52,7 @@ def later(
     "arguments",
     ["context, inputs, outputs, deadline_s", "context, inputs, outputs, deadline_s, priority"],
 )
-def test_a_backend_that_needs_a_later_level_says_both_numbers(
-    plugin_folder: Path, arguments: str
-) -> None:
+def test_a_backend_that_needs_a_later_level_says_both_numbers(plugin_folder, arguments) -> None:
     later(plugin_folder, manifest=f"level={LEVEL + 6}", arguments=arguments)
     found = backends.record("later")
     assert found.state is BackendState.INCOMPATIBLE
@@ -86,19 +84,15 @@ def test_what_a_later_level_has_and_this_core_lacks_is_named(
 
 
 def test_an_entry_of_any_door_is_told_the_same(plugin_folder: Path) -> None:
-    install(
-        plugin_folder, "mine", "my_format:Format", group=doors.FORMATS.group,
-        source="from engine.types import Layers\n",
-    )  # fmt: skip
+    source, group = "from engine.types import Layers\n", doors.FORMATS.group
+    install(plugin_folder, "mine", "my_format:Format", group=group, source=source)
     found, _ = doors.resolve(doors.FORMATS, "mine")
     assert found.state is BackendState.INCOMPATIBLE
     assert "engine.types.Layers" in found.reason
 
 
 @pytest.mark.parametrize("level", [0, 1, LEVEL])
-def test_a_backend_of_this_level_or_an_earlier_one_is_taken(
-    plugin_folder: Path, level: int
-) -> None:
+def test_a_backend_of_this_level_or_an_earlier_one_is_taken(plugin_folder, level) -> None:
     later(plugin_folder, manifest=f"level={level}")
     assert backends.record("later").state is BackendState.NO_DEVICE
 

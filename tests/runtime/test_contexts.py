@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from predict_steps import in_threads, wait_until
 
 import engine
 from engine import CancelToken, Tensor
@@ -52,62 +54,39 @@ class Executable:
         self.closed += 1
 
 
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "it did not come to that"
-        time.sleep(0.001)
+@pytest.fixture
+def single(fake: ModuleType, tmp_path: Path) -> engine.Model:
+    """y = 2x + 1 on the fake device, which runs one predict at a time."""
+    fake.slots = 1
+    return engine.load(models.affine(tmp_path), target="fake")
 
 
-def test_64_threads_of_which_one_predicts_at_a_time_use_one_context(
-    fake: ModuleType, tmp_path: Path
-) -> None:
-    model = engine.load(models.affine(tmp_path), target="fake")
-    turn, errors = threading.Lock(), []
-    ready = threading.Barrier(64)
+def test_64_threads_of_which_one_predicts_at_a_time_use_one_context(fake, fake_affine) -> None:
+    turn, ready = threading.Lock(), threading.Barrier(64)
 
     def work(index: int) -> None:
         ready.wait()
         for _ in range(3):
             with turn:
-                try:
-                    [y] = model.predict([X + index])
-                    np.testing.assert_array_equal(y, 2 * X + 2 * index + 1)
-                except BaseException as error:
-                    errors.append(error)
+                [y] = fake_affine.predict([X + index])
+                np.testing.assert_array_equal(y, 2 * X + 2 * index + 1)
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(64)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(64, work)
     assert len(fake.contexts) == 1
     assert fake.contexts[0].resets >= 63  # each thread's arrays were let go of
-    model.close()
+    fake_affine.close()
     assert fake.contexts[0].closed == 1
 
 
-def test_16_threads_share_the_two_contexts_that_a_backend_finds_worth_while(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_16_threads_share_the_two_contexts_that_a_backend_finds_worth_while(fake, tmp_path) -> None:
     fake.slots, fake.delay_s = 2, 0.01
     model = engine.load(models.affine(tmp_path), target="fake")
-    errors: list[BaseException] = []
 
-    def work() -> None:
-        try:
-            for _ in range(4):
-                np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
-        except BaseException as error:
-            errors.append(error)
+    def work(_: int) -> None:
+        for _ in range(4):
+            np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
 
-    threads = [threading.Thread(target=work) for _ in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    in_threads(16, work)
     assert len(fake.contexts) == 2
     assert max(fake.at_once) == 2
 
@@ -122,14 +101,11 @@ def test_who_waits_is_served_in_the_order_of_coming() -> None:
         order.append(index)
         pool.give_back(lease)
 
-    threads = []
-    for index in range(12):
-        threads.append(threading.Thread(target=work, args=(index,)))
-        threads[-1].start()
-        wait_until(lambda: len(pool.semaphore._waiting) == index + 1)  # type: ignore[union-attr]  # noqa: B023
-    pool.give_back(held)
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(12) as threads:
+        for index in range(12):
+            threads.submit(work, index)
+            wait_until(lambda count=index + 1: len(pool.semaphore._waiting) == count)
+        pool.give_back(held)
     assert order == list(range(12))
     assert pool.open_count == 1
 
@@ -151,71 +127,48 @@ def test_a_thread_gets_its_own_context_back_without_a_reset_and_others_with_one(
     assert pool.borrow(lease) is not lease
 
 
-def test_waiting_counts_towards_the_deadline(fake: ModuleType, tmp_path: Path) -> None:
-    fake.slots, fake.delay_s = 1, 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
-    thread = threading.Thread(target=lambda: model.predict([X]))
-    thread.start()
-    wait_until(lambda: fake.running)
-    begin = time.monotonic()
-    with pytest.raises(engine.DeadlineExceeded, match=r"0\.1 s: other predicts lasted to the dead"):
-        model.predict([X], timeout_s=0.1)
-    assert 0.09 < time.monotonic() - begin < 200
+def test_waiting_counts_towards_the_deadline(fake: ModuleType, single: engine.Model) -> None:
+    fake.delay_s = 300.0
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(single.predict, [X])
+        wait_until(lambda: fake.running)
+        begin = time.monotonic()
+        with pytest.raises(
+            engine.DeadlineExceeded, match=r"0\.1 s: other predicts lasted to the d"
+        ):
+            single.predict([X], timeout_s=0.1)
+        assert 0.09 < time.monotonic() - begin < 200
+        fake.delay_s = 0
+    assert single.predict([X], timeout_s=60)  # the place in the queue was given up
+
+
+def test_waiting_can_be_cancelled(fake: ModuleType, single: engine.Model) -> None:
+    fake.delay_s = 300.0
+    first, second = CancelToken(), CancelToken()
+    with ThreadPoolExecutor(2) as threads:
+        runs = threads.submit(single.predict, [X], cancel=first)
+        wait_until(lambda: fake.running)
+        waits = threads.submit(single.predict, [X], cancel=second)
+        wait_until(lambda: model_state(single).plan.pool.semaphore._waiting)
+        second.cancel()
+        assert isinstance(waits.exception(60), engine.Cancelled)
+        assert not runs.done()
+        assert len(fake.given) == 1
+        first.cancel()
+        assert isinstance(runs.exception(60), engine.Cancelled)
     fake.delay_s = 0
-    thread.join()
-    assert model.predict([X], timeout_s=60)  # the place in the queue was given up
+    assert single.predict([X])
 
 
-def test_waiting_can_be_cancelled(fake: ModuleType, tmp_path: Path) -> None:
-    fake.slots, fake.delay_s = 1, 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
-    first, second, ended = CancelToken(), CancelToken(), []
-
-    def work(token: CancelToken) -> None:
-        with pytest.raises(engine.Cancelled):
-            model.predict([X], cancel=token)
-        ended.append(token)
-
-    threads = [threading.Thread(target=work, args=(first,))]
-    threads[0].start()
-    wait_until(lambda: fake.running)
-    threads.append(threading.Thread(target=work, args=(second,)))
-    threads[1].start()
-    wait_until(lambda: model_state(model).plan.pool.semaphore._waiting)  # type: ignore[union-attr]
-    second.cancel()
-    threads[1].join(60)
-    assert ended == [second]
-    assert len(fake.given) == 1
-    first.cancel()
-    threads[0].join(60)
-    assert ended == [second, first]
-    fake.delay_s = 0
-    assert model.predict([X])
-
-
-def test_a_model_closed_while_threads_wait_refuses_them_and_is_freed(
-    fake: ModuleType, tmp_path: Path
-) -> None:
-    fake.slots, fake.delay_s = 1, 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
-    pool = model_state(model).plan.pool  # type: ignore[union-attr]
-    refused, results = [], []
-
-    def work() -> None:
-        try:
-            results.append(model.predict([X]))
-        except engine.ModelStateError as error:
-            refused.append(str(error))
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: len(pool.semaphore._waiting) == 3)  # type: ignore[union-attr]
-    model.close()
-    fake.delay_s = 0
-    for thread in threads:
-        thread.join(60)
-    assert len(results) == 1
+def test_a_model_closed_while_threads_wait_refuses_them_and_is_freed(fake, single) -> None:
+    fake.delay_s = 300.0
+    pool = model_state(single).plan.pool
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(single.predict, [X]) for _ in range(4)]
+        wait_until(lambda: len(pool.semaphore._waiting) == 3)
+        single.close()
+        fake.delay_s = 0
+    refused = [str(call.exception()) for call in asked if call.exception()]
     assert refused == ["predict failed! the model is closed; build a new one"] * 3
     assert fake.contexts[0].closed == 1
     assert pool.open_count == 0
@@ -242,26 +195,22 @@ def signal_to_this_thread(
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_predict_inside_a_predict_of_its_thread_is_refused_at_a_gate(
-    fake: ModuleType, tmp_path: Path
-) -> None:
-    fake.slots = 1
-    model = engine.load(models.affine(tmp_path), target="fake")
-    model.predict([X])  # opens its context, and imports what only a first predict does
+def test_a_predict_inside_a_predict_of_its_thread_is_refused_at_a_gate(fake, single) -> None:
+    single.predict([X])  # opens its context, and imports what only a first predict does
     seen: list[str] = []
 
     def handler(number: int, frame: object) -> None:
         with pytest.raises(engine.ModelStateError) as caught:
-            model.predict([X])
+            single.predict([X])
         seen.append(str(caught.value))
         fake.delay_s = 0
 
     fake.delay_s = 300.0
     with signal_to_this_thread(lambda: fake.running, handler):
-        np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
+        np.testing.assert_array_equal(single.predict([X])[0], 2 * X + 1)
     assert len(seen) == 1
     assert "in the middle of a predict of the same thread" in seen[0]
-    assert model.predict([X])
+    assert single.predict([X])
 
 
 def test_closing_ends_what_is_idle_now_and_what_is_lent_when_it_comes_back() -> None:
@@ -292,47 +241,32 @@ def test_a_lease_that_an_interrupt_lost_is_closed_and_does_not_hold_up_the_rest(
 
 
 def test_a_pool_that_a_signal_handler_interrupts_while_it_closes_is_closed_whole() -> None:
-    executables: list[Executable] = []
-    pools: list[ContextPool] = []
-
-    def work() -> None:
-        pools[-1].close()
-
-    def prepare() -> None:
-        executables.append(Executable())
-        pools.append(ContextPool(executables[-1]))
-        for lease in [pools[-1].borrow() for _ in range(5)]:
-            pools[-1].give_back(lease)
-
     interrupter, interrupted = Interrupter(seed=2), 0
     with interrupter.installed():
         for _ in range(300):
-            prepare()
+            pool = ContextPool(executable := Executable())
+            for lease in [pool.borrow() for _ in range(5)]:
+                pool.give_back(lease)
             before = interrupter.raised
-            [*interrupter.calls(work, 1, span_s=40e-6)]
-            if interrupter.raised > before and pools[-1].is_closed:  # else it had not begun
+            [*interrupter.calls(pool.close, 1, span_s=40e-6)]
+            if interrupter.raised > before and pool.is_closed:  # else it had not begun
                 interrupted += 1
-                assert executables[-1].closed == 1
-            pools[-1].close()
+                assert executable.closed == 1
+            pool.close()
+            assert executable.closed == 1
     assert interrupted > 10, interrupted
     assert (interrupter.lost, interrupter.unraisable) == ([], [])
-    assert {executable.closed for executable in executables} == {1}
 
 
 def test_a_context_whose_reset_fails_is_closed_and_the_next_is_new() -> None:
     executable = Executable()
     pool = ContextPool(executable)
     pool.give_back(pool.borrow())
-
-    def fail() -> None:
-        raise RuntimeError("no")
-
-    executable.contexts[0].reset = fail  # type: ignore[method-assign]
-    with pytest.raises(RuntimeError, match="no"):
+    executable.contexts[0].reset = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
         pool.borrow()
     assert executable.contexts[0].closed == 1
-    lease = pool.borrow()
-    assert lease.context is executable.contexts[1]
+    assert pool.borrow().context is executable.contexts[1]
     assert pool.open_count == 1
 
 
@@ -351,21 +285,18 @@ def test_many_threads_at_a_semaphore_leave_it_as_it_was() -> None:
             inside.remove(index)
             semaphore.release()
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    in_threads(8, work)
     assert max(most) <= 3
-    assert not semaphore._holders
-    assert not semaphore._waiting
-    assert not semaphore._threads
+    assert is_unused(semaphore)
+
+
+def is_unused(semaphore: FairSemaphore) -> bool:
+    return not (semaphore._holders or semaphore._waiting or semaphore._threads)
 
 
 def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
     semaphore = FairSemaphore(1)
-    may_go, has_left = threading.Event(), threading.Event()
-    slot_is_held = threading.Event()
+    may_go, has_left, slot_is_held = (threading.Event() for _ in range(3))
 
     def hold() -> None:
         semaphore.acquire()
@@ -379,27 +310,22 @@ def test_an_interrupt_that_meets_the_admission_gives_the_slot_back() -> None:
         has_left.wait(60)  # from here on the slot is the interrupted thread's
         raise KeyboardInterrupt
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert slot_is_held.wait(60)
-    interrupted = signal_to_this_thread(lambda: semaphore._waiting, handler)
-    with interrupted, pytest.raises(KeyboardInterrupt):
-        semaphore.acquire(time.monotonic() + 100)
-    thread.join(60)
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(hold)
+        assert slot_is_held.wait(60)
+        interrupted = signal_to_this_thread(lambda: semaphore._waiting, handler)
+        with interrupted, pytest.raises(KeyboardInterrupt):
+            semaphore.acquire(time.monotonic() + 100)
     semaphore.acquire(time.monotonic() + 60)
     semaphore.release()
-    assert not semaphore._holders
-    assert not semaphore._waiting
-    assert not semaphore._threads
+    assert is_unused(semaphore)
 
 
 def test_a_lease_that_was_lost_gives_its_slot_back_for_the_thread_that_had_it() -> None:
     executable = Executable(concurrency=1)
     pool = ContextPool(executable)
     leases: list[Any] = []
-    thread = threading.Thread(target=lambda: leases.append(pool.borrow()))
-    thread.start()
-    thread.join(60)
+    in_threads(1, lambda _: leases.append(pool.borrow()))
     with pytest.raises(engine.DeadlineExceeded, match="no more than 1 run at once"):
         pool.borrow(deadline_s=time.monotonic() + 0.02)
     leases.clear()
@@ -411,53 +337,44 @@ def test_a_lease_that_was_lost_gives_its_slot_back_for_the_thread_that_had_it() 
 
 
 def test_an_interrupt_between_the_loan_and_the_run_leaves_the_model_usable(
-    fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: ModuleType, single: engine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.slots = 1
-    model = engine.load(models.affine(tmp_path), target="fake")
-    model.predict([X])
-    borrow, interrupted = ContextPool.borrow, []
+    single.predict([X])
+    borrow = ContextPool.borrow
 
     def interrupt(pool: ContextPool, *arguments: Any) -> Any:
-        lease = borrow(pool, *arguments)
-        if not interrupted:
-            interrupted.append(True)
-            del lease
-            raise KeyboardInterrupt
-        return lease
+        borrow(pool, *arguments)
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(ContextPool, "borrow", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        model.predict([X])
+        single.predict([X])
+    monkeypatch.setattr(ContextPool, "borrow", borrow)
     gc.collect()  # the traceback, in whose frames the lease is
     for _ in range(2):
-        np.testing.assert_array_equal(model.predict([X], timeout_s=60)[0], 2 * X + 1)
-    model.close()
+        np.testing.assert_array_equal(single.predict([X], timeout_s=60)[0], 2 * X + 1)
+    single.close()
     assert all(context.closed == 1 for context in fake.contexts)
 
 
 @pytest.mark.parametrize("where", ["before", "after"])
 def test_an_interrupt_as_the_context_comes_back_leaves_the_model_usable(
-    where: str, fake: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    where: str, fake: ModuleType, single: engine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake.slots = 1
-    model = engine.load(models.affine(tmp_path), target="fake")
     settle, interrupted = ContextPool.settle, []
 
     def interrupt(pool: ContextPool) -> None:
-        if interrupted:
+        if interrupted or where == "after":
             settle(pool)
-            return
-        interrupted.append(True)
-        if where == "after":
-            settle(pool)
-        raise KeyboardInterrupt
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(ContextPool, "settle", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        model.predict([X])
+        single.predict([X])
     for _ in range(2):
-        np.testing.assert_array_equal(model.predict([X], timeout_s=60)[0], 2 * X + 1)
+        np.testing.assert_array_equal(single.predict([X], timeout_s=60)[0], 2 * X + 1)
     assert len(fake.contexts) == 1
 
 
@@ -472,18 +389,14 @@ def test_a_predict_beside_the_end_of_a_thread_waits_for_its_context_and_opens_no
         is_resetting.set()
         assert may_go.wait(60)
 
-    executable.contexts[0].reset = reset  # type: ignore[method-assign]
-    ending = threading.Thread(target=pool.retire, args=(lease,))
-    ending.start()
-    assert is_resetting.wait(60)
-    borrowed: list[Any] = []
-    other = threading.Thread(target=lambda: borrowed.append(pool.borrow()))
-    other.start()
-    other.join(0.1)
-    may_go.set()
-    for thread in (ending, other):
-        thread.join(60)
-    assert [lease.context for lease in borrowed] == executable.contexts
+    executable.contexts[0].reset = reset
+    with ThreadPoolExecutor(2) as threads:
+        threads.submit(pool.retire, lease)
+        assert is_resetting.wait(60)
+        other = threads.submit(pool.borrow)
+        time.sleep(0.1)
+        may_go.set()
+    assert [other.result().context] == executable.contexts
     assert pool.open_count == 1
 
 
@@ -492,66 +405,50 @@ def test_a_thread_that_ends_during_a_reset_makes_no_room_for_another_context() -
     pool = ContextPool(executable)
     lease = pool.borrow()
     pool.give_back(lease)
-    pool_lent = []
+    pool_lent, resets = [], []
     # What another thread sees in the middle of a reset.
-    executable.contexts[0].reset = lambda: pool_lent.append(pool.borrow())  # type: ignore[method-assign]
+    executable.contexts[0].reset = lambda: pool_lent.append(pool.borrow())
     pool.retire(lease)
     assert pool_lent == []
-    resets: list[bool] = []
-    executable.contexts[0].reset = lambda: resets.append(True)  # type: ignore[method-assign]
+    executable.contexts[0].reset = lambda: resets.append(True)
     pool.give_back(pool.borrow())
     assert resets == [True]  # at the next use
     assert len(executable.contexts) == 1
 
 
-# ------------------------------------------------------------------------------------------ cancel
-
-
 @pytest.mark.parametrize("with_outputs", [False, True])
-def test_any_thread_stops_a_running_predict(
-    fake: ModuleType, tmp_path: Path, with_outputs: bool
-) -> None:
+def test_any_thread_stops_a_running_predict(fake, fake_affine, with_outputs) -> None:
     fake.delay_s = 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
     token = CancelToken()
-    thread = threading.Thread(target=lambda: (wait_until(lambda: fake.running), token.cancel()))
-    thread.start()
     outputs = [Tensor(np.empty_like(X))] if with_outputs else None
-    begin = time.monotonic()
-    with pytest.raises(engine.Cancelled, match="predict failed! stopped"):
-        model.predict([X], outputs, cancel=token)
-    assert time.monotonic() - begin < 200
-    thread.join()
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: (wait_until(lambda: fake.running), token.cancel()))
+        with pytest.raises(engine.Cancelled, match="predict failed! stopped"):
+            fake_affine.predict([X], outputs, cancel=token)
     assert fake.contexts[0].closed == 1  # a context that was stopped is not used again
     fake.delay_s = 0
-    np.testing.assert_array_equal(model.predict([X], outputs)[0], 2 * X + 1)
+    np.testing.assert_array_equal(fake_affine.predict([X], outputs)[0], 2 * X + 1)
     assert len(fake.contexts) == 2
 
 
-def test_a_token_stops_only_while_its_predict_runs(fake: ModuleType, tmp_path: Path) -> None:
-    model = engine.load(models.affine(tmp_path), target="fake")
+def test_a_token_stops_only_while_its_predict_runs(fake, fake_affine) -> None:
     token = CancelToken()
     for _ in range(3):
-        np.testing.assert_array_equal(model.predict([X], cancel=token)[0], 2 * X + 1)
+        np.testing.assert_array_equal(fake_affine.predict([X], cancel=token)[0], 2 * X + 1)
     token.cancel()
-    np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
+    np.testing.assert_array_equal(fake_affine.predict([X])[0], 2 * X + 1)
     with pytest.raises(engine.Cancelled, match="predict failed! cancelled by its owner"):
-        model.predict([X], cancel=token)
+        fake_affine.predict([X], cancel=token)
     assert len(fake.contexts) == 1
     assert not fake.contexts[0].stopped.is_set()
 
 
-def test_a_signal_handler_may_cancel_the_predict_that_it_interrupts(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_a_signal_handler_may_cancel_the_predict_that_it_interrupts(fake, fake_affine) -> None:
     fake.delay_s = 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
     token = CancelToken()
-    with (
-        signal_to_this_thread(lambda: fake.running, lambda number, frame: token.cancel()),
-        pytest.raises(engine.Cancelled),
-    ):
-        model.predict([X], cancel=token)
+    cancelled = signal_to_this_thread(lambda: fake.running, lambda *_: token.cancel())
+    with cancelled, pytest.raises(engine.Cancelled):
+        fake_affine.predict([X], cancel=token)
 
 
 def test_cancel_is_refused_where_the_backend_cannot(fake: ModuleType, tmp_path: Path) -> None:
@@ -560,5 +457,5 @@ def test_cancel_is_refused_where_the_backend_cannot(fake: ModuleType, tmp_path: 
     with pytest.raises(engine.ModelStateError, match=r"cancel: backend 'fake' cannot stop a runni"):
         model.predict([X], cancel=CancelToken())
     with pytest.raises(TypeError, match="cancel"):
-        model.predict([X], cancel=True)  # type: ignore[arg-type]
+        model.predict([X], cancel=True)
     assert model.predict([X])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from predict_steps import parsed
 
 import engine
 from engine import InputError, Tensor
@@ -19,39 +17,31 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def halved(path: Path, declared: list[int | str], target: str) -> engine.Model:
+def halved(declared: str, target: str) -> engine.Model:
     """y = -x with two rows in one, for x: float32[n, 6]. declared: what the file says of y."""
-    nodes = [
-        helper.make_node("Reshape", ["x", "shape"], ["r"]),
-        helper.make_node("Neg", ["r"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes, "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 6])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, declared)],
-        [numpy_helper.from_array(np.int64([-1, 12]), "shape")],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return engine.load(path, target=target)
+    return parsed(
+        f"(float[n,6] x) => (float[{declared}] y) <int64[2] shape = {{-1, 12}}>"
+        "{r = Reshape(x, shape) y = Neg(r)}",
+        target,
+    )
 
 
-def expected(x: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
+def expected(x: np.ndarray) -> np.ndarray:
     return -x.reshape(-1, 12)
 
 
 @pytest.mark.parametrize(
     ("target", "declared"),
     [
-        *(("cpu", dims) for dims in ([1, 12], ["n", 12], [7], [1, 1, 12], [2, 12], ["m", 12])),
-        *(("reference", dims) for dims in ([1, 12], ["n", 12])),  # it refuses another rank
+        *(("cpu", dims) for dims in ("1, 12", "n, 12", "7", "1, 1, 12", "2, 12", "m, 12")),
+        *(("reference", dims) for dims in ("1, 12", "n, 12")),  # it refuses another rank
     ],
 )
 @pytest.mark.parametrize("rows", [4, 2000])
 def test_a_result_may_be_filled_again_whatever_shape_the_file_declares(
-    tmp_path: Path, target: str, declared: list[int | str], rows: int
+    target: str, declared: str, rows: int
 ) -> None:
-    model = halved(tmp_path / "model.onnx", declared, target)
+    model = halved(declared, target)
     x = np.random.default_rng(0).standard_normal((rows, 6)).astype(np.float32)
     results = model.predict([x])
     memory = results[0].get_data_to_numpy()
@@ -62,28 +52,24 @@ def test_a_result_may_be_filled_again_whatever_shape_the_file_declares(
         np.testing.assert_array_equal(memory, expected(given))
 
 
-def test_a_result_of_one_thread_may_be_filled_in_another(tmp_path: Path) -> None:
-    model = halved(tmp_path / "model.onnx", [1, 12], "cpu")
+def test_a_result_of_one_thread_may_be_filled_in_another() -> None:
+    model = halved("1, 12", "cpu")
     x = np.ones((4, 6), np.float32)
-    found: list[list[Tensor]] = []
-    thread = threading.Thread(target=lambda: found.append(model.predict([0 * x])))
-    thread.start()
-    thread.join()
-    model.predict([x], found[0])
-    np.testing.assert_array_equal(found[0][0].get_data_to_numpy(), expected(x))
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(model.predict, [0 * x]).result()
+    model.predict([x], found)
+    np.testing.assert_array_equal(found[0].get_data_to_numpy(), expected(x))
 
 
-def test_memory_of_the_caller_that_contradicts_the_file_is_refused_before_the_run(
-    tmp_path: Path,
-) -> None:
-    model = halved(tmp_path / "model.onnx", [1, 12], "cpu")
+def test_memory_of_the_caller_that_contradicts_the_file_is_refused_before_the_run(tmp_path) -> None:
+    model = halved("1, 12", "cpu")
     x = np.ones((4, 6), np.float32)
     with pytest.raises(InputError, match=r"expected a buffer of float32\[1, 12\]"):
         model.predict([x], [Tensor(np.empty((2, 12), np.float32))])
 
 
-def test_a_result_of_other_sizes_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
-    model = halved(tmp_path / "model.onnx", [1, 12], "cpu")
+def test_a_result_of_other_sizes_is_refused_and_left_as_it_is() -> None:
+    model = halved("1, 12", "cpu")
     small = model.predict([np.zeros((4, 6), np.float32)])
     with pytest.raises(InputError, match=r"y.*\[3, 12\].*\[2, 12\]"):
         model.predict([np.ones((6, 6), np.float32)], small)

@@ -10,7 +10,6 @@ import ctypes
 import gc
 import weakref
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,7 +23,6 @@ from engine.model.model import model_state
 from engine.runtime import fitting
 from engine.tensor import dlpack
 from engine.types import Device, DeviceBuffer, DType
-from engine_testing import models
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 NUMPY = ["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
@@ -50,9 +48,6 @@ class Producer:
         return dlpack.export(self.value, not self.is_old)
 
 
-# ----------------------------------------------------------------------------------------- giving
-
-
 @pytest.mark.parametrize("name", NUMPY)
 @pytest.mark.parametrize("shape", [(), (0, 2), (2, 1, 3)])
 def test_numpy_reads_what_is_given(name: str, shape: tuple[int, ...]) -> None:
@@ -64,21 +59,15 @@ def test_numpy_reads_what_is_given(name: str, shape: tuple[int, ...]) -> None:
         assert np.shares_memory(taken, array) or not array.size
 
 
-def test_a_host_tensor_shares_its_memory_with_numpy() -> None:
+def test_memory_is_shared_and_lives_as_long_as_whoever_took_it() -> None:
     tensor = Tensor(X.copy())
     assert tensor.__dlpack_device__() == (1, 0)
-    array = np.from_dlpack(tensor)
-    array[0, 0] = 50
+    alive = weakref.ref(tensor.get_data_to_numpy())
+    taken = np.from_dlpack(tensor)
+    taken[0, 0] = 50
     assert tensor.get_data_to_numpy()[0, 0] == 50
-
-
-def test_memory_lives_as_long_as_whoever_took_it() -> None:
-    array = X.copy()
-    alive = weakref.ref(array)
-    taken = np.from_dlpack(Tensor(array))
-    del array
+    del tensor
     gc.collect()
-    np.testing.assert_array_equal(taken, X)
     assert alive() is not None
     del taken
     gc.collect()
@@ -192,15 +181,6 @@ def test_gpu_memory_has_a_cuda_array_interface(stream: int | None, said: int | N
     assert not hasattr(Tensor(X), "__cuda_array_interface__")
 
 
-# ----------------------------------------------------------------------------------------- taking
-
-
-@pytest.fixture
-def model(null_backend: str, tmp_path: Path) -> engine.Model:
-    """y = 2x + 1, x float32[batch, 3]."""
-    return engine.load(models.affine(tmp_path), target=null_backend)
-
-
 class Array:
     """An object with `__array__` alone."""
 
@@ -208,17 +188,10 @@ class Array:
         return X
 
 
-def test_predict_takes_what_has_dlpack_or_array(model: engine.Model) -> None:
+def test_predict_takes_what_has_dlpack_or_array(affine: engine.Model) -> None:
     for item in (Producer(X.copy()), Producer(X.copy(), is_old=True), Array()):
-        np.testing.assert_array_equal(model.predict([item])[0], 2 * X + 1)  # type: ignore[list-item]
-        np.testing.assert_array_equal(model(x=item)["y"], 2 * X + 1)
-
-
-def test_host_memory_is_not_copied_on_the_way_in(model: engine.Model) -> None:
-    array = X.copy()
-    state = model_state(model).open_thread()
-    [value] = state.take([Producer(array)])
-    assert np.shares_memory(value, array)
+        np.testing.assert_array_equal(affine.predict([item])[0], 2 * X + 1)
+        np.testing.assert_array_equal(affine(x=item)["y"], 2 * X + 1)
 
 
 def test_bfloat16_is_taken_without_numpys_help() -> None:
@@ -233,15 +206,12 @@ def test_bfloat16_is_taken_without_numpys_help() -> None:
     assert Tensor(array).dtype is DataType.BFLOAT16
 
 
-def test_a_strided_host_tensor_is_read_with_its_strides(model: engine.Model) -> None:
-    class Strided:
-        def __dlpack_device__(self) -> Any:
-            return (1, 0)
-
+def test_a_strided_host_tensor_is_read_with_its_strides(affine: engine.Model) -> None:
+    class Strided(Producer):
         def __dlpack__(self, **asked: Any) -> Any:
             return X.T.copy().T.__dlpack__(**asked)
 
-    np.testing.assert_array_equal(model.predict([Strided()])[0], 2 * X + 1)  # type: ignore[list-item]
+    np.testing.assert_array_equal(affine.predict([Strided(X)])[0], 2 * X + 1)
 
 
 def test_gpu_memory_is_taken_ordered_on_the_legacy_stream_and_kept_alive() -> None:
@@ -291,7 +261,7 @@ def test_gpu_memory_that_is_not_contiguous_is_refused_and_let_go() -> None:
     assert alive() is None
 
 
-def test_a_capsule_is_taken_once(model: engine.Model) -> None:
+def test_a_capsule_is_taken_once() -> None:
     capsule = dlpack.export(np.zeros(2, ml_dtypes.bfloat16), True)
     imported = dlpack._Imported(capsule)
     assert imported.tensor.ndim == 1
@@ -303,16 +273,23 @@ def test_a_newer_major_version_is_refused() -> None:
     array = np.zeros(2, ml_dtypes.bfloat16)
     capsule = dlpack.export(array, True)
     _, managed = dlpack._read(capsule)
-    managed.major = 2  # type: ignore[union-attr]
+    managed.major = 2
     with pytest.raises(BufferError, match=r"version 2\.0, expected 1\.x"):
         dlpack._Imported(capsule)
-    managed.major = 1  # type: ignore[union-attr]  # as its destructor wants it
+    managed.major = 1  # as its destructor wants it
+
+
+INTERFACE = {"shape": (2, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
+
+
+def cuda(**changes: Any) -> Any:
+    """Return an object of this interface."""
+    return type("Cuda", (), {"__cuda_array_interface__": INTERFACE | changes})()
 
 
 @pytest.mark.parametrize(("said", "stream"), [(None, None), (1, 0), (2, 2), (99, 99)])
 def test_a_cuda_array_interface_is_taken(said: int | None, stream: int | None) -> None:
-    interface = {"shape": (2, 3), "typestr": "<f4", "data": (4096, True), "version": 3}
-    producer = type("Cuda", (), {"__cuda_array_interface__": {**interface, "stream": said}})()
+    producer = cuda(stream=said)
     taken = dlpack.take_cuda_interface(producer, Device("gpu", 1))
     assert taken == DeviceBuffer(4096, (2, 3), DType.FLOAT32, Device("gpu", 1), stream, taken.owner)
     assert taken.owner is producer
@@ -321,78 +298,51 @@ def test_a_cuda_array_interface_is_taken(said: int | None, stream: int | None) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [({"strides": (4, 8)}, "not C-contiguous"), ({"typestr": ">f4"}, "native byte order"),
-     ({"stream": 0}, "forbids"), ({"mask": object()}, "mask")],
+     ({"stream": 0}, "forbids"), ({"mask": object()}, "mask"), ({"shape": (-1,)}, r"shape \[-1\]"),
+     ({"shape": (2**70,)}, "shape"), ({"strides": ()}, "0 strides for 2 axes"),
+     ({"strides": (4, 4, 4)}, "3 strides for 2 axes"), ({"data": ("a", False)}, "address 'a'"),
+     ({"data": (0, False)}, "address 0"), ({"stream": "q"}, "stream 'q'")],
 )  # fmt: skip
-def test_a_cuda_array_interface_that_no_model_reads_is_refused(
-    change: dict[str, Any], message: str
-) -> None:
-    interface = {"shape": (2, 3), "typestr": "<f4", "data": (4096, True), "version": 3, **change}
-    producer = type("Cuda", (), {"__cuda_array_interface__": interface})()
+def test_a_cuda_array_interface_that_no_model_reads_is_refused(change, message) -> None:
     with pytest.raises(BufferError, match=message):
-        dlpack.take_cuda_interface(producer, Device("gpu"))
+        dlpack.take_cuda_interface(cuda(**change), Device("gpu"))
 
 
-def test_what_cannot_be_taken_is_an_input_error_with_the_reason(model: engine.Model) -> None:
-    class Gradient(Producer):
-        def __dlpack__(self, **asked: Any) -> Any:
-            raise BufferError("requires grad")
-
-    message = r"input 'x': expected float32\[batch, 3\], and .*Gradient.* requires grad; pass a"
-    with pytest.raises(engine.InputError, match=message):
-        model.predict([Gradient(X)])  # type: ignore[list-item]
-    with pytest.raises(engine.InputError, match="device of DLPack's type 10"):
-        model.predict([Producer(X, device=(10, 0))])  # type: ignore[list-item]
-    with pytest.raises(engine.InputError, match="got float64"):
-        model.predict([Producer(X.astype(np.float64))])  # type: ignore[list-item]
-    with pytest.raises(TypeError, match="inputs element must be Tensor, of numpy"):
-        model.predict([object()])  # type: ignore[list-item]
-
-
-class Interface:
-    """An object that says of itself what it is told to."""
-
-    def __init__(self, **fields: Any) -> None:
-        plain = {"shape": (6,), "typestr": "<f4", "data": (4096, False), "version": 3}
-        self.__cuda_array_interface__ = {**plain, **fields}
+class Gradient(Producer):
+    def __dlpack__(self, **asked: Any) -> Any:
+        raise BufferError("requires grad")
 
 
 @pytest.mark.parametrize(
-    ("fields", "says"),
+    ("given", "error", "says"),
     [
-        ({"shape": (-1,)}, r"shape \[-1\]"),
-        ({"shape": (2**70,)}, "shape"),
-        ({"strides": ()}, "0 strides for 1 axes"),
-        ({"strides": (4, 4)}, "2 strides for 1 axes"),
-        ({"data": ("a", False)}, "address 'a'"),
-        ({"data": (0, False)}, "address 0"),
-        ({"stream": "q"}, "stream 'q'"),
+        (Gradient(X), engine.InputError,
+         r"'x': expected float32\[batch, 3\], and .*Gradient.* requires grad; pass a"),
+        (Producer(X, device=(10, 0)), engine.InputError, "device of DLPack's type 10"),
+        (Producer(X.astype(np.float64)), engine.InputError, "got float64"),
+        (object(), TypeError, "inputs element must be Tensor, of numpy"),
     ],
-)
-def test_an_interface_that_contradicts_itself_is_refused(fields: dict[str, Any], says: str) -> None:
-    from engine.tensor.dlpack import take_cuda_interface
-
-    with pytest.raises(BufferError, match=says):
-        take_cuda_interface(Interface(**fields), Device("gpu"))
+)  # fmt: skip
+def test_what_cannot_be_taken_is_an_error_with_the_reason(affine, given, error, says) -> None:
+    with pytest.raises(error, match=says):
+        affine.predict([given])
 
 
-def test_an_array_of_another_kind_with_masked_elements_is_refused(model: engine.Model) -> None:
+def test_an_array_of_another_kind_with_masked_elements_is_refused(affine: engine.Model) -> None:
     class Masked:
         def __array__(self, *arguments: Any, **options: Any) -> np.ndarray:
             return np.ma.masked_array(np.ones((1, 3), np.float32), mask=[[True, False, False]])
 
     with pytest.raises(engine.InputError, match="masked elements"):
-        model.predict([Masked()])  # type: ignore[list-item]
+        affine.predict([Masked()])
 
 
-def test_a_result_goes_to_another_library_without_a_copy_and_comes_in_so(
-    null_backend: str, tmp_path: Path
-) -> None:
-    model = engine.load(models.affine(tmp_path), target=null_backend)
-    [y] = model.predict([Producer(X)])
+def test_a_result_goes_to_another_library_without_a_copy_and_comes_in_so(affine) -> None:
+    [y] = affine.predict([Producer(X)])
     taken = np.from_dlpack(y)
     assert taken.ctypes.data == y.numpy().ctypes.data
     np.testing.assert_array_equal(taken, 2 * X + 1)
-    signature = model_state(model).require_built().signature
+    signature = model_state(affine).require_built().signature
     [given] = fitting.values(signature, [Producer(taken)], ())  # what the backend gets
     assert given.ctypes.data == taken.ctypes.data
     [given] = fitting.values(signature, [Producer(taken.astype(np.float16))], ())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +54,18 @@ def load(tmp_path: Path) -> engine.Model:
     return engine.load(models.affine(tmp_path), target="null")
 
 
-def test_off_means_the_backends_own_function(
-    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def install_bad(plugin_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install an extension "bad" of this source, and switch it on, alone or among others."""
+
+    def install(source: str, switched_on: str = "bad") -> None:
+        plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
+        monkeypatch.setenv("ENGINE_EXTENSIONS", switched_on)
+
+    return install
+
+
+def test_off_means_the_backends_own_function(notes, tmp_path, monkeypatch) -> None:
     for text in (None, "", " , "):
         if text is not None:
             monkeypatch.setenv("ENGINE_EXTENSIONS", text)
@@ -94,9 +104,7 @@ def test_one_event_a_request_with_the_models_name_the_first_outermost(
     assert [str(spec) for spec in description.inputs] == ["float32[batch, 3]"]
 
 
-def test_a_model_in_memory_is_named_by_its_graph(
-    notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_in_memory_is_named_by_its_graph(notes, tmp_path, monkeypatch) -> None:
     import onnx
 
     monkeypatch.setenv("ENGINE_EXTENSIONS", "outer")
@@ -114,12 +122,9 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
     notes: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,outre")
-    with pytest.raises(
-        engine.ExtensionError,
-        match=r"ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)",
-    ) as caught:
+    says = r"^ENGINE_EXTENSIONS names 'outre', .* \(installed: inner, outer\)"
+    with pytest.raises(engine.ExtensionError, match=says) as caught:
         load(tmp_path)
-    assert str(caught.value).startswith("ENGINE_EXTENSIONS names ")
     assert caught.value.name == "outre"
 
 
@@ -129,38 +134,24 @@ def test_one_that_is_not_installed_is_named_with_those_that_are(
         ("1 / 0", "importing 'bad_one:wrap' failed: ZeroDivisionError"),
         ("wrap = 5", "'bad_one:wrap' cannot serve as extension: it has no __call__"),
         ("def wrap(model, predict): 1 / 0", "wrapping the model raised ZeroDivisionError"),
-        (
-            "import sys\ndef wrap(model, predict): sys.exit(3)",
-            "wrapping the model raised SystemExit",
-        ),
+        ("import sys\ndef wrap(*_): sys.exit(3)", "wrapping the model raised SystemExit"),
         ("def wrap(model, predict): pass", "it returned None, expected a function"),
     ],
 )
 def test_one_that_fails_is_at_fault_and_leaves_no_model(
-    source: str,
-    message: str,
-    plugin_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    source: str, message: str, install_bad: Callable[..., None], tmp_path: Path, monkeypatch: Any
 ) -> None:
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
-    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
+    install_bad(source)
     with pytest.raises(engine.ExtensionError, match=f"extension 'bad' is at fault: .*{message}"):
         load(tmp_path)
     monkeypatch.delenv("ENGINE_EXTENSIONS")
     assert load(tmp_path).predict([X])
 
 
-def test_an_error_inside_an_extension_names_it(
-    notes: Any, plugin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = "def wrap(model, predict): return lambda *arguments: 1 / 0"
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
-    monkeypatch.setenv("ENGINE_EXTENSIONS", "outer,bad,inner")
-    with pytest.raises(
-        engine.ExtensionError,
-        match=r"^predict failed! extension 'bad' is at fault: its predict raised ZeroDivisionError",
-    ) as caught:
+def test_an_error_inside_an_extension_names_it(notes, install_bad, tmp_path) -> None:
+    install_bad("def wrap(model, predict): return lambda *arguments: 1 / 0", "outer,bad,inner")
+    says = r"^predict failed! extension 'bad' is at fault: its predict raised ZeroDivisionError"
+    with pytest.raises(engine.ExtensionError, match=says) as caught:
         load(tmp_path).predict([X])
     assert caught.value.name == "bad"
 
@@ -179,15 +170,9 @@ def test_an_error_inside_an_extension_names_it(
     ],
 )
 def test_an_extension_gives_back_what_the_model_gave_it(
-    returned: str,
-    message: str | None,
-    plugin_folder: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    returned: str, message: str | None, install_bad: Callable[..., None], tmp_path: Path
 ) -> None:
-    source = f"def wrap(model, predict): return lambda *arguments: {returned}"
-    plugins.install(plugin_folder, "bad", "bad_one:wrap", group=EXTENSIONS.group, source=source)
-    monkeypatch.setenv("ENGINE_EXTENSIONS", "bad")
+    install_bad(f"def wrap(model, predict): return lambda *arguments: {returned}")
     model = load(tmp_path)
     outputs = [Tensor(np.zeros((2, 3), np.float32))]
     for given in (None, outputs):

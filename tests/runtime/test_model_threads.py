@@ -6,18 +6,17 @@ import gc
 import os
 import signal
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from predict_steps import in_threads, wait_until
 
 import engine
-from engine import Context, Model, ModelType, Tensor
+from engine import Context, Model, ModelType
 from engine.model.model import model_state
 from engine.reference.evaluator import EvaluatorContext, EvaluatorExecutable
 from engine_testing import models
@@ -25,24 +24,6 @@ from engine_testing import models
 pytestmark = pytest.mark.usefixtures("null_backend")
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    errors: list[BaseException] = []
-
-    def guarded(index: int) -> None:
-        try:
-            work(index)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
 
 
 def test_threads_share_a_model_and_get_their_own_tensors_and_results(affine: Model) -> None:
@@ -63,33 +44,25 @@ def test_threads_share_a_model_and_get_their_own_tensors_and_results(affine: Mod
 
 
 def test_contexts_are_reused_by_the_next_threads(affine: Model) -> None:
-    pool = model_state(affine).plan.pool  # type: ignore[union-attr]
+    pool = model_state(affine).plan.pool
     for _ in range(20):
         in_threads(1, lambda index: affine.predict([X]) and None)
     gc.collect()
     assert pool.open_count <= 1
 
 
-def test_closing_waits_for_nobody_and_frees_after_the_last_predict(
-    fake: ModuleType, tmp_path: Path
-) -> None:
+def test_closing_waits_for_nobody_and_frees_after_the_last_predict(fake, fake_affine) -> None:
     fake.delay_s = 300.0
-    model = engine.load(models.affine(tmp_path), target="fake")
-    executable = weakref.ref(model_state(model).plan.executable)  # type: ignore[union-attr]
-    results: list[Tensor] = []
-    thread = threading.Thread(target=lambda: results.extend(model.predict([X])))
-    thread.start()
-    end = time.monotonic() + 60
-    while not fake.running:
-        assert time.monotonic() < end
-        time.sleep(0.001)
-    model.close()
-    assert fake.running
-    with pytest.raises(engine.ModelStateError, match="closed"):
-        model.predict([X])
-    fake.delay_s = 0.0
-    thread.join()
-    np.testing.assert_array_equal(results[0], 2 * X + 1)
+    executable = weakref.ref(model_state(fake_affine).plan.executable)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(fake_affine.predict, [X])
+        wait_until(lambda: fake.running)
+        fake_affine.close()
+        assert fake.running
+        with pytest.raises(engine.ModelStateError, match="closed"):
+            fake_affine.predict([X])
+        fake.delay_s = 0.0
+        np.testing.assert_array_equal(asked.result(60)[0], 2 * X + 1)
     gc.collect()
     assert [context.closed for context in fake.contexts] == [1]
     fake.contexts.clear()
@@ -98,24 +71,11 @@ def test_closing_waits_for_nobody_and_frees_after_the_last_predict(
 
 
 def test_a_resize_reaches_every_thread_at_its_next_call(affine: Model) -> None:
-    resized, checked = threading.Event(), threading.Event()
-
-    def work() -> None:
-        affine.predict([X])
-        checked.set()
-        resized.wait(60)
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(affine.predict, [X]).result()
+        affine.resize(affine.get_inputs(), [[5, 3]])
         with pytest.raises(engine.InputError, match=r"expected float32\[5, 3\]"):
-            affine.predict([X])
-        done.append(True)
-
-    done: list[bool] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    checked.wait(60)
-    affine.resize(affine.get_inputs(), [[5, 3]])
-    resized.set()
-    thread.join()
-    assert done
+            thread.submit(affine.predict, [X]).result()
 
 
 def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
@@ -130,15 +90,13 @@ def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
         return open_context(executable)
 
     monkeypatch.setattr(EvaluatorExecutable, "open_context", slowly)
-    executable = weakref.ref(model_state(affine).plan.executable)  # type: ignore[union-attr]
-    results: list[Tensor] = []
-    thread = threading.Thread(target=lambda: results.extend(affine.predict([X])))
-    thread.start()
-    assert opening.wait(60)
-    affine.close()
-    closed.set()
-    thread.join()
-    np.testing.assert_array_equal(results[0], 2 * X + 1)
+    executable = weakref.ref(model_state(affine).plan.executable)
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(affine.predict, [X])
+        assert opening.wait(60)
+        affine.close()
+        closed.set()
+        np.testing.assert_array_equal(asked.result(60)[0], 2 * X + 1)
     gc.collect()
     assert executable() is None
 
@@ -146,26 +104,26 @@ def test_a_close_takes_nothing_from_a_thread_that_is_opening_its_first_context(
 def test_a_close_beside_first_calls_leaves_them_a_result_or_a_state_error(tmp_path: Path) -> None:
     path = models.affine(tmp_path)
     executables: list[weakref.ref[Any]] = []
-    for _ in range(30):
-        model = engine.load(path, target="null")
-        executables.append(weakref.ref(model_state(model).plan.executable))  # type: ignore[union-attr]
-        barrier = threading.Barrier(3)
-        refused: list[str] = []
+    barrier = threading.Barrier(3)
 
-        def work(index: int) -> None:
-            barrier.wait()  # noqa: B023  # it runs within this turn of the loop
-            if index == 0:
-                model.close()  # noqa: B023
-                return
-            try:
-                [y] = model.predict([X])  # noqa: B023
-            except engine.ModelStateError as error:
-                refused.append(str(error))  # noqa: B023
-            else:
-                np.testing.assert_array_equal(y, 2 * X + 1)
+    def predict(model: Model) -> str:
+        barrier.wait()
+        try:
+            np.testing.assert_array_equal(model.predict([X])[0], 2 * X + 1)
+        except engine.ModelStateError as error:
+            return str(error)
+        return ""
 
-        in_threads(3, work)
-        assert {*refused} <= {"predict failed! the model is closed; build a new one"}
+    with ThreadPoolExecutor(2) as threads:
+        for _ in range(30):
+            model = engine.load(path, target="null")
+            executables.append(weakref.ref(model_state(model).plan.executable))
+            calls = [threads.submit(predict, model) for _ in range(2)]
+            barrier.wait()
+            model.close()
+            said = {call.result(60) for call in calls}
+            assert said <= {"", "predict failed! the model is closed; build a new one"}
+    del model, calls
     gc.collect()
     assert not any(executable() for executable in executables)
 
@@ -215,17 +173,11 @@ def test_a_child_forked_while_the_model_was_being_built_can_build_it(
 
 def test_a_signal_handler_may_predict_in_the_middle_of_a_predict(affine: Model) -> None:
     seen: list[float] = []
-
-    def handler(number: int, frame: object) -> None:
-        seen.append(
-            float(affine.predict([np.full((2, 3), 50, np.float32)])[0].get_data_to_numpy()[0, 0])
-        )
-
-    before = signal.signal(signal.SIGALRM, handler)
+    fifty = np.full((2, 3), 50, np.float32)
+    before = signal.signal(signal.SIGALRM, lambda *_: seen.append(affine(fifty)["y"][0, 0]))
     signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
     try:
-        end = time.monotonic() + 0.5
-        while time.monotonic() < end:
+        while len(seen) < 50:
             np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

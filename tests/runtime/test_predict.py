@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
+from predict_steps import parsed
 
 import engine
 from engine import DataType, Model, Tensor
@@ -27,47 +27,10 @@ def test_predict_takes_lists_tuples_dicts_arrays_and_tensors(affine: Model) -> N
         np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * X + 1)
 
 
-def test_calling_a_model_takes_arrays_by_name_or_place_and_gives_arrays_by_name(
-    several: Model,
-) -> None:
-    z, a, m = (np.full(s, v, np.float32) for s, v in (((2, 3), 5), ((2, 3), 3), ((3,), 2)))
-    for outputs in (several(z=z, a=a, m=m), several(z, a, m)):
-        assert list(outputs) == ["y", "b", "x"]
-        assert [outputs[name][0, 0] for name in ("y", "b", "x")] == [2, 6, 7]
-    with pytest.raises(TypeError, match="all inputs by place or all by name"):
-        several(z, a=a, m=m)
-
-
-def test_a_dict_goes_by_name_and_not_by_order(several: Model) -> None:
-    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
-    y, b, x = (t.get_data_to_numpy()[0, 0] for t in several.predict({"m": m, "a": a, "z": z}))
-    assert (y, b, x) == (1, 0, 10)
-
-
-def test_mixed_lists_of_arrays_and_tensors_work(several: Model) -> None:
-    z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
-    assert several.predict([z, Tensor(a), m])[2].get_data_to_numpy()[0, 0] == 10
-
-
 def test_a_result_never_changes_under_its_owner(affine: Model) -> None:
     results = [affine.predict([np.full((1, 3), value, np.float32)])[0] for value in range(10)]
     for value, result in enumerate(results):
         assert result.get_data_to_numpy().tolist() == [[2 * value + 1] * 3]
-
-
-def test_given_outputs_are_filled_and_returned(affine: Model) -> None:
-    buffer = np.zeros((2, 3), np.float32)
-    outputs = [Tensor(buffer)]
-    for step in range(4):
-        assert affine.predict([X + step], outputs)[0] is outputs[0]
-        np.testing.assert_array_equal(buffer, 2 * (X + step) + 1)
-
-
-def test_a_given_output_without_data_gets_memory(affine: Model) -> None:
-    output = Tensor()
-    affine.predict([X], [output])
-    np.testing.assert_array_equal(output.get_data_to_numpy(), 2 * X + 1)
-    assert output.shape == [2, 3]
 
 
 def test_an_output_that_changes_between_calls_is_written_where_it_is_now(affine: Model) -> None:
@@ -114,9 +77,7 @@ def test_an_array_that_is_reshaped_in_place_is_seen(affine: Model) -> None:
     np.testing.assert_array_equal(outputs[0], 2 * array + 1)
 
 
-def test_shapes_may_change_from_call_to_call_where_the_model_leaves_them_open(
-    affine: Model,
-) -> None:
+def test_shapes_may_change_from_call_to_call_where_the_model_leaves_them_open(affine) -> None:
     for rows in (1, 4, 4, 2, 4, 0):
         assert affine.predict([np.zeros((rows, 3), np.float32)])[0].shape == [rows, 3]
 
@@ -137,13 +98,6 @@ def test_any_memory_layout_just_works(affine: Model, array: np.ndarray) -> None:
         np.testing.assert_array_equal(affine.predict([array])[0], 2 * array + 1)
 
 
-def test_a_scalar_model_takes_numpy_scalars(tmp_path: Path) -> None:
-    with engine.load(models.scalar(tmp_path), target="null") as model:
-        for value in (np.float32(3), np.array(3, np.float32)):
-            assert float(model(x=value)["y"]) == 7
-        assert model.get_inputs()[0].shape == []
-
-
 def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:
     z, a, m = np.ones((2, 3), "f"), np.zeros((2, 3), "f"), np.full(3, 9, "f")
     tensor = Tensor()
@@ -153,15 +107,11 @@ def test_one_tensor_for_two_outputs_is_refused(several: Model) -> None:
 
 def test_masked_elements_are_refused_with_the_step_that_helps(affine: Model) -> None:
     x = np.ma.masked_array(X, mask=X > 3)
-    message = (
-        r"input 'x': expected float32\[batch, 3\], got float32\[2, 3\] with masked .*filled\(\)"
-    )
-    with pytest.raises(engine.InputError, match=message):
+    says = r"'x': expected float32\[batch, 3\], got float32\[2, 3\] with masked .*filled\(\)"
+    with pytest.raises(engine.InputError, match=says):
         affine.predict([x])
-    filled = x.filled(0)
-    np.testing.assert_array_equal(affine.predict([filled])[0], 2 * filled + 1)
-    unmasked = np.ma.masked_array(X)
-    np.testing.assert_array_equal(affine.predict([unmasked])[0], 2 * X + 1)
+    for plain in (x.filled(0), np.ma.masked_array(X)):
+        np.testing.assert_array_equal(affine.predict([plain])[0], 2 * plain + 1)
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -181,17 +131,8 @@ def test_a_predict_that_is_stopped_says_the_limit_and_what_to_do(
         np.testing.assert_array_equal(model.predict([X], outputs, timeout_s=60)[0], 2 * X + 1)
 
 
-def test_a_read_only_output_is_refused(affine: Model) -> None:
-    buffer = np.zeros((2, 3), np.float32)
-    buffer.flags.writeable = False
-    with pytest.raises(engine.InputError, match="must be writeable"):
-        affine.predict([X], [Tensor(buffer)])
-
-
 @pytest.mark.parametrize("predicts", [1, 2, 5])
-def test_an_output_that_becomes_read_only_is_not_written_any_more(
-    affine: Model, predicts: int
-) -> None:
+def test_an_output_that_becomes_read_only_is_not_written_any_more(affine, predicts) -> None:
     x, y = np.zeros((2, 3), np.float32), Tensor(np.zeros((2, 3), np.float32))
     inputs, outputs = [x], [y]
     for _ in range(predicts):
@@ -200,9 +141,7 @@ def test_an_output_that_becomes_read_only_is_not_written_any_more(
     assert isinstance(memory, np.ndarray)
     memory.flags.writeable = False
     x += 1
-    with pytest.raises(
-        engine.InputError, match="'y': the buffer must be writeable and C-contiguous"
-    ):
+    with pytest.raises(engine.InputError, match="'y': the buffer must be writeable and C-cont"):
         affine.predict(inputs, outputs)
     assert memory.tolist() == [[1] * 3] * 2
     memory.flags.writeable = True
@@ -212,7 +151,7 @@ def test_an_output_that_becomes_read_only_is_not_written_any_more(
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_whatever_changes_in_lists_that_were_bound_is_seen(several: Model, place: int) -> None:
-    inputs = [np.ones(spec.shape or (), np.float32) for spec in several.inputs]  # type: ignore[arg-type]
+    inputs = [np.ones(spec.shape or (), np.float32) for spec in several.inputs]
     outputs = [Tensor(np.zeros((2, 3), np.float32)) for _ in several.outputs]
     for _ in range(3):
         assert several.predict(inputs, outputs) is outputs
@@ -230,7 +169,7 @@ def test_whatever_changes_in_lists_that_were_bound_is_seen(several: Model, place
     several.predict(inputs, outputs)
 
     with pytest.raises(TypeError, match=f"must be Tensor, but got .*ndarray.* at index {place}"):
-        several.predict(inputs, [*outputs[:place], z.copy(), *outputs[place + 1 :]])  # type: ignore[list-item]
+        several.predict(inputs, [*outputs[:place], z.copy(), *outputs[place + 1 :]])
     extra = inputs.pop(place)
     with pytest.raises(engine.InputError, match="input len:3 not equal input len:2"):
         several.predict(inputs, outputs)
@@ -241,9 +180,7 @@ def test_whatever_changes_in_lists_that_were_bound_is_seen(several: Model, place
     np.testing.assert_array_equal(several.predict(inputs, [*outputs, last])[2], z + m)
 
 
-def test_sizes_that_contradict_a_symbol_are_the_models_to_judge(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_sizes_that_contradict_a_symbol_are_the_models_to_judge(tmp_path, caplog) -> None:
     with engine.load(models.shared_dims(tmp_path), target="null") as model:
         left, right = np.ones((2, 3), "f"), np.ones((3, 4), "f")
         assert model(left=left, right=right)["y"].tolist() == [[3] * 4] * 2
@@ -254,15 +191,9 @@ def test_sizes_that_contradict_a_symbol_are_the_models_to_judge(
         assert "'right': axis 0 is called 'common', as an axis of input 'left'" in record.message
 
 
-def test_sizes_that_contradict_a_symbol_run_where_the_model_can(tmp_path: Path) -> None:
-    a, b, y = (
-        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["n", "n"])
-        for name in "aby"
-    )
-    nodes = [onnx.helper.make_node("Add", ["a", "b"], ["y"])]
-    path = tmp_path / "sum.onnx"
-    onnx.save(onnx.helper.make_model(onnx.helper.make_graph(nodes, "sum", [a, b], [y])), path)
-    with engine.load(path, target="null") as model:
+def test_sizes_that_contradict_a_symbol_run_where_the_model_can(null_backend: str) -> None:
+    graph = "(float[n,n] a, float[n,n] b) => (float[n,n] y) {y = Add(a, b)}"
+    with parsed(graph, null_backend) as model:
         a, b = np.ones((2, 1), "f"), np.ones((1, 3), "f")
         for outputs in (None, [Tensor()], [Tensor(np.empty((2, 3), "f"))]):
             [y] = model.predict([a, b], outputs)
@@ -272,21 +203,17 @@ def test_sizes_that_contradict_a_symbol_run_where_the_model_can(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("answer", [None, [], [X, X]])
-def test_a_backend_that_gives_a_wrong_number_of_results_is_named(
-    affine: Model, answer: object
-) -> None:
-    assert model_state(affine).built is not None
-    model_state(affine).built = model_state(affine).built._replace(predict=lambda *_: answer)  # type: ignore[arg-type]
+def test_a_backend_that_gives_a_wrong_number_of_results_is_named(affine, answer) -> None:
+    state = model_state(affine)
+    state.built = state.built._replace(predict=lambda *_: answer)
     for outputs in (None, [Tensor()]):
-        with pytest.raises(
-            engine.ModelError, match="predict failed! backend 'null' raised TypeEr"
-        ) as caught:
+        with pytest.raises(engine.ModelError, match="failed! backend 'null' raised Ty") as caught:
             affine.predict([X], outputs)
         assert caught.value.at_fault == "null"
 
 
 def test_what_a_device_lacks_is_told_with_its_reason(affine: Model) -> None:
-    [(backend, device)] = model_state(affine).plan.parts  # type: ignore[union-attr]
+    [(backend, device)] = model_state(affine).plan.parts
     lacks = {"deadlines": "its driver is too old"}
     backend._present = {device: DeviceInfo(device, "old", lacks=lacks)}
     try:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import engine
-from engine import Context, Model, ModelStateError
+from engine import Model, ModelStateError
 from engine.errors import BackendError, InputError, ModelError
 from engine.model.model import model_state
 from engine.report.profiling import Kernel, Profile, Run
@@ -37,12 +37,11 @@ def test_each_node_has_its_time_in_each_predict(affine: Model) -> None:
     assert profile.kernels_s == sum(kernel.time_s for kernel in profile.kernels)
 
 
-def test_the_model_goes_on_as_it_was(affine: Model, tmp_path: Path) -> None:
+def test_the_model_goes_on_as_it_was(affine: Model) -> None:
     plan = model_state(affine).plan
-    before = affine.predict([X])[0]
     affine.profile({"x": X}, 1)
     assert model_state(affine).plan is plan
-    np.testing.assert_array_equal(before, affine.predict([X])[0])
+    np.testing.assert_array_equal(affine.predict([X])[0], 2 * X + 1)
 
 
 def test_a_resized_model_is_measured_at_its_size(affine: Model) -> None:
@@ -52,19 +51,16 @@ def test_a_resized_model_is_measured_at_its_size(affine: Model) -> None:
         affine.profile([X], 1)
 
 
-def test_parts_tell_the_nodes_of_the_whole_model(null_backend: str, tmp_path: Path) -> None:
+def test_parts_tell_the_nodes_of_the_whole_model(null_backend, tmp_path, monkeypatch) -> None:
     options = {"null_context": {"unsupported_ops": "Add"}}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("ENGINE_TARGET", raising=False)
-        try:
-            model = engine.load(models.affine(tmp_path), [null_backend, "cpu"], config=options)
-        except BackendError:
-            pytest.skip("no second backend is installed")
+    monkeypatch.delenv("ENGINE_TARGET", raising=False)
+    try:
+        model = engine.load(models.affine(tmp_path), [null_backend, "cpu"], config=options)
+    except BackendError:
+        pytest.skip("no second backend is installed")
     profile = model.profile([X], 2)
-    assert {(k.nodes, k.backend) for k in profile.kernels} == {
-        ((0,), null_backend),
-        ((1,), "cpu"),
-    }
+    parts = {(kernel.nodes, kernel.backend) for kernel in profile.kernels}
+    assert parts == {((0,), null_backend), ((1,), "cpu")}
 
 
 def test_it_prints_as_a_table_and_saves_a_trace(affine: Model, tmp_path: Path) -> None:
@@ -104,39 +100,39 @@ def test_nothing_of_a_measurement_stays(affine: Model, tmp_path: Path, monkeypat
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_what_cannot_be_measured_says_why(
-    affine: Model, null_context: Context, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"predicts": 0}, ValueError, "predicts must be 1 or more, but got 0"),
+        ({"warmup": -1}, ValueError, "warmup"),
+        ({"predicts": 1.5}, TypeError, "predicts"),
+    ],
+)
+def test_a_wrong_setting_is_refused(affine, settings, error, says) -> None:
+    with pytest.raises(error, match=says):
+        affine.profile([X], **settings)
+
+
+def test_what_cannot_be_measured_says_why(affine, null_context, monkeypatch) -> None:
     with pytest.raises(ModelStateError, match="not built"):
         Model().profile([X])
-    with pytest.raises(ValueError, match="predicts must be 1 or more, but got 0"):
-        affine.profile([X], 0)
-    with pytest.raises(ValueError, match="warmup"):
-        affine.profile([X], warmup=-1)
-    with pytest.raises(TypeError, match="predicts"):
-        affine.profile([X], 1.5)  # type: ignore[arg-type]
     monkeypatch.setattr("engine_testing.null_run.NullExecutable.profile", lambda self: 1 / 0)
     with pytest.raises(BackendError, match="profile"):
         affine.profile([X])
     monkeypatch.setattr("engine.plan.source_model.KEPT_BYTES", 0)
     in_memory = Model()
-    data = models.affine(Path(affine.model_path_).parent).read_bytes()
-    in_memory.build_from_buffer(data, context=null_context)
+    in_memory.build_from_buffer(Path(affine.model_path_).read_bytes(), context=null_context)
     with pytest.raises(ModelError, match="not kept"):
         in_memory.profile([X])
 
 
-def test_a_backend_that_cannot_tell_is_named(
-    affine: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_backend_that_cannot_tell_is_named(affine, monkeypatch) -> None:
     monkeypatch.setattr("engine.backends.backend.Backend.lacks", lambda *asked: "not announced")
     with pytest.raises(BackendError, match="backend 'null' cannot tell the time of its kernels"):
         affine.profile([X])
 
 
-def test_a_model_in_a_process_of_its_own_cannot_be_profiled(
-    null_backend: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_in_a_process_of_its_own_cannot_be_profiled(null_backend, tmp_path, caplog) -> None:
     config = {"common_context": {"isolate": "true"}}
     with (
         caplog.at_level(logging.ERROR),

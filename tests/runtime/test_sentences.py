@@ -25,22 +25,13 @@ UNFIT: list[tuple[Any, str]] = [
 ]  # fmt: skip
 
 
-def predict(model: Model, value: Any) -> Any:
-    return model.predict([value])
-
-
 CALLS: dict[str, Callable[[Model, Any], Any]] = {
-    "a list": predict,
+    "a list": lambda model, value: model.predict([value]),
     "a dict": lambda model, value: model.predict({"x": value}),
     "a bare array": lambda model, value: model.predict(value),
     "with outputs": lambda model, value: model.predict([value], [Tensor()]),
     "a call": lambda model, value: model(x=value),
 }
-
-
-@pytest.fixture
-def affine(null_backend: str, tmp_path: Path) -> Model:
-    return engine.load(models.affine(tmp_path), target=null_backend)
 
 
 def check(error: BaseException, words: str) -> None:
@@ -109,9 +100,7 @@ def test_torch_is_advised_in_its_own_words_also_where_these_come_first(affine: M
         (X[:, :2], "tensor 'x': expected shape [-1, 3], in which -1 takes any size, got [2, 2]; "),
     ],
 )
-def test_a_tensor_that_is_given_another_array_says_so_first(
-    affine: Model, array: Any, text: str
-) -> None:
+def test_a_tensor_that_is_given_another_array_says_so_first(affine, array, text) -> None:
     with pytest.raises(engine.InputError) as caught:
         affine.get_inputs()[0].set_data_from_numpy(array)
     assert str(caught.value).startswith(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from predict_steps import in_threads, parsed
 
 import engine
 from engine import DataType, Tensor
@@ -22,19 +21,6 @@ A = np.array([1, 2], np.float32)
 B = np.array([3, 4, 5], np.float32)
 
 
-def write(
-    folder: Path,
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-) -> Path:
-    graph = helper.make_graph(nodes, "values", inputs, outputs)
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 1)]
-    path = folder / "values.onnx"
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
-    return path
-
-
 @pytest.fixture
 def sequences(null_backend: str, tmp_path: Path) -> engine.Model:
     return engine.load(models.sequences(tmp_path), target=null_backend)
@@ -43,9 +29,6 @@ def sequences(null_backend: str, tmp_path: Path) -> engine.Model:
 @pytest.fixture
 def optionals(null_backend: str, tmp_path: Path) -> engine.Model:
     return engine.load(models.optionals(tmp_path), target=null_backend)
-
-
-# ---------------------------------------------------------------------------------------- sequences
 
 
 def test_a_sequence_is_a_list_of_arrays_for_a_call_by_name(sequences: engine.Model) -> None:
@@ -64,18 +47,9 @@ def test_predict_gives_a_list_of_tensors_for_a_sequence(sequences: engine.Model)
         assert {each.dtype for each in longer} == {DataType.FLOAT32}
 
 
-def test_an_empty_sequence_is_an_empty_list(null_backend: str, tmp_path: Path) -> None:
-    xs = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
-    path = write(
-        tmp_path,
-        [helper.make_node("SequenceLength", ["xs"], ["n"])],
-        [helper.make_value_info("xs", xs)],
-        [
-            helper.make_tensor_value_info("n", TensorProto.INT64, []),
-            helper.make_value_info("xs", xs),
-        ],
-    )
-    model = engine.load(path, target=null_backend)
+def test_an_empty_sequence_is_an_empty_list(null_backend: str) -> None:
+    xs = "seq(float[n]) xs"
+    model = parsed(f"({xs}) => (int64 n, {xs}) {{n = SequenceLength(xs)}}", null_backend)
     outputs = model(xs=[])
     assert outputs["n"] == 0
     assert outputs["xs"] == []
@@ -89,31 +63,17 @@ def test_an_empty_sequence_is_an_empty_list(null_backend: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("xs", "error", "text"),
     [
-        (
-            A,
-            TypeError,
-            r"input 'xs': expected sequence\(float32\[n\]\), a list of arrays, got <class",
-        ),
+        (A, TypeError, r"'xs': expected sequence\(float32\[n\]\), a list of arrays, got <class"),
         (None, TypeError, "a list of arrays, got <class 'NoneType'>"),
         ({"a": A}, TypeError, "a list of arrays, got <class 'dict'>"),
         (Tensor(), TypeError, "a list of arrays, got <class 'engine.tensor.Tensor'>"),
-        (
-            [A, [1.0, object()]],
-            InputError,
-            r"input 'xs\[1\]': expected float32\[...\], got elements of type object",
-        ),
+        ([A, [1.0, object()]], InputError, r"xs\[1\]': expected float32\[...\], got elements of"),
         ([A, None], TypeError, r"input 'xs\[1\]': expected float32\[...\], got <class 'NoneType'>"),
-        (
-            [A, B.astype(np.float64)],
-            InputError,
-            r"input 'xs\[1\]': expected float32\[...\], got float64",
-        ),
+        ([A, B.astype("f8")], InputError, r"'xs\[1\]': expected float32\[...\], got float64"),
         ([Tensor()], InputError, r"input 'xs\[0\]': the tensor has no data"),
     ],
 )
-def test_what_is_no_such_sequence_is_told_what_is_expected(
-    sequences: engine.Model, xs: Any, error: type[Exception], text: str
-) -> None:
+def test_what_is_no_such_sequence_is_told_what_is_expected(sequences, xs, error, text) -> None:
     with pytest.raises(error, match=text):
         sequences.predict([xs, np.array(0)])
     np.testing.assert_array_equal(sequences(xs=[A], at=np.array(0))["one"], A)
@@ -132,24 +92,14 @@ def test_arrays_in_a_sequence_are_made_plain(sequences: engine.Model) -> None:
     assert outputs["longer"][1].tolist() == [1, 2]
 
 
-def test_a_model_that_fails_on_a_sequence_is_a_model_error(sequences: engine.Model) -> None:
-    with pytest.raises(ModelError, match="predict failed!"):
-        sequences(xs=[A], at=np.array(7))
-
-
-# ---------------------------------------------------------------------------------------- optionals
-
-
-@pytest.mark.parametrize("absent", [None, "left out", "a tensor without data"])
-def test_an_absent_optional(optionals: engine.Model, absent: str | None) -> None:
-    if absent == "left out":
-        outputs = optionals.predict({})
-    elif absent is None:
-        outputs = optionals.predict([None])
-    else:
-        outputs = optionals.predict(optionals.get_inputs())
-    y, there = (each.get_data_to_numpy() for each in outputs)
-    assert (y.tolist(), there.tolist()) == ([-1], False)
+@pytest.mark.parametrize(
+    "given",
+    [lambda model: {}, lambda model: [None], lambda model: model.get_inputs()],
+    ids=["left out", "None", "a tensor without data"],
+)
+def test_an_absent_optional(optionals: engine.Model, given: Any) -> None:
+    y, there = (tensor.numpy().tolist() for tensor in optionals.predict(given(optionals)))
+    assert (y, there) == ([-1], False)
 
 
 def test_an_optional_that_is_there(optionals: engine.Model) -> None:
@@ -168,21 +118,15 @@ def test_only_optionals_may_be_left_out(sequences: engine.Model, optionals: engi
 
 
 @pytest.mark.parametrize(
-    ("x", "error", "text"),
+    ("x", "text"),
     [
-        (
-            3.0,
-            InputError,
-            r"input 'x': expected optional\(float32\[n\]\), got float32\[\]",
-        ),
-        (A.astype(np.int32), InputError, "got int32"),
-        (A.reshape(1, 2), InputError, r"got float32\[1, 2\]"),
+        (3.0, r"input 'x': expected optional\(float32\[n\]\), got float32\[\]"),
+        (A.astype(np.int32), "got int32"),
+        (A.reshape(1, 2), r"got float32\[1, 2\]"),
     ],
 )
-def test_what_does_not_fit_an_optional_is_refused(
-    optionals: engine.Model, x: Any, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
+def test_what_does_not_fit_an_optional_is_refused(optionals, x, text) -> None:
+    with pytest.raises(InputError, match=text):
         optionals.predict([x])
 
 
@@ -203,27 +147,13 @@ def engine_predict(context, inputs, outputs, deadline_s):
 """
 
 
-def giving(folder: Path, values: str) -> None:
-    plugins.install(folder, "giving", "giving_plugin", source=GIVES.format(values=values))
-
-
-def test_what_a_backend_gives_for_each_kind_comes_out_as_it_is(
-    plugin_folder: Path, tmp_path: Path
-) -> None:
+def test_what_a_backend_gives_for_each_kind_comes_out_as_it_is(plugin_folder: Path) -> None:
     """An absent optional, one that holds a sequence, a sequence of maps, a map."""
-    giving(plugin_folder, "[None, [np.ones(2, 'f4')], [{'a': 1.5}, {}], {7: np.ones(1, 'f4')}]")
-    tensor = helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"])
-    scores = onnx.TypeProto()
-    scores.map_type.key_type = TensorProto.STRING
-    scores.map_type.value_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    kinds = [
-        helper.make_optional_type_proto(tensor),
-        helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor)),
-        helper.make_sequence_type_proto(scores),
-        scores,
-    ]
-    values = [helper.make_value_info(f"y{place}", kind) for place, kind in enumerate(kinds)]
-    model = engine.load(write(tmp_path, [], values, values), target="giving")
+    values = "[None, [np.ones(2, 'f4')], [{'a': 1.5}, {}], {7: np.ones(1, 'f4')}]"
+    plugins.install(plugin_folder, "giving", "giving_it", source=GIVES.format(values=values))
+    kinds = "optional(float[n])", "optional(seq(float[n]))", f"seq({SCORES})", SCORES
+    both = ", ".join(f"{kind} y{place}" for place, kind in enumerate(kinds))
+    model = parsed(f"({both}) => ({both}) {{}}", "giving")
     given: list[Any] = [A, None, [{}], {"a": 1.0}]
     none, held, maps, numbers = model.predict(given)
     assert none is None
@@ -236,21 +166,14 @@ def test_what_a_backend_gives_for_each_kind_comes_out_as_it_is(
     assert outputs["y2"] == maps
 
 
-# --------------------------------------------------------------------------------------------- maps
+SCORES = "map(string, float)"
 
 
 @pytest.fixture
-def vectoriser(null_backend: str, tmp_path: Path) -> engine.Model:
+def vectoriser(null_backend: str) -> engine.Model:
     """y = the numbers of a map under "a", "b", "c"."""
-    kind = onnx.TypeProto()
-    kind.map_type.key_type = TensorProto.STRING
-    kind.map_type.value_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    node = helper.make_node(
-        "DictVectorizer", ["x"], ["y"], domain="ai.onnx.ml", string_vocabulary=["a", "b", "c"]
-    )
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [None])
-    path = write(tmp_path, [node], [helper.make_value_info("x", kind)], [y])
-    return engine.load(path, target=null_backend)
+    vectorize = 'ai.onnx.ml.DictVectorizer<string_vocabulary = ["a", "b", "c"]>'
+    return parsed(f"({SCORES} x) => (float[?] y) {{y = {vectorize}(x)}}", null_backend)
 
 
 def test_a_map_is_a_dict(vectoriser: engine.Model) -> None:
@@ -270,9 +193,6 @@ def test_a_value_in_a_map_that_is_no_number_is_told_with_its_key(vectoriser: eng
         vectoriser(x={"a": 1.0, "b": "x"})
 
 
-# ---------------------------------------------------------------------- what the model says of it
-
-
 def test_inputs_and_outputs_are_described_by_what_is_inside(sequences: engine.Model) -> None:
     xs, at = sequences.get_inputs()
     assert (xs.name, xs.dtype, xs.shape) == ("xs", DataType.FLOAT32, [-1])
@@ -283,37 +203,22 @@ def test_inputs_and_outputs_are_described_by_what_is_inside(sequences: engine.Mo
     assert str(sequences.inputs[0]) == "sequence(float32[n])"
 
 
-def test_resize_leaves_sequences_as_they_are(null_backend: str, tmp_path: Path) -> None:
-    xs = helper.make_sequence_type_proto(helper.make_tensor_type_proto(TensorProto.FLOAT, ["n"]))
-    z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["m"])
-    y = helper.make_value_info("y", xs)
-    path = write(
-        tmp_path,
-        [helper.make_node("SequenceInsert", ["xs", "z"], ["y"])],
-        [helper.make_value_info("xs", xs), z],
-        [y],
-    )
-    model = engine.load(path, target=null_backend)
+def test_resize_leaves_sequences_as_they_are(null_backend: str) -> None:
+    graph = "(seq(float[n]) xs, float[m] z) => (seq(float[n]) y) {y = SequenceInsert(xs, z)}"
+    model = parsed(graph, null_backend)
     inputs = model.get_inputs()
     model.resize(inputs, [[], [3]])
     assert [array.size for array in model(xs=[A], z=B)["y"]] == [2, 3]
     with pytest.raises(InputError, match="'z'"):
         model(xs=[A], z=A)
-    with pytest.raises(
-        InputError, match=r"it is sequence\(float32\[n\]\), which has no shape to fix"
-    ):
+    with pytest.raises(InputError, match=r"is sequence\(float32\[n\]\), which has no shape to fix"):
         model.resize(inputs, [[2], [3]])
     model.resize(inputs, ([], [2]))
     assert [array.size for array in model(xs=[B], z=A)["y"]] == [3, 2]
 
 
-# ---------------------------------------------------------------------- preallocated ones
-
-
 @pytest.mark.parametrize("place", [None, Tensor()])
-def test_tensors_are_filled_beside_a_sequence(
-    sequences: engine.Model, place: Tensor | None
-) -> None:
+def test_tensors_are_filled_beside_a_sequence(sequences, place) -> None:
     one = Tensor(np.zeros(2, np.float32))
     memory = one.get_data_to_numpy()
     outputs = [one, place]
@@ -327,79 +232,34 @@ def test_tensors_are_filled_beside_a_sequence(
     assert outputs == [one, place], "the caller's list is the caller's"
 
 
+@pytest.mark.parametrize(
+    ("outputs", "error", "text"),
+    [
+        ([Tensor(), Tensor(A)], InputError, r"'longer' is sequence.*; pass None or Tensor\(\)"),
+        ([None, None], TypeError, "element must be Tensor, but got .*NoneType.* at index 0"),
+        ([Tensor(np.zeros((1, 2), "f")), None], InputError, "output 'one': expected a buffer"),
+        ([Tensor()], InputError, "expected 2 outputs"),
+        ((Tensor(), None), TypeError, "outputs must be list"),
+    ],
+)
+def test_outputs_that_do_not_fit_are_refused(sequences, outputs, error, text) -> None:
+    with pytest.raises(error, match=text):
+        sequences.predict([[A, B], np.array(1)], outputs)
+
+
 def test_a_tensor_without_data_gets_new_memory(sequences: engine.Model) -> None:
     one, _ = sequences.predict([[A, B], np.array(1)], [Tensor(), None])
     assert one.get_data_to_numpy().tolist() == [3, 4, 5]
 
 
-@pytest.mark.parametrize(
-    ("outputs", "error", "text"),
-    [
-        (
-            [Tensor(), Tensor(A)],
-            InputError,
-            r"output 'longer' is sequence.*; pass None or Tensor\(\)",
-        ),
-        (
-            [None, None],
-            TypeError,
-            "outputs element must be Tensor, but got .*NoneType.* at index 0",
-        ),
-        (
-            [Tensor(np.zeros((1, 2), np.float32)), None],
-            InputError,
-            "output 'one': expected a buffer",
-        ),
-        ([Tensor()], InputError, "expected 2 outputs"),
-        ((Tensor(), None), TypeError, "outputs must be list"),
-    ],
-)
-def test_outputs_that_do_not_fit_are_refused(
-    sequences: engine.Model, outputs: Any, error: type[Exception], text: str
-) -> None:
-    with pytest.raises(error, match=text):
-        sequences.predict([[A, B], np.array(1)], outputs)
-
-
-# ---------------------------------------------------------------------- threads and deadlines
-
-
-def test_threads_run_a_model_of_sequences_in_contexts_of_their_own(sequences: engine.Model) -> None:
-    wrong: list[int] = []
-
+def test_threads_run_a_model_of_sequences_in_contexts_of_their_own(sequences) -> None:
     def work(number: int) -> None:
         for call in range(30):
-            x = np.array([number, call], np.float32)
-            outputs = sequences(xs=[A, x], at=np.array(1))
-            if outputs["one"].tolist() != [number, call] or len(outputs["longer"]) != 3:
-                wrong.append(number)
+            outputs = sequences(xs=[A, np.array([number, call], np.float32)], at=np.array(1))
+            assert outputs["one"].tolist() == [number, call]
+            assert len(outputs["longer"]) == 3
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
-
-
-def test_a_thread_uses_one_context(
-    null_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from engine.reference.evaluator import EvaluatorExecutable
-
-    opened = []
-    real = EvaluatorExecutable.open_context
-
-    def counted(self: EvaluatorExecutable) -> object:
-        opened.append(self)
-        return real(self)
-
-    monkeypatch.setattr(EvaluatorExecutable, "open_context", counted)
-    model = engine.load(models.sequences(tmp_path), target=null_backend)
-    for _ in range(5):
-        model(xs=[A], at=np.array(0))
-        model.get_inputs()
-    assert len(opened) == 1
+    in_threads(4, work)
 
 
 def test_a_deadline_stops_a_model_of_sequences(null_backend: str, tmp_path: Path) -> None:
@@ -413,8 +273,6 @@ def test_a_deadline_stops_a_model_of_sequences(null_backend: str, tmp_path: Path
         model.predict([[A], np.array(0)])
 
 
-# ------------------------------------------------------------------------------------ element types
-
 SMALL = [
     dtype
     for dtype in DType
@@ -423,29 +281,20 @@ SMALL = [
 
 
 @pytest.mark.parametrize("dtype", SMALL, ids=str)
-def test_every_type_of_ml_dtypes_goes_through(
-    null_backend: str, tmp_path: Path, dtype: DType
-) -> None:
+def test_every_type_of_ml_dtypes_goes_through(null_backend, tmp_path, dtype) -> None:
     x = np.ones((2, 3)).astype(dtype.numpy)
-    path = models.moved(tmp_path, dtype) if dtype is DType.BFLOAT16 else identity(tmp_path, dtype)
-    model = engine.load(path, target=null_backend)
+    if dtype is DType.BFLOAT16:
+        model = engine.load(models.moved(tmp_path, dtype), target=null_backend)
+    else:
+        kind = onnx.TensorProto.DataType.Name(dtype.onnx).lower()
+        graph = f"({kind}[2,3] x) => ({kind}[2,3] y) {{y = Identity(x)}}"
+        model = parsed(graph, null_backend, opset=25, ir_version=13)
     for _ in range(2):
         y = model(x=x)["y"]
         assert y.dtype == dtype.numpy
         np.testing.assert_array_equal(y.reshape(2, 3), x)
     with pytest.raises((InputError, TypeError), match="float64"):
         model(x=np.ones((2, 3)))
-
-
-def identity(folder: Path, dtype: DType) -> Path:
-    values = [helper.make_tensor_value_info(name, dtype.onnx, [2, 3]) for name in ("x", "y")]
-    graph = helper.make_graph(
-        [helper.make_node("Identity", ["x"], ["y"])], "same", values[:1], values[1:]
-    )
-    path = folder / f"same_{dtype}.onnx"
-    opsets = [helper.make_opsetid("", 25)]
-    onnx.save(helper.make_model(graph, ir_version=13, opset_imports=opsets), path)
-    return path
 
 
 def test_bfloat16_is_computed(null_backend: str, tmp_path: Path) -> None:
@@ -456,6 +305,19 @@ def test_bfloat16_is_computed(null_backend: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(y.get_data_to_numpy(), x + x)
     with pytest.raises(InputError, match=r"expected bfloat16\[n\], got float32\[3\]"):
         model(x=x.astype(np.float32))
+
+
+@pytest.mark.parametrize("given", [3, np.float32(3), np.array(3, np.float32)])
+def test_scalars_stay_scalars(null_backend: str, tmp_path: Path, given: Any) -> None:
+    model = engine.load(models.scalar(tmp_path), target=null_backend)
+    assert model.get_inputs()[0].shape == []
+    for _ in range(2):
+        y = model(x=given)["y"]
+        assert (type(y), y.shape, float(y)) == (np.ndarray, (), 7.0)
+    buffer = np.zeros((), np.float32)
+    [y] = model.predict([given], [Tensor(buffer)])
+    assert y.get_data_to_numpy() is buffer
+    assert buffer == 7
 
 
 def test_a_type_without_ml_dtypes_is_a_model_error_that_says_what_to_install(
@@ -469,18 +331,6 @@ def test_a_type_without_ml_dtypes_is_a_model_error_that_says_what_to_install(
     monkeypatch.setattr(DType, "numpy", property(without))
     with pytest.raises(ModelError, match="'bfloat16' needs ml_dtypes; run: pip install ml_dtypes"):
         engine.load(path, target=null_backend)
-
-
-@pytest.mark.parametrize("given", [np.float32(3), np.array(3, np.float32)])
-def test_scalars_stay_scalars(null_backend: str, tmp_path: Path, given: Any) -> None:
-    model = engine.load(models.scalar(tmp_path), target=null_backend)
-    for _ in range(2):
-        y = model(x=given)["y"]
-        assert (type(y), y.shape, float(y)) == (np.ndarray, (), 7.0)
-    buffer = np.zeros((), np.float32)
-    [y] = model.predict([given], [Tensor(buffer)])
-    assert y.get_data_to_numpy() is buffer
-    assert buffer == 7
 
 
 def test_tensors_without_elements_stay_tensors(null_backend: str, tmp_path: Path) -> None:

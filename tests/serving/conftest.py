@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from engine import Context, ModelParallelRunner
+from engine import ModelParallelRunner
 from engine_testing import models
 
 sys.path.insert(0, str(Path(__file__).parent))
+import steps
 
 Make = Callable[..., ModelParallelRunner]
 
@@ -24,23 +25,14 @@ def make(null_backend: str, tmp_path: Path) -> Iterator[Make]:
     made: list[ModelParallelRunner] = []
     path = models.affine(tmp_path)
 
-    def build(
-        workers: int = 2,
-        config: dict[str, dict[str, str]] | None = None,
-        target: str = "",
-        **settings: Any,
+    def make(
+        workers: int = 2, config: Any = None, target: str = "", max_batch_size: int = 1, **more: Any
     ) -> ModelParallelRunner:
-        context = Context()
-        context.target = [target or null_backend]
-        context.parallel.workers_num = workers
-        if config:
-            context.parallel.config_info = config
-        runner = ModelParallelRunner()
-        runner.build_from_file(str(path), context, **{"max_batch_size": 1, **settings})
-        made.append(runner)
-        return runner
+        more["max_batch_size"] = max_batch_size
+        made.append(steps.build(path, target or null_backend, workers, config, **more))
+        return made[-1]
 
-    yield build
+    yield make
     for runner in made:
         runner.close(finish=False)
 
@@ -51,9 +43,7 @@ def gated(make: Make, install: Callable[..., ModuleType]) -> Iterator[Any]:
 
     begun: the first element of each run's first input.
     """
-    from steps import GATED
-
     del make  # named so that its runners, which close after this, find `go` set
-    module: Any = install("gated", extra=GATED)
+    module: Any = install("gated", extra=steps.GATED)
     yield module
     module.go.set()

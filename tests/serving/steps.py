@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-from engine import Tensor
+from onnx.parser import parse_model
+
+from engine import Context, ModelParallelRunner, Tensor
 
 GATED = """
 import threading
@@ -34,10 +37,36 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def in_threads(count: int, work: Callable[[int], None]) -> None:
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive()
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Call `work` in so many threads, and raise what one of them raised."""
+    with ThreadPoolExecutor(count) as threads:
+        for call in [threads.submit(work, number) for number in range(count)]:
+            call.result(120)
+
+
+def outcome(call: Callable[[], Any]) -> Any:
+    """Return what a call returns or raises."""
+    try:
+        return call()
+    except Exception as error:
+        return error
+
+
+def save(folder: Path, graph: str, opset: int = 17) -> Path:
+    """Write a graph that is written as ONNX's text format writes it, without its name."""
+    text = f'<ir_version: 8, opset_import: ["": {opset}]> net {graph}'
+    path = folder / "net.onnx"
+    path.write_bytes(parse_model(text).SerializeToString())
+    return path
+
+
+def build(path: Path, target: str, workers: int = 1, config: Any = None, **settings: Any) -> Any:
+    """Build a runner of a model on the host."""
+    context = Context()
+    context.target = [target]
+    context.parallel.workers_num = workers
+    if config:
+        context.parallel.config_info = config
+    runner = ModelParallelRunner()
+    runner.build_from_file(str(path), context, **settings)
+    return runner

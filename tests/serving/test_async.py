@@ -27,7 +27,7 @@ def slow(folder: Path, delay_s: float) -> Model:
 def test_many_are_awaited_at_once_and_each_gets_its_own(affine: Model) -> None:
     async def ask(number: int) -> list[list[float]]:
         [y] = await affine.predict_async({"x": X + number})
-        return y.get_data_to_numpy().tolist()  # type: ignore[no-any-return]
+        return y.get_data_to_numpy().tolist()
 
     async def everybody() -> list[list[list[float]]]:
         return await asyncio.gather(*map(ask, range(20)))
@@ -49,9 +49,7 @@ def test_the_loop_goes_on_meanwhile(gated: Any, tmp_path: Path) -> None:
         asyncio.run(ask(model))
 
 
-def test_errors_and_deadlines_are_raised_where_it_is_awaited(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_errors_and_deadlines_are_raised_where_it_is_awaited(null_backend, tmp_path) -> None:
     async def ask(model: Model) -> None:
         with pytest.raises(InputError):
             await model.predict_async([X[0]])
@@ -76,9 +74,7 @@ def test_a_cancelled_task_stops_its_run(null_backend: str, tmp_path: Path) -> No
     assert time.monotonic() - begin < 200
 
 
-def test_a_closed_model_fails_who_waits_and_ends_its_threads(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_a_closed_model_fails_who_waits_and_ends_its_threads(null_backend, tmp_path) -> None:
     async def ask(model: Model) -> list[object]:
         tasks = [asyncio.ensure_future(model.predict_async([X])) for _ in range(20)]
         await asyncio.sleep(0.05)

@@ -65,9 +65,7 @@ def test_close_waits_for_callbacks(make: Make) -> None:
     assert seen == [1]
 
 
-def test_a_callback_is_called_also_where_its_thread_cannot_start(
-    make: Make, gated: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_callback_is_called_also_where_its_thread_cannot_start(make, gated, monkeypatch) -> None:
     runner = make(1, target="gated")
     futures = [runner.submit([X]) for _ in range(2)]
     wait_until(lambda: gated.begun)
@@ -86,9 +84,7 @@ def test_a_callback_is_called_also_where_its_thread_cannot_start(
 
 
 @pytest.mark.parametrize("error", [KeyError, SystemExit, KeyboardInterrupt])
-def test_a_callback_that_raises_stops_nobody(
-    make: Make, gated: Any, error: type[BaseException], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_callback_that_raises_stops_nobody(make, gated, error, caplog) -> None:
     runner = make(1, target="gated")
 
     def fail(_: object) -> None:
@@ -140,6 +136,6 @@ def test_a_callback_that_comes_late_is_called_at_once(make: Make) -> None:
     future = make().submit([X])
     future.result(60)
     seen: list[object] = []
-    wait_until(lambda: not future._pending)  # type: ignore[attr-defined]
+    wait_until(lambda: not future._pending)
     future.add_done_callback(seen.append)
     assert seen == [future]

@@ -6,14 +6,14 @@ import gc
 import os
 import random
 import threading
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
-from steps import wait_until
+from steps import build, in_threads, wait_until
 
-from engine import CancelToken, Context, EngineError, ModelParallelRunner
+from engine import CancelToken, EngineError, ModelParallelRunner
 from engine_testing import models
 from engine_testing.interrupts import Interrupter
 
@@ -65,23 +65,14 @@ def work(runner: ModelParallelRunner, count: int, clients: int = 8) -> int:
             except EngineError:
                 assert kind < 5
 
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(300)
-        assert not thread.is_alive()
+    in_threads(clients, client)
     return sum(right)
 
 
 @pytest.mark.parametrize("most", [1, 8])
 @pytest.mark.parametrize("count", [400, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_nothing_grows(null_backend: str, tmp_path: Path, most: int, count: int) -> None:
-    context = Context()
-    context.target = [null_backend]
-    context.parallel.workers_num = 2
-    with ModelParallelRunner() as runner:
-        runner.build_from_file(str(models.affine(tmp_path)), context, max_batch_size=most)
+    with build(models.affine(tmp_path), null_backend, 2, max_batch_size=most) as runner:
         work(runner, 400)  # what a first use makes
         files, memory = len(os.listdir("/proc/self/fd")), resident_bytes()
         inside = threading.active_count()
@@ -104,30 +95,22 @@ def test_nothing_grows(null_backend: str, tmp_path: Path, most: int, count: int)
 def test_what_a_signal_handler_raises_in_a_predict_arrives_and_no_slot_is_lost(
     null_backend: str, tmp_path: Path, most: int, count: int
 ) -> None:
-    context = Context()
-    context.target = [null_backend]
-    context.parallel.workers_num = 1
     is_over = threading.Event()
-    wrong: list[object] = []
 
     def beside() -> None:
         while not is_over.is_set():
-            try:
-                runner.predict([GOOD])
-            except BaseException as error:
-                wrong.append(error)
+            runner.predict([GOOD])
 
     interrupter = Interrupter(seed=most)
-    with ModelParallelRunner() as runner:
-        runner.build_from_file(str(models.affine(tmp_path)), context, max_batch_size=most)
-        thread = threading.Thread(target=beside)
-        thread.start()
+    path = models.affine(tmp_path)
+    with build(path, null_backend, max_batch_size=most) as runner, ThreadPoolExecutor(1) as thread:
+        going_on = thread.submit(beside)
         with interrupter.installed():
             for _ in interrupter.calls(lambda: runner.predict([GOOD]), count):
                 [y] = runner.predict([GOOD])
                 assert y.get_data_to_numpy().tolist() == (2 * GOOD + 1).tolist()
         is_over.set()
-        thread.join(30)
-        assert (wrong, interrupter.lost, interrupter.unraisable) == ([], [], [])
+        going_on.result(30)
+        assert (interrupter.lost, interrupter.unraisable) == ([], [])
         assert interrupter.raised > count / 50  # most, but on a busy machine the moments fall late
         wait_until(lambda: not runner.statistics().running and not runner.statistics().waiting)

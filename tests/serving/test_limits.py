@@ -10,15 +10,15 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import wait
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from steps import in_threads, result, wait_until
+from steps import build, outcome, result, wait_until
 
 import engine
 from engine import (
@@ -37,13 +37,6 @@ X = np.ones((1, 3), np.float32)
 Make = Callable[..., ModelParallelRunner]
 SLOW = {"null_context": {"delay_s": "0.2"}}
 STUCK = {"null_context": {"delay_s": "300"}}
-
-
-def outcome(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:
-        return error
 
 
 def test_timeouts_go_on_while_the_queue_is_full(make: Make) -> None:
@@ -71,14 +64,11 @@ def test_timeouts_go_on_while_the_queue_is_full(make: Make) -> None:
 def test_who_waits_for_room_keeps_its_turn(make: Make, gated: Any) -> None:
     runner = make(1, target="gated", queue_limit=1)
     runner.submit([0 * X])
-    threads = []
-    for number in range(1, 7):
-        threads.append(threading.Thread(target=lambda x: runner.submit([x]), args=(number * X,)))
-        threads[-1].start()
-        wait_until(lambda count=number: runner.statistics().waiting == count)
-    gated.go.set()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(6) as threads:
+        for number in range(1, 7):
+            threads.submit(runner.submit, [number * X])
+            wait_until(lambda count=number: runner.statistics().waiting == count)
+        gated.go.set()
     runner.close()
     assert gated.begun == [0, 1, 2, 3, 4, 5, 6]
 
@@ -106,35 +96,26 @@ def test_a_queue_takes_exactly_its_limit_of_threads_and_submitted_ones(make: Mak
     runner = make(1, STUCK, queue_limit=2, when_full="raise")
     running = runner.submit([X])
     wait_until(lambda: runner.statistics().running)
-    found: list[Any] = []
-    token = CancelToken()
-    together = threading.Barrier(12)
+    token, together = CancelToken(), threading.Barrier(12)
+
+    def client(number: int) -> None:
+        together.wait()
+        if number % 2:
+            runner.submit([X], cancel=token).result(30)
+        runner.predict([X], cancel=token)
+
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-
-        def client(number: int) -> None:
-            together.wait()
-            found.append(
-                outcome(
-                    lambda: (
-                        runner.submit([X], cancel=token).result(30)
-                        if number % 2
-                        else runner.predict([X], cancel=token)
-                    )
-                )
-            )
-
-        clients = threading.Thread(target=in_threads, args=(12, client))
-        clients.start()
-        wait_until(lambda: len(found) >= 10)  # the two in the queue stay there
-        token.cancel()
-        clients.join(60)
+        with ThreadPoolExecutor(12) as clients:
+            asked = [clients.submit(client, number) for number in range(12)]
+            # The two in the queue stay there.
+            wait_until(lambda: sum(future.done() for future in asked) >= 10)
+            token.cancel()
     finally:
         sys.setswitchinterval(interval)
     running.cancel()
-    assert len(found) == 12
-    assert sum(isinstance(each, QueueFull) for each in found) == 10
+    assert sum(isinstance(future.exception(), QueueFull) for future in asked) == 10
     assert runner.statistics().refused == 10
     assert runner.statistics().failed == 0
 
@@ -152,23 +133,14 @@ def test_map_and_stream_wait_for_room_whatever_the_limit(make: Make) -> None:
 @pytest.mark.parametrize("finish", [True, False])
 def test_close_finishes_or_fails_threads_that_wait(make: Make, gated: Any, finish: bool) -> None:
     runner = make(1, target="gated")
-    found: list[Any] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(outcome(lambda: runner.predict([X]))))
-        for _ in range(3)
-    ]
-    for thread in threads:
-        thread.start()
-    wait_until(lambda: runner.statistics().waiting == 2)
     [queue] = runner._queues
-    closing = threading.Thread(target=runner.close, kwargs={"finish": finish})
-    closing.start()
-    wait_until(lambda: queue.pending._closed)
-    gated.go.set()
-    for thread in (*threads, closing):
-        thread.join(60)
-    errors = [each for each in found if isinstance(each, Exception)]
-    assert len(found) == 3
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(runner.predict, [X]) for _ in range(3)]
+        wait_until(lambda: runner.statistics().waiting == 2)
+        threads.submit(runner.close, finish=finish)
+        wait_until(lambda: queue.pending._closed)
+        gated.go.set()
+    errors = [future.exception() for future in asked if future.exception()]
     assert len(errors) == (0 if finish else 2)
     for error in errors:
         assert isinstance(error, ModelStateError)
@@ -202,27 +174,30 @@ def test_a_forked_child_may_close_a_busy_runner(make: Make) -> None:
         future.result(60)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Free nothing that is in a cycle."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
 @pytest.mark.parametrize("kind", ["right", "timed", "wrong", "cancelled"])
 def test_nothing_of_a_request_outlives_its_future(make: Make, kind: str) -> None:
     runner = make(1, SLOW if kind == "cancelled" else None)
-    x = np.ones((1, 3), np.float32)
-    gc.disable()
-    try:
+    with uncollected():
         if kind == "wrong":
-            # 13 values for inputs that fit: the model fails, with a traceback
             future = runner.submit([np.ones((1, 4), np.float32)])
             assert isinstance(future.exception(60), InputError)
         else:
-            future = runner.submit([x], timeout_s=3600 if kind == "timed" else None)
+            future = runner.submit([X.copy()], timeout_s=3600 if kind == "timed" else None)
             if kind == "cancelled":
                 future.cancel()
             wait([future], 60)
-            assert future.inputs is None  # type: ignore[attr-defined]
+            assert future.inputs is None
         known = weakref.ref(future)
         del future
         wait_until(lambda: known() is None)
-    finally:
-        gc.enable()
 
 
 class Patient:
@@ -271,20 +246,14 @@ def test_a_token_keeps_nothing_of_a_request_that_ends_while_it_is_queued(
 def test_a_runner_that_nobody_has_any_more_frees_its_model_at_once(
     null_backend: str, tmp_path: Path, most: int
 ) -> None:
-    context = engine.Context()
-    context.target = [null_backend]
-    runner = ModelParallelRunner()
-    runner.build_from_file(str(models.affine(tmp_path)), context, max_batch_size=most)
+    runner = build(models.affine(tmp_path), null_backend, max_batch_size=most)
     before = threading.active_count()
     future = runner.submit([X])
     assert result(future.result(60)) == [[3.0] * 3]
     model = weakref.ref(runner._queues[0].runnable.model)
-    gc.disable()
-    try:
+    with uncollected():
         del runner
         wait_until(lambda: model() is None)
-    finally:
-        gc.enable()
     wait_until(lambda: threading.active_count() <= before)
 
 
@@ -292,17 +261,12 @@ def test_a_model_that_was_awaited_is_freed_at_once(null_backend: str, tmp_path: 
     model = engine.load(models.affine(tmp_path), target=null_backend)
     asyncio.run(model.predict_async([X]))
     known = weakref.ref(model)
-    gc.disable()
-    try:
+    with uncollected():
         del model
         wait_until(lambda: known() is None)
-    finally:
-        gc.enable()
 
 
-def test_a_thread_that_cannot_start_loses_no_room(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_start_loses_no_room(make, monkeypatch) -> None:
     runner = make(1, queue_limit=1)
 
     def fail(_: object) -> None:
@@ -321,7 +285,7 @@ def test_a_wrong_token_is_an_error_however_full_the_queue_is(make: Make) -> None
     runner = make(1, SLOW)
     for _ in range(2):
         with pytest.raises(TypeError, match="cancel must be CancelToken"):
-            runner.predict([X], cancel="now")  # type: ignore[arg-type]
+            runner.predict([X], cancel="now")
         runner.submit([X])
 
 
@@ -346,42 +310,33 @@ def test_statistics_have_a_request_when_its_result_is_there(make: Make) -> None:
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1500, marks=pytest.mark.slow)])
-def test_what_a_signal_handler_raises_beside_submitted_requests_loses_none(
-    make: Make, count: int
-) -> None:
+def test_what_a_signal_handler_raises_beside_submitted_requests_loses_none(make, count) -> None:
     runner = make(1)
     is_over = threading.Event()
-    wrong: list[Any] = []
 
     def beside() -> None:
         while not is_over.is_set():
-            futures = [runner.submit([X]) for _ in range(3)]
-            for future in futures:
-                found = outcome(lambda f=future: result(f.result(20)))
-                if found != [[3.0] * 3]:
-                    wrong.append(found)
+            for future in [runner.submit([X]) for _ in range(3)]:
+                assert result(future.result(20)) == [[3.0] * 3]
 
-    thread = threading.Thread(target=beside)
-    thread.start()
-    interrupter = Interrupter(seed=1)
-    with interrupter.installed():
-        for _ in interrupter.calls(lambda: runner.predict([X]), count):
-            pass
-        for future in interrupter.calls(lambda: runner.submit([X]), count):
-            assert future is None or future.result(20)
-        for found in interrupter.calls(lambda: runner.submit([X]).result(20), count):
-            assert found is None or result(found) == [[3.0] * 3]
-    assert interrupter.lost == []
-    is_over.set()
-    thread.join(30)
-    assert (wrong, thread.is_alive()) == ([], False)
+    with ThreadPoolExecutor(1) as thread:
+        going_on = thread.submit(beside)
+        interrupter = Interrupter(seed=1)
+        with interrupter.installed():
+            for _ in interrupter.calls(lambda: runner.predict([X]), count):
+                pass
+            for future in interrupter.calls(lambda: runner.submit([X]), count):
+                assert future is None or future.result(20)
+            for found in interrupter.calls(lambda: runner.submit([X]).result(20), count):
+                assert found is None or result(found) == [[3.0] * 3]
+        assert interrupter.lost == []
+        is_over.set()
+        going_on.result(30)
     runner.close()  # and does not hang
 
 
 @pytest.mark.parametrize(("workers", "expected"), [(3, [2, 1]), (1, [1, 1])])
-def test_workers_are_spread_over_devices(
-    null_backend: str, tmp_path: Path, workers: int, expected: list[int]
-) -> None:
+def test_workers_are_spread_over_devices(null_backend, tmp_path, workers, expected) -> None:
     context = engine.Context()
     context.target = [null_backend]
     context.parallel.workers_num = workers

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Future, wait
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
 import pytest
-from steps import in_threads, result, wait_until
+from steps import build, in_threads, result, wait_until
 
-import engine
 from engine import (
     Cancelled,
     CancelToken,
-    Context,
     DeadlineExceeded,
     InputError,
     ModelError,
@@ -34,22 +29,17 @@ X = np.arange(6, dtype=np.float32).reshape(2, 3)
 SLOW = {"null_context": {"delay_s": "0.2"}}
 STUCK = {"null_context": {"delay_s": "300"}}
 
-# ------------------------------------------------------------------------------------- answers
-
 
 def test_each_of_many_threads_gets_its_own_answers(make: Make) -> None:
     runner = make()
-    wrong: list[Any] = []
 
     def client(number: int) -> None:
         for turn in range(50):
             x = np.full((1 + turn % 3, 3), 100 * number + turn, np.float32)
             outputs = runner.submit({"x": x}).result() if turn % 2 else runner.predict([x])
-            if result(outputs) != (2 * x + 1).tolist():
-                wrong.append((number, turn))
+            assert result(outputs) == (2 * x + 1).tolist()
 
     in_threads(8, client)
-    assert wrong == []
     statistics = runner.statistics()
     assert statistics.completed == 400
     assert statistics.waiting == statistics.running == statistics.failed == 0
@@ -70,26 +60,21 @@ def test_no_more_run_at_once_than_there_are_workers(make: Make) -> None:
 
     in_threads(6, client)
     assert max(seen) == 2
-    assert model_state(runner._queues[0].runnable.model).plan.pool.open_count == 2  # type: ignore[union-attr]
+    assert model_state(runner._queues[0].runnable.model).plan.pool.open_count == 2
 
 
-def test_requests_of_threads_and_submitted_ones_are_done_in_the_order_of_coming(
-    make: Make, gated: Any
-) -> None:
+def test_requests_of_threads_and_submitted_ones_are_done_in_the_order_of_coming(make, gated):
     runner = make(1, target="gated")
     runner.submit([np.zeros((1, 3), np.float32)])
-    threads = []
-    for number in range(1, 5):
-        x = np.full((1, 3), number, np.float32)
-        if number % 2:
-            threads.append(threading.Thread(target=runner.predict, args=([x],)))
-            threads[-1].start()
-        else:
-            runner.submit([x])
-        wait_until(lambda count=number: runner.statistics().waiting == count)
-    gated.go.set()
-    for thread in threads:
-        thread.join(60)
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(1, 5):
+            x = np.full((1, 3), number, np.float32)
+            if number % 2:
+                threads.submit(runner.predict, [x])
+            else:
+                runner.submit([x])
+            wait_until(lambda count=number: runner.statistics().waiting == count)
+        gated.go.set()
     runner.close()
     assert gated.begun == [0, 1, 2, 3, 4]
 
@@ -144,54 +129,18 @@ def test_many_awaited_requests_run_beside_each_other(make: Make, gated: Any) -> 
 Make = Callable[..., ModelParallelRunner]
 
 
-# ------------------------------------------------------------------------ cancels and deadlines
-
-
-def test_a_cancelled_request_leaves_the_queue_at_once(make: Make, gated: Any) -> None:
-    runner = make(1, target="gated")
-    first, second, third = (runner.submit([X]) for _ in range(3))
-    assert second.cancel()
-    with pytest.raises(Cancelled, match="predict failed! cancelled by its owner"):
-        second.result(0)
-    assert runner.statistics().waiting == 1
-    gated.go.set()
-    assert result(first.result()) == result(third.result()) == (2 * X + 1).tolist()
-    assert not third.cancel()
-    assert runner.statistics().cancelled == 1
-
-
-def test_a_request_that_runs_is_stopped(make: Make) -> None:
-    runner = make(1, STUCK)
-    future = runner.submit([X])
-    wait_until(lambda: runner.statistics().running)
-    assert future.cancel()
-    with pytest.raises(Cancelled):
-        future.result(60)
-    wait_until(lambda: not runner.statistics().running)
-
-
 def test_a_token_cancels_predict_and_submit_in_the_queue(make: Make) -> None:
     runner = make(1, STUCK)
     blocking = runner.submit([X])
     wait_until(lambda: runner.statistics().running)
     token = CancelToken()
-    future = runner.submit([X], cancel=token)
-    errors: list[BaseException] = []
-
-    def client() -> None:
-        try:
-            runner.predict([X], cancel=token)
-        except Cancelled as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=client)
-    thread.start()
-    wait_until(lambda: runner.statistics().waiting == 2)
-    token.cancel()
-    thread.join(60)
-    assert len(errors) == 1
-    with pytest.raises(Cancelled):
-        future.result(60)
+    with ThreadPoolExecutor(1) as thread:
+        asked = [runner.submit([X], cancel=token), thread.submit(runner.predict, [X], cancel=token)]
+        wait_until(lambda: runner.statistics().waiting == 2)
+        token.cancel()
+        for future in asked:
+            with pytest.raises(Cancelled):
+                future.result(60)
     assert runner.statistics().waiting == 0
     blocking.cancel()
 
@@ -238,9 +187,6 @@ def test_a_wrong_timeout_is_an_error(make: Make, timeout_s: Any) -> None:
             call([X], timeout_s=timeout_s)
 
 
-# ------------------------------------------------------------------------------- queue and close
-
-
 def test_a_full_queue_refuses_or_waits_as_told(make: Make, gated: Any) -> None:
     runner = make(1, target="gated", queue_limit=2, when_full="raise")
     futures = [runner.submit([X]) for _ in range(3)]  # one runs, two wait
@@ -268,44 +214,24 @@ def test_close_finishes_what_waits(make: Make) -> None:
             call([X])
 
 
-def test_close_without_finishing_fails_what_waits(make: Make, gated: Any) -> None:
+@pytest.mark.parametrize("is_block", [True, False])
+def test_a_block_that_fails_or_close_without_finishing_fails_what_waits(
+    make: Make, gated: Any, is_block: bool
+) -> None:
     runner = make(1, target="gated")
-    futures = [runner.submit([X]) for _ in range(4)]
+    futures = [runner.submit([X]) for _ in range(20)]
     wait_until(lambda: gated.begun)
-    with going_on_after(futures[-1], gated):
-        runner.close(finish=False)
+    with ThreadPoolExecutor(1) as thread:  # lets the run go on once who waits has been failed
+        thread.submit(lambda: (futures[-1].exception(60), gated.go.set()))
+        if is_block:
+            with pytest.raises(KeyError), runner:
+                raise KeyError
+        else:
+            runner.close(finish=False)
     assert result(futures[0].result(0)) == (2 * X + 1).tolist()
     for future in futures[1:]:
         with pytest.raises(ModelStateError, match="the runner is closed"):
             future.result(0)
-
-
-def test_a_block_that_fails_does_not_wait_for_the_queue(make: Make, gated: Any) -> None:
-    runner = make(1, target="gated")
-    futures = [runner.submit([X]) for _ in range(20)]
-    wait_until(lambda: gated.begun)
-    with going_on_after(futures[-1], gated), pytest.raises(KeyError), runner:
-        raise KeyError
-    assert [future.exception(0) is None for future in futures] == [True] + 19 * [False]
-
-
-@contextmanager
-def going_on_after(future: Future[Any], gated: Any) -> Iterator[None]:
-    """Let runs go on once a future is done, which waits behind one that has begun."""
-    thread = threading.Thread(target=lambda: (future.exception(60), gated.go.set()))
-    thread.start()
-    yield
-    thread.join(60)
-
-
-def test_a_runner_that_is_let_go_ends_its_threads(make: Make, null_backend: str) -> None:
-    before = {*threading.enumerate()}
-    runner = make()
-    runner.submit([X]).result()
-    started = {*threading.enumerate()} - before
-    assert started
-    runner.close()
-    wait_until(lambda: not any(thread.is_alive() for thread in started))
 
 
 def test_a_forked_child_is_told(make: Make) -> None:
@@ -321,9 +247,6 @@ def test_a_forked_child_is_told(make: Make) -> None:
         finally:
             os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-# ------------------------------------------------------------------------------------ bad input
 
 
 def test_a_wrong_size_is_not_sent_to_a_method_that_a_runner_lacks(make: Make) -> None:
@@ -366,18 +289,23 @@ def test_a_wrong_setting_is_an_error(make: Make, settings: Any, message: str) ->
         make(2, None, **settings)
 
 
-def test_a_file_that_is_not_there_and_a_second_build_are_errors(make: Make, tmp_path: Path) -> None:
-    null = Context()
-    null.target = ["null"]
-    with pytest.raises(ModelError, match="from file failed, model_path does not exist! got"):
-        ModelParallelRunner().build_from_file(str(tmp_path / "gone.onnx"))
+@pytest.mark.parametrize(
+    ("arguments", "error", "says"),
+    [
+        (("gone.onnx",), ModelError, "from file failed, model_path does not exist! got"),
+        ((1,), TypeError, "model_path must be str"),
+        (("x.onnx", 1), TypeError, "context must be Context"),
+    ],
+)
+def test_a_build_of_nothing_is_an_error(arguments, error, says) -> None:
+    with pytest.raises(error, match=says):
+        ModelParallelRunner().build_from_file(*arguments)
+
+
+def test_a_file_that_is_no_model_and_a_second_build_are_errors(make, tmp_path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"\xff" * 100)
     with pytest.raises(ModelError, match=r"^ModelParallelRunner's build .* failed! Error is"):
-        ModelParallelRunner().build_from_file(str(tmp_path / "bad.onnx"), null)
-    with pytest.raises(TypeError, match="model_path must be str"):
-        ModelParallelRunner().build_from_file(1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="context must be Context"):
-        ModelParallelRunner().build_from_file("x.onnx", 1)  # type: ignore[arg-type]
+        build(tmp_path / "bad.onnx", "null")
     runner = make()
     with pytest.raises(ModelStateError, match="already built"):
         runner.build_from_file(runner.model_path_)
@@ -385,8 +313,3 @@ def test_a_file_that_is_not_there_and_a_second_build_are_errors(make: Make, tmp_
         ModelParallelRunner().predict([X])
     assert str(runner) == f"model_path: {runner.model_path_}."
     assert "2 at once" in repr(runner)
-
-
-def test_the_name_is_in_the_package() -> None:
-    assert engine.ModelParallelRunner is ModelParallelRunner
-    assert "ModelParallelRunner" in engine.__all__

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from steps import build
 
 import engine
-from engine import Context, InputError, ModelParallelRunner, ModelStateError
+from engine import InputError, ModelParallelRunner, ModelStateError
 from engine.model.model import model_state
 from engine.model.update import update_together
 from engine_testing import models
@@ -20,14 +22,9 @@ X = np.array([[1, 2, 3]], np.float32)
 
 def served(folder: Path, mode: str, most: int) -> ModelParallelRunner:
     """Serve y = two * x + one, of which both weights vary."""
-    context = Context()
-    context.target = ["null"]
-    context.parallel.workers_num = 2
     keys = {"variable_weights_list": "two, one", "variable_weights_mode": mode}
-    context.parallel.config_info = {"common_context": keys}
-    runner = ModelParallelRunner()
-    runner.build_from_file(str(models.affine(folder)), context, max_batch_size=most)
-    return runner
+    config = {"common_context": keys}
+    return build(models.affine(folder), "null", 2, config, max_batch_size=most)
 
 
 def weights(number: float) -> dict[str, Any]:
@@ -36,10 +33,7 @@ def weights(number: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize("most", [1, 4])
 @pytest.mark.parametrize("mode", ["swap", "rebuild"])
-def test_no_client_sees_old_and_new_weights(
-    null_backend: str, tmp_path: Path, mode: str, most: int
-) -> None:
-    wrong: list[Any] = []
+def test_no_client_sees_old_and_new_weights(null_backend, tmp_path, mode, most) -> None:
     is_over = threading.Event()
 
     def client(number: int) -> None:
@@ -47,29 +41,24 @@ def test_no_client_sees_old_and_new_weights(
         while not is_over.is_set():
             [y] = runner.predict([X]) if number % 2 else runner.submit([X]).result(30)
             # y = n x + 1000 n: the same n in each element.
-            found = y.get_data_to_numpy()[0] / (X[0] + 1000)
-            if len({*found.round(3)}) != 1 or found[0].round() < newest:
-                wrong.append(found)
-            newest = found[0].round()
+            found = (y.get_data_to_numpy()[0] / (X[0] + 1000)).round(3)
+            assert len({*found}) == 1
+            assert found[0] >= newest
+            newest = found[0]
 
-    with served(tmp_path, mode, most) as runner:
+    with served(tmp_path, mode, most) as runner, ThreadPoolExecutor(4) as threads:
         runner.update_weights(weights(1))
-        threads = [threading.Thread(target=client, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
+        clients = [threads.submit(client, number) for number in range(4)]
         for number in range(2, 40):
             runner.update_weights(weights(number))
         is_over.set()
-        for thread in threads:
-            thread.join(30)
-        assert wrong == []
+        for going_on in clients:
+            going_on.result(30)
         [y] = runner.predict([X])
         assert y.get_data_to_numpy().tolist() == (39 * X + 39000).tolist()
 
 
-def test_a_rebuilt_runner_sends_nobody_to_a_method_that_it_lacks(
-    null_backend: str, tmp_path: Path
-) -> None:
+def test_a_rebuilt_runner_sends_nobody_to_a_method_that_it_lacks(null_backend, tmp_path) -> None:
     with served(tmp_path, "rebuild", 1) as runner:
         runner.update_weights(weights(2))
         with pytest.raises(InputError, match="pass that size, or export the model"):

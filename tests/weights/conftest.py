@@ -10,10 +10,17 @@ import pytest
 
 import engine
 from engine import Model
+from engine_testing import models
 
 Load = Callable[..., Model]
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers of this folder can be imported
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """y = 2x + 1, x float32[batch, 3]."""
+    return models.affine(tmp_path)
 
 
 @pytest.fixture

@@ -68,7 +68,21 @@ def started(plugins: Path, cache: Path) -> Iterator[Other]:
         process.communicate()
 
 
-# ------------------------------------------------------------------------------ in that process
+@contextmanager
+def forked() -> Iterator[int]:
+    """Fork a child, which does nothing until the block ends."""
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    os.close(read)
+    try:
+        yield child
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
 
 
 def _main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import time
 from pathlib import Path
@@ -26,40 +27,45 @@ def digests(tmp_path: Path) -> Digests:
     return Digests(tmp_path / "digests")
 
 
-def remembered(tmp_path: Path) -> int:
-    return len(list((tmp_path / "digests").glob("*.json")))
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "file"
 
 
-def test_a_digest_is_the_files_sha_256(tmp_path, digests) -> None:
-    path = tmp_path / "file"
-    digest = write(path, b"some weights")
-    assert digests.of(path) == digest
+def records(path: Path) -> list[Path]:
+    return list((path.parent / "digests").glob("*.json"))
 
 
-def test_what_is_remembered_is_not_read_again(tmp_path, digests) -> None:
-    path = tmp_path / "file"
+def forge(path: Path) -> None:
+    """Let the record of a file say that its digest is of zeros."""
+    [record] = records(path)
+    said = json.loads(record.read_text())
+    record.write_text(record.read_text().replace(said["sha256"], ZEROS))
+
+
+ZEROS = "0" * 64
+
+
+def test_what_is_remembered_is_not_read_again(path, digests) -> None:
     digest = write(path, b"some weights")
     assert digests.of(path, is_ours=True) == digest
-    [record] = (tmp_path / "digests").glob("*.json")
-    record.write_text(record.read_text().replace(digest, "0" * 64))
-    assert digests.of(path, is_ours=True) == "0" * 64  # the record is believed
+    forge(path)
+    assert digests.of(path, is_ours=True) == ZEROS  # the record is believed
     assert digests.of(path, anew=True) == digest
 
 
-def test_a_file_that_was_just_written_is_hashed_each_time(tmp_path, digests) -> None:
-    path = tmp_path / "file"
-    write(path, b"one")
-    digests.of(path)
-    assert remembered(tmp_path) == 0
+def test_a_file_that_was_just_written_is_hashed_each_time(path, digests) -> None:
+    digest = write(path, b"one")
+    assert digests.of(path) == digest
+    assert records(path) == []
 
 
 @pytest.mark.parametrize("change", ["same size", "other size", "time set back"])
-def test_a_file_that_changed_is_hashed_again(tmp_path, digests, change, monkeypatch) -> None:
+def test_a_file_that_changed_is_hashed_again(path, digests, change, monkeypatch) -> None:
     monkeypatch.setattr("engine.weights.digests._SETTLED_NS", 0)  # as if it was written long ago
-    path = tmp_path / "file"
     write(path, b"one")
     digests.of(path)
-    assert remembered(tmp_path) == 1
+    assert len(records(path)) == 1
     time.sleep(0.02)  # further than the file system's clock ticks
     new = b"two" if change != "other size" else b"three"
     # The same mtime to the nanosecond leaves another ctime.
@@ -67,13 +73,16 @@ def test_a_file_that_changed_is_hashed_again(tmp_path, digests, change, monkeypa
     assert digests.of(path) == digest
 
 
-@pytest.mark.parametrize("record", ["", "{}", "[]", '{"version": null}', "\0"])
-def test_a_damaged_record_is_none(tmp_path, digests, record) -> None:
-    path = tmp_path / "file"
+@pytest.mark.parametrize("record", ["", "{}", "[]", '{"version": null}', "\0", None])
+def test_a_damaged_record_is_none(path, digests, record) -> None:
     digest = write(path, b"one")
     digests.of(path, is_ours=True)
-    [file] = (tmp_path / "digests").glob("*.json")
-    file.write_text(record)
+    [file] = records(path)
+    if record is None:  # a pipe, which is not waited for
+        file.unlink()
+        os.mkfifo(file)
+    else:
+        file.write_text(record)
     assert digests.of(path) == digest
 
 
@@ -86,8 +95,7 @@ def test_links_pipes_and_missing_files_are_refused(tmp_path, digests) -> None:
             digests.of(tmp_path / name)
 
 
-def test_a_file_that_is_not_the_one_that_was_checked_is_refused(tmp_path, digests) -> None:
-    path = tmp_path / "file"
+def test_a_file_that_is_not_the_one_that_was_checked_is_refused(tmp_path, path, digests) -> None:
     digest = write(path, b"one")
     checked = FileVersion.of(path.stat())
     assert digests.of(path, checked=checked) == digest
@@ -98,32 +106,19 @@ def test_a_file_that_is_not_the_one_that_was_checked_is_refused(tmp_path, digest
 
 
 def test_a_file_of_ours_that_was_changed_with_its_size_and_time_kept_is_hashed_again(
-    tmp_path, digests
+    path, digests
 ) -> None:
-    path = tmp_path / "file"
     write(path, b"one")
     digests.of(path, is_ours=True)
     digest = write(path, b"two")  # the same inode, size and time
     assert digests.of(path, is_ours=True) == digest
 
 
-def test_links_that_come_and_go_do_not_make_a_file_of_ours_another(tmp_path, digests) -> None:
-    path, link = tmp_path / "file", tmp_path / "link"
-    digest = write(path, b"some weights")
+def test_links_that_come_and_go_do_not_make_a_file_of_ours_another(tmp_path, path, digests) -> None:
+    write(path, b"some weights")
     digests.of(path, is_ours=True)
-    [record] = (tmp_path / "digests").glob("*.json")
-    record.write_text(record.read_text().replace(digest, "0" * 64))
-    link.hardlink_to(path)
-    assert digests.of(path, is_ours=True) == "0" * 64  # known still
-    link.unlink()
-    assert digests.of(path, is_ours=True) == "0" * 64
-
-
-def test_a_pipe_in_the_place_of_a_record_is_not_waited_for(tmp_path, digests) -> None:
-    path = tmp_path / "file"
-    digest = write(path, b"some weights")
-    digests.of(path, is_ours=True)
-    [record] = (tmp_path / "digests").glob("*.json")
-    record.unlink()
-    os.mkfifo(record)
-    assert digests.of(path, is_ours=True) == digest
+    forge(path)
+    (tmp_path / "link").hardlink_to(path)
+    assert digests.of(path, is_ours=True) == ZEROS  # known still
+    (tmp_path / "link").unlink()
+    assert digests.of(path, is_ours=True) == ZEROS

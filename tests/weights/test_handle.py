@@ -17,13 +17,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from other_process import Other, X, started
+from onnx.helper import make_node
+from other_process import Other, X, forked, started
 
 import engine
 from engine import Context, Model, ModelType
@@ -31,6 +33,7 @@ from engine.errors import SharingError, SharingRefused
 from engine.weights.shared.broker import Broker, PidList, ask
 from engine.weights.shared.private import PrivateFolder
 from engine_testing import models, null_run
+from engine_testing.making import tensor, write
 from engine_testing.plugins import install
 
 Y = [[3.0, 5.0, 7.0]]  # 2x + 1
@@ -77,11 +80,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return models.affine(tmp_path)
-
-
-@pytest.fixture
 def lend(folder: Path, null_backend: str, path: Path) -> Iterator[Lend]:
     """Build a model that lends its weights to the processes of these numbers."""
     masters = []
@@ -121,9 +119,6 @@ def assert_refused(answer: dict[str, Any], text: str) -> None:
     assert text in answer["text"]
 
 
-# ----------------------------------------------------------------------------- who may and may not
-
-
 def test_a_listed_process_builds_on_the_masters_form_and_outlives_it(
     slave: Other, lend: Lend, path: Path, folder: Path
 ) -> None:
@@ -142,26 +137,20 @@ def test_a_listed_process_builds_on_the_masters_form_and_outlives_it(
     assert slave.tell(do="predict")["y"] == Y
 
 
-def test_two_slaves_build_by_one_handle(
-    slave: Other, stranger: Other, lend: Lend, path: Path
-) -> None:
+def test_two_slaves_build_by_one_handle(slave, stranger, lend, path) -> None:
     master = lend(0, slave.pid, stranger.pid)  # 0: the tutorial's own place in the list
     for other in (slave, stranger, slave):
         assert other.build(path, handle_of(master), "null")["y"] == Y
 
 
-def test_a_process_that_is_not_listed_is_refused(
-    slave: Other, stranger: Other, lend: Lend, path: Path
-) -> None:
+def test_a_process_that_is_not_listed_is_refused(slave, stranger, lend, path) -> None:
     master = lend(slave.pid)
     answer = stranger.build(path, handle_of(master), "null")
     assert_refused(answer, f"process {stranger.pid} is not in the master's {PIDS}")
     assert answer["text"].startswith(f"process {stranger.pid} ")
 
 
-def test_a_forked_child_of_a_listed_process_is_refused(
-    slave: Other, lend: Lend, path: Path
-) -> None:
+def test_a_forked_child_of_a_listed_process_is_refused(slave, lend, path) -> None:
     master = lend(slave.pid)
     config = handle_of(master)
     order = {"do": "build in a child", "path": path, "target": "null", "config": config}
@@ -183,17 +172,8 @@ def test_a_process_that_got_the_number_of_a_listed_one_is_refused(lend: Lend) ->
         last.write_text(last.read_text())
     except OSError:
         pytest.skip("only who may write ns_last_pid can choose a process's number")
-    read, write = os.pipe()
-    listed = os.fork()
-    if not listed:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    master = lend(listed)
-    os.close(write)
-    os.waitpid(listed, 0)
-    handle = master.get_model_info(HANDLE)
+    with forked() as listed:
+        handle = lend(listed).get_model_info(HANDLE)
     for _ in range(300):  # other processes start meanwhile
         last.write_text(str(listed - 1))
         read, write = os.pipe()
@@ -246,9 +226,6 @@ def test_another_user_is_refused_on_both_sides(lend: Lend) -> None:
     assert rest.endswith("[]"), "it was given descriptors"
     for descriptor in (read, write, answers, say):
         os.close(descriptor)
-
-
-# -------------------------------------------------------------------------------- what is given
 
 
 def test_what_is_given_can_be_read_and_not_written(lend: Lend) -> None:
@@ -357,10 +334,8 @@ def test_the_parts_of_a_model_on_several_backends_are_lent(
 
 
 def test_a_handle_goes_through_a_signed_64_bit_integer(lend: Lend) -> None:
-    import ctypes
-
-    handles = [lend(os.getpid()).get_model_info(HANDLE) for _ in range(3)]
-    assert len(set(handles)) == 3
+    handles = {lend(os.getpid()).get_model_info(HANDLE) for _ in range(3)}
+    assert len(handles) == 3
     for handle in handles:
         assert str(ctypes.c_int64(int(handle)).value) == handle
         assert int(handle) > 0
@@ -370,7 +345,11 @@ def test_a_handle_goes_through_a_signed_64_bit_integer(lend: Lend) -> None:
 def test_slaves_on_the_cpu_map_the_masters_weights(
     slave: Other, stranger: Other, lend: Lend, tmp_path: Path, plugins: Path
 ) -> None:
-    path = _wide(tmp_path)
+    # Large enough to be mapped.
+    weight = np.random.default_rng(0).standard_normal((3, 4096)).astype(np.float32)
+    product = make_node("MatMul", ["x", "w"], ["y"])
+    x, y = tensor("x", ["b", 3]), tensor("y", ["b", 4096])
+    path = write(tmp_path, "wide", [x], [y], [product], {"w": weight})
     with started(plugins, tmp_path / "master") as master:
         listed = {"common_context": {PIDS: f"{slave.pid}, {stranger.pid}"}}
         first = master.build(path, listed, "cpu")
@@ -390,28 +369,6 @@ def test_slaves_on_the_cpu_map_the_masters_weights(
     with PrivateFolder(tmp_path / "master"):
         pass
     assert left(tmp_path / "master") == []
-
-
-def _wide(folder: Path) -> Path:
-    """y = x @ w, x float32[b, 3], w float32[3, 4096]: large enough to be mapped."""
-    import onnx
-    from onnx import TensorProto, helper, numpy_helper
-
-    weight = np.random.default_rng(0).standard_normal((3, 4096)).astype(np.float32)
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "wide",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 4096])],
-        [numpy_helper.from_array(weight, "w")],
-    )
-    path = folder / "wide.onnx"
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
-
-
-# ---------------------------------------------------------------------------------- what is wrong
 
 
 def test_another_model_is_refused(slave: Other, lend: Lend, tmp_path: Path) -> None:
@@ -458,29 +415,24 @@ def test_a_master_that_closed_its_model_or_ended_is_told(
     assert left(tmp_path / "killed") == []
 
 
+NUMBERS, A_NUMBER = "must be numbers of processes", "must be the number"
+
+
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
         ({PIDS: "1", HANDLE: "1"}, "are both set"),
-        ({PIDS: "12; 13"}, "must be numbers of processes, as '1234, 5678', but got '12; 13'"),
-        ({PIDS: "-5"}, "must be numbers of processes"),
-        ({PIDS: "²"}, "must be numbers of processes"),
-        ({PIDS: "1" * 50}, "must be numbers of processes"),
-        ({PIDS: ""}, "must be numbers of processes"),
+        ({PIDS: "12; 13"}, f"{NUMBERS}, as '1234, 5678', but got '12; 13'"),
+        *(({PIDS: text}, NUMBERS) for text in ("-5", "²", "1" * 50, "")),
         ({PIDS: "0, 0"}, "names no process"),
-        ({PIDS: "4194305"}, "lists 4194305: no process of that number runs"),
-        ({PIDS: "9999999999"}, "lists 9999999999: no process of that number runs"),
-        ({HANDLE: ""}, f"must be the number that get_model_info('{HANDLE}') gives"),
-        ({HANDLE: "0"}, "must be the number"),
-        ({HANDLE: "0x12"}, "must be the number"),
-        ({HANDLE: str(1 << 63)}, "must be the number"),
-        ({HANDLE: "9" * 5000}, "must be the number"),
+        *(({PIDS: text}, f"lists {text}: no process of that number runs")
+          for text in ("4194305", "9999999999")),
+        ({HANDLE: ""}, f"{A_NUMBER} that get_model_info('{HANDLE}') gives"),
+        *(({HANDLE: text}, A_NUMBER) for text in ("0", "0x12", str(1 << 63), "9" * 5000)),
         ({HANDLE: "12"}, "nobody lends weights under"),
     ],
-)
-def test_settings_that_cannot_be_are_told(
-    path: Path, folder: Path, null_context: Context, settings: dict[str, str], text: str
-) -> None:
+)  # fmt: skip
+def test_settings_that_cannot_be_are_told(path, folder, null_context, settings, text) -> None:
     for config in ({"ascend_context": settings}, {"common_context": settings}):
         with pytest.raises(SharingError, match=r"^build_from_file failed! Error is ") as caught:
             Model().build_from_file(str(path), ModelType.MINDIR, null_context, config_dict=config)
@@ -495,27 +447,17 @@ def test_two_sections_that_differ_are_told(path: Path, null_context: Context) ->
         Model().build_from_file(str(path), ModelType.MINDIR, null_context, config_dict=config)
 
 
-def test_the_flat_spelling_of_the_tutorial_is_taken(
-    slave: Other, path: Path, null_context: Context, folder: Path, caplog: Any
-) -> None:
-    master: Any = Model()
-    with caplog.at_level(logging.WARNING, "engine"):
-        master.build_from_file(
-            str(path), ModelType.MINDIR, null_context, config_dict={"pids": f"{os.getpid()}"}
-        )
+def test_the_flat_spelling_of_the_tutorial_is_taken(path, null_context, folder) -> None:
+    def build(**config: Any) -> Model:
+        model = Model()
+        model.build_from_file(str(path), ModelType.MINDIR, null_context, config_dict=config)
+        return model
+
+    with build(pids=f"{os.getpid()}") as master:
         handle = master.get_model_info(HANDLE)
-        with master:
-            borrower: Any = Model()
-            borrower.build_from_file(
-                str(path), ModelType.MINDIR, null_context, config_dict={"shared_mem_handle": handle}
-            )
-            [y] = borrower(x=np.array(X, np.float32)).values()
-            assert y.tolist() == Y
+        assert build(shared_mem_handle=handle)(x=np.array(X, np.float32))["y"].tolist() == Y
     with pytest.raises(TypeError, match="config_dict_value must be dict"):
-        Model().build_from_file(
-            str(path), ModelType.MINDIR, null_context,
-            config_dict={"shared_handle": handle},  # type: ignore[dict-item]
-        )  # fmt: skip
+        build(shared_handle=handle)
 
 
 def test_weights_of_a_device_are_told_not_to_be_shared_and_no_key_to_be_unused(
@@ -530,9 +472,7 @@ def test_weights_of_a_device_are_told_not_to_be_shared_and_no_key_to_be_unused(
     assert said.startswith("weights in the memory of 'null:0' are not shared: backend 'null' has")
 
 
-def test_a_secret_model_is_not_lent(
-    folder: Path, path: Path, tmp_path: Path, null_backend: str
-) -> None:
+def test_a_secret_model_is_not_lent(folder, path, tmp_path, null_backend) -> None:
     pytest.importorskip("cryptography")
     from engine.formats.encryption import encrypt
 
@@ -544,18 +484,14 @@ def test_a_secret_model_is_not_lent(
     assert left(folder) == []
 
 
-def test_a_model_without_a_compiled_form_is_not_lent(
-    lend: Lend, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_a_compiled_form_is_not_lent(lend, folder, monkeypatch) -> None:
     monkeypatch.setattr(null_run, "write_compiled", lambda folder, loaded: None)
     with pytest.raises(SharingError, match=r"cannot be lent: backend 'null' has no compiled form"):
         lend(os.getpid())
     assert left(folder) == []
 
 
-def test_what_a_master_lends_must_be_whole(
-    slave: Other, lend: Lend, path: Path, folder: Path
-) -> None:
+def test_what_a_master_lends_must_be_whole(slave, lend, path, folder) -> None:
     """A copy of its own, made in silence, is not what the slave's user asked for."""
     master = lend(slave.pid)
     [form] = (folder / "v1/private").glob("*/0/digest")
@@ -564,9 +500,6 @@ def test_what_a_master_lends_must_be_whole(
     answer = slave.build(path, handle_of(master), "null")
     assert "SharingError" in answer["error"]
     assert "the compiled form that the master lends cannot be used" in answer["text"]
-
-
-# ------------------------------------------------------------------------------------- the broker
 
 
 def test_peers_that_say_nothing_keep_nobody_out(slave: Other, lend: Lend, path: Path) -> None:
@@ -593,25 +526,13 @@ def test_peers_that_say_nothing_keep_nobody_out(slave: Other, lend: Lend, path: 
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_child_that_the_master_forks_does_not_keep_the_handle(
-    slave: Other, lend: Lend, path: Path, folder: Path
-) -> None:
+def test_a_child_that_the_master_forks_does_not_keep_the_handle(slave, lend, path, folder) -> None:
     master = lend(slave.pid)
     config = handle_of(master)
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(write)
-        os.read(read, 1)
-        os._exit(0)
-    os.close(read)
-    try:
+    with forked():
         master.close()
         assert "nobody lends" in slave.build(path, config, "null")["text"]
         assert left(folder) == []
-    finally:
-        os.close(write)
-        os.waitpid(child, 0)
 
 
 def test_a_child_that_the_master_has_just_forked_does_not_keep_the_handle(
@@ -661,33 +582,25 @@ def test_many_files_come_in_several_messages(tmp_path: Path) -> None:
     files = [tmp_path / f"{number}" for number in range(450)]
     for number, file in enumerate(files):
         file.write_text(str(number))
-    broker = Broker(PidList([os.getpid()]), b"record", files)
-    try:
+    with closing(Broker(PidList([os.getpid()]), b"record", files)) as broker:
         record, descriptors = ask(broker.handle, 20)
         assert record == b"record"
         assert [int(os.pread(descriptor, 9, 0)) for descriptor in descriptors] == [*range(450)]
         for descriptor in descriptors:
             os.close(descriptor)
-    finally:
-        broker.close()
 
 
 def test_a_file_that_is_gone_is_told_and_the_next_one_is_served(tmp_path: Path) -> None:
     file = tmp_path / "file"
-    broker = Broker(PidList([os.getpid()]), b"record", [file])
-    try:
-        with pytest.raises(SharingError, match=r"gave nothing within 2 s: .*No such file"):
-            ask(broker.handle, 2)
+    with closing(Broker(PidList([os.getpid()]), b"record", [file])) as broker:
+        with pytest.raises(SharingError, match=r"gave nothing within 0.5 s: .*No such file"):
+            ask(broker.handle, 0.5)
         file.write_bytes(b"x")
         _, [descriptor] = ask(broker.handle, 20)
         os.close(descriptor)
-    finally:
-        broker.close()
 
 
-def test_nothing_is_left_when_all_have_ended(
-    slave: Other, lend: Lend, path: Path, folder: Path
-) -> None:
+def test_nothing_is_left_when_all_have_ended(slave, lend, path, folder) -> None:
     descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         master = lend(slave.pid, os.getpid())
@@ -729,9 +642,7 @@ def test_a_process_that_never_closes_its_model_ends_and_leaves_nothing(
     assert left(tmp_path / "ended") == []
 
 
-def test_a_model_that_is_resized_keeps_its_handle(
-    slave: Other, folder: Path, null_backend: str, tmp_path: Path
-) -> None:
+def test_a_model_that_is_resized_keeps_its_handle(slave, folder, null_backend, tmp_path) -> None:
     path = models.no_batch(tmp_path)
     config = {"common_context": {PIDS: str(slave.pid)}}
     with engine.load(path, null_backend, config=config) as master:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node
 
 from engine.formats import ModelFile
 from engine.weights.digests import Digests
 from engine.weights.identity import model_digest
+from engine_testing.making import tensor, write
 
 MINDIR = Path(__file__).parents[1] / "data" / "mindir" / "matmul_256.mindir"
 
@@ -48,20 +48,10 @@ def test_a_weight_that_stays_in_a_mindirs_file_is_part_of_the_model(
 def test_the_digest_of_a_large_model_with_variable_weights_is_that_of_its_file(
     tmp_path: Path, digests: Digests
 ) -> None:
-    path = tmp_path / "large.onnx"
     weights = {"w": np.zeros((64, 64), np.float32), "big": np.ones((64, 20_000), np.float32)}
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["h"]),
-        helper.make_node("MatMul", ["h", "big"], ["y"]),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 20_000])],
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
-    onnx.save(helper.make_model(graph, ir_version=8), path)
+    nodes = [make_node("MatMul", ["x", "w"], ["h"]), make_node("MatMul", ["h", "big"], ["y"])]
+    x, y = tensor("x", [1, 64]), tensor("y", [1, 20_000])
+    path = write(tmp_path, "large", [x], [y], nodes, weights)
 
     def digest(*names: str) -> str:
         source = ModelFile(path, variable_weights=names)()

@@ -52,6 +52,11 @@ def test_the_folder_is_its_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(own.stat().st_mode) == 0o700
 
 
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0, reason="only root can give a folder to another user"
+)
+
+
 @pytest.mark.parametrize("mode", [0o755, 0o770, 0o702])
 def test_a_folder_that_others_can_open_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "v1").mkdir()
@@ -71,7 +76,7 @@ def test_a_link_or_a_file_in_its_place_is_refused(tmp_path: Path) -> None:
         private_folder(tmp_path)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@needs_root
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
     (tmp_path / "v1").mkdir(mode=0o700)
     os.chown(tmp_path / "v1", 12345, 12345)
@@ -120,7 +125,7 @@ def test_a_link_that_leads_nowhere_is_refused(tmp_path: Path, link: str) -> None
         private_folder(tmp_path / link)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@needs_root
 def test_a_folder_below_one_of_another_user_is_refused(tmp_path: Path) -> None:
     private_folder(tmp_path / "theirs" / "mine")
     os.chown(tmp_path / "theirs", 12345, 12345)
@@ -141,32 +146,30 @@ _EXCHANGE = 'cd "$0" && mkdir -m 700 evil && mv -T v1 aside && mv -T evil v1'
 )
 def test_whoever_can_exchange_a_cache_is_one_of_those_that_it_is_refused_for() -> None:
     """The rule against the deed: another user tries to exchange it, in each arrangement."""
+    cases = {0o700: 0, 0o755: 0, 0o777: 0, 0o1777: 0, 0o775: 65534, 0o1775: 65534}
+    them = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     # A folder of its own: another run of pytest closes that of all to others at any time.
     with tempfile.TemporaryDirectory() as where:
         os.chmod(where, 0o711)
-        _try_to_exchange(Path(where))
+        for mode, group in cases.items():
+            folder = Path(where) / f"{mode:o}"
+            own = private_folder(folder)
+            before = own.stat().st_ino
+            os.chown(folder, 0, group)
+            folder.chmod(mode)
+            try:
+                private_folder(folder)
+                is_refused = False
+            except CacheUnusable:
+                is_refused = True
+            subprocess.run(
+                [*them, "/bin/sh", "-c", _EXCHANGE, folder], capture_output=True, cwd="/"
+            )
+            is_exchanged = own.stat().st_ino != before
+            assert is_refused == is_exchanged, f"{mode:o}"
 
 
-def _try_to_exchange(where: Path) -> None:
-    cases = {0o700: 0, 0o755: 0, 0o777: 0, 0o1777: 0, 0o775: 65534, 0o1775: 65534}
-    for mode, group in cases.items():
-        folder = where / f"{mode:o}"
-        own = private_folder(folder)
-        before = own.stat().st_ino
-        os.chown(folder, 0, group)
-        folder.chmod(mode)
-        try:
-            private_folder(folder)
-            is_refused = False
-        except CacheUnusable:
-            is_refused = True
-        them = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-        subprocess.run([*them, "/bin/sh", "-c", _EXCHANGE, folder], capture_output=True, cwd="/")
-        is_exchanged = own.stat().st_ino != before
-        assert is_refused == is_exchanged, f"{mode:o}"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+@needs_root
 def test_where_a_missing_cache_cannot_be_made_nobody_else_may_make_it(tmp_path, monkeypatch):
     """The folder above belongs to another user, who makes one full of entries a moment later."""
     really = os.mkdir

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from other_process import forked
 
 from engine.backends import open_backend
 from engine.context import Context
@@ -49,13 +50,6 @@ def test_it_lies_beside_the_cache_that_is_named(private: Path, tmp_path: Path) -
     with PrivateFolder(tmp_path / "other") as folder:
         assert folder.path.parent == tmp_path / "other" / "v1" / "private"
     assert not private.exists()
-
-
-def test_it_ends_with_its_owner(private: Path) -> None:
-    folder = PrivateFolder()
-    path = folder.path
-    del folder
-    assert not path.exists()
 
 
 def test_a_second_one_leaves_the_first_alone(private: Path) -> None:
@@ -106,34 +100,19 @@ def test_a_forked_child_leaves_it_to_its_parent(private: Path) -> None:
 
 def test_a_child_that_lives_on_does_not_hold_it(private: Path) -> None:
     folder = PrivateFolder()
-    read, write = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(write)
-        os.read(read, 1)  # until the parent closes the pipe
-        os._exit(0)
-    os.close(read)
-    try:
-        path = folder.path
+    with forked():
         folder.close()
-        assert not path.exists()
+        assert not folder.path.exists()
         assert locks(private) == []
-    finally:
-        os.close(write)
-        os.waitpid(child, 0)
 
 
-def test_a_folder_that_cannot_be_made_says_where(
-    private: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_made_says_where(private: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").write_bytes(b"")
     with pytest.raises(CacheUnusable, match="cache/v1' cannot be made"):
         PrivateFolder()
 
 
-def test_models_of_any_size_are_shared_by_way_of_it(
-    private: Path, tmp_path: Path, null_backend: str
-) -> None:
+def test_models_of_any_size_are_shared_by_way_of_it(private, tmp_path, null_backend) -> None:
     """Also where the environment switches the cache off: this one was asked for."""
     path = models.affine(tmp_path)
     context = Context()

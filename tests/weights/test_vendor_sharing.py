@@ -43,9 +43,7 @@ def slave(vendor: Path, tmp_path: Path) -> Iterator[Other]:
         yield process
 
 
-def test_a_slave_runs_on_the_weights_that_the_backend_lends(
-    vendor: Path, slave: Other, tmp_path: Path
-) -> None:
+def test_a_slave_runs_on_the_weights_that_the_backend_lends(vendor, slave, tmp_path) -> None:
     path = models.affine(tmp_path)
     config = {"common_context": {PIDS: str(slave.pid)}}
     with engine.load(path, "vendor", config=config) as master:
@@ -62,23 +60,21 @@ def test_a_slave_runs_on_the_weights_that_the_backend_lends(
     assert os.listdir(tmp_path / "cache" / "v1" / "private") == []
 
 
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [("refuse", "the driver has no such calls"),
+     ("fail", r"'vendor' is at fault: its engine_share_weights")],
+)  # fmt: skip
 def test_what_the_backend_refuses_to_lend_is_an_error_with_its_reason(
-    vendor: Path, tmp_path: Path
+    vendor: Path, tmp_path: Path, path: Path, flag: str, says: str
 ) -> None:
-    config = {"common_context": {PIDS: str(os.getpid())}}
-    (vendor / "refuse").touch()
-    with pytest.raises(BackendUnavailable, match="the driver has no such calls"):
-        engine.load(models.affine(tmp_path), "vendor", config=config)
-    (vendor / "refuse").unlink()
-    (vendor / "fail").touch()
-    with pytest.raises(BackendUnavailable, match=r"'vendor' is at fault: its engine_share_weights"):
-        engine.load(models.affine(tmp_path), "vendor", config=config)
+    (vendor / flag).touch()
+    with pytest.raises(BackendUnavailable, match=says):
+        engine.load(path, "vendor", config={"common_context": {PIDS: str(os.getpid())}})
     assert os.listdir(tmp_path / "cache" / "v1" / "private") == []
 
 
-def test_a_secret_model_may_be_lent_by_the_vendors_means(
-    vendor: Path, slave: Other, tmp_path: Path
-) -> None:
+def test_a_secret_model_may_be_lent_by_the_vendors_means(vendor, slave, tmp_path) -> None:
     """Nothing of it is on disk but what the backend lends."""
     pytest.importorskip("cryptography")
     from engine.formats.encryption import encrypt
@@ -95,9 +91,7 @@ def test_a_secret_model_may_be_lent_by_the_vendors_means(
         assert answer["y"] == [[15, 25, 35]]
 
 
-def test_a_model_whose_memory_others_use_is_not_built_for_other_sizes(
-    vendor: Path, tmp_path: Path
-) -> None:
+def test_a_model_whose_memory_others_use_is_not_built_for_other_sizes(vendor, tmp_path) -> None:
     config = {"common_context": {PIDS: str(os.getpid())}}
     with (
         engine.load(models.no_batch(tmp_path), "vendor", config=config) as master,

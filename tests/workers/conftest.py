@@ -34,12 +34,20 @@ def odd_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def make(odd_model: Path) -> Make:
-    """Build a runner; the test closes it."""
+    """Build a runner; the test closes it. common: keys of the configuration's common_context."""
 
-    def build(workers: int = 2, backend: str = "odd", **settings: Any) -> MultiDeviceRunner:
+    def build(
+        workers: int = 2,
+        backend: str = "odd",
+        path: Any = odd_model,
+        common: Any = None,
+        **more: Any,
+    ) -> MultiDeviceRunner:
         context = Context()
         context.target = [backend]
-        return MultiDeviceRunner(str(odd_model), list(range(workers)), context, **settings)
+        if common:
+            context.parallel.config_info = {"common_context": common}
+        return MultiDeviceRunner(path, range(workers), context, **more)
 
     return build
 
@@ -50,7 +58,7 @@ def shared(make: Make) -> Iterator[MultiDeviceRunner]:
     before, files = left(), names()
     steps: list[tuple[str, int, int | None]] = []
     with make(progress=lambda *step: steps.append(step)) as runner:
-        runner.steps = steps  # type: ignore[attr-defined]
+        runner.steps = steps
         yield runner
     check_left(before, files)
 

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx.helper import make_node
 
 import engine
 from engine import MultiDeviceRunner
 from engine_testing import models
+from engine_testing.making import tensor, write
 
 pytestmark = pytest.mark.skipif(find_spec("engine_cpu") is None, reason="no cpu backend")
 
@@ -23,26 +23,14 @@ SIZE = 2048
 
 def weighty(folder: Path) -> Path:
     """y = 4 x W, 64 MB of weights, x: float32[batch, 2048]."""
-    weights = [
-        numpy_helper.from_array(
-            np.random.default_rng(number).standard_normal((SIZE, SIZE), dtype=np.float32),
-            f"w{number}",
-        )
-        for number in range(4)
-    ]
-    names = ["x", "a", "b", "c", "y"]
-    nodes = [helper.make_node("MatMul", [names[n], f"w{n}"], [names[n + 1]]) for n in range(4)]
-    graph = helper.make_graph(
-        nodes,
-        "weighty",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", SIZE])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", SIZE])],
-        weights,
-    )
-    path = folder / "weighty.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, opset_imports=[opset], ir_version=8), path)
-    return path
+    generators = {f"w{number}": np.random.default_rng(number) for number in range(4)}
+    weights = {
+        name: generator.standard_normal((SIZE, SIZE), dtype=np.float32)
+        for name, generator in generators.items()
+    }
+    nodes = [make_node("MatMul", [a, w], [b]) for a, w, b in zip("xabc", weights, "abcy")]
+    x, y = tensor("x", ["batch", SIZE]), tensor("y", ["batch", SIZE])
+    return write(folder, "weighty", [x], [y], nodes, weights)
 
 
 def private_bytes(process: int) -> int:

@@ -22,11 +22,7 @@ def assignment(target: str = "cpu", **needs: str) -> Assignment:
 
 @pytest.mark.parametrize(
     ("target", "needs"),
-    [
-        ("cpu", Needs()),
-        ("gpu", Needs(num_gpus=1)),
-        ("ascend", Needs(resources={"NPU": 1})),
-    ],
+    [("cpu", Needs()), ("gpu", Needs(num_gpus=1)), ("ascend", Needs(resources={"NPU": 1}))],
 )
 def test_an_actor_takes_a_cpu_and_a_device_of_its_target(target: str, needs: Needs) -> None:
     assert needs_of(assignment(target)) == needs

@@ -56,9 +56,7 @@ def test_streams_of_requests_keep_their_order(runner: MultiDeviceRunner) -> None
             check(outputs, x)
 
 
-def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(
-    runner: MultiDeviceRunner,
-) -> None:
+def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(runner) -> None:
     before = runner.statistics().restarts
     for wrong, error in (([np.ones((2, 4), "f4")], InputError), ([], InputError), (3, TypeError)):
         with pytest.raises(error):
@@ -68,7 +66,7 @@ def test_what_is_wrong_with_a_request_is_said_as_a_model_says_it(
     with pytest.raises(InputError, match="unknown input 'z'"):
         runner.predict({"z": rows(1)})
     with pytest.raises(TypeError, match="timeout_s must be a number"):
-        runner.predict([rows(1)], timeout_s="soon")  # type: ignore[arg-type]
+        runner.predict([rows(1)], timeout_s="soon")
     with pytest.raises(RuntimeError, match="SystemExit: 3"):
         runner.predict([rows(1, LEAVE)])
     check(runner.predict([rows(2)]), rows(2))
@@ -88,9 +86,7 @@ def test_ten_threads_get_their_own_results(runner: MultiDeviceRunner) -> None:
     assert runner.statistics().completed - before == 200
 
 
-def test_a_request_can_be_stopped_and_its_worker_stays(
-    runner: MultiDeviceRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_can_be_stopped_and_its_worker_stays(runner, monkeypatch) -> None:
     for module in ("watchdog", "replicas"):  # a worker may get no turn for a while
         monkeypatch.setattr(f"engine.workers.{module}.GRACE_S", 60.0)
     before = runner.statistics()
@@ -127,9 +123,8 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(runner: MultiDeviceRunner
             runner.predict([rows(1)])
         except ModelStateError as error:
             os._exit(0 if "forked" in str(error) else 2)
-        except BaseException:
+        finally:
             os._exit(3)
-        os._exit(4)
     assert os.waitpid(child, 0)[1] == 0
     check(runner.predict([rows(2)]), rows(2))
     assert states(runner) == ["ready", "ready"]
@@ -137,7 +132,7 @@ def test_a_forked_child_is_told_and_the_parent_goes_on(runner: MultiDeviceRunner
 
 @pytest.mark.usefixtures("nothing_is_left")
 def test_close_finishes_what_is_under_way(make: Make) -> None:
-    runner = make(1)
+    runner = make(1, hang_timeout_s=10**400)  # any time may be given
     futures = [runner.submit([rows(1, REST)]) for _ in range(3)]
     runner.close()
     for future in futures:
@@ -161,10 +156,8 @@ def test_close_can_fail_what_is_under_way(make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-@pytest.mark.parametrize("step", ["Replicas", "RequestQueue", "fork.watch"])
-def test_an_interrupt_after_the_build_leaves_no_worker(
-    make: Make, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
+@pytest.mark.parametrize("step", ["Replicas", "fork.watch"])
+def test_an_interrupt_after_the_build_leaves_no_worker(make, monkeypatch, step) -> None:
     def interrupt(*_: object, **named: object) -> None:
         raise KeyboardInterrupt
 
@@ -176,16 +169,14 @@ def test_an_interrupt_after_the_build_leaves_no_worker(
 
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_late_request_does_not_wait_for_its_parts_that_have_not_begun(
-    odd_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    odd_model: Path, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.workers.replicas.GRACE_S", 60.0)
     model = onnx.load(odd_model)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.shape.dim[0].dim_value = 1
     onnx.save(model, tmp_path / "fixed.onnx")
-    context = Context()
-    context.target = ["odd"]
-    with MultiDeviceRunner(tmp_path / "fixed.onnx", [0], context) as runner:
+    with make(1, path=tmp_path / "fixed.onnx") as runner:
         x = rows(40)
         x[:, 0] = REST
         first = runner.submit([x])  # 40 parts of 0.3 s
@@ -197,9 +188,7 @@ def test_a_late_request_does_not_wait_for_its_parts_that_have_not_begun(
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_thread_that_cannot_start_holds_up_no_later_request(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thread_that_cannot_start_holds_up_no_later_request(make, monkeypatch) -> None:
     start = threading.Thread.start
 
     def fail(thread: threading.Thread) -> None:
@@ -207,7 +196,7 @@ def test_a_thread_that_cannot_start_holds_up_no_later_request(
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    with make() as runner:
+    with make() as runner:  # which has no such thread yet
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", fail)
             for _ in range(3):  # more than there are workers
@@ -219,12 +208,6 @@ def test_a_thread_that_cannot_start_holds_up_no_later_request(
 @pytest.mark.usefixtures("nothing_is_left")
 def test_a_runner_that_nobody_has_any_more_ends_its_workers(make: Make) -> None:
     make(1)
-
-
-@pytest.mark.usefixtures("nothing_is_left")
-def test_a_run_may_be_given_any_time_before_it_counts_as_hung(make: Make) -> None:
-    with make(1, hang_timeout_s=10**400) as runner:
-        check(runner.predict([rows(1)]), rows(1))
 
 
 @pytest.mark.usefixtures("nothing_is_left")
@@ -257,21 +240,19 @@ def test_wrong_arguments_are_refused_before_anything_is_started(odd_model: Path)
             MultiDeviceRunner(path, devices)
     for wrong in ({"workers": "threads"}, {"queue_limit": 0}, {"hang_timeout_s": 0.0}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
-            MultiDeviceRunner(path, [0], **wrong)  # type: ignore[arg-type]
+            MultiDeviceRunner(path, [0], **wrong)
     for axes in (0, "x", {"x": "0"}, {0: 0}):
         with pytest.raises(TypeError, match="batch_axes"):
-            MultiDeviceRunner(path, [0], batch_axes=axes)  # type: ignore[arg-type]
+            MultiDeviceRunner(path, [0], batch_axes=axes)
     assert children() == before
 
 
 @pytest.mark.usefixtures("nothing_is_left")
-def test_a_model_that_cannot_be_built_is_an_error(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_built_is_an_error(make, monkeypatch) -> None:
     failure = "from engine.errors import ModelError; raise ModelError('cannot compile')"
     monkeypatch.setenv(COMPILE, failure)
     with pytest.raises(ModelError, match=r"^MultiDeviceRunner's build failed! .* cannot compile"):
-        make(2)
+        make(1)
 
 
 @pytest.mark.slow
@@ -282,31 +263,27 @@ def test_batch_axes_that_do_not_fit_are_an_error(make: Make) -> None:
 
 
 def test_the_build_shows_how_far_it_is(runner: MultiDeviceRunner) -> None:
-    steps: list[tuple[str, int, int | None]] = runner.steps  # type: ignore[attr-defined]
+    steps: list[tuple[str, int, int | None]] = runner.steps
     assert ("worker 1 (device 1): check nodes", 2, 2) in steps
     assert [step for step in steps if step[0] == "workers"][-1] == ("workers", 2, 2)
 
 
 @pytest.mark.usefixtures("nothing_is_left")
+@pytest.mark.parametrize("does_raise", [True, False])
 def test_the_build_ends_when_it_is_cancelled_or_progress_raises(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+    make: Make, monkeypatch: pytest.MonkeyPatch, does_raise: bool
 ) -> None:
     monkeypatch.setenv(COMPILE, "options.progress('compile', 0, 1); time.sleep(600)")
     token = CancelToken()
 
-    def cancel(phase: str, *step: object) -> None:
+    def show(phase: str, *step: object) -> None:
         if phase.startswith("worker 0"):
+            if does_raise:
+                raise KeyError("the user's own")
             token.cancel()
 
-    with pytest.raises(Cancelled):
-        make(1, progress=cancel, cancel=token)
-
-    def fail(phase: str, *step: object) -> None:
-        if phase.startswith("worker 0"):
-            raise KeyError("the user's own")
-
-    with pytest.raises(KeyError, match="the user's own"):
-        make(1, progress=fail)
+    with pytest.raises(KeyError if does_raise else Cancelled):
+        make(1, progress=show, cancel=token)
 
 
 SCRIPT = """
@@ -318,72 +295,61 @@ context.target = ["null"]
 runner = engine.MultiDeviceRunner({path!r}, [0], context)
 print(runner.predict([np.ones((2, 3), "f4")])[0].get_data_to_numpy().tolist())
 print(runner.statistics().workers[0].pid, flush=True)
-if {dies}:
-    os.kill(os.getpid(), signal.SIGKILL)
+{end}
 """
 
 
-@pytest.mark.parametrize("dies", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        pytest.param("", 0, marks=pytest.mark.slow),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("futures = [runner.submit([np.ones((2, 3), 'f4')]) for _ in range(100)]", 0),
+    ],
+    ids=["ends", "is killed", "ends with requests in the queue"],
+)
 def test_a_script_needs_no_guard_and_its_workers_go_with_it(
-    dies: bool, null_backend: str, tmp_path: Path
+    end: str, status: int, null_backend: str, tmp_path: Path
 ) -> None:
-    script = SCRIPT.format(path=str(models.affine(tmp_path)), dies=dies)
+    script = SCRIPT.format(path=str(models.affine(tmp_path)), end=end)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
         [sys.executable, "-"], input=script, capture_output=True, text=True, env=env, timeout=60
     )
-    assert (done.returncode, done.stderr) == (-9 if dies else 0, "")
+    assert (done.returncode, done.stderr) == (status, "")
     results, worker = done.stdout.splitlines()
     assert results == "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]]"
     wait_until(lambda: not Path(f"/proc/{worker}").exists())
 
 
-def test_a_script_that_ends_with_requests_in_the_queue_ends(
-    null_backend: str, tmp_path: Path
-) -> None:
-    script = SCRIPT.format(path=str(models.affine(tmp_path)), dies=False)
-    script += "futures = [runner.submit([np.ones((2, 3), 'f4')]) for _ in range(100)]"
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(
-        [sys.executable, "-"], input=script, capture_output=True, text=True, env=env, timeout=60
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    worker = done.stdout.splitlines()[-1]
-    wait_until(lambda: not Path(f"/proc/{worker}").exists())
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_keys_are_in_no_argument_and_no_environment(odd_model: Path, tmp_path: Path) -> None:
+def test_keys_are_in_no_argument_and_no_environment(odd_model, make, tmp_path) -> None:
     pytest.importorskip("cryptography")
     from engine.formats.encryption import encrypt
 
     key = b"0123456789abcdef"
     secret = tmp_path / "secret.onnx"
     secret.write_bytes(encrypt(odd_model.read_bytes(), key))
-    context = Context()
-    context.target = ["odd"]
     before = children()
-    with MultiDeviceRunner(str(secret), [0], context, dec_key=key) as runner:
+    with make(1, path=secret, dec_key=key) as runner:
         check(runner.predict([rows(2)]), rows(2))
         [process] = children() - before
         command = Path(f"/proc/{process}/cmdline").read_bytes()
         assert b"engine.workers" in command
         assert key not in command + Path(f"/proc/{process}/environ").read_bytes()
     with pytest.raises(ModelError):
-        MultiDeviceRunner(str(secret), [0], context, dec_key=b"0" * 16)
+        make(1, path=secret, dec_key=b"0" * 16)
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_is_left")
-def test_values_that_are_no_tensors_arrive(odd_model: Path, tmp_path: Path) -> None:
-    context = Context()
-    context.target = ["odd"]
+def test_values_that_are_no_tensors_arrive(make: Make, tmp_path: Path) -> None:
     numbers = [np.arange(n, dtype=np.float32) for n in (3, 0, 2)]
-    with MultiDeviceRunner(str(models.sequences(tmp_path)), [0, 1], context) as runner:
+    with make(path=models.sequences(tmp_path)) as runner:
         one, longer = runner.predict([numbers, np.array(2)])
         assert one.get_data_to_numpy().tolist() == [0, 1]
-        found = [tensor.get_data_to_numpy().tolist() for tensor in longer]  # type: ignore[attr-defined]
+        found = [tensor.get_data_to_numpy().tolist() for tensor in longer]
         assert found == [[0, 1, 2], [], [0, 1], [0, 1]]
 
 

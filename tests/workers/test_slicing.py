@@ -36,9 +36,6 @@ def in_order(*shape: int) -> Array:
 OPEN = Slicing([spec("x", "N", 3)], [spec("y", "N", 3)])
 
 
-# -------------------------------------------------------------------------- sliced equals whole
-
-
 @given(
     batch=st.integers(0, 40),
     workers=st.integers(1, 9),
@@ -48,9 +45,7 @@ OPEN = Slicing([spec("x", "N", 3)], [spec("y", "N", 3)])
         [np.float32, np.float64, np.int8, np.bool_, ml_dtypes.bfloat16, ml_dtypes.int4, object]
     ),
 )
-def test_what_is_joined_is_what_one_run_gives(
-    batch: int, workers: int, shape: list[int], axis: int, dtype: Any
-) -> None:
+def test_what_is_joined_is_what_one_run_gives(batch, workers, shape, axis, dtype) -> None:
     # y[n] = a[n] + b (b goes to all), with a's batch at axis 0 and z's = y's at `axis`.
     dims = [batch, *shape]
     a = np.arange(np.prod(dims)).reshape(dims) % 7
@@ -81,9 +76,7 @@ def test_what_is_joined_is_what_one_run_gives(
 
 
 @given(batch=st.integers(1, 60), workers=st.integers(1, 9))
-def test_parts_differ_by_one_sample_at_most_and_the_larger_come_first(
-    batch: int, workers: int
-) -> None:
+def test_parts_differ_by_one_sample_at_most_and_the_larger_come_first(batch, workers) -> None:
     found = sizes(OPEN.cut([in_order(batch, 3)], workers))
     assert sum(found) == batch
     assert found == sorted(found, reverse=True)
@@ -93,9 +86,7 @@ def test_parts_differ_by_one_sample_at_most_and_the_larger_come_first(
 @given(
     times=st.integers(1, 9), own=st.integers(1, 4), workers=st.integers(1, 4), wide=st.booleans()
 )
-def test_a_model_of_fixed_batch_gets_its_own_batch_each_time(
-    times: int, own: int, workers: int, wide: bool
-) -> None:
+def test_a_model_of_fixed_batch_gets_its_own_batch_each_time(times, own, workers, wide) -> None:
     slicing = Slicing([spec("x", own, 3), spec("w", own)], [spec("y", own, 3)])
     x, w = in_order(times * own, 3), in_order(times * own if wide else own)
 
@@ -108,20 +99,78 @@ def test_a_model_of_fixed_batch_gets_its_own_batch_each_time(
     np.testing.assert_array_equal(y, x * weights[:, None])
 
 
-# ------------------------------------------------------------------------------------- the cut
+X3, Y3 = spec("x", "N", 3), spec("y", "N", 3)
+BOUNDED = spec("x", "N", 3, bounds=((2, 4), None))
+CUTS = {
+    "seven over three workers": (OPEN, [(7, 3)], 3, [3, 2, 2]),
+    "fewer samples than workers": (OPEN, [(2, 3)], 8, [1, 1]),
+    "a batch of one": (OPEN, [(1, 3)], 4, [1]),
+    "a batch of none": (OPEN, [(0, 3)], 4, [0]),
+    "sizes that it was compiled for": (Slicing([BOUNDED], [Y3]), [(16, 3)], 2, [4, 4, 4, 4]),
+    "sizes from 2 to 4": (Slicing([BOUNDED], [Y3]), [(5, 3)], 4, [3, 2]),
+    # What the model would refuse or decide is left to it in one piece.
+    "it may broadcast": (Slicing([X3, spec("m", "N")], [Y3]), [(4, 3), (1,)], 2, [4]),
+    "another rank": (Slicing([X3, spec("m", "N")], [Y3]), [(12,), (4,)], 2, [12]),
+    "as np.fromfile gives it": (Slicing([spec("x", 1, 3)], [spec("y", 1, 3)]), [(3,)], 2, [3]),
+    "the own shape of a fixed model": (
+        Slicing([spec("x", 4, 3)], [spec("y", 4)]), [(4, 3)], 4, [4]
+    ),
+    "no axis is given for any input": (
+        Slicing([X3], [spec("y", None, 3)], {"x": None}), [(8, 3)], 4, [8]
+    ),
+    "an axis is given for an output": (
+        Slicing([spec("x", None, 3)], [spec("y", None)], {"y": 0}), [(4, 3)], 2, [2, 2]
+    ),
+}  # fmt: skip
 
 
-def test_seven_over_three_workers_are_three_two_and_two() -> None:
-    assert sizes(OPEN.cut([in_order(7, 3)], 3)) == [3, 2, 2]
+@pytest.mark.parametrize("case", CUTS)
+def test_parts_have_these_sizes(case: str) -> None:
+    slicing, shapes, workers, expected = CUTS[case]
+    assert sizes(slicing.cut([in_order(*shape) for shape in shapes], workers)) == expected
 
 
-def test_fewer_samples_than_workers_are_one_each() -> None:
-    assert sizes(OPEN.cut([in_order(2, 3)], 8)) == [1, 1]
+TABLE = spec("table", "K", 3)
+AXES = {
+    "the most frequent open first axis": (
+        [TABLE, X3, spec("mask", "N")], [spec("y", "N")], None, (None, 0, 0), (0,)
+    ),
+    "of two, the one that outputs have": ([TABLE, X3], [spec("y", "N")], None, (None, 0), (0,)),
+    "an output of another first size than the fixed batch": (
+        [spec("x", 2, 3)], [spec("y", 2), spec("weights", 3)], None, (0,), (0, None)
+    ),
+    "given, and the rest follows from their names": (
+        [spec("x", "T", "B"), spec("mask", "B", "T"), spec("table", "T", 4)],
+        [spec("y", "B", 2)], {"x": 1, "table": None}, (1, 0, None), (0,),
+    ),
+    "counted from the end": ([spec("x", 3, "B")], [spec("y", "B")], {"x": -1}, (1,), (0,)),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("batch", [0, 1])
-def test_a_batch_of_none_or_one_is_one_part(batch: int) -> None:
-    assert sizes(OPEN.cut([in_order(batch, 3)], 4)) == [batch]
+@pytest.mark.parametrize("case", AXES)
+def test_the_batch_is_at_these_axes(case: str) -> None:
+    inputs, outputs, axes, of_inputs, of_outputs = AXES[case]
+    found = Slicing(inputs, outputs, axes).axes
+    assert (found.inputs, found.outputs) == (of_inputs, of_outputs)
+
+
+def test_given_axes_of_a_fixed_model_cut_along_them() -> None:
+    slicing = Slicing([spec("x", 3, 2)], [spec("y", 2)], {"x": 1, "y": 0})
+    assert sizes(slicing.cut([in_order(3, 6)], 2), axis=1) == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("own", "shapes", "says"),
+    [
+        ([(4, 3)], [(6, 3)], "'x0': axis 0 is 6, no multiple of the model's 4; pass"),
+        ([(4, 3)], [(0, 3)], "axis 0 is 0, no multiple"),
+        ([(1, 3), (2,)], [(4, 3), (6,)], "'x1' is 3 times the model's batch, but input 'x0' is 4"),
+    ],
+)
+def test_no_multiple_of_a_fixed_batch_is_refused(own: Any, shapes: Any, says: str) -> None:
+    inputs = [spec(f"x{place}", *shape) for place, shape in enumerate(own)]
+    with pytest.raises(InputError, match=says):
+        Slicing(inputs, [spec("y", own[0][0])]).cut([in_order(*shape) for shape in shapes], 2)
 
 
 def test_parts_are_views_of_what_was_given() -> None:
@@ -148,34 +197,6 @@ def test_the_batch_is_found_at_other_axes_by_its_name() -> None:
     assert sizes(parts, 2, axis=1) == [3, 2]
 
 
-def test_the_most_frequent_open_first_axis_is_the_batch() -> None:
-    inputs = [spec("table", "K", 3), spec("x", "N", 3), spec("mask", "N")]
-    assert Slicing(inputs, [spec("y", "N")]).axes.inputs == (None, 0, 0)
-
-
-def test_of_two_equally_frequent_the_batch_is_the_one_that_outputs_have() -> None:
-    inputs = [spec("table", "K", 3), spec("x", "N", 3)]
-    assert Slicing(inputs, [spec("y", "N")]).axes.inputs == (None, 0)
-
-
-def test_parts_keep_to_the_sizes_that_the_model_was_compiled_for() -> None:
-    bounded = spec("x", "N", 3, bounds=((2, 4), None))
-    slicing = Slicing([bounded], [spec("y", "N", 3)])
-    assert sizes(slicing.cut([in_order(16, 3)], 2)) == [4, 4, 4, 4]
-    assert sizes(slicing.cut([in_order(5, 3)], 4)) == [3, 2]
-
-
-def test_what_the_model_would_refuse_or_decide_is_left_to_it_in_one_piece() -> None:
-    slicing = Slicing([spec("x", "N", 3), spec("m", "N")], [spec("y", "N", 3)])
-    assert len(slicing.cut([in_order(4, 3), in_order(1)], 2)) == 1  # it may broadcast
-    assert len(slicing.cut([in_order(12), in_order(4)], 2)) == 1  # another rank
-    fixed = Slicing([spec("x", 1, 3)], [spec("y", 1, 3)])
-    assert len(fixed.cut([in_order(3)], 2)) == 1  # as np.fromfile gives it
-
-
-# ------------------------------------------------------------------------- models of fixed batch
-
-
 def test_four_times_a_fixed_batch_are_four_parts_however_many_workers() -> None:
     inputs = [spec("latents", 1, 4, 8, 8), spec("text", 1, 7, 16), spec("step", 1)]
     slicing = Slicing(inputs, [spec("noise", 1, 4, 8, 8)])
@@ -183,53 +204,6 @@ def test_four_times_a_fixed_batch_are_four_parts_however_many_workers() -> None:
     parts = slicing.cut([in_order(4, 4, 8, 8), in_order(4, 7, 16), step], 2)
     assert sizes(parts) == sizes(parts, 1) == [1, 1, 1, 1]
     assert all(part[2] is step for part in parts)
-
-
-def test_inputs_of_the_models_own_shape_are_one_part() -> None:
-    assert len(Slicing([spec("x", 4, 3)], [spec("y", 4)]).cut([in_order(4, 3)], 4)) == 1
-
-
-def test_no_multiple_of_a_fixed_batch_is_refused() -> None:
-    slicing = Slicing([spec("x", 4, 3)], [spec("y", 4)])
-    with pytest.raises(InputError, match=r"'x': axis 0 is 6, no multiple of the model's 4; pass"):
-        slicing.cut([in_order(6, 3)], 2)
-    with pytest.raises(InputError, match=r"axis 0 is 0, no multiple"):
-        slicing.cut([in_order(0, 3)], 2)
-
-
-def test_inputs_of_different_multiples_are_refused() -> None:
-    slicing = Slicing([spec("x", 1, 3), spec("w", 2)], [spec("y", 1)])
-    with pytest.raises(InputError, match="'w' is 3 times the model's batch, but input 'x' is 4"):
-        slicing.cut([in_order(4, 3), in_order(6)], 2)
-
-
-def test_outputs_of_another_first_size_than_the_fixed_batch_must_be_the_same() -> None:
-    slicing = Slicing([spec("x", 2, 3)], [spec("y", 2), spec("weights", 3)])
-    assert slicing.axes.outputs == (0, None)
-
-
-# ----------------------------------------------------------------------------------- overriding
-
-
-def test_given_axes_are_taken_and_the_rest_follows_from_their_names() -> None:
-    inputs = [spec("x", "T", "B"), spec("mask", "B", "T"), spec("table", "T", 4)]
-    slicing = Slicing(inputs, [spec("y", "B", 2)], {"x": 1, "table": None})
-    assert slicing.axes.inputs == (1, 0, None)
-    assert slicing.axes.outputs == (0,)
-
-
-def test_axes_may_be_counted_from_the_end() -> None:
-    assert Slicing([spec("x", 3, "B")], [spec("y", "B")], {"x": -1}).axes.inputs == (1,)
-
-
-def test_no_axis_for_any_input_leaves_requests_whole() -> None:
-    slicing = Slicing([spec("x", "N", 3)], [spec("y", None, 3)], {"x": None})
-    assert len(slicing.cut([in_order(8, 3)], 4)) == 1
-
-
-def test_given_axes_of_a_fixed_model_cut_along_them() -> None:
-    slicing = Slicing([spec("x", 3, 2)], [spec("y", 2)], {"x": 1, "y": 0})
-    assert sizes(slicing.cut([in_order(3, 6)], 2), axis=1) == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -252,9 +226,6 @@ def test_axes_that_do_not_fit_are_refused(given_axes: Mapping[str, int], message
 def test_axes_of_the_wrong_type_are_refused(wrong: Any) -> None:
     with pytest.raises(TypeError, match="batch_axes"):
         Slicing([spec("x", "N", 3)], [spec("y", "N")], wrong)
-
-
-# ------------------------------------------------------------------------- what cannot be known
 
 
 @pytest.mark.parametrize(
@@ -287,11 +258,6 @@ def test_where_the_batch_cannot_be_told_requests_stay_whole_and_a_warning_says_w
     [record] = caplog.records
     assert re.search(reason, record.getMessage())
     assert "pass batch_axes=" in record.getMessage()
-
-
-def test_what_the_warning_asks_for_helps() -> None:
-    unnamed = Slicing([spec("x", None, 3)], [spec("y", None)], {"y": 0})
-    assert sizes(unnamed.cut([in_order(4, 3)], 2)) == [2, 2]
 
 
 def nonzero() -> tuple[list[TensorSpec], list[TensorSpec]]:
@@ -334,11 +300,7 @@ MAPS = spec("output_probability", kind=ValueKind.SEQUENCE)
         ),
     ],
 )
-def test_all_that_the_warning_advises_fits_as_it_stands(
-    inputs: list[TensorSpec],
-    outputs: list[TensorSpec],
-    advised: list[dict[str, int | None]],
-) -> None:
+def test_all_that_the_warning_advises_fits_as_it_stands(inputs, outputs, advised) -> None:
     reason = Slicing(inputs, outputs).axes.reason
     found = [ast.literal_eval(text) for text in re.findall(r"batch_axes=(\{.*?\})", reason)]
     whole, *others = found
@@ -376,9 +338,6 @@ def test_a_fixed_model_whose_output_cannot_be_joined_takes_its_own_batch_only() 
         InputError, match=r"4 times the .* but output 'boxes'.* the model's own batch, or"
     ):
         slicing.cut([in_order(4, 3)], 2)
-
-
-# ------------------------------------------------------------------------------------ the join
 
 
 def test_one_part_gives_its_own_arrays() -> None:

@@ -144,9 +144,7 @@ def is_ready(supervisor: Supervisor) -> bool:
 
 
 @pytest.mark.parametrize("has_sentinel", [True, False])
-def test_an_end_is_seen_at_once_or_soon(
-    has_sentinel: bool, kind: type[Fake], supervise: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_is_seen_at_once_or_soon(has_sentinel, kind, supervise, monkeypatch) -> None:
     if has_sentinel:  # without one, its slot looks now and then
         monkeypatch.setattr(worker_slot, "_LOOK_S", 300.0)
     kind.has_sentinel = has_sentinel
@@ -242,14 +240,10 @@ def test_no_pause_between_starts_keeps_a_device_away_for_two_seconds(
     monkeypatch.undo()
     supervisor = supervise(1)
     pauses: list[float] = []
-
-    def note(seconds: float) -> None:
-        pauses.append(seconds)
-
-    monkeypatch.setattr(supervisor.slots[0], "_sleep", note)
-    kind.on_build = staticmethod(lambda worker: worker.end("died") if len(pauses) < 2000 else None)
+    monkeypatch.setattr(supervisor.slots[0], "_sleep", pauses.append)
+    kind.on_build = staticmethod(lambda worker: worker.end("died") if len(pauses) < 500 else None)
     kind.started[0].end("died")
-    wait_until(lambda: len(pauses) >= 2000 and is_ready(supervisor))
+    wait_until(lambda: len(pauses) >= 500 and is_ready(supervisor))
     assert pauses[:3] == [0.1, 0.2, 0.4]
     assert max(pauses) == 1.0
     assert run(supervisor, 1) == 2
@@ -309,9 +303,7 @@ def test_a_request_that_ends_its_workers_runs_alone_on_a_fresh_one_and_is_refuse
     assert supervisor.retries == 2
 
 
-def test_no_other_request_takes_the_fresh_worker_meanwhile(
-    kind: type[Fake], supervise: Make
-) -> None:
+def test_no_other_request_takes_the_fresh_worker_meanwhile(kind, supervise) -> None:
     supervisor = supervise(2)
     is_open = threading.Event()
     ended: list[Fake] = []
@@ -334,9 +326,7 @@ def test_no_other_request_takes_the_fresh_worker_meanwhile(
     assert ended[-1].ran == [-1]
 
 
-def test_a_worker_that_died_before_it_heard_of_a_request_does_not_count(
-    kind: type[Fake], supervise: Make
-) -> None:
+def test_a_worker_that_died_before_it_heard_of_a_request_does_not_count(kind, supervise) -> None:
     supervisor = supervise(1)
     deaths: list[int] = []
 
@@ -350,9 +340,7 @@ def test_a_worker_that_died_before_it_heard_of_a_request_does_not_count(
     assert run(supervisor, 1) == 2
 
 
-def test_an_error_of_the_model_is_the_callers_and_no_reason_to_restart(
-    kind: type[Fake], supervise: Make
-) -> None:
+def test_an_error_of_the_model_is_the_callers_and_no_reason_to_restart(kind, supervise) -> None:
     supervisor = supervise(1)
 
     def refuse(worker: Fake, values: Any) -> None:
@@ -380,16 +368,12 @@ def test_what_passes_its_deadline_or_is_cancelled_is_ended_and_not_run_again(
     with pytest.raises(DeadlineExceeded):
         run(supervisor, 1, deadline_s=time.monotonic() + 1)
     token = CancelToken()
-
-    def cancel() -> None:
+    with ThreadPoolExecutor(1) as client:
+        asked = client.submit(run, supervisor, 2, cancel=token)
         wait_until(lambda: any(2 in worker.ran for worker in kind.started))
         token.cancel()
-
-    canceller = threading.Thread(target=cancel)
-    canceller.start()
-    with pytest.raises(Cancelled):
-        run(supervisor, 2, cancel=token)
-    canceller.join()
+        with pytest.raises(Cancelled):
+            asked.result(60)
     [asked] = [worker for worker in kind.started if 2 in worker.ran]
     assert asked.stopped.is_set()  # first, and it did not
     assert [worker.ran for worker in kind.started if worker.ran] == [[1], [2]]

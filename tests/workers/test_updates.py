@@ -6,41 +6,49 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from worker_steps import kill, pids, states, wait_until
+from onnx.helper import make_node
+from worker_steps import Make, kill, pids, states, wait_until
 
-from engine import Context, MultiDeviceRunner, Tensor
+from engine import MultiDeviceRunner, Tensor
 from engine.errors import InputError, ModelStateError, RequestRefused
 from engine.workers.process import ProcessWorker
-
-pytestmark = pytest.mark.usefixtures("nothing_is_left")
+from engine_testing.making import tensor, write
 
 X = np.zeros((4, 3), np.float32)  # two rows for each of two workers
 Made = Callable[..., MultiDeviceRunner]
 
 
-@pytest.fixture
-def declared(odd_model: Path) -> Made:
-    """Build a runner of y = two x + one, both of them variable, 2 and 1 at first."""
+@pytest.fixture(scope="module")
+def shared(make: Make) -> Iterator[MultiDeviceRunner]:
+    """A runner of y = two x + one for many tests, both weights variable."""
+    with make(common={"variable_weights_list": "two, one"}) as runner:
+        yield runner
 
-    def build(
-        workers: int = 2, hang_timeout_s: float | None = None, **settings: str
-    ) -> MultiDeviceRunner:
-        context = Context()
-        context.target = ["odd"]
-        section = {"variable_weights_list": "two, one", **settings}
-        context.parallel.config_info = {"common_context": section}
-        devices = list(range(workers))
-        return MultiDeviceRunner(str(odd_model), devices, context, hang_timeout_s=hang_timeout_s)
+
+@pytest.fixture
+def updated(shared: MultiDeviceRunner) -> Iterator[MultiDeviceRunner]:
+    """The shared runner, ready, with both weights as at first: 2 and 1."""
+    shared.update_weights({"two": np.array([2], np.float32), **one(1)})
+    wait_until(lambda: states(shared) == ["ready", "ready"])
+    yield shared
+    wait_until(lambda: states(shared) == ["ready", "ready"])
+
+
+@pytest.fixture
+def declared(make: Make, nothing_is_left: None) -> Made:
+    """Build a runner of that model alone."""
+
+    def build(workers: int = 2, hang_timeout_s: float | None = None, **settings: str) -> Any:
+        common = {"variable_weights_list": "two, one", **settings}
+        return make(workers, common=common, hang_timeout_s=hang_timeout_s)
 
     return build
 
@@ -55,8 +63,15 @@ def ones(runner: MultiDeviceRunner) -> set[float]:
     return set(y.get_data_to_numpy().ravel().tolist())
 
 
-@pytest.mark.parametrize("mode", ["swap", "rebuild"])
-def test_all_workers_have_the_weights_of_the_last_update(declared: Made, mode: str) -> None:
+def restart(runner: MultiDeviceRunner) -> None:
+    before = runner.statistics().restarts
+    kill(*pids(runner))
+    wait_until(lambda: runner.statistics().restarts == before + 2)
+    wait_until(lambda: states(runner) == ["ready", "ready"])
+
+
+@pytest.mark.parametrize("mode", ["swap", pytest.param("rebuild", marks=pytest.mark.slow)])
+def test_all_workers_have_the_weights_of_the_last_update_also_new_ones(declared, mode) -> None:
     with declared(variable_weights_mode=mode) as runner:
         assert ones(runner) == {1}
         values = one(5)
@@ -65,57 +80,45 @@ def test_all_workers_have_the_weights_of_the_last_update(declared: Made, mode: s
         assert ones(runner) == {5}
         tensors = [Tensor(np.array([value], np.float32)) for value in (3, 7)]
         runner.update_weights([tensors])  # without names, in the order of the declaration
-        [y] = runner.predict([X + 1])
-        assert set(y.get_data_to_numpy().ravel().tolist()) == {10}
-
-
-@pytest.mark.parametrize("mode", ["swap", pytest.param("rebuild", marks=pytest.mark.slow)])
-def test_a_worker_that_is_started_again_has_the_weights_of_all_updates(
-    declared: Made, mode: str
-) -> None:
-    with declared(variable_weights_mode=mode) as runner:
-        runner.update_weights({"two": np.array([3], np.float32)})
         runner.update_weights(one(5))
-        kill(*pids(runner))
-        wait_until(lambda: states(runner) == ["ready", "ready"])
-        [y] = runner.predict([X + 1])
-        assert set(y.get_data_to_numpy().ravel().tolist()) == {8}
+        for is_restarted in (False, True):
+            if is_restarted:
+                restart(runner)
+            [y] = runner.predict([X + 1])
+            assert set(y.get_data_to_numpy().ravel().tolist()) == {8}
 
 
-def test_what_is_added_is_added_to_the_weights_as_loaded_also_in_a_new_worker(
-    declared: Made,
-) -> None:
+def test_what_is_added_is_added_to_the_weights_as_loaded_also_in_a_new_worker(declared) -> None:
     with declared(variable_weights_update="add") as runner:
         for value in (5, 6):
             runner.update_weights({"two": np.zeros(1, np.float32), **one(value)})
         assert ones(runner) == {7}
-        kill(*pids(runner))
-        wait_until(lambda: states(runner) == ["ready", "ready"])
+        restart(runner)
         assert ones(runner) == {7}
 
 
-def test_no_request_sees_weights_of_two_updates(declared: Made) -> None:
+def test_no_request_sees_weights_of_two_updates(updated: MultiDeviceRunner) -> None:
     is_over = threading.Event()
-    with declared() as runner, ThreadPoolExecutor(4) as threads:
 
-        def ask() -> tuple[int, float]:
-            count, last = 0, 0.0
-            while not is_over.is_set():
-                [seen] = ones(runner)
-                assert seen >= last, "an older update came back"
-                count, last = count + 1, seen
-            return count, last
+    def ask() -> int:
+        count, last = 0, 0.0
+        while not is_over.is_set():
+            [seen] = ones(updated)
+            assert seen >= last, "an older update came back"
+            count, last = count + 1, seen
+        return count
 
+    with ThreadPoolExecutor(4) as threads:
         asking = [threads.submit(ask) for _ in range(4)]
         try:
             for value in range(2, 30):
-                runner.update_weights(one(value))
-                assert ones(runner) == {value}
+                updated.update_weights(one(value))
+                assert ones(updated) == {value}
                 if value in (10, 20):
-                    kill(pids(runner)[0])
+                    kill(pids(updated)[0])
         finally:
             is_over.set()
-        assert all(task.result(60)[0] for task in asking)
+        assert all(task.result(60) for task in asking)
 
 
 UNFIT: list[tuple[Any, str]] = [
@@ -129,42 +132,38 @@ UNFIT: list[tuple[Any, str]] = [
 ]
 
 
-def test_an_update_that_does_not_fit_changes_nothing(declared: Made) -> None:
-    with declared() as runner:
-        for update, says in UNFIT:
-            with pytest.raises(InputError, match=f"^update weight failed! Error is .*{says}"):
-                runner.update_weights(update)
-            assert ones(runner) == {1}
-        kill(*pids(runner))
-        wait_until(lambda: states(runner) == ["ready", "ready"])
-        assert ones(runner) == {1}
+def test_an_update_that_does_not_fit_changes_nothing(updated: MultiDeviceRunner) -> None:
+    for update, says in UNFIT:
+        with pytest.raises(InputError, match=f"^update weight failed! Error is .*{says}"):
+            updated.update_weights(update)
+        assert ones(updated) == {1}
+    restart(updated)
+    assert ones(updated) == {1}
 
 
-def test_what_cannot_be_updated_says_so(declared: Made, runner: MultiDeviceRunner) -> None:
-    with pytest.raises(ModelStateError, match=r"no weight .* variable_weights_list, in context\."):
-        runner.update_weights(one(5))
-    with pytest.raises(TypeError, match="weights must be list, but got <class 'int'>"):
-        runner.update_weights(5)  # type: ignore[arg-type]
-    closed = declared(1)
-    closed.close()
+def test_what_cannot_be_updated_says_so(declared: Made, make: Make) -> None:
+    with make(1) as runner:
+        says = r"no weight .* variable_weights_list, in context\."
+        with pytest.raises(ModelStateError, match=says):
+            runner.update_weights(one(5))
+        with pytest.raises(TypeError, match="weights must be list, but got <class 'int'>"):
+            runner.update_weights(5)
     with pytest.raises(ModelStateError, match="update weight failed! Error is the runner is clos"):
-        closed.update_weights(one(5))
+        runner.update_weights(one(5))
 
 
-def test_a_worker_that_dies_during_an_update_leaves_no_old_weights(declared: Made) -> None:
-    with declared() as runner:
-        for value in range(2, 4):  # either worker
-            victims = pids(runner)
-            killer = threading.Thread(target=kill, args=(victims[value % 2],))
-            killer.start()
-            runner.update_weights(one(value))
-            killer.join()
-            assert ones(runner) == {value}
-            wait_until(lambda: states(runner) == ["ready", "ready"])
-            assert ones(runner) == {value}
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_worker_that_dies_during_an_update_leaves_no_old_weights(updated, victim) -> None:
+    killer = threading.Thread(target=kill, args=(pids(updated)[victim],))
+    killer.start()
+    updated.update_weights(one(3))
+    killer.join()
+    assert ones(updated) == {3}
+    wait_until(lambda: states(updated) == ["ready", "ready"])
+    assert ones(updated) == {3}
 
 
-def test_an_interrupt_of_an_update_leaves_all_workers_with_it(declared: Made) -> None:
+def test_an_interrupt_of_an_update_leaves_all_workers_with_it(updated: MultiDeviceRunner) -> None:
     class Interrupt(Exception):
         pass
 
@@ -173,20 +172,19 @@ def test_an_interrupt_of_an_update_leaves_all_workers_with_it(declared: Made) ->
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        with declared() as runner:
-            for value in range(2, 30):
-                signal.setitimer(signal.ITIMER_REAL, 0.0002 * value)
+        for value in range(2, 30):
+            signal.setitimer(signal.ITIMER_REAL, 0.0002 * value)
+            try:
                 try:
-                    try:
-                        runner.update_weights(one(value))
-                        time.sleep(0.2)  # it may be lost in a finalizer
-                    finally:
-                        signal.setitimer(signal.ITIMER_REAL, 0)
-                except Interrupt:
-                    pass
-                wait_until(lambda value=value: ones(runner) in ({value}, {value - 1}))  # type: ignore[misc]
-                runner.update_weights(one(value))
-                assert ones(runner) == {value}
+                    updated.update_weights(one(value))
+                    time.sleep(0.2)  # it may be lost in a finalizer
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                pass
+            wait_until(lambda value=value: ones(updated) in ({value}, {value - 1}))
+            updated.update_weights(one(value))
+            assert ones(updated) == {value}
     finally:
         signal.signal(signal.SIGALRM, before)
 
@@ -216,9 +214,7 @@ def test_a_worker_that_hangs_as_it_switches_is_ended_after_hang_timeout_s(
         assert ones(runner) == {5}
 
 
-def test_an_update_that_ends_three_workers_is_refused(
-    declared: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_that_ends_three_workers_is_refused(declared: Made, monkeypatch: Any) -> None:
     prepare = ProcessWorker.prepare
     count = 0
 
@@ -242,54 +238,43 @@ def test_an_update_that_ends_three_workers_is_refused(
 
 
 def test_an_update_by_a_signal_handler_in_the_middle_of_a_predict_is_refused(
-    declared: Made, monkeypatch: pytest.MonkeyPatch
+    updated: MultiDeviceRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[str] = []
-    with declared() as runner:
 
-        def update(*_: object) -> None:
-            try:
-                runner.update_weights(one(5))
-            except ModelStateError as error:
-                refused.append(str(error))
-
-        run = ProcessWorker.run
-
-        def interrupted(self: ProcessWorker, *arguments: Any) -> Any:
-            if threading.current_thread() is threading.main_thread():
-                signal.raise_signal(signal.SIGALRM)
-            return run(self, *arguments)
-
-        before = signal.signal(signal.SIGALRM, update)
+    def update(*_: object) -> None:
         try:
-            with monkeypatch.context() as patch:
-                patch.setattr(ProcessWorker, "run", interrupted)
-                assert ones(runner) == {1}
-        finally:
-            signal.signal(signal.SIGALRM, before)
-        [says] = refused
-        assert says.startswith("update weight failed! Error is it was called in the middle of")
-        runner.update_weights(one(5))
-        assert ones(runner) == {5}
+            updated.update_weights(one(5))
+        except ModelStateError as error:
+            refused.append(str(error))
+
+    run = ProcessWorker.run
+
+    def interrupted(self: ProcessWorker, *arguments: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGALRM)
+        return run(self, *arguments)
+
+    before = signal.signal(signal.SIGALRM, update)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(ProcessWorker, "run", interrupted)
+            assert ones(updated) == {1}
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    [says] = refused
+    assert says.startswith("update weight failed! Error is it was called in the middle of")
+    updated.update_weights(one(5))
+    assert ones(updated) == {5}
 
 
-@pytest.mark.usefixtures("odd_model")
-def test_the_memory_in_which_an_update_was_sent_is_given_back(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("nothing_is_left")
+def test_the_memory_in_which_an_update_was_sent_is_given_back(make: Make, tmp_path: Path) -> None:
     large = np.zeros((1000, 1000), np.float32)
-    path = tmp_path / "large.onnx"
-    made = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "large",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 1000])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 1000])],
-        [numpy_helper.from_array(large, "w")],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(made, opset_imports=opsets, ir_version=8), path)
-    context = Context()
-    context.target = ["odd"]
-    context.parallel.config_info = {"common_context": {"variable_weights_list": "w"}}
-    with MultiDeviceRunner(str(path), [0, 1], context) as runner:
+    product = make_node("MatMul", ["x", "w"], ["y"])
+    x, y = (tensor(name, ["batch", 1000]) for name in "xy")
+    path = write(tmp_path, "large", [x], [y], [product], {"w": large})
+    with make(path=path, common={"variable_weights_list": "w"}) as runner:
         before = arena_bytes()
         runner.update_weights({"w": large + 1})
         assert arena_bytes() - before < large.nbytes

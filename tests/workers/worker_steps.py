@@ -48,7 +48,15 @@ def check(outputs: list[Any], x: np.ndarray[Any, Any]) -> None:
 
 
 def pids(runner: MultiDeviceRunner) -> list[int]:
-    return [worker.pid for worker in runner.statistics().workers]
+    """Return the processes of the workers, once each has one."""
+    found: list[int] = []
+
+    def have_all() -> bool:
+        found[:] = [worker.pid for worker in runner.statistics().workers]
+        return all(found)  # 0 while one is being started, which os.kill takes for all of the group
+
+    wait_until(have_all)
+    return found
 
 
 def states(runner: MultiDeviceRunner) -> list[str]:
@@ -56,6 +64,7 @@ def states(runner: MultiDeviceRunner) -> list[str]:
 
 
 def kill(*processes: int) -> None:
+    assert all(processes)
     for process in processes:
         os.kill(process, signal.SIGKILL)
 
