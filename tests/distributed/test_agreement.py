@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from threads import outcomes, values
 
 from engine.distributed.agreement import agree
 from engine.distributed.sequence import Collective
@@ -29,36 +29,31 @@ GATHER = collective("AllGather", (2, 3))
 def compared(*sequences: Sequence[Collective], parts: Sequence[Part | None] = ()) -> list[str]:
     """Let ranks with these sequences compare them; the error of each, "" for none."""
     parts = parts or [None] * len(sequences)
-    errors = [""] * len(sequences)
 
-    def rank_main(rank: int) -> None:
+    def rank_main(rank: int) -> str:
+        store = connect(server.address, server.key)
         try:
-            store = connect(server.address, server.key)
             agree(store, rank, len(sequences), sequences[rank], 10.0, parts[rank])
         except CommunicatorError as error:
-            errors[rank] = str(error)
+            return str(error)
+        return ""
 
     with StoreServer() as server:
-        threads = [threading.Thread(target=rank_main, args=(r,)) for r in range(len(sequences))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(20)
-    return errors
+        return values(outcomes(len(sequences), rank_main))
 
 
-def test_equal_sequences_fit_together() -> None:
-    assert compared([REDUCE, GATHER], (REDUCE, GATHER), [REDUCE, GATHER]) == ["", "", ""]
-
-
-def test_names_of_symbolic_dims_and_types_left_open_are_no_difference() -> None:
-    named, other = replace(REDUCE, shape=("batch", 3)), replace(REDUCE, shape=("N", 3))
-    assert compared([named, GATHER], [other, replace(GATHER, dtype="", shape=None)]) == ["", ""]
-
-
-def test_ranks_outside_a_group_need_not_have_its_collectives() -> None:
-    pair = replace(GATHER, group="0-1")
-    assert compared([REDUCE, pair], [pair, REDUCE], [REDUCE]) == ["", "", ""]
+@pytest.mark.parametrize(
+    "sequences",
+    [
+        [(REDUCE, GATHER), [REDUCE, GATHER], [REDUCE, GATHER]],
+        [[replace(REDUCE, shape=("batch", 3)), GATHER],
+         [replace(REDUCE, shape=("N", 3)), replace(GATHER, dtype="", shape=None)]],
+        [[REDUCE, replace(GATHER, group="0-1")], [replace(GATHER, group="0-1"), REDUCE], [REDUCE]],
+    ],
+    ids=["equal", "names of symbolic dims and types left open", "ranks outside of a group"],
+)  # fmt: skip
+def test_sequences_that_fit_together_are_no_error(sequences: list[Sequence[Collective]]) -> None:
+    assert compared(*sequences) == [""] * len(sequences)
 
 
 def test_what_one_rank_sends_another_receives() -> None:

@@ -14,16 +14,15 @@ import numpy as np
 import pytest
 from onnx import TensorProto
 from rank_models import node, save, together
+from threads import outcomes, predict, rank_plan, values
 
-import engine
 from engine.backends import Backend
 from engine.distributed.job import Job
 from engine.distributed.ranks import Ranks
 from engine.distributed.store import StoreServer
 from engine.errors import CommunicatorError
-from engine.formats import open_source
 from engine.hookspecs import hookimpl
-from engine.plan import BuildOptions, Plan, Targets, build_plan
+from engine.plan import Plan
 from engine.types import BackendInfo, Capability, DType
 from engine_testing import null_device as null
 
@@ -69,55 +68,22 @@ class Noted:
 
 
 def on_both(
-    path: Path | list[Path],
-    main: Callable[[int, Plan, Noted, Ranks], Any],
-    queues: bool = True,
+    path: Path | list[Path], main: Callable[[int, Plan, Noted, Ranks], Any], queues: bool = True
 ) -> list[Any]:
     """Build a model, or each its own, for two ranks and call `main` for each; gives results."""
     paths = path if isinstance(path, list) else [path, path]
-    found: list[Any] = [TimeoutError("it did not end")] * 2
 
-    def rank_main(rank: int) -> None:
-        noted, opened = Noted(queues), []
-
-        def open_ranks(rank: int, size: int, name: str, backend: Backend, device: Any) -> Ranks:
-            job = Job(rank, size, server.address, server.key, 60.0)
-            opened.append(Ranks(job, rank, size, name, Backend("null", noted, []), device))
-            return opened[0]
-
-        context = engine.Context()
-        context.target = ["null"]
-        context.ascend.rank_id = rank
+    def rank_main(rank: int) -> Any:
+        noted = Noted(queues)
+        job = Job(rank, 2, server.address, server.key, 60.0)
+        plan, ranks = rank_plan(paths[rank], job, Backend("null", noted, []))
         try:
-            options = BuildOptions(
-                context, {}, open_ranks=lambda rank, _, *more: open_ranks(rank, 2, *more)
-            )
-            plan = build_plan(open_source(paths[rank]), Targets(options))
-            try:
-                found[rank] = main(rank, plan, noted, opened[0])
-            finally:
-                plan.pool.close()
-        except BaseException as error:
-            found[rank] = error
+            return main(rank, plan, noted, ranks)
+        finally:
+            plan.pool.close()
 
     with StoreServer() as server:
-        threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-    return found
-
-
-def predict(plan: Plan, x: Any, outputs: Any = None) -> Any:
-    lease = plan.pool.borrow()
-    try:
-        return plan.predict(lease.context, [x], outputs, None)  # type: ignore[arg-type]
-    finally:
-        plan.pool.give_back(lease)
+        return values(outcomes(2, rank_main))
 
 
 def chain(tmp_path: Path) -> Path:
@@ -169,9 +135,9 @@ def test_results_on_the_device_are_complete_when_predict_returns(tmp_path: Path)
         for _ in range(3):
             given = device.allocate(DType.FLOAT32, (2, 3))
             outputs = [given]
-            assert predict(plan, x_of(rank), outputs) is outputs
+            assert predict(plan, x_of(rank), outputs=outputs) is outputs
             assert outputs == [given]
-            [fresh] = predict(plan, x_of(rank), [null.DEVICE])
+            [fresh] = predict(plan, x_of(rank), outputs=[null.DEVICE])
             assert fresh.stream is None
             for buffer in (given, fresh):
                 np.testing.assert_array_equal(device.read(buffer), np.full((2, 3), -3))

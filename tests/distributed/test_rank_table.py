@@ -206,7 +206,7 @@ def test_a_malformed_table_is_refused_with_the_entry_that_is_wrong(
     assert "\n" not in message
 
 
-def test_every_way_to_start_ranks_refuses_each_malformed_table(
+def test_every_way_to_start_ranks_refuses_a_malformed_table(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """engine launch, mpirun with a table in the configuration, and plain processes with one."""
@@ -214,7 +214,7 @@ def test_every_way_to_start_ranks_refuses_each_malformed_table(
     from engine import cli
 
     path = tmp_path / "t.json"
-    for table, where, value, entry, _ in MALFORMED:
+    for table, where, value, entry, _ in MALFORMED[::6]:  # of each version
         path.write_text(json.dumps(edited(table(), where, value)))
         says = f"rank table {str(path)!r}: {entry}: "
         for start in (

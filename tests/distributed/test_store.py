@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from threads import outcomes, values
 
 from engine.distributed import store as store_module
 from engine.distributed.store import GroupStore, NotThere, StoreServer, connect, exchange
@@ -28,33 +29,28 @@ def server() -> Iterator[StoreServer]:
         yield server
 
 
+@pytest.fixture
+def store(server: StoreServer) -> Any:
+    return connect(server.address, server.key)
+
+
 def test_what_one_rank_writes_another_reads(server: StoreServer) -> None:
     connect(server.address, server.key).set("id", b"\x00\xff")
     assert connect(server.address, server.key).get("id", 1.0) == b"\x00\xff"
 
 
-def test_a_rank_that_reads_first_waits_for_the_writer(server: StoreServer) -> None:
-    reader, writer = (connect(server.address, server.key) for _ in range(2))
-    values: list[bytes] = []
-    thread = threading.Thread(target=lambda: values.append(reader.get("id", 10.0)))
-    thread.start()
-    writer.set("id", b"late")
-    thread.join(60)
-    assert values == [b"late"]
+@pytest.mark.parametrize("is_same", [False, True], ids=["another rank", "the same rank"])
+def test_who_reads_first_waits_for_the_writer(
+    server: StoreServer, store: Any, is_same: bool
+) -> None:
+    writer = store if is_same else connect(server.address, server.key)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(store.get, "id", 10.0)
+        writer.set("id", b"late")
+        assert waiting.result(60) == b"late"
 
 
-def test_a_store_serves_a_wait_and_a_write_of_one_rank_at_once(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
-    values: list[bytes] = []
-    thread = threading.Thread(target=lambda: values.append(store.get("own", 10.0)))
-    thread.start()
-    store.set("own", b"1")
-    thread.join(60)
-    assert values == [b"1"]
-
-
-def test_a_key_that_nobody_writes_is_an_error_after_the_timeout(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_key_that_nobody_writes_is_an_error_after_the_timeout(store: Any) -> None:
     with pytest.raises(CommunicatorError, match=r"no rank has written 'id' within 0\.05 s"):
         store.get("id", 0.05)
     store.set("id", b"after")  # the connection serves on
@@ -108,10 +104,9 @@ def test_a_store_that_waits_for_a_thread_can_be_closed(monkeypatch: pytest.Monke
     ],
 )  # fmt: skip
 def test_a_malformed_request_is_a_line_in_the_log_and_the_store_serves_on(
-    frame: bytes, server: StoreServer, caplog: pytest.LogCaptureFixture
+    frame: bytes, server: StoreServer, store: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Not a traceback of a thread: pytest would fail for that."""
-    store = connect(server.address, server.key)
     [connection] = store._idle
     connection.send_bytes(frame)
     with pytest.raises((EOFError, OSError)):
@@ -122,20 +117,12 @@ def test_a_malformed_request_is_a_line_in_the_log_and_the_store_serves_on(
     connect(server.address, server.key).set("id", b"1")
 
 
-def test_a_key_is_written_once(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_key_is_written_once(store: Any) -> None:
     store.set("id", b"1")
     store.set("id", b"1")
     with pytest.raises(CommunicatorError, match="'id' has another value already"):
         store.set("id", b"2")
     assert store.get("id", 1.0) == b"1"
-
-
-def test_groups_have_keys_of_their_own(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
-    for group in ("rows", "columns"):
-        GroupStore(store, group).set("id", group.encode())
-    assert GroupStore(store, "rows").get("id", 1.0) == b"rows"
 
 
 def test_another_jobs_key_is_refused_and_the_server_serves_on(server: StoreServer) -> None:
@@ -257,8 +244,9 @@ def test_a_server_of_another_user_is_told_nothing() -> None:
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_server_that_fails_its_job_ends_every_wait_with_the_reason(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_server_that_fails_its_job_ends_every_wait_with_the_reason(
+    server: StoreServer, store: Any
+) -> None:
     with ThreadPoolExecutor(1) as threads:
         waiting = threads.submit(store.get, "id", 30.0)
         time.sleep(0.05)
@@ -287,22 +275,14 @@ def test_a_rank_that_is_killed_disturbs_no_other(server: StoreServer) -> None:
 
 
 def test_ranks_exchange_values_in_rank_order(server: StoreServer) -> None:
-    results: dict[int, list[bytes]] = {}
+    def join(rank: int) -> list[bytes]:
+        group = GroupStore(connect(server.address, server.key), "world")
+        return exchange(group, rank, 3, f"of {rank}".encode(), 10.0)
 
-    def join(rank: int) -> None:
-        store = GroupStore(connect(server.address, server.key), "world")
-        results[rank] = exchange(store, rank, 3, f"of {rank}".encode(), 10.0)
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert results == {rank: [b"of 0", b"of 1", b"of 2"] for rank in range(3)}
+    assert values(outcomes(3, join)) == [[b"of 0", b"of 1", b"of 2"]] * 3
 
 
-def test_a_rank_that_does_not_come_is_named(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_rank_that_does_not_come_is_named(store: Any) -> None:
     with pytest.raises(CommunicatorError, match=r"rank 1, 2 of 3 did not join") as raised:
         exchange(store, 0, 3, b"here", 0.1)
     assert raised.value.ranks == (1, 2)
@@ -314,8 +294,7 @@ def test_a_client_that_says_nothing_keeps_no_other_out(server: StoreServer) -> N
         connect(server.address, server.key).set("id", b"1")
 
 
-def test_a_forked_child_speaks_on_connections_of_its_own(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_forked_child_speaks_on_connections_of_its_own(store: Any) -> None:
     child = os.fork()
     if child == 0:
         store.set("of the child", b"1")
@@ -326,19 +305,19 @@ def test_a_forked_child_speaks_on_connections_of_its_own(server: StoreServer) ->
     assert store.get("of the parent", 5.0) == b"2"
 
 
-def test_a_wait_may_be_endless_and_must_be_a_number(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
+def test_a_wait_may_be_endless_and_must_be_a_number(store: Any) -> None:
     store.set("id", b"1")
     assert store.get("id", math.inf) == b"1"
     with pytest.raises(ValueError, match="timeout_s must be a number of seconds, but got nan"):
         store.get("id", math.nan)
 
 
-def test_groups_whose_names_have_a_slash_are_told_apart(server: StoreServer) -> None:
-    store = connect(server.address, server.key)
-    GroupStore(store, "a").set("b/c", b"1")
-    GroupStore(store, "a/b").set("c", b"2")
-    assert GroupStore(store, "a").get("b/c", 1.0) == b"1"
+def test_groups_have_keys_of_their_own_also_where_names_have_a_slash(store: Any) -> None:
+    pairs = [("rows", "id"), ("columns", "id"), ("a", "b/c"), ("a/b", "c")]
+    for group, key in pairs:
+        GroupStore(store, group).set(key, group.encode())
+    for group, key in pairs:
+        assert GroupStore(store, group).get(key, 1.0) == group.encode()
 
 
 def test_a_holder_that_is_stopped_is_waited_for_no_longer_than_it_may_take(

@@ -7,15 +7,15 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from threads import joined
+from threads import joined, outcomes, values
 
 from engine.distributed.job import Job
 from engine.distributed.rendezvous import _meet, address_of
@@ -69,19 +69,25 @@ def interpreter() -> str:
 
 
 @contextmanager
-def stranger(name: str, times: int) -> Iterator[None]:
-    """Have another user's process connected to a rank's socket."""
+def as_nobody(script: str, *arguments: str) -> Iterator[bytes]:
+    """Have a process of another user, which stays; yields the first line that it says."""
     identity = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    command = ["setpriv", *identity, interpreter(), "-c", STRANGER, name, str(times)]
+    command = ["setpriv", *identity, interpreter(), "-c", script, *arguments]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/")
-    assert process.stdin is not None
     assert process.stdout is not None
     try:
-        assert process.stdout.readline().strip() == b"True"
-        yield
+        yield process.stdout.readline()
     finally:
         process.kill()
         process.communicate()
+
+
+@contextmanager
+def stranger(name: str, times: int) -> Iterator[None]:
+    """Have another user's process connected to a rank's socket."""
+    with as_nobody(STRANGER, name, str(times)) as said:
+        assert said == b"True\n"
+        yield
 
 
 def listener_of_a_rank() -> str:
@@ -99,30 +105,37 @@ def listener_of_a_rank() -> str:
     raise TimeoutError("no rank of this process listens")
 
 
+def check_that_ranks_join_soon(meanwhile: Callable[[str], AbstractContextManager[object]]) -> None:
+    """Join two ranks; the first one's socket has somebody else at it when the second comes."""
+
+    def join(rank: int) -> float:
+        if rank == 1:
+            joined(server, 1, 2, timeout_s=TIMEOUT_S).close()  # it listens, and waits
+            return 0.0
+        with meanwhile(listener_of_a_rank()):
+            begin_s = time.monotonic()
+            joined(server, 0, 2, timeout_s=TIMEOUT_S).close()
+            return time.monotonic() - begin_s
+
+    with StoreServer() as server:
+        assert max(values(outcomes(2, join, 2 * TIMEOUT_S))) < SOON_S
+
+
 @as_another_user
 @pytest.mark.parametrize("times", [1, 50, 0], ids=["one silent", "many silent", "backlog full"])
 def test_a_process_of_another_user_does_not_delay_the_ranks(times: int) -> None:
-    results: dict[int, Any] = {}
+    check_that_ranks_join_soon(lambda name: stranger(name, times))
 
-    def join(rank: int) -> None:
-        try:
-            with_comm = joined(server, rank, 2, timeout_s=TIMEOUT_S)
-            results[rank] = "joined"
-            with_comm.close()
-        except BaseException as error:
-            results[rank] = error
 
-    with StoreServer() as server:
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in (1, 0)]
-        threads[0].start()  # it listens, and waits for the other
-        with stranger(listener_of_a_rank(), times):
-            begin_s = time.monotonic()
-            threads[1].start()
-            for thread in threads:
-                thread.join(2 * TIMEOUT_S)
-            took_s = time.monotonic() - begin_s
-    assert results == {0: "joined", 1: "joined"}
-    assert took_s < SOON_S
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's abstract sockets")
+def test_a_silent_connection_of_the_same_user_does_not_delay_the_ranks() -> None:
+    @contextmanager
+    def silent(name: str) -> Iterator[None]:
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(f"\0{name}")
+            yield
+
+    check_that_ranks_join_soon(silent)
 
 
 @as_another_user
@@ -146,45 +159,14 @@ def test_a_process_of_another_user_takes_no_thread_of_a_store(
 
 @as_another_user
 def test_a_rank_that_does_not_come_is_named_with_the_strangers_that_did() -> None:
-    errors: list[BaseException] = []
-
-    def join() -> None:
-        try:
-            joined(server, 1, 2, timeout_s=3)
-        except CommunicatorError as error:
-            errors.append(error)
-
-    with StoreServer() as server:
-        rank = threading.Thread(target=join)
-        rank.start()
+    with StoreServer() as server, ThreadPoolExecutor(1) as threads:
+        rank = threads.submit(joined, server, 1, 2, timeout_s=1)
         with stranger(listener_of_a_rank(), 1):
             server._set("'world'/value of 0", b"t" * 16 + b"\0nobody listens here")
-            rank.join(30)
-    [error] = errors
-    assert "rank 0 of 2 did not connect within 3 s" in str(error)
+            error = rank.exception(30)
+    assert isinstance(error, CommunicatorError)
+    assert "rank 0 of 2 did not connect within 1 s" in str(error)
     assert f"connections of other users were refused: user {NOBODY} (1)" in str(error)
-
-
-def test_a_silent_connection_of_the_same_user_does_not_delay_the_ranks() -> None:
-    results: dict[int, str] = {}
-
-    def join(rank: int) -> None:
-        joined(server, rank, 2, timeout_s=TIMEOUT_S).close()
-        results[rank] = "joined"
-
-    if sys.platform != "linux":
-        pytest.skip("needs Linux's abstract sockets")
-    with StoreServer() as server, socket.socket(socket.AF_UNIX) as silent:
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in (1, 0)]
-        threads[0].start()
-        silent.connect(f"\0{listener_of_a_rank()}")
-        begin_s = time.monotonic()
-        threads[1].start()
-        for thread in threads:
-            thread.join(2 * TIMEOUT_S)
-        took_s = time.monotonic() - begin_s
-    assert results == {0: "joined", 1: "joined"}
-    assert took_s < SOON_S
 
 
 HOLD = """
@@ -199,16 +181,8 @@ sys.stdin.read()
 @as_another_user
 def test_another_users_holder_of_a_jobs_socket_is_named_though_it_does_not_listen() -> None:
     name = f"a job of {os.getpid()}"
-    identity = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    command = ["setpriv", *identity, interpreter(), "-c", HOLD, address_of(name)[1:]]
     job = Job(rank=0, world_size=2, timeout_s=TIMEOUT_S)
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd="/"
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"held\n"
-        try:
-            with pytest.raises(CommunicatorError, match=f"of another user, {NOBODY}, that does"):
-                _meet(job, name, "the ranks of a test")
-        finally:
-            process.kill()
+    with as_nobody(HOLD, address_of(name)[1:]) as said:
+        assert said == b"held\n"
+        with pytest.raises(CommunicatorError, match=f"of another user, {NOBODY}, that does"):
+            _meet(job, name, "the ranks of a test")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import struct
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.padding import PKCS7
-from onnx import helper, numpy_helper
 
 import engine
 from engine.errors import ModelError
@@ -26,6 +25,24 @@ KEYS = [
     ("SM4-CBC", bytes(range(16))),
 ]
 KEY = bytes(range(16))
+
+
+MLP = (DATA / "mlp.mindir").read_bytes()
+
+
+@pytest.fixture
+def seal(tmp_path: Path) -> Callable[..., Path]:
+    """Write bytes as an encrypted file; returns its path."""
+
+    def seal(plain: bytes, key: bytes = KEY, mode: str = "AES-GCM") -> Path:
+        path = tmp_path / "net.mindir"
+        path.write_bytes(encryption.encrypt(plain, key, mode))
+        return path
+
+    return seal
+
+
+Seal = Callable[..., Path]
 
 
 def by_the_description(data: bytes, key: bytes, mode: str, nonce: int = 12) -> list[bytes]:
@@ -59,9 +76,6 @@ def gcm_with_the_whole_iv(plain: bytes, key: bytes) -> bytes:
     lengths = struct.pack("<ii", 24 + len(sealed), 16)
     head = struct.pack("<I", MAGIC["AES-GCM"]) + encryptor.tag + lengths + iv
     return head + struct.pack("<i", len(sealed)) + sealed
-
-
-# -------------------------------------------------------------------------------------- round trips
 
 
 @pytest.mark.parametrize(("mode", "key"), KEYS, ids=lambda each: str(each)[:7])
@@ -118,9 +132,6 @@ def test_both_readings_of_the_gcm_nonce_are_understood() -> None:
     assert encryption.decrypt(memoryview(sealed), KEY, "AES-GCM") == b"onetwo"
 
 
-# --------------------------------------------------------------------------------------------- keys
-
-
 @pytest.mark.parametrize(
     ("key", "mode", "why"),
     [
@@ -150,12 +161,10 @@ def test_without_the_cryptography_package_the_extra_is_named(
 
 @pytest.mark.parametrize("mode", ["AES-CBC", "SM4-CBC"])
 def test_a_wrong_cbc_key_whose_padding_fits_by_chance_is_told_from_damage(
-    mode: str, tmp_path: Path
+    mode: str, seal: Seal
 ) -> None:
-    path = tmp_path / "net.mindir"
-    plain = (DATA / "mlp.mindir").read_bytes()
-    sealed = encryption.encrypt(plain, KEY, mode)
-    path.write_bytes(sealed)
+    path = seal(MLP, KEY, mode)
+    sealed = path.read_bytes()
     fits = 0
     for number in range(1, 3000):
         wrong = number.to_bytes(16, "big")
@@ -172,9 +181,9 @@ def test_a_wrong_cbc_key_whose_padding_fits_by_chance_is_told_from_damage(
 
 
 @pytest.mark.parametrize("mode", ["AES-CBC", "SM4-CBC"])
-def test_a_damaged_cbc_file_is_not_blamed_on_the_right_key(mode: str, tmp_path: Path) -> None:
-    path = tmp_path / "net.mindir"
-    sealed = bytearray(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY, mode))
+def test_a_damaged_cbc_file_is_not_blamed_on_the_right_key(mode: str, seal: Seal) -> None:
+    path = seal(MLP, KEY, mode)
+    sealed = bytearray(path.read_bytes())
     sealed[200:264] = bytes(64)
     path.write_bytes(sealed)
     with pytest.raises(ModelError, match="MindIR") as caught:
@@ -184,23 +193,21 @@ def test_a_damaged_cbc_file_is_not_blamed_on_the_right_key(mode: str, tmp_path: 
 
 # The magic number, the tag, the IV's length, the nonce, the data's length and the data.
 @pytest.mark.parametrize("place", [0, 3, 4, 19, 24, 28, 39, 44, 48, 60, -1])
-def test_a_changed_byte_of_a_gcm_file_is_noticed(place: int, tmp_path: Path) -> None:
-    path = tmp_path / "net.mindir"
-    sealed = bytearray(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY))
+def test_a_changed_byte_of_a_gcm_file_is_noticed(place: int, seal: Seal) -> None:
+    path = seal(MLP)
+    sealed = bytearray(path.read_bytes())
     sealed[place] ^= 0x55
     path.write_bytes(sealed)
     with pytest.raises(ModelError):
         open_source(path, dec_key=KEY)
 
 
-# ------------------------------------------------------------------------------------ what is in it
-
-
 @pytest.mark.parametrize(("mode", "key"), KEYS, ids=lambda each: str(each)[:7])
-def test_an_encrypted_onnx_model_is_read_in_memory(mode: str, key: bytes, tmp_path: Path) -> None:
+def test_an_encrypted_onnx_model_is_read_in_memory(
+    mode: str, key: bytes, seal: Seal, tmp_path: Path
+) -> None:
     plain = models.affine(tmp_path).read_bytes()
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt(plain, key, mode))
+    path = seal(plain, key, mode)
     source = open_source(path, dec_key=key, dec_mode=mode)
     assert (source.format, source.path, source.data) == ("onnx", path, plain)
     assert source.graph is not None
@@ -208,40 +215,25 @@ def test_an_encrypted_onnx_model_is_read_in_memory(mode: str, key: bytes, tmp_pa
 
 
 def test_an_encrypted_onnx_model_is_never_left_to_be_read_from_its_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seal: Seal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.formats.files.READ_BYTES", 100)  # larger plain files are mapped
     plain = models.affine(tmp_path)
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt(plain.read_bytes(), KEY))
     assert open_source(plain).data is None
-    assert open_source(path, dec_key=KEY).data == plain.read_bytes()
-
-
-def external(folder: Path) -> bytes:
-    """y = x + w, with w in `folder`'s w.bin."""
-    (folder / "w.bin").write_bytes(np.ones(3, np.float32).tobytes())
-    w = numpy_helper.from_array(np.ones(3, np.float32), "w")
-    w.ClearField("raw_data")
-    w.data_location = onnx.TensorProto.EXTERNAL
-    w.external_data.add(key="location", value="w.bin")
-    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [w])
-    opset = [helper.make_opsetid("", 17)]
-    return helper.make_model(graph, opset_imports=opset, ir_version=8).SerializeToString()
+    assert open_source(seal(plain.read_bytes()), dec_key=KEY).data == plain.read_bytes()
 
 
 def test_external_data_of_an_encrypted_model_stays_inside_its_folder(tmp_path: Path) -> None:
     inside, blobs = tmp_path / "inside", tmp_path / "blobs"
     inside.mkdir()
     blobs.mkdir()
-    plain = external(inside)
+    plain = models.external(inside).read_bytes()
     (inside / "net.mindir").write_bytes(encryption.encrypt(plain, KEY))
     source = open_source(inside / "net.mindir", dec_key=KEY)
     assert (source.data, source.folder) == (plain, inside)
 
-    (inside / "w.bin").rename(blobs / "w.bin")
-    (inside / "w.bin").symlink_to(blobs / "w.bin")
+    (inside / "external.bin").rename(blobs / "external.bin")
+    (inside / "external.bin").symlink_to(blobs / "external.bin")
     with pytest.raises(ModelError, match="leads out of the model's folder"):
         open_source(inside / "net.mindir", dec_key=KEY)
     # Model and data both linked out: allowed for a plain model, which is then read by its path.
@@ -260,26 +252,26 @@ def test_external_data_of_an_encrypted_model_stays_inside_its_folder(tmp_path: P
     ids=["text", "encrypted"],
 )
 def test_a_file_that_holds_no_model_is_told_from_a_wrong_key(
-    plain: bytes, why: str, tmp_path: Path
+    plain: bytes, why: str, seal: Seal
 ) -> None:
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt(plain, KEY))
     with pytest.raises(ModelError, match=why) as caught:
-        open_source(path, dec_key=KEY)
+        open_source(seal(plain), dec_key=KEY)
     assert "key is wrong" not in str(caught.value)
 
 
-def test_a_damaged_model_that_was_encrypted_is_said_to_be_damaged(tmp_path: Path) -> None:
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt(models.affine(tmp_path).read_bytes()[:-20], KEY))
+def test_a_damaged_model_that_was_encrypted_is_said_to_be_damaged(
+    seal: Seal, tmp_path: Path
+) -> None:
+    path = seal(models.affine(tmp_path).read_bytes()[:-20])
     with pytest.raises(ModelError, match="damaged ONNX file"):
         open_source(path, dec_key=KEY)
 
 
 @pytest.mark.parametrize("mode", ["AES-GCM", "SM4-CBC"])
-def test_the_short_way_takes_a_key_too(mode: str, tmp_path: Path, null_backend: str) -> None:
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt(models.affine(tmp_path).read_bytes(), KEY, mode))
+def test_the_short_way_takes_a_key_too(
+    mode: str, seal: Seal, tmp_path: Path, null_backend: str
+) -> None:
+    path = seal(models.affine(tmp_path).read_bytes(), KEY, mode)
     x = np.ones((2, 3), np.float32)
     with pytest.raises(ModelError, match="pass its key: dec_key="):
         engine.load(path, null_backend)
@@ -292,10 +284,8 @@ def test_encrypted_bytes_in_memory_ask_for_their_key() -> None:
         source_from_bytes(encryption.encrypt(b"x", KEY, "SM4-CBC"))
 
 
-def test_an_encrypted_file_is_described_as_the_plain_one(tmp_path: Path) -> None:
-    path = tmp_path / "net.mindir"
-    path.write_bytes(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY, "AES-CBC"))
-    file = ModelFile(path, dec_key=KEY, dec_mode="AES-CBC")
+def test_an_encrypted_file_is_described_as_the_plain_one(seal: Seal) -> None:
+    file = ModelFile(seal(MLP, KEY, "AES-CBC"), dec_key=KEY, dec_mode="AES-CBC")
     found = file.description()
     plain = ModelFile(DATA / "mlp.mindir").description()
     assert found is not None

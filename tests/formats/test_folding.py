@@ -191,6 +191,15 @@ ABSURD = {
         ),
         "unused, of the input, doubled": chain(*doubled("x", 28, SUM), UNUSED),
         "more than any machine holds": chain(*doubled("x", 50, SUM), USED),
+        "a size from outside of a branch": chain(
+            node("Cast", ["x"], ["c"], [attribute("to", 3, 9, 2)]),
+            node("If", ["c"], ["y"], [
+                attribute(name, 6, graph([node("ConstantOfShape", ["k"], ["h"]), node(
+                    "ReduceSum", ["h"], ["z"], [attribute("keepdims", 3, 0, 2)])], (),
+                    [value("z")]), 5)
+                for name in ("then_branch", "else_branch")
+            ]), initializers=[ints("k", 500_000_000)],
+        ),
 }  # fmt: skip
 
 
@@ -354,7 +363,7 @@ def test_attributes_and_constants_of_any_kind_end_in_a_model_or_a_model_error(op
     names = ("f0", "f1", "k", "x")
     steps = [node(op_type, [a, b, a], ["r"]) for a in names for b in names]
     for content in ATTRIBUTES:
-        steps += [node(op_type, given, ["r"], [content]) for given in ([], ["k", "f0", "k"])]
+        steps += [node(op_type, given, ["r"], [content]) for given in ([], [""], ["k", "f0", "k"])]
     for step in steps:
         answer(chain(step, node("Neg", ["x"], ["y"]), initializers=constants))
 

@@ -29,23 +29,23 @@ def _external(name: str, array: np.ndarray, **where: object) -> TensorProto:
     return tensor
 
 
-def _source(tensors: list[TensorProto], files: dict[str, bytes | memoryview]) -> ModelSource:
+def _source(
+    tensors: list[TensorProto],
+    files: dict[str, bytes | memoryview],
+    folder: Path | None = None,
+) -> ModelSource:
     """A model that gives its constants back."""
-    outputs = [
-        helper.make_tensor_value_info(f"y{i}", each.data_type, each.dims)
-        for i, each in enumerate(tensors)
-    ]
-    nodes = [helper.make_node("Identity", [each.name], [f"y{i}"]) for i, each in enumerate(tensors)]
-    model = helper.make_model(
-        helper.make_graph(nodes, "g", [], outputs, tensors),
-        ir_version=8,
-        opset_imports=[helper.make_opsetid("", 17)],
-        producer_name="p",
-    )
+    graph = onnx.GraphProto(name="g", initializer=tensors)
+    for i, tensor in enumerate(tensors):
+        graph.node.append(helper.make_node("Identity", [tensor.name], [f"y{i}"]))
+        graph.output.append(helper.make_tensor_value_info(f"y{i}", tensor.data_type, tensor.dims))
+    opsets = [helper.make_opsetid("", 17)]
+    model = helper.make_model(graph, ir_version=8, opset_imports=opsets, producer_name="p")
     helper.set_model_props(model, {"key": "after the graph"})
     data = model.SerializeToString()
-    graph = read_model(memoryview(data), None, "model bytes", files).graph
-    return ModelSource(format="onnx", data=data, graph=graph, files=files)
+    path = None if folder is None else folder / "m.onnx"
+    info = read_model(memoryview(data), path, "model bytes", files).graph
+    return ModelSource(format="onnx", data=data, folder=folder, graph=info, files=files)
 
 
 def test_data_in_memory_is_put_where_the_model_names_it() -> None:
@@ -71,20 +71,7 @@ def test_data_in_memory_is_put_where_the_model_names_it() -> None:
 def test_data_that_lies_in_a_folder_stays_there(tmp_path: Path) -> None:
     (tmp_path / "b.bin").write_bytes(B.tobytes())
     tensors = [_external("a", A, location="a.bin"), _external("b", B, location="b.bin")]
-    onnx.save(
-        helper.make_model(
-            helper.make_graph(
-                [helper.make_node("Identity", ["b"], ["y"])],
-                "g", [], [helper.make_tensor_value_info("y", TensorProto.INT64, [3])], tensors,
-            ),
-            ir_version=8, opset_imports=[helper.make_opsetid("", 17)],
-        ),
-        tmp_path / "m.onnx",
-    )  # fmt: skip
-    data = (tmp_path / "m.onnx").read_bytes()
-    files = {"a.bin": A.tobytes()}
-    graph = read_model(memoryview(data), tmp_path / "m.onnx", "m", files).graph
-    source = ModelSource(format="onnx", data=data, folder=tmp_path, graph=graph, files=files)
+    source = _source(tensors, {"a.bin": A.tobytes()}, tmp_path)
     (tmp_path / "whole.onnx").write_bytes(inlined(source).data or b"")
     first, second = onnx.load(tmp_path / "whole.onnx").graph.initializer
     np.testing.assert_array_equal(numpy_helper.to_array(first), A)

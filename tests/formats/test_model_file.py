@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 import engine
 from engine.errors import ModelError
@@ -23,17 +24,12 @@ KEY = bytes(range(16))
 needs_cpu = pytest.mark.skipif(
     find_spec("engine_cpu") is None, reason="the cpu backend is not installed"
 )
-TARGETS = [
-    pytest.param([], id="alone"),
-    pytest.param(["--target", "reference"], id="with a target", marks=needs_cpu),
-]
 
-# Counts how often the file named first is opened while the rest runs; the audit hook sees every
-# open() and os.open() of the interpreter.
+# Counts how often a file is opened while commands run; the audit hook sees every open() and
+# os.open() of the interpreter.
 _COUNTING = """
-import os, sys
-counted, *arguments = sys.argv[1:]
-opens = []
+import json, os, sys
+counted, opens = "", []
 def hook(event, args):
     if event == "open" and isinstance(args[0], (str, os.PathLike)):
         if os.path.abspath(os.fspath(args[0])) == counted:
@@ -42,7 +38,7 @@ def hook(event, args):
             opens.append(args)
 sys.addaudithook(hook)
 from engine.formats import encryption, kinds
-calls = {"recognised_kind": 0, "decrypt": 0}
+calls = {}
 def counting(name, function):
     def wrapper(*args):
         calls[name] += 1
@@ -50,62 +46,62 @@ def counting(name, function):
     return wrapper
 kinds.recognised_kind = counting("recognised_kind", kinds.recognised_kind)
 encryption.decrypt = counting("decrypt", encryption.decrypt)
-sys.argv = ["engine", *arguments]
 from engine.cli import main
-try:
-    sys.exit(main())
-except SystemExit as ended:
-    assert not ended.code, ended.code
-print(len(opens), calls["recognised_kind"], calls["decrypt"], file=sys.stderr)
+found = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    counted = arguments[1]
+    opens.clear()
+    calls.update(recognised_kind=0, decrypt=0)
+    assert main(arguments) == 0
+    found[name] = [len(opens), calls["recognised_kind"], calls["decrypt"]]
+print(json.dumps(found), file=sys.stderr)
 """
 
 
-def counts(path: Path, *arguments: str) -> tuple[int, ...]:
-    """Opens, recognitions and decryptions while a command runs."""
+@pytest.fixture(scope="module")
+def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[int]]:
+    """Opens, recognitions and decryptions of commands."""
+    folder = tmp_path_factory.mktemp("counted")
+    onnx_file, sealed = str(models.affine(folder)), str(seal(folder))
+    commands = {"onnx": ["inspect", onnx_file], "mindir": ["inspect", sealed]}
+    if find_spec("engine_cpu") is not None:
+        for name in ("onnx", "mindir"):
+            commands[f"{name} with a target"] = [*commands[name], "--target", "reference"]
+        commands["converted"] = ["convert", sealed, str(folder / "net.onnx"), "--infer"]
     done = subprocess.run(
-        [sys.executable, "-c", _COUNTING, str(path), *arguments],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=os.environ | {"ENGINE_DEC_KEY": KEY.hex()},
-    )
-    return tuple(map(int, done.stderr.splitlines()[-1].split()))
+        [sys.executable, "-c", _COUNTING, json.dumps(commands)],
+        capture_output=True, text=True, env=os.environ | {"ENGINE_DEC_KEY": KEY.hex()},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stderr.splitlines()[-1])
 
 
-@pytest.fixture
-def encrypted(tmp_path: Path) -> Path:
-    path = tmp_path / "net.mindir"
+def seal(folder: Path) -> Path:
+    path = folder / "net.mindir"
     path.write_bytes(encryption.encrypt((DATA / "mlp.mindir").read_bytes(), KEY))
     return path
 
 
-@pytest.mark.parametrize(
-    "target",
-    [[], pytest.param(["--target", "reference"], marks=needs_cpu)],
-    ids=["alone", "with a target"],
-)
-def test_inspecting_opens_an_onnx_file_once(tmp_path: Path, target: list[str]) -> None:
-    path = models.affine(tmp_path)
-    assert counts(path, "inspect", str(path), *target) == (1, 1, 0)
+@pytest.fixture
+def encrypted(tmp_path: Path) -> Path:
+    return seal(tmp_path)
 
 
 @pytest.mark.parametrize(
-    "target",
-    [[], pytest.param(["--target", "reference"], marks=needs_cpu)],
-    ids=["alone", "with a target"],
+    ("command", "expected"),
+    [
+        ("onnx", [1, 1, 0]),
+        pytest.param("onnx with a target", [1, 1, 0], marks=needs_cpu),
+        ("mindir", [1, 2, 1]),  # the plaintext is recognised too
+        pytest.param("mindir with a target", [1, 2, 1], marks=needs_cpu),
+        # Two of the source, one of the result, which the trial then runs.
+        pytest.param("converted", [1, 3, 1], marks=needs_cpu),
+    ],
 )
-def test_inspecting_opens_and_decrypts_a_mindir_once(encrypted: Path, target: list[str]) -> None:
-    # The plaintext is recognised too.
-    assert counts(encrypted, "inspect", str(encrypted), *target) == (1, 2, 1)
-
-
-@needs_cpu
-def test_converting_with_a_trial_opens_and_decrypts_the_source_once(
-    encrypted: Path, tmp_path: Path
+def test_a_command_opens_and_decrypts_its_file_once(
+    counts: dict[str, list[int]], command: str, expected: list[int]
 ) -> None:
-    output = str(tmp_path / "net.onnx")
-    # Two of the source, one of the result, which the trial then runs.
-    assert counts(encrypted, "convert", str(encrypted), output, "--infer") == (1, 3, 1)
+    assert counts[command] == expected
 
 
 def test_a_second_target_gets_the_same_model(tmp_path: Path) -> None:
@@ -129,9 +125,6 @@ def test_a_key_that_comes_later_opens_the_file(encrypted: Path) -> None:
         file()
     file.unlock(KEY, "AES-GCM")
     assert file().is_secret
-
-
-# ---------------------------------------------------------------------------- changes while loading
 
 
 @pytest.fixture
@@ -225,21 +218,10 @@ def test_a_small_file_may_change(tmp_path: Path) -> None:
 
 
 def test_external_data_that_changed_is_refused(tmp_path: Path) -> None:
-    weight = numpy_helper.from_array(np.ones(3, np.float32), "w")
-    x, y = (helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [3]) for n in "xy")
-    graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", [x], [y], [weight])
-    path = tmp_path / "net.onnx"
-    onnx.save(
-        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]),
-        path,
-        save_as_external_data=True,
-        location="w.bin",
-        size_threshold=0,
-    )
-    source = ModelFile(path)()
+    source = ModelFile(models.external(tmp_path))()
     source.check_unchanged()
-    _append(tmp_path / "w.bin")
-    with pytest.raises(ModelError, match=r"w\.bin.*changed while it was loaded"):
+    _append(tmp_path / "external.bin")
+    with pytest.raises(ModelError, match=r"external\.bin.*changed while it was loaded"):
         source.check_unchanged()
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
+import tracemalloc
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import hostile
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, parser
 
 from engine import formats
 from engine.errors import ModelError
@@ -27,19 +28,18 @@ TYPES = [number for number in TensorProto.DataType.values() if number]
 
 
 def build(
-    nodes: list[onnx.NodeProto],
-    inputs: list[onnx.ValueInfoProto],
-    outputs: list[onnx.ValueInfoProto],
-    initializers: list[TensorProto] | None = None,
-    **more: object,
+    text: str,
+    initializers: Sequence[TensorProto] = (),
+    functions: Sequence[onnx.FunctionProto] = (),
 ) -> onnx.ModelProto:
-    graph = helper.make_graph(nodes, "g", inputs, outputs, initializers or [])
-    return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10, **more
-    )
+    """A model in ONNX's text form: (inputs) => (outputs) { nodes }."""
+    graph = parser.parse_graph(f"g {text}")
+    graph.initializer.extend(initializers)
+    opsets = [helper.make_opsetid("", 17)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=functions)
 
 
-def value(name: str, dtype: int = TensorProto.FLOAT, shape: object = ("n",)) -> onnx.ValueInfoProto:
+def value(name: str, dtype: int, shape: object) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, dtype, shape)
 
 
@@ -53,9 +53,6 @@ def read(data: bytes) -> GraphInfo:
     graph = formats.source_from_bytes(data).graph
     assert graph is not None
     return graph
-
-
-# ------------------------------------------------------------- against the onnx package's reading
 
 
 @pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
@@ -93,8 +90,8 @@ def test_weights_of_every_type_are_read_in_both_forms(
     number: int, raw: bool, read_with_onnx: Reader
 ) -> None:
     weights = [weight(f"w{count}", number, raw, count) for count in (0, 1, 5, 16)]
-    nodes = [helper.make_node("Identity", ["w5"], ["y"])]
-    model = build(nodes, [], [value("y", number)], weights)
+    model = build("() => (float[n] y) { y = Identity(w5) }", weights)
+    model.graph.output[0].type.tensor_type.elem_type = number
     assert graph_of(model) == read_with_onnx(model)
 
 
@@ -115,32 +112,22 @@ def test_unpacked_numbers_are_counted_like_packed_ones() -> None:
     assert (weight.dtype, weight.shape, weight.nbytes) == (DType.INT64, (3,), 24)
 
 
-# ------------------------------------------------------------------------------ what things mean
+ADD = "(float[n] x) => (float[n] y) { y = Add(x, w) }"
+NEG = "(float[n] x) => (float[n] y) { y = Neg(x) }"
+ZEROS = numpy_helper.from_array(np.zeros(3, np.float32), "w")
 
 
 def test_an_initializer_that_is_also_an_input_is_a_parameter_only() -> None:
-    weight = numpy_helper.from_array(np.zeros(3, np.float32), "w")
-    model = build(
-        [helper.make_node("Add", ["x", "w"], ["y"])],
-        [value("x"), value("w", shape=[3])],
-        [value("y")],
-        [weight],
-    )
-    graph = graph_of(model)
+    graph = graph_of(build(ADD.replace("[n] x", "[n] x, float[3] w"), [ZEROS]))
     assert [spec.name for spec in graph.inputs] == ["x"]
     assert [parameter.name for parameter in graph.parameters] == ["w"]
 
 
 def test_sequences_optionals_and_maps_keep_their_kind_and_inner_tensor() -> None:
-    tensor = helper.make_tensor_type_proto(TensorProto.INT64, ["n", 3])
-    nested = helper.make_optional_type_proto(helper.make_sequence_type_proto(tensor))
-    map_type = onnx.TypeProto()
-    map_type.map_type.key_type = TensorProto.STRING
-    map_type.map_type.value_type.CopyFrom(helper.make_tensor_type_proto(TensorProto.FLOAT, []))
-    scores = helper.make_sequence_type_proto(map_type)
-    kinds = [tensor, helper.make_sequence_type_proto(tensor), nested, map_type, scores]
-    inputs = [helper.make_value_info(f"x{i}", kind) for i, kind in enumerate(kinds)]
-    graph = graph_of(build([helper.make_node("Identity", ["x0"], ["y"])], inputs, [value("y")]))
+    kinds = "int64[n,3] a, seq(int64[n,3]) b, optional(seq(int64[n,3])) c, map(string, float) d"
+    graph = graph_of(
+        build(f"({kinds}, seq(map(string, float)) e) => (int64[n,3] y) {{ y = Identity(a) }}")
+    )
     assert [(spec.kind, spec.dtype, spec.shape) for spec in graph.inputs] == [
         (ValueKind.TENSOR, DType.INT64, ("n", 3)),
         (ValueKind.SEQUENCE, DType.INT64, ("n", 3)),
@@ -164,12 +151,13 @@ def test_sequences_optionals_and_maps_keep_their_kind_and_inner_tensor() -> None
     ],
 )
 def test_dims_are_sizes_names_or_unknown(dims: object, shape: object) -> None:
-    model = build([helper.make_node("Neg", ["x"], ["y"])], [value("x", shape=dims)], [value("y")])
+    model = build(NEG)
+    model.graph.input[0].CopyFrom(value("x", TensorProto.FLOAT, dims))
     assert graph_of(model).inputs[0].shape == shape
 
 
 def test_a_sparse_initializer_is_a_parameter_of_its_dense_shape() -> None:
-    model = build([helper.make_node("Add", ["x", "w"], ["y"])], [value("x")], [value("y")])
+    model = build(ADD)
     values = numpy_helper.from_array(np.ones(2, np.float32), "w")
     flat = numpy_helper.from_array(np.array([1, 11]))
     by_axis = numpy_helper.from_array(np.array([[0, 1], [2, 3]]))
@@ -181,56 +169,35 @@ def test_a_sparse_initializer_is_a_parameter_of_its_dense_shape() -> None:
 
 
 def test_an_output_without_a_type_takes_the_one_of_the_inner_value() -> None:
-    model = build([helper.make_node("Neg", ["x"], ["y"])], [value("x")], [onnx.ValueInfoProto()])
-    model.graph.output[0].name = "y"
+    model = build(NEG)
+    model.graph.output[0].ClearField("type")
     model.graph.value_info.append(value("y", TensorProto.INT8, [7]))
     [output] = graph_of(model).outputs
     assert (output.dtype, output.shape) == (DType.INT8, (7,))
 
 
 def test_outputs_may_be_inputs_or_weights() -> None:
-    weight = numpy_helper.from_array(np.zeros(3, np.float32), "w")
-    graph = graph_of(build([], [value("x")], [value("x"), value("w", shape=[3])], [weight]))
+    graph = graph_of(build("(float[n] x) => (float[n] x, float[3] w) { }", [ZEROS]))
     assert [spec.name for spec in graph.outputs] == ["x", "w"]
 
 
-def test_subgraphs_read_names_from_around_them() -> None:
-    inner = helper.make_graph([helper.make_node("Add", ["x", "a"], ["z"])], "b", [], [value("z")])
-    model = build(
-        [
-            helper.make_node("Neg", ["x"], ["a"]),
-            helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner),
-        ],
-        [value("x"), value("c", TensorProto.BOOL, [])],
-        [value("y")],
-    )
+def test_subgraphs_read_names_from_around_them_and_may_use_those_of_another() -> None:
+    model = build("""(float[n] x, bool c) => (float[n] y) {
+        a = Neg(x)
+        y = If (c) <then_branch = one () => (float[n] z) { z = Add(x, a) },
+                    else_branch = two () => (float[n] z) { z = Abs(a) }>
+    }""")
     assert [node.op_type for node in graph_of(model).nodes] == ["Neg", "If"]
 
 
-def test_a_subgraph_may_use_the_names_of_another() -> None:
-    def branch(op: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node(op, ["x"], ["z"])], op, [], [value("z")])
-
-    both = helper.make_node(
-        "If", ["c"], ["y"], then_branch=branch("Neg"), else_branch=branch("Abs")
-    )
-    graph_of(build([both], [value("x"), value("c", TensorProto.BOOL, [])], [value("y")]))
-
-
 def test_functions_of_the_model_may_call_each_other() -> None:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("f", 1)]
-    inner = helper.make_function(
-        "f", "inner", ["a"], ["b"], [helper.make_node("Neg", ["a"], ["b"])], opsets
-    )
-    twice = [helper.make_node("inner", [a], [b], domain="f") for a, b in ("at", "tb")]
-    outer = helper.make_function("f", "outer", ["a"], ["b"], twice, opsets)
-    model = build(
-        [helper.make_node("outer", ["x"], ["y"], domain="f")],
-        [value("x")],
-        [value("y")],
-        functions=[outer, inner],
-    )
-    [node] = graph_of(model).nodes
+    head = '<domain: "f", opset_import: ["" : 17, "f" : 1]>'
+    texts = [
+        "outer (a) => (b) { t = f.inner(a)\n b = f.inner(t) }",
+        "inner (a) => (b) { b = Neg(a) }",
+    ]
+    functions = [parser.parse_function(f"{head} {text}") for text in texts]
+    [node] = graph_of(build(NEG.replace("Neg", "f.outer"), functions=functions)).nodes
     assert (node.op_type, node.domain) == ("outer", "f")
 
 
@@ -287,9 +254,6 @@ def test_bombs_are_valid_onnx(tmp_path: Path) -> None:
         assert [spec.name for spec in source.graph.inputs] == ["x"], name
 
 
-# --------------------------------------------------------------------------------- external data
-
-
 def write_external(folder: Path, location: str = "w.bin", **entries: str) -> Path:
     path = folder / "model.onnx"
     weight = encode.tensor("w", [4], external={"location": location, **entries})
@@ -330,42 +294,36 @@ def test_onnxs_own_external_data_reads_as_with_onnx(tmp_path: Path, read_with_on
     weights = [
         numpy_helper.from_array(np.zeros((n, 300), np.float32), f"w{n}") for n in range(1, 6)
     ]
-    nodes = [helper.make_node("Sum", ["x", *[w.name for w in weights]], ["y"])]
+    nodes = "y = Sum(x, w1, w2, w3, w4, w5)"
+    model = build(f"(float[n] x) => (float[n] y) {{ {nodes} }}", weights)
     path = tmp_path / "model.onnx"
-    onnx.save(
-        build(nodes, [value("x")], [value("y")], weights),
-        path,
-        save_as_external_data=True,
-        location="all.bin",
-    )
+    onnx.save(model, path, save_as_external_data=True, location="all.bin")
     source = formats.open_source(path)
     assert source.graph == read_with_onnx(onnx.load(path, load_external_data=False))
 
 
-def test_a_cache_that_links_model_and_data_into_one_folder_works(tmp_path: Path) -> None:
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+def linked(folder: Path, data: str) -> Path:
+    """Write a model as a hub's cache keeps it: links to the model and to its data."""
+    blobs, snapshot = folder / "blobs", folder / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()
     write_external(blobs, "w.bin").rename(blobs / "d1")
-    (blobs / "d2").write_bytes(bytes(16))
+    (snapshot / data).resolve().write_bytes(bytes(16))
     (snapshot / "model.onnx").symlink_to("../blobs/d1")
-    (snapshot / "w.bin").symlink_to("../blobs/d2")
-    source = formats.open_source(snapshot / "model.onnx")
+    (snapshot / "w.bin").symlink_to(data)
+    return snapshot / "model.onnx"
+
+
+def test_a_cache_that_links_model_and_data_into_one_folder_works(tmp_path: Path) -> None:
+    path = linked(tmp_path, "../blobs/d2")
+    source = formats.open_source(path)
     # Only from the path does a runtime find where the links lead.
-    assert source.data is None
-    assert source.path == snapshot / "model.onnx"
+    assert (source.data, source.path) == (None, path)
 
 
 def test_a_linked_model_does_not_open_other_folders(tmp_path: Path) -> None:
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
-    blobs.mkdir()
-    snapshot.mkdir()
-    write_external(blobs, "w.bin").rename(blobs / "d1")
-    (tmp_path / "secret").write_bytes(bytes(16))
-    (snapshot / "model.onnx").symlink_to("../blobs/d1")
-    (snapshot / "w.bin").symlink_to("../secret")
     with pytest.raises(ModelError, match="leads out of the model's folder"):
-        formats.open_source(snapshot / "model.onnx")
+        formats.open_source(linked(tmp_path, "../secret"))
 
 
 def test_external_data_of_a_model_given_as_bytes_is_refused(tmp_path: Path) -> None:
@@ -373,9 +331,6 @@ def test_external_data_of_a_model_given_as_bytes_is_refused(tmp_path: Path) -> N
     data = write_external(tmp_path).read_bytes()
     with pytest.raises(ModelError, match=r"bytes has no folder .* give the model's path instead"):
         formats.source_from_bytes(data)
-
-
-# ----------------------------------------------------------------------------------------- size
 
 
 def write_large(path: Path, size: int) -> None:
@@ -396,8 +351,6 @@ def write_large(path: Path, size: int) -> None:
 
 
 def peak_of(call: Callable[[], object]) -> int:
-    import tracemalloc
-
     tracemalloc.start()
     try:
         call()
@@ -443,7 +396,7 @@ def test_data_of_a_tensor_is_not_copied() -> None:
 
 
 def test_the_garbage_collector_is_as_it_was_after_reading() -> None:
-    model = build([helper.make_node("Neg", ["x"], ["y"])], [value("x")], [value("y")])
+    model = build(NEG)
     for read in (lambda: graph_of(model), lambda: formats.source_from_bytes(b"\x08\x08\x3a\x00")):
         for enabled in (True, False):
             (gc.enable if enabled else gc.disable)()

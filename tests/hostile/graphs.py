@@ -105,6 +105,8 @@ add("input_of_two_types", lambda: with_input(type_of() + field(4, field(1, type_
 add("sparse_input", lambda: with_input(field(8, field(1, FLOAT))))
 add("opaque_input", lambda: with_input(field(7, field(2, "thing"))))
 add("sequence_of_nothing", lambda: with_input(field(4, b"")))
+add("sequence_of_no_type", lambda: with_input(field(4, field(1, b""))))
+add("sequence_of_two_types", lambda: with_input(field(4, field(1, type_of()) * 2)))
 add(
     "output_without_type",
     lambda: model(graph([node("Ghost", ["x"], ["y"])], [value("x")], [field(1, "y")])),

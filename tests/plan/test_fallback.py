@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,39 +12,38 @@ from typing import Any
 
 import numpy as np
 import pytest
-from plan_models import REFUSES_TANH, long_chain, node, save
+from plan_models import Config, chain, long_chain, refusing, save
 
 import engine
 from engine.errors import BackendUnavailable, ModelError
-from engine_testing import models, plugins
+from engine.host.child import command, environment
+from engine_testing import models
 
 Install = Callable[..., ModuleType]
-NOTES_PROVIDERS = """
-seen = []
-_load = engine_load
-
-@hookimpl
-def engine_load(source, options):
-    seen.append(options.provider)
-    return _load(source, options)
-"""
+NO_TANH = refusing(null="Tanh")
+NO_QUICK_TANH = refusing(quick="Tanh")
 X = np.linspace(-1, 1, 7, dtype=np.float32)
 
 
+def load(path: Path, *target: str, config: Config = NO_TANH, **more: Any) -> engine.Model:
+    return engine.load(path, target=[*target], config=config, **more)
+
+
 def where(model: engine.Model) -> list[str]:
-    return [each.backend for each in model.placement]
+    return [placed.backend for placed in model.placement]
 
 
-# -------------------------------------------------------------------------------- who runs what
+@pytest.fixture
+def quick(install: Install, second: ModuleType) -> ModuleType:
+    """A backend that is completed by `second`."""
+    return install("quick", completed_by=("second",))
 
 
 def test_each_of_20_tensors_crosses_once_in_a_model_of_200_nodes(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    first, second = install("first"), install("second")
-    path = long_chain(tmp_path)
-    refuses = {"first_context": {"unsupported_ops": "Tanh"}}
-    model = engine.load(path, target=["first", "second"], config=refuses)
+    first = install("first")
+    model = load(long_chain(tmp_path), "first", "second", config=refusing(first="Tanh"))
     y = model(x=X)["y"]
 
     expected = X
@@ -55,24 +53,18 @@ def test_each_of_20_tensors_crosses_once_in_a_model_of_200_nodes(
     assert where(model) == ["second" if i % 20 == 10 else "first" for i in range(200)]
 
     assert (len(first.calls), len(second.calls)) == (11, 10), "21 segments"
-    given = [
-        array for backend in (first, second) for inputs, _ in backend.calls for array in inputs
-    ]
-    made = [
-        array for backend in (first, second) for _, results in backend.calls for array in results
-    ]
+    calls = first.calls + second.calls
+    given = [array for inputs, _ in calls for array in inputs]
+    made = [array for _, results in calls for array in results]
     assert len(given) == 21
     assert given[0] is X
     # What one segment made is, once each, what another got: the same memory, so never copied.
     assert sorted(map(id, given[1:])) == sorted(id(array) for array in made if array is not y)
 
 
-def test_placement_says_why_a_node_fell(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("second")
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "b"), node("Neg", "b", "y")])
-    model = engine.load(path, target=["null", "second"], config=REFUSES_TANH)
+@pytest.mark.usefixtures("second")
+def test_placement_says_why_a_node_is_elsewhere(tmp_path: Path) -> None:
+    model = load(chain(tmp_path, "Neg", "Tanh", "Neg"), "null", "second")
     assert "on null" in repr(model)
     placed = model.placement
     assert [(each.index, each.node, each.op_type, each.backend) for each in placed] == [
@@ -85,185 +77,151 @@ def test_placement_says_why_a_node_fell(
     )
 
 
-def test_what_nobody_can_run_is_named_with_everybody(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("second")
-    refuses = {**REFUSES_TANH, "second_context": {"unsupported_ops": "Tanh,Exp"}}
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
+@pytest.mark.usefixtures("second")
+def test_what_nobody_can_run_is_named_with_everybody(tmp_path: Path) -> None:
+    refuses = refusing(null="Tanh", second="Tanh,Exp")
     with pytest.raises(ModelError) as caught:
-        engine.load(path, target=["null", "second"], config=refuses)
+        load(chain(tmp_path, "Neg", "Tanh"), "null", "second", config=refuses)
     text = str(caught.value)
     assert "backend 'second' cannot run Tanh 'make_y'" in text
     assert "(backend 'null' cannot run it: " in text
     assert "list a further target" in text
 
 
+@pytest.mark.parametrize(
+    ("ops", "backends"),
+    [
+        (["Neg", "Tanh", "Exp", "Neg", "Exp", "Tanh"], "null second third null third second"),
+        (["Tanh", "Exp"], "second third"),
+    ],
+    ids=["each has a part", "the first has none"],
+)
+@pytest.mark.usefixtures("second")
 def test_a_third_target_gets_what_the_second_refuses(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path, ops: list[str], backends: str
 ) -> None:
-    install("second")
     install("third")
-    refuses = {
-        "null_context": {"unsupported_ops": "Tanh,Exp"},
-        "second_context": {"unsupported_ops": "Exp"},
-    }
-    names = ["Neg", "Tanh", "Exp", "Neg", "Exp", "Tanh"]
-    values = ["x", "a", "b", "c", "d", "e", "y"]
-    path = save(tmp_path, [node(op, values[i], values[i + 1]) for i, op in enumerate(names)])
-    model = engine.load(path, target=["null", "second", "third"], config=refuses)
-    assert where(model) == ["null", "second", "third", "null", "third", "second"]
-    assert "'null' cannot run it" in model.placement[2].reason
-    assert "'second' cannot run it" in model.placement[2].reason
-    np.testing.assert_allclose(model(x=X)["y"], np.tanh(np.exp(-np.exp(np.tanh(-X)))), rtol=1e-6)
+    refuses = refusing(null="Tanh,Exp", second="Exp")
+    model = load(chain(tmp_path, *ops), "null", "second", "third", config=refuses)
+    assert where(model) == backends.split()
+    reason = model.placement[ops.index("Exp")].reason
+    assert "'null' cannot run it" in reason
+    assert "'second' cannot run it" in reason
+    expected = X
+    for op in ops:
+        expected = {"Neg": np.negative, "Tanh": np.tanh, "Exp": np.exp}[op](expected)
+    np.testing.assert_allclose(model(x=X)["y"], expected, rtol=1e-6)
 
 
-def test_a_target_that_cannot_be_had_is_passed_over(
-    null_backend: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(
-        "gone",
-        extra="\nfrom engine.types import Devices\n\n@hookimpl\n"
-        "def engine_devices():\n    return Devices((), 'off', 'on')\n",
-    )
-    path = save(tmp_path, [node("Tanh", "x", "y")])
+def test_a_target_that_cannot_be_had_is_passed_over(install: Install, tmp_path: Path) -> None:
+    gone = """
+from engine.types import Devices
+
+@hookimpl
+def engine_devices():
+    return Devices((), 'off', 'on')
+"""
+    install("gone", extra=gone)
+    path = chain(tmp_path, "Tanh")
     with pytest.raises(engine.BackendError, match=r"cannot run Tanh .*: backend 'gone' has no dev"):
-        engine.load(path, target=["null", "gone"], config=REFUSES_TANH)
+        load(path, "null", "gone")
     install("second")
-    model = engine.load(path, target=["null", "gone", "second"], config=REFUSES_TANH)
-    assert where(model) == ["second"]
+    assert where(load(path, "null", "gone", "second")) == ["second"]
 
 
 def test_a_model_of_which_a_target_can_run_nothing_is_the_next_ones_as_it_is(
-    null_backend: str, install: Install, tmp_path: Path
+    second: ModuleType, tmp_path: Path
 ) -> None:
-    second = install("second")
-    path = save(tmp_path, [node("Tanh", "x", "a"), node("Tanh", "a", "y")])
-    model = engine.load(path, target=["null", "second"], config=REFUSES_TANH)
+    path = chain(tmp_path, "Tanh", "Tanh")
+    model = load(path, "null", "second")
     np.testing.assert_allclose(model(x=X)["y"], np.tanh(np.tanh(X)), rtol=1e-6)
     assert [source.data for source in second.loads] == [path.read_bytes()]
-    assert all("'null' cannot run it" in each.reason for each in model.placement)
+    assert all("'null' cannot run it" in placed.reason for placed in model.placement)
     assert "on second" in repr(model)
 
 
-def test_a_model_of_which_two_targets_share_everything_is_cut_for_these_two(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("second")
-    install("third")
-    refuses = {
-        "null_context": {"unsupported_ops": "Tanh,Exp"},
-        "second_context": {"unsupported_ops": "Exp"},
-    }
-    path = save(tmp_path, [node("Tanh", "x", "a"), node("Exp", "a", "y")])
-    model = engine.load(path, target=["null", "second", "third"], config=refuses)
-    assert where(model) == ["second", "third"]
-    np.testing.assert_allclose(model(x=X)["y"], np.exp(np.tanh(X)), rtol=1e-6)
-
-
-def test_nodes_that_no_output_depends_on_are_not_run(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    second = install("second")
-    path = save(tmp_path, [node("Neg", "x", "y"), node("Tanh", "x", "unread")])
-    model = engine.load(path, target=["null", "second"], config=REFUSES_TANH)
+def test_nodes_that_no_output_depends_on_are_not_run(second: ModuleType, tmp_path: Path) -> None:
+    model = load(save(tmp_path, "y = Neg(x); unread = Tanh(x)"), "null", "second")
     np.testing.assert_array_equal(model(x=X)["y"], -X)
     assert second.loads == []
     assert model.placement[1].reason.startswith("it is not run, because no output depends on it")
 
 
 def test_a_backend_that_does_not_announce_it_is_not_completed(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
     install("plain", capabilities=frozenset())
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    refuses = {"plain_context": {"unsupported_ops": "Tanh"}}
+    path = chain(tmp_path, "Neg", "Tanh")
+    refuses = refusing(plain="Tanh")
     with pytest.raises(ModelError, match="'plain' cannot run Tanh 'make_y'"):
-        engine.load(path, target="plain", config=refuses)
-    model = engine.load(path, target=["plain", "null"], config=refuses)
+        load(path, "plain", config=refuses)
+    model = load(path, "plain", "null", config=refuses)
     assert where(model) == ["null", "null"]
     assert "'plain' passed over" in model.placement[0].reason
 
 
-# ------------------------------------------------------------------------------ completed by others
-
-
+@pytest.mark.usefixtures("quick")
 def test_a_backend_is_completed_by_those_that_it_names_and_the_user_is_told_once(
-    null_backend: str, install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install("quick", completed_by=("slow",))
-    install("slow")
-    refuses = {"quick_context": {"unsupported_ops": "Tanh"}}
-    path = save(
-        tmp_path,
-        [
-            node("Neg", "x", "a"),
-            node("Tanh", "a", "b"),
-            node("Neg", "b", "c"),
-            node("Tanh", "c", "y"),
-        ],
-    )
-    model = engine.load(path, target="quick", config=refuses)
-    assert where(model) == ["quick", "slow", "quick", "slow"]
+    path = chain(tmp_path, "Neg", "Tanh", "Neg", "Tanh")
+    model = load(path, "quick", config=NO_QUICK_TANH)
+    assert where(model) == ["quick", "second", "quick", "second"]
     for _ in range(3):
         np.testing.assert_allclose(model(x=X)["y"], np.tanh(-np.tanh(-X)), rtol=1e-6)
-    said = [each.getMessage() for each in caplog.records if each.name == "engine"]
-    assert len(said) == 1
-    assert said[0].startswith(f"{path}: 2 of 4 nodes run on backend 'slow': Tanh 'make_b': backend")
-    assert "'quick' cannot run it: option" in said[0]
+    [said] = [record.getMessage() for record in caplog.records if record.name == "engine"]
+    assert said.startswith(f"{path}: 2 of 4 nodes run on backend 'second': Tanh 'make_b': backend")
+    assert "'quick' cannot run it: option" in said
 
 
+@pytest.mark.usefixtures("quick")
 def test_nobody_is_told_of_a_backend_that_the_user_listed(
-    null_backend: str, install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install("quick", completed_by=("slow",))
-    install("slow")
-    path = save(tmp_path, [node("Tanh", "x", "y")])
-    refuses = {"quick_context": {"unsupported_ops": "Tanh"}}
-    engine.load(path, target=["quick", "slow"], config=refuses)
-    engine.load(path, target="quick")  # which needs nobody
+    path = chain(tmp_path, "Tanh")
+    load(path, "quick", "second", config=NO_QUICK_TANH)
+    load(path, "quick", config={})  # which needs nobody
     assert caplog.records == []
 
 
-def test_listed_targets_come_before_those_that_complete(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("quick", completed_by=("slow",))
-    install("slow")
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    refuses = {"quick_context": {"unsupported_ops": "Tanh"}}
-    assert where(engine.load(path, target=["quick", "null"], config=refuses)) == ["quick", "null"]
+@pytest.mark.usefixtures("quick")
+def test_listed_targets_come_before_those_that_complete(tmp_path: Path) -> None:
+    path = chain(tmp_path, "Neg", "Tanh")
+    assert where(load(path, "quick", "null", config=NO_QUICK_TANH)) == ["quick", "null"]
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_completes_a_listed_target_may_run_what_that_lacks(
-    null_backend: str, install: Install, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    install("quick", completed_by=("slow",))
-    install("slow")
-    refuses = {**REFUSES_TANH, "quick_context": {"unsupported_ops": "Tanh"}}
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    assert where(engine.load(path, target=["null", "quick"], config=refuses)) == ["null", "slow"]
-    assert "1 of 2 nodes run on backend 'slow'" in caplog.text
+    path = chain(tmp_path, "Neg", "Tanh")
+    model = load(path, "null", "quick", config=refusing(null="Tanh", quick="Tanh"))
+    assert where(model) == ["null", "second"]
+    assert "1 of 2 nodes run on backend 'second'" in caplog.text
 
 
 def test_a_provider_that_the_user_chose_is_not_the_completing_backends(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
-    kind = {"device_types": ("gpu",), "providers": ("fast",)}
-    install("quick", completed_by=("slow",), **kind)
-    slow = install("slow", extra=NOTES_PROVIDERS, device_types=("gpu",), providers=("exact",))
+    notes_providers = """
+seen = []
+_load = engine_load
+
+@hookimpl
+def engine_load(source, options):
+    seen.append(options.provider)
+    return _load(source, options)
+"""
+    gpu = ("gpu",)
+    install("quick", completed_by=("slow",), device_types=gpu, providers=("fast",))
+    slow = install("slow", extra=notes_providers, device_types=gpu, providers=("exact",))
     context = engine.Context()
     context.target = ["quick"]
     context.gpu.provider = "fast"
-    refuses = {"quick_context": {"unsupported_ops": "Tanh"}}
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    model = engine.Model()
+    path, form = str(chain(tmp_path, "Neg", "Tanh")), engine.ModelType.MINDIR
     with pytest.raises(BackendUnavailable, match="device gpu:0"):  # there is a null device only
-        model.build_from_file(str(path), engine.ModelType.MINDIR, context, config_dict=refuses)
+        engine.Model().build_from_file(path, form, context, config_dict=NO_QUICK_TANH)
     assert slow.seen == [""]
-
-
-# ----------------------------------------------------------------------- what goes wrong on the way
 
 
 REFUSES_EXP = """
@@ -288,181 +246,141 @@ def engine_compile(loaded, options):
 
 
 def test_a_part_that_does_not_compile_is_an_error_that_says_which_and_leaves_nothing(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
     first = install("first")
     second = install("second", extra=REFUSES_EXP.format(when="compile"))
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Exp", "a", "b"), node("Neg", "b", "y")])
-    refuses = {"first_context": {"unsupported_ops": "Exp"}}
+    path = chain(tmp_path, "Neg", "Exp", "Neg")
     with pytest.raises(ModelError) as caught:
-        engine.load(path, target=["first", "second"], config=refuses)
-    text = (
-        "no kernel for Exp, says compile (in a part of the model, 1 nodes from 1 to 1, that was cut"
-    )
-    assert f"{text} out for backend 'second')" in str(caught.value)
-    assert len(first.opened) == 1
-    assert second.opened == []
+        load(path, "first", "second", config=refusing(first="Exp"))
+    assert (
+        "no kernel for Exp, says compile (in a part of the model, 1 nodes from 1 to 1, that was "
+        "cut out for backend 'second')"
+    ) in str(caught.value)
+    assert (len(first.opened), second.opened) == (1, [])
     assert first.opened[0].evaluator is None, "it was not closed"
 
 
 def test_a_part_that_a_target_cannot_read_goes_to_the_next(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
     install("second", extra=REFUSES_EXP.format(when="load"))
     install("third")
-    refuses = {"null_context": {"unsupported_ops": "Exp"}}
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Exp", "a", "y")])
-    model = engine.load(path, target=["null", "second", "third"], config=refuses)
+    path, refuses = chain(tmp_path, "Neg", "Exp"), refusing(null="Exp")
+    model = load(path, "null", "second", "third", config=refuses)
     assert where(model) == ["null", "third"]
     assert "'second' cannot run it: no kernel for Exp, says load" in model.placement[1].reason
     with pytest.raises(ModelError, match=r"says load \(in a part of the model"):
-        engine.load(path, target=["null", "second"], config=refuses)
+        load(path, "null", "second", config=refuses)
 
 
 def test_a_part_that_the_first_cannot_read_any_more_is_an_error(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
-    alone = REFUSES_EXP.format(when="load").replace(
-        "and when", "and len(graph.nodes) == 1 and when"
-    )
-    install("first", extra=alone)
+    in_one_node = REFUSES_EXP.replace("and when", "and len(graph.nodes) == 1 and when")
+    install("first", extra=in_one_node.format(when="load"))
     install("second")
-    path = save(tmp_path, [node("Exp", "x", "a"), node("Tanh", "a", "y")])
-    refuses = {
-        "first_context": {"unsupported_ops": "Tanh"},
-        "second_context": {"unsupported_ops": "Exp"},
-    }
+    path, refuses = chain(tmp_path, "Exp", "Tanh"), refusing(first="Tanh", second="Exp")
     with pytest.raises(ModelError, match=r"says load \(in a part .* for backend 'first'\)"):
-        engine.load(path, target=["first", "second"], config=refuses)
+        load(path, "first", "second", config=refuses)
 
 
 def test_every_part_has_its_own_progress_and_a_cancel_stops_between_parts(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    first, second = install("first"), install("second")
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "b"), node("Neg", "b", "y")])
-    refuses = {"first_context": {"unsupported_ops": "Tanh"}}
+    first = install("first")
+    path, targets = chain(tmp_path, "Neg", "Tanh", "Neg"), ("first", "second")
     steps: dict[str, list[int]] = {}
-    engine.load(
-        path,
-        target=["first", "second"],
-        config=refuses,
-        progress=lambda phase, done, total: steps.setdefault(phase, []).append(done),
-    )
-    assert list(steps) == [f"segment {i} of 3: check nodes" for i in (1, 2, 3)]
-    assert all(done == [0, 1] for done in steps.values())
-
     token = engine.types.CancelToken()
+
+    def progress(phase: str, done: int, total: int | None) -> None:
+        steps.setdefault(phase, []).append(done)
+
+    def cancelling(phase: str, done: int, total: int | None) -> None:
+        if "2 of 3" in phase:
+            token.cancel()
+
+    load(path, *targets, config=refusing(first="Tanh"), progress=progress)
+    assert steps == {f"segment {i} of 3: check nodes": [0, 1] for i in (1, 2, 3)}
+
     first.opened.clear()
     second.opened.clear()
     with pytest.raises(engine.Cancelled):
-        engine.load(
-            path,
-            target=["first", "second"],
-            config=refuses,
-            progress=lambda phase, done, total: token.cancel() if "2 of 3" in phase else None,
-            cancel=token,
-        )
-    assert [each.evaluator for each in first.opened + second.opened] == [None, None]
+        load(path, *targets, config=refusing(first="Tanh"), progress=cancelling, cancel=token)
+    assert [opened.evaluator for opened in first.opened + second.opened] == [None, None]
 
 
-def test_an_exception_of_the_users_progress_is_the_users(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    install("second")
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-
+@pytest.mark.usefixtures("second")
+def test_an_exception_of_the_users_progress_is_the_users(tmp_path: Path) -> None:
     def fail(phase: str, done: int, total: int | None) -> None:
         raise KeyError(phase)
 
     with pytest.raises(KeyError, match="segment 1 of 2"):
-        engine.load(path, target=["null", "second"], config=REFUSES_TANH, progress=fail)
+        load(chain(tmp_path, "Neg", "Tanh"), "null", "second", progress=fail)
 
 
-def refusing(module: str, error: ImportError) -> Callable[..., Any]:
-    """Return an import function that raises `error` for one module."""
-    real = builtins.__import__
+@pytest.mark.usefixtures("second")
+def test_without_the_onnx_package_the_error_asks_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = chain(tmp_path, "Neg", "Tanh"), builtins.__import__
 
     def find(name: str, *arguments: Any) -> Any:
-        if name == module:
-            raise error
+        if name == "engine.plan.extract":
+            raise ModuleNotFoundError("No module named 'onnx'", name="onnx")
         return real(name, *arguments)
 
-    return find
-
-
-def test_without_the_onnx_package_the_error_asks_for_it(
-    null_backend: str, install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install("second")
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "a", "y")])
-    absent = ModuleNotFoundError("No module named 'onnx'", name="onnx")
     monkeypatch.delitem(sys.modules, "engine.plan.extract", raising=False)
-    monkeypatch.setattr("builtins.__import__", refusing("engine.plan.extract", absent))
-    refuses = {**REFUSES_TANH, "second_context": {"unsupported_ops": "Neg"}}
+    monkeypatch.setattr("builtins.__import__", find)
     with pytest.raises(ModelError, match=r"needs the onnx package; run: pip install onnx"):
-        engine.load(path, target=["null", "second"], config=refuses)
+        load(path, "null", "second", config=refusing(null="Tanh", second="Neg"))
     # A later target that takes the model whole needs no cutting.
-    assert (
-        where(engine.load(path, target=["null", "second"], config=REFUSES_TANH)) == ["second"] * 2
-    )
+    assert where(load(path, "null", "second")) == ["second"] * 2
 
 
+@pytest.mark.usefixtures("null_backend")
 def test_a_model_that_one_target_takes_whole_loads_nothing_for_cutting(tmp_path: Path) -> None:
-    plugins.install(tmp_path, "null", "engine_testing.null_device")
-    code = f"""
-import sys, engine
-engine.load({str(models.affine(tmp_path))!r}, target=["null", "null"])
-names = ("mixed", "segments", "partition", "extract")
-print([name for name in names if "engine.plan." + name in sys.modules])
-"""
-    search = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
-    printed = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": search},
-        capture_output=True, text=True, timeout=60, check=True,
-    ).stdout  # fmt: skip
-    assert printed == "[]\n"
+    path = str(models.affine(tmp_path))
+    code = f"import sys, engine\nengine.load({path!r}, ['null', 'null'])\nprint(*sys.modules)"
+    done = subprocess.run(command("-c", code), env=environment(), check=True, capture_output=True)
+    loaded = done.stdout.decode().split()
+    assert "engine.plan.build" in loaded
+    assert not {f"engine.plan.{name}" for name in ("mixed", "segments", "extract")} & {*loaded}
 
 
-def test_nodes_of_a_compiled_form_are_named_by_number(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    """Nobody else reads it, and what its nodes are called only its backend knows."""
-    install(
-        "own",
-        extra="""
+def install_own(install: Install, load: str) -> None:
+    """Install a backend with a format of its own."""
+    extra = f"""
+from engine.errors import ModelError
+
 class Loaded:
     inputs = outputs = ()
-    unsupported = {3: "made for another chip"}
+    unsupported = {{3: "made for another chip"}}
 
     def close(self):
         pass
 
 @hookimpl
 def engine_load(source, options):
-    return Loaded()
-""",
-        formats=("onnx", "own"),
-        suffixes={".own": "own"},
-    )
-    path = tmp_path / "model.own"
-    path.write_bytes(bytes(range(200, 250)))
-    with pytest.raises(ModelError, match="'own' cannot run node 3: made for another chip"):
-        engine.load(path, target="own")
-
-
-def test_a_compiled_form_that_only_the_first_target_reads_fails_with_the_reasons_of_all(
-    null_backend: str, install: Callable[..., ModuleType], tmp_path: Path
-) -> None:
-    refusing = """
-@hookimpl
-def engine_load(source, options):
-    from engine.errors import ModelError
-    raise ModelError("made for another chip")
+    {load}
 """
-    install("own", extra=refusing, formats=("onnx", "own"), suffixes={".own": "own"})
+    install("own", extra=extra, formats=("onnx", "own"), suffixes={".own": "own"})
+
+
+@pytest.mark.parametrize(
+    ("load", "targets", "says"),
+    [
+        ("return Loaded()", ["own"], "'own' cannot run node 3: made for another chip"),
+        ("raise ModelError('made for another chip')", ["own", "null"],
+         r"'own' passed over: made for another chip; .*'null' reads onnx, .* in format own"),
+    ],
+    ids=["nodes by number", "reasons of all"],
+)  # fmt: skip
+def test_a_compiled_form_is_read_by_its_backend_alone_and_errors_say_what_is_known_of_it(
+    install: Install, tmp_path: Path, load: str, targets: list[str], says: str
+) -> None:
+    install_own(install, load)
     path = tmp_path / "model.own"
     path.write_bytes(bytes(range(200, 250)))
-    reasons = r"'own' passed over: made for another chip; .*'null' reads onnx, .* in format own"
-    with pytest.raises(ModelError, match=reasons):
-        engine.load(path, target=["own", null_backend])
+    with pytest.raises(ModelError, match=says):
+        engine.load(path, target=targets)

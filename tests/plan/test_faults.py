@@ -11,12 +11,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import fake_device
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto
-from plan_models import node, save, value
+from plan_models import chain, external, plan_of, predicting, refusing, save
 
 import engine
 from engine.errors import (
@@ -40,8 +37,9 @@ needs_cpu = pytest.mark.skipif(
 
 Install = Callable[..., ModuleType]
 WHERE = Device("null", 0)
-NO_TANH = {"first_context": {"unsupported_ops": "Tanh"}}
-NO_TANH_ON_DEVICE = {"device_context": {"unsupported_ops": "Tanh"}}
+NO_TANH = refusing(first="Tanh")
+NO_TANH_ON_DEVICE = refusing(device="Tanh")
+LINE = np.linspace(-1, 1, 5, dtype=np.float32)
 
 # A second predict can be told to fail.
 FAILS = """
@@ -53,88 +51,54 @@ def engine_predict(context, inputs, outputs, deadline_s):
         raise failing.pop()
     return context.run(inputs, outputs, deadline_s)
 """
-CLOSES = """
-closed = []
-_open = FakeExecutable.__init__
-
-def _noting(self, inner, options):
-    _open(self, inner, options)
-    self.close = lambda: closed.append(options)
-
-FakeExecutable.__init__ = _noting
-"""
-
-
-def install_device(install: Install, extra: str = "") -> ModuleType:
-    source = fake_device.SOURCE.replace("{name!r}", "'device'") + extra
-    return install("device", extra=source, capabilities=fake_device.CAPABILITIES)
-
-
-def plan_of(path: Path, target: list[str], config: Any = NO_TANH, **more: Any) -> Plan:
-    context = engine.Context()
-    context.target = target
-    names = tuple(more.get("variable_weights", ()))
-    targets = Targets(BuildOptions(context, config))
-    return build_plan(open_source(path, variable_weights=names), targets, **more)
-
-
-def chain(folder: Path, *ops: str) -> Path:
-    names = ["x", *"abcdef"[: len(ops) - 1], "y"]
-    return save(folder, [node(op, *pair) for op, *pair in zip(ops, names, names[1:])])
-
-
-# ------------------------------------------------------------------------------ the caller's memory
 
 
 @pytest.mark.parametrize("kind", ["host", "device"])
-@pytest.mark.parametrize("runs", [1, 3])
+@pytest.mark.parametrize("runs", [1, 4])
 def test_an_output_buffer_that_is_an_input_too_is_filled_last(
-    kind: str, runs: int, null_backend: str, install: Install, tmp_path: Path
+    kind: str, runs: int, install_device: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    device = install_device(install)
-    install("second")
-    nodes = [node("Neg", "x", "y"), node("Tanh", "y", "t"), node("Add", "t x", "z")]
-    path = save(tmp_path, nodes, outputs=[value("y"), value("z")])
-    plan = plan_of(path, ["device", "second"], NO_TANH_ON_DEVICE)
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
-    lease = plan.pool.borrow()
+    device = install_device()
+    nodes, values = (
+        "y = Neg(x); t = Tanh(y); z = Add(t, x)",
+        "(float[n] x) => (float[n] y, float[n] z)",
+    )
+    plan = plan_of(save(tmp_path, nodes, values), ["device", "second"], NO_TANH_ON_DEVICE)
+    predict = predicting(plan)
     for _ in range(runs):
-        both: Any = x.copy() if kind == "host" else device.allocate(x.copy(), WHERE)
-        y, z = plan.predict(lease.context, [both], [both, None], None)
+        both: Any = LINE.copy() if kind == "host" else device.allocate(LINE.copy(), WHERE)
+        y, z = predict(both, outputs=[both, None])
         assert y is both
         held = device.memory[both.pointer] if isinstance(both, DeviceBuffer) else both
-        np.testing.assert_array_equal(held, -x)
-        np.testing.assert_allclose(z, np.tanh(-x) + x, rtol=1e-6)
+        np.testing.assert_array_equal(held, -LINE)
+        np.testing.assert_allclose(z, np.tanh(-LINE) + LINE, rtol=1e-6)
 
 
 def test_an_input_that_is_an_output_too_is_read_before_its_memory_is_filled(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, second: ModuleType, tmp_path: Path
 ) -> None:
     install("first")
-    install("second")
-    nodes = [node("Neg", "x", "a"), node("Tanh", "a", "y")]
-    plan = plan_of(save(tmp_path, nodes, outputs=[value("y"), value("x")]), ["first", "second"])
-    lease = plan.pool.borrow()
-    x = np.linspace(-1, 1, 5, dtype=np.float32)
+    path = save(tmp_path, "a = Neg(x); y = Tanh(a)", "(float[n] x) => (float[n] y, float[n] x)")
+    predict = predicting(plan_of(path, ["first", "second"], NO_TANH))
     for _ in range(4):
-        both, copy = x.copy(), np.zeros(5, np.float32)
-        plan.predict(lease.context, [both], [both, copy], None)
-        np.testing.assert_allclose(both, np.tanh(-x), rtol=1e-6)
-        np.testing.assert_array_equal(copy, x)
+        both, copy = LINE.copy(), np.zeros(5, np.float32)
+        predict(both, outputs=[both, copy])
+        np.testing.assert_allclose(both, np.tanh(-LINE), rtol=1e-6)
+        np.testing.assert_array_equal(copy, LINE)
 
 
 @needs_cpu
 @pytest.mark.parametrize("runs", [1, 2, 3])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_reset_context_has_let_go_of_the_callers_arrays(
-    runs: int, fails: bool, null_backend: str, install: Install, tmp_path: Path
+    runs: int, fails: bool, install: Install, tmp_path: Path
 ) -> None:
     first = install("first", extra=FAILS)
-    plan = plan_of(chain(tmp_path, "Tanh", "Neg", "Tanh"), ["first", "cpu"])
+    plan = plan_of(chain(tmp_path, "Tanh", "Neg", "Tanh"), ["first", "cpu"], NO_TANH)
     lease = plan.pool.borrow()
 
     def run() -> list[weakref.ref[np.ndarray]]:
-        x, y = np.linspace(-1, 1, 7, dtype=np.float32), np.zeros(7, np.float32)
+        x, y = LINE.copy(), np.zeros(5, np.float32)
         given, wanted = [x], [y]
         for _ in range(runs):
             plan.predict(lease.context, given, wanted, None)
@@ -153,34 +117,24 @@ def test_a_reset_context_has_let_go_of_the_callers_arrays(
     assert [array() for array in kept] == [None, None]
 
 
-# --------------------------------------------------------------------------------- failing predicts
-
-
 Steady = tuple[Plan, ModuleType, ModuleType, Callable[..., Any]]
 
 
 @pytest.fixture
-def steady(null_backend: str, install: Install, tmp_path: Path) -> Steady:
+def steady(install: Install, tmp_path: Path) -> Steady:
     """Neg, Tanh, Neg on two backends, run until its buffers stay; its modules and a predict."""
     first, second = install("first"), install("second", extra=FAILS)
-    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"])
-    lease = plan.pool.borrow()
-
-    def predict(x: Any = LINE, outputs: Any = None) -> Any:
-        return plan.predict(lease.context, [x], outputs, None)
-
+    plan = plan_of(chain(tmp_path, "Neg", "Tanh", "Neg"), ["first", "second"], NO_TANH)
+    predict = predicting(plan)
     for _ in range(3):
-        predict()
+        predict(LINE)
     return plan, first, second, predict
-
-
-LINE = np.linspace(-1, 1, 5, dtype=np.float32)
 
 
 def test_a_failure_that_no_shape_explains_leaves_the_buffers_in_use(steady: Steady) -> None:
     plan, _, second, predict = steady
     second.failing.append(RuntimeError("once"))
-    np.testing.assert_allclose(predict()[0], -np.tanh(-LINE), rtol=1e-6)
+    np.testing.assert_allclose(predict(LINE)[0], -np.tanh(-LINE), rtol=1e-6)
     assert plan.executable.steady == [True, True, True]  # type: ignore[attr-defined]
 
 
@@ -193,7 +147,7 @@ def test_a_segment_that_fails_for_good_is_not_run_again(error: Exception, steady
     _, _, second, predict = steady
     second.failing.append(error)
     with pytest.raises(type(error), match=r"device busy|rank 1 has aborted"):
-        predict()
+        predict(LINE)
 
 
 def test_a_buffer_that_does_not_fit_does_not_run_the_model_again(steady: Steady) -> None:
@@ -201,34 +155,37 @@ def test_a_buffer_that_does_not_fit_does_not_run_the_model_again(steady: Steady)
     first.calls.clear()
     overlapping = np.zeros(6, np.float32)
     with pytest.raises(InputError, match=r"output 'y': the result has shape \[5\]"):
-        predict(overlapping[:5], [overlapping])
+        predict(overlapping[:5], outputs=[overlapping])
     assert len(first.calls) == 2
 
 
-# ---------------------------------------------------------------------------------- failing builds
-
-
 def test_what_was_compiled_is_closed_where_its_weights_have_no_memory(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, tmp_path: Path
 ) -> None:
-    refusing = """
+    device = install_device("""
+closed = []
+_open = FakeExecutable.__init__
+
+def _noting(self, inner, options):
+    _open(self, inner, options)
+    self.close = lambda: closed.append(options)
+
+FakeExecutable.__init__ = _noting
+
 @hookimpl
 def engine_buffer(device, dtype, shape, on_host):
     from engine.errors import BackendUnavailable
 
     raise BackendUnavailable("no memory left", "device")
-"""
-    device = install_device(install, CLOSES + refusing)
-    path = save(tmp_path, [node("Add", "x w", "y")], constants={"w": np.float32([1.0])})
+""")
+    path = save(tmp_path, "y = Add(x, w)", constants={"w": np.float32([1.0])})
     with pytest.raises(BackendUnavailable, match="no memory left"):
-        plan_of(path, ["device"], {}, variable_weights=("w",))
+        plan_of(path, ["device"], variable_weights=("w",))
     assert len(device.closed) == 1
 
 
-def test_a_build_asks_for_the_devices_once(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    asked = """
+def test_a_build_asks_for_the_devices_once(install_device: Install, tmp_path: Path) -> None:
+    device = install_device("""
 asked = []
 _devices = null.engine_devices
 
@@ -236,52 +193,24 @@ _devices = null.engine_devices
 def engine_devices():
     asked.append(1)
     return _devices()
-"""
-    device = install_device(install, asked)
-    plan = plan_of(save(tmp_path, [node("Neg", "x", "y")]), ["device"], {})
+""")
+    plan = plan_of(chain(tmp_path, "Neg"), ["device"])
     assert plan.devices == (WHERE,)
     assert len(device.asked) == 1
 
 
-def test_bounds_that_have_nothing_in_common_are_an_error_of_the_build(
-    null_backend: str, install: Install, tmp_path: Path
-) -> None:
-    bounded = """
-from dataclasses import replace as _replace
-
-@hookimpl
-def engine_compile(loaded, options):
-    executable = loaded.compile(options)
-    executable.inputs = tuple(_replace(s, bounds=({bounds},)) for s in executable.inputs)
-    opened.append(executable)
-    return executable
-"""
-    install("first", extra=bounded.format(bounds=(2, 4)), completed_by=("second",))
-    install("second", extra=bounded.format(bounds=(5, 7)))
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Tanh", "x", "b"), node("Add", "a b", "y")])
-    with pytest.raises(
-        ModelError, match=r"input 'x': dim 0 has no size .*'second' \(5, 7\), 'first' \(2"
-    ):
-        plan_of(path, ["first"])
-
-
-# -------------------------------------------------------------------------- what a backend can take
-
-
 def test_a_model_in_a_format_that_a_backend_does_not_list_is_refused(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, second: ModuleType, tmp_path: Path
 ) -> None:
     first = install("first", formats=("plan",), suffixes={".plan": "plan"})
-    install("second")
-    path = save(tmp_path, [node("Neg", "x", "y")])
+    path = chain(tmp_path, "Neg")
     with pytest.raises(ModelError, match=r"backend 'first' reads plan, .*onnx"):
         plan_of(path, ["first"])
     plan = plan_of(path, ["first", "second"])
     assert plan.backend.name == "second"
     assert "reads plan" in plan.why
     install("third")
-    config = {"third_context": {"unsupported_ops": "Neg"}}
-    plan = plan_of(path, ["third", "first", "second"], config)
+    plan = plan_of(path, ["third", "first", "second"], refusing(third="Neg"))
     assert plan.backend.name == "second"
     assert first.loads == []
 
@@ -298,17 +227,16 @@ def engine_devices():
 
 
 def test_a_device_that_cannot_share_a_workspace_is_opened_beside_none(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    device = install_device(install, lacking("share_workspace"))
-    install("second")
+    device = install_device(lacking("share_workspace"))
     path = chain(tmp_path, "Neg", "Tanh", "Neg")
     plan_of(path, ["device", "second"], NO_TANH_ON_DEVICE).pool.borrow()
     assert [beside for _, beside in device.neighbours] == [None, None]
 
 
 def test_a_device_that_reads_no_files_in_memory_gets_them_inlined(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, tmp_path: Path
 ) -> None:
     noting = """
 sources = []
@@ -320,25 +248,21 @@ def engine_load(source, options):
     return _load_model(source, options)
 """
     x, w = np.ones(3, np.float32), np.float32([1, 2, 3])
-    path = save(tmp_path, [node("Add", "x w", "y")], constants={"w": w})
-    onnx.save(onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0)
-    plain = open_source(path)
+    plain = open_source(external(save(tmp_path, "y = Add(x, w)", constants={"w": w})))
     in_memory = replace(plain, files={"w.bin": (tmp_path / "w.bin").read_bytes()}, versions={})
     (tmp_path / "w.bin").unlink()
-    device = install_device(install, noting + lacking("files_in_memory"))
+    device = install_device(noting + lacking("files_in_memory"))
     context = engine.Context()
     context.target = ["device"]
     plan = build_plan(in_memory, Targets(BuildOptions(context, {})))
-    lease = plan.pool.borrow()
-    np.testing.assert_array_equal(plan.predict(lease.context, [x], None, None)[0], x + w)
+    np.testing.assert_array_equal(predicting(plan)(x)[0], x + w)
     assert [dict(source.files) for source in device.sources] == [{}]
 
 
 def test_a_device_that_cannot_run_parts_gets_none(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    install_device(install, lacking("mixed_placement"))
-    second = install("second")
+    install_device(lacking("mixed_placement"))
     path = chain(tmp_path, "Neg", "Tanh", "Neg")
     with pytest.raises(ModelError, match="cannot run Tanh"):
         plan_of(path, ["device"], NO_TANH_ON_DEVICE)
@@ -348,18 +272,14 @@ def test_a_device_that_cannot_run_parts_gets_none(
 
 
 def test_a_plan_lacks_only_what_a_backend_that_runs_nodes_lacks(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, install: Install, tmp_path: Path
 ) -> None:
-    install_device(install)  # announces no deadlines
-    install("second")
+    install_device()  # announces no deadlines
     install("third")
     path = chain(tmp_path, "Neg", "Tanh", "Neg")
-    config = {
-        "device_context": {"unsupported_ops": "Neg,Tanh"},
-        "second_context": {"unsupported_ops": "Tanh"},
-    }
     with_target = plan_of(path, ["device", "second"], NO_TANH_ON_DEVICE)
     assert with_target.lacks("deadlines") == ("device", "")
+    config = refusing(device="Neg,Tanh", second="Tanh")
     without = plan_of(path, ["device", "second", "third"], config)
     assert {backend.name for backend, _ in without.parts} == {"second", "third"}
     assert without.lacks("deadlines") == ("", "")
@@ -378,9 +298,6 @@ def test_a_part_whose_ranges_nobody_knows_has_no_profiles() -> None:
     assert (part.shapes, part.profiles) == (asked, (asked, asked))
 
 
-# -------------------------------------------------------------------------------------- signatures
-
-
 def test_bounds_hold_for_an_input_of_unknown_rank() -> None:
     spec = TensorSpec("x", DType.FLOAT32, None, bounds=((1, 4), None))
     signature = Signature([spec], [replace(spec, name="y", bounds=())])
@@ -396,24 +313,16 @@ def test_bounds_hold_for_an_input_of_unknown_rank() -> None:
 
 
 def test_text_is_never_sent_to_a_device(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    install_device(install)
-    install("second")
-    text = TensorProto.STRING
-    path = save(
-        tmp_path,
-        [node("Identity", "x", "y"), node("Neg", "n", "m")],
-        inputs=[value("x", dtype=text), value("n")],
-        outputs=[value("y", dtype=text), value("m")],
-    )
-    config = {"device_context": {"unsupported_ops": "Identity"}}
-    plan = plan_of(path, ["device", "second"], config)
+    install_device()
+    values = "(string[n] x, float[n] n) => (string[n] y, float[n] m)"
+    path = save(tmp_path, "y = Identity(x); m = Neg(n)", values)
+    plan = plan_of(path, ["device", "second"], refusing(device="Identity"))
     inputs = [np.array(["a"], object), np.ones(1, np.float32)]
     signature = Signature(plan.executable.inputs, plan.executable.outputs)
     with pytest.raises(InputError, match=r"output 'y' is .*cannot be put on null:0"):
         fitting.check_buffers(signature, [WHERE, None], inputs)
-    lease = plan.pool.borrow()
     with pytest.raises(InputError, match="'y' is text, which cannot be put on null:0") as caught:
-        plan.predict(lease.context, inputs, [WHERE, None], None)
+        predicting(plan)(*inputs, outputs=[WHERE, None])
     assert caught.value.name == "y"

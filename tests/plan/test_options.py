@@ -7,18 +7,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
-from plan_models import node, save, value
+from plan_models import plan_of, predicting, refusing, save
 
 import engine
 from engine.errors import BackendUnavailable, ModelError
 from engine.formats import open_source
 from engine.options import CONSUMED
 from engine.plan import BuildOptions, Targets, build_plan
-from engine.plan.plan import Plan
 from engine.types import Device, ShapeRange
 from engine_testing import models
 
@@ -39,43 +37,29 @@ def engine_load(source, options):
 
 
 @pytest.fixture
-def noting(null_backend: str, install: Install) -> ModuleType:
+def noting(install: Install) -> ModuleType:
     return install("noting", extra=NOTES.replace("{name!r}", "'noting'"), device_types=("gpu",))
-
-
-def plan_of(path: Path, target: list[str], config: Any = None, set_up: Any = None) -> Plan:
-    context = engine.Context()
-    context.target = target
-    if set_up is not None:
-        set_up(context)
-    return build_plan(open_source(path), Targets(BuildOptions(context, config or {})))
-
-
-# ------------------------------------------------------------------------------- once for a plan
 
 
 def test_the_rank_is_the_jobs_whatever_the_target(
     noting: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def second(context: engine.Context) -> None:
+    path = models.affine(tmp_path)
+    assert plan_of(path, ["noting"]).rank == 0
+    for target in ("noting", "ascend"):
+        context = engine.Context()
+        context.target = [target]
         context.ascend.rank_id = 1
-
-    plan = plan_of(models.affine(tmp_path), ["noting"], set_up=second)
-    assert (noting.given[-1].rank, plan.rank) == (1, 1)
-    monkeypatch.setenv("ENGINE_TARGET", "noting")
-    plan = plan_of(models.affine(tmp_path), ["ascend"], set_up=second)
-    assert (noting.given[-1].rank, plan.rank) == (1, 1)
-    assert (noting.given[-1].world_size, plan.world_size) == (1, 1)
-    assert plan_of(models.affine(tmp_path), ["noting"]).rank == 0
+        plan = build_plan(open_source(path), Targets(BuildOptions(context, {})))
+        assert (noting.given[-1].rank, plan.rank) == (1, 1)
+        assert (noting.given[-1].world_size, plan.world_size) == (1, 1)
+        monkeypatch.setenv("ENGINE_TARGET", "noting")
 
 
 def test_the_device_is_that_of_the_backends_section(noting: ModuleType, tmp_path: Path) -> None:
     config = {"noting_context": {"device_id": "2"}}
     plan = plan_of(models.affine(tmp_path), ["noting"], config)
     assert plan.device == noting.given[-1].device == Device("gpu", 2)
-
-
-# ------------------------------------------------------------------------ what the core consumes
 
 
 def test_keys_of_the_core_reach_no_backend(noting: ModuleType, tmp_path: Path) -> None:
@@ -113,19 +97,15 @@ def test_a_provider_that_a_backend_does_not_have_is_refused(
     assert noting.given[-1].provider == "reference"
 
 
-# --------------------------------------------------------------------------------------- of parts
+NO_TANH = refusing(noting="Tanh")
 
 
-def parted(folder: Path) -> Path:
+@pytest.fixture
+def parted(tmp_path: Path) -> Path:
     """y = -(tanh(-x) @ w): what crosses is float32[b, 3], then float32[b, 2]."""
-    return save(
-        folder,
-        [node("Neg", "x", "a"), node("Tanh", "a", "t"), node("MatMul", "t w", "m"),
-         node("Tanh", "m", "u"), node("Neg", "u", "y")],
-        inputs=[value("x", ["b", 3])],
-        outputs=[value("y", ["b", 2])],
-        constants={"w": np.ones((3, 2), np.float32)},
-    )  # fmt: skip
+    nodes = "a = Neg(x); t = Tanh(a); m = MatMul(t, w); u = Tanh(m); y = Neg(u)"
+    weight = {"w": np.ones((3, 2), np.float32)}
+    return save(tmp_path, nodes, "(float[b,3] x) => (float[b,2] y)", weight)
 
 
 def test_the_section_of_a_device_type_that_another_backend_serves_is_said_to_be_unread(
@@ -142,17 +122,11 @@ def test_the_section_of_a_device_type_that_another_backend_serves_is_said_to_be_
 
 
 def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(
-    noting: ModuleType, tmp_path: Path
+    noting: ModuleType, parted: Path
 ) -> None:
-    config = {
-        "noting_context": {
-            "unsupported_ops": "Tanh",
-            "input_shape": "x:[-1,3]",
-            "dynamic_dims": "[1~4],[5~8]",
-            "opt_dims": "[2],[6]",
-        }
-    }
-    plan = plan_of(parted(tmp_path), ["noting", "null"], config)
+    ranges = {"input_shape": "x:[-1,3]", "dynamic_dims": "[1~4],[5~8]", "opt_dims": "[2],[6]"}
+    config = {"noting_context": {"unsupported_ops": "Tanh", **ranges}}
+    plan = plan_of(parted, ["noting", "null"], config)
     whole, *parts = noting.given
     assert [[*options.shapes] for options in parts] == [["x"], ["t"], ["u"]]
     for options, width in zip(parts, (3, 3, 2), strict=True):
@@ -163,32 +137,23 @@ def test_parts_get_the_ranges_and_profiles_of_their_own_inputs(
         assert high == ShapeRange((5, width), (6, width), (8, width))
     assert len({options.plan for options in parts}) == 1
     assert (whole.plan, whole.resident) == ("", frozenset())
-    lease = plan.pool.borrow()
-    context = lease.context
     x = np.ones((2, 3), np.float32)
-    [y] = plan.predict(context, [x], None, None)
+    [y] = predicting(plan)(x)
     np.testing.assert_allclose(y, -np.tanh(np.tanh(-x) @ np.ones((3, 2))), rtol=1e-6)
 
 
-def test_two_plans_have_two_names(noting: ModuleType, tmp_path: Path) -> None:
-    config = {"noting_context": {"unsupported_ops": "Tanh"}}
+def test_two_plans_have_two_names_and_parts_without_ranges_get_none(
+    noting: ModuleType, parted: Path
+) -> None:
     for _ in range(2):
-        plan_of(parted(tmp_path), ["noting", "null"], config)
+        plan_of(parted, ["noting", "null"], NO_TANH)
     assert len({options.plan for options in noting.given} - {""}) == 2
-
-
-def test_without_ranges_parts_get_none(noting: ModuleType, tmp_path: Path) -> None:
-    plan_of(parted(tmp_path), ["noting", "null"], {"noting_context": {"unsupported_ops": "Tanh"}})
     assert all(options.shapes == {} for options in noting.given)
 
 
 def test_an_axis_left_open_stays_open_behind_it(noting: ModuleType, tmp_path: Path) -> None:
-    path = save(
-        tmp_path,
-        [node("Neg", "x", "a"), node("Tanh", "a", "t"), node("Neg", "t", "y")],
-        inputs=[value("x", ["b", "s"])],
-        outputs=[value("y", ["b", "s"])],
-    )
+    values = "(float[b,s] x) => (float[b,s] y)"
+    path = save(tmp_path, "a = Neg(x); t = Tanh(a); y = Neg(t)", values)
     settings = {"unsupported_ops": "Tanh", "input_shape": "x:[-1,5]"}
     plan_of(path, ["noting", "null"], {"noting_context": settings})
     for options in noting.given:
@@ -199,24 +164,15 @@ def test_a_size_that_shrinks_as_the_input_grows_is_in_order(
     noting: ModuleType, tmp_path: Path
 ) -> None:
     """t is padded to 10 on its axis: Concat with what is left. Here: ConstantOfShape(10 - n)."""
-    path = save(
-        tmp_path,
-        [
-            node("Shape", "x", "n"),
-            node("Sub", "ten n", "rest"),
-            node("ConstantOfShape", "rest", "zeros"),
-            node("Tanh", "zeros", "t"),
-            node("Neg", "t", "y"),
-        ],
-        outputs=[value("y", ["r"])],
-        constants={"ten": np.array([10])},
+    nodes = (
+        "n = Shape(x); rest = Sub(ten, n); zeros = ConstantOfShape(rest); t = Tanh(zeros);"
+        "y = Neg(t)"
     )
+    path = save(tmp_path, nodes, "(float[n] x) => (float[r] y)", {"ten": [10]})
     settings = {"unsupported_ops": "Tanh", "input_shape": "x:[-1]", "dynamic_dims": "[2~7]"}
     plan_of(path, ["noting", "null"], {"noting_context": settings})
     assert noting.given[-1].shapes == {"t": ShapeRange((3,), (3,), (8,))}
 
-
-# --------------------------------------------------------------------------------- compiled forms
 
 COMPILES = """
 from engine.errors import CompiledFormError
@@ -251,7 +207,7 @@ def engine_compile(loaded, options):
 
 @pytest.mark.parametrize("at", ["load", "compile"])
 def test_a_compiled_form_of_no_use_is_compiled_anew_and_said(
-    null_backend: str, install: Install, tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture
+    install: Install, tmp_path: Path, at: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     keeper = install("keeper", extra=COMPILES.replace("{at!r}", repr(at)))
     folder = tmp_path / "form"
@@ -264,14 +220,12 @@ def test_a_compiled_form_of_no_use_is_compiled_anew_and_said(
     assert [compiled for compiled, _ in keeper.tried] == [folder, None]
     assert "made for version 1, this is 2" in caplog.text
     assert str(folder) in caplog.text
-    lease = plan.pool.borrow()
-    lent = lease.context
-    [y] = plan.predict(lent, [np.ones((1, 3), np.float32)], None, None)
+    [y] = predicting(plan)(np.ones((1, 3), np.float32))
     assert y.tolist() == [[3, 3, 3]]
 
 
 def test_a_compiled_form_error_without_a_form_is_a_model_error(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
     always = COMPILES.replace("if source.compiled is not None and {at!r}", "if {at!r}", 1)
     install("keeper", extra=always.replace("{at!r}", "'load'"))

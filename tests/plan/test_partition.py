@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.plan.partition import Graph, Node, Segment, partition
@@ -109,6 +109,7 @@ def graphs(draw: st.DrawFn, most: int = 24, levels: int = 3) -> tuple[Graph, lis
     return found, [draw(st.integers(0, levels - 1)) for _ in nodes], copied
 
 
+@settings(max_examples=60)
 @given(graphs())
 def test_segments_run_every_node_that_counts_once_and_find_what_they_read(
     drawn: tuple[Graph, list[int], set[int]],
@@ -132,6 +133,7 @@ def test_segments_run_every_node_that_counts_once_and_find_what_they_read(
     assert len(ran) == len({*ran})
 
 
+@settings(max_examples=60)
 @given(graphs(most=7, levels=2))
 def test_no_order_of_two_levels_has_fewer_segments(
     drawn: tuple[Graph, list[int], set[int]],

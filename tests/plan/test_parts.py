@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +10,8 @@ from types import ModuleType
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
-from plan_models import REFUSES_TANH, node, save, value
+from onnx import TensorProto, helper, numpy_helper, parser
+from plan_models import Config, external, refusing, save
 
 import engine
 from engine.errors import ModelError
@@ -26,14 +25,11 @@ Install = Callable[..., ModuleType]
 X = np.linspace(-1, 1, 7, dtype=np.float32)
 
 
-@pytest.fixture
-def second(null_backend: str, install: Install) -> ModuleType:
-    """The backend that gets every Tanh of the null backend."""
-    return install("second")
+NO_TANH = refusing(null="Tanh")
 
 
-def build(path: Path) -> engine.Model:
-    return engine.load(path, target=["null", "second"], config=REFUSES_TANH)
+def build(path: Path, config: Config = NO_TANH) -> engine.Model:
+    return engine.load(path, target=["null", "second"], config=config)
 
 
 def proto(source: ModelSource) -> onnx.ModelProto:
@@ -43,15 +39,11 @@ def proto(source: ModelSource) -> onnx.ModelProto:
     return model
 
 
-# -------------------------------------------------------------------------------- what is in a part
-
-
 def test_a_part_says_of_itself_what_the_whole_says(second: ModuleType, tmp_path: Path) -> None:
     path = save(
         tmp_path,
-        [node("Neg", "x", "a"), node("Tanh", "a", "b"), node("Neg", "b", "y")],
-        inputs=[value("x", ["batch", 3])],
-        outputs=[value("y", ["batch", 3])],
+        "a = Neg(x); b = Tanh(a); y = Neg(b)",
+        "(float[batch,3] x) => (float[batch,3] y)",
         opsets={"": 16, "own.domain": 4},
         producer_name="a trainer",
     )
@@ -66,104 +58,79 @@ def test_a_part_says_of_itself_what_the_whole_says(second: ModuleType, tmp_path:
     assert part.opset_import == whole.opset_import
     assert part.metadata_props == whole.metadata_props
     assert (part.producer_name, part.graph.name) == ("a trainer", "model")
-    assert [each.name for each in part.graph.node] == ["make_b"]
+    assert [node.name for node in part.graph.node] == ["make_b"]
     graph = source.graph
     assert [(s.name, s.shape) for s in graph.inputs] == [("a", ("batch", 3))]
     assert [(s.name, s.shape) for s in graph.outputs] == [("b", ("batch", 3))]
 
 
 def test_initializers_are_in_the_parts_that_read_them(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    first, second = install("first"), install("second")
+    first = install("first")
     constants = {name: np.full(7, i, np.float32) for i, name in enumerate(("p", "q", "both"))}
-    path = save(
-        tmp_path,
-        [
-            node("Add", "x p", "a"),
-            node("Mul", "a both", "b"),
-            node("Sum", "b q both", "c"),
-            node("Sub", "c both", "y"),
-        ],
-        constants=constants,
-    )
-    refuses = {"first_context": {"unsupported_ops": "Sum"}}
-    model = engine.load(path, target=["first", "second"], config=refuses)
-    parts = [[each.name for each in s.graph.parameters] for s in (*first.loads[1:], *second.loads)]
+    nodes = "a = Add(x, p); b = Mul(a, both); c = Sum(b, q, both); y = Sub(c, both)"
+    path = save(tmp_path, nodes, constants=constants)
+    model = engine.load(path, target=["first", "second"], config=refusing(first="Sum"))
+    parts = [[info.name for info in s.graph.parameters] for s in first.loads[1:] + second.loads]
     assert sorted(parts) == [["both"], ["p", "both"], ["q", "both"]]
     p, q, both = constants.values()
     np.testing.assert_array_equal(model(x=X)["y"], (X + p) * both + q + both - both)
 
 
-def test_what_a_branch_reads_from_outside_reaches_it(second: ModuleType, tmp_path: Path) -> None:
+WITH_FLAG = "(float[n] x, bool flag) => (float[n] y)"
+THREES = {"w": np.full(7, 3, np.float32)}
+
+
+@pytest.mark.usefixtures("second")
+def test_what_a_branch_reads_from_outside_reaches_it(tmp_path: Path) -> None:
     """The branch is the null backend's; `b` comes from the other one, `w` is an initializer."""
-    inner = helper.make_graph([node("Mul", "b w", "i")], "deep", [], [value("i")])
-    deep = helper.make_node("If", ["flag"], ["d"], then_branch=inner, else_branch=inner)
-    one = helper.make_graph([deep], "one", [], [value("d")])
-    other = helper.make_graph([node("Add", "b x", "s")], "other", [], [value("s")])
-    path = save(
-        tmp_path,
-        [node("Tanh", "x", "b"), node("If", "flag", "y", then_branch=one, else_branch=other)],
-        inputs=[value("x"), value("flag", [], TensorProto.BOOL)],
-        constants={"w": np.full(7, 3, np.float32)},
-    )
-    model = build(path)
-    assert [each.backend for each in model.placement] == ["second", "null"]
+    nodes = """b = Tanh(x); y = If (flag) <
+        then_branch = one () => (float[n] d) {
+            d = If (flag) <then_branch = deep () => (float[n] i) { i = Mul(b, w) },
+                           else_branch = same () => (float[n] j) { j = Mul(b, w) }>
+        },
+        else_branch = other () => (float[n] s) { s = Add(b, x) }>"""
+    model = build(save(tmp_path, nodes, WITH_FLAG, THREES))
+    assert [placed.backend for placed in model.placement] == ["second", "null"]
     np.testing.assert_allclose(model(x=X, flag=np.array(True))["y"], 3 * np.tanh(X), rtol=1e-6)
     np.testing.assert_allclose(model(x=X, flag=np.array(False))["y"], np.tanh(X) + X, rtol=1e-6)
 
 
-def test_a_branch_may_be_what_falls(second: ModuleType, tmp_path: Path) -> None:
-    branch = helper.make_graph([node("Add", "a w", "s")], "branch", [], [value("s")])
-    path = save(
-        tmp_path,
-        [node("Neg", "x", "a"), node("If", "flag", "y", then_branch=branch, else_branch=branch)],
-        inputs=[value("x"), value("flag", [], TensorProto.BOOL)],
-        constants={"w": np.full(7, 3, np.float32)},
-    )
-    refuses = {"null_context": {"unsupported_ops": "If"}}
-    model = engine.load(path, target=["null", "second"], config=refuses)
+def test_a_branch_may_be_in_the_part_of_another(second: ModuleType, tmp_path: Path) -> None:
+    nodes = """a = Neg(x); y = If (flag) <
+        then_branch = one () => (float[n] s) { s = Add(a, w) },
+        else_branch = two () => (float[n] t) { t = Add(a, w) }>"""
+    model = build(save(tmp_path, nodes, WITH_FLAG, THREES), refusing(null="If"))
     np.testing.assert_array_equal(model(x=X, flag=np.array(True))["y"], 3 - X)
-    assert [each.name for each in second.loads[0].graph.inputs] == ["flag", "a"]
+    assert [spec.name for spec in second.loads[0].graph.inputs] == ["flag", "a"]
 
 
 def test_functions_go_with_their_calls(second: ModuleType, tmp_path: Path) -> None:
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
-    inner = helper.make_function("own", "Inner", ["i"], ["o"], [node("Neg", "i", "o")], opsets)
-    call = helper.make_node("Inner", ["i"], ["o"], domain="own")
-    outer = helper.make_function("own", "Outer", ["i"], ["o"], [call], opsets)
-    unused = helper.make_function("own", "Unused", ["i"], ["o"], [node("Abs", "i", "o")], opsets)
+    head = '<domain: "own", opset_import: ["" : 17, "own" : 1]>'
+    functions = ["Inner (i) => (o) { o = Neg(i) }", "Outer (i) => (o) { o = own.Inner(i) }",
+                 "Unused (i) => (o) { o = Abs(i) }"]  # fmt: skip
     path = save(
         tmp_path,
-        [node("Tanh", "x", "a"), helper.make_node("Outer", ["a"], ["y"], domain="own")],
+        "a = Tanh(x); y = own.Outer(a)",
         opsets={"": 17, "own": 1},
-        functions=[inner, outer, unused],
+        functions=[parser.parse_function(head + text) for text in functions],
     )
-    model = build(path)
-    np.testing.assert_allclose(model(x=X)["y"], -np.tanh(X), rtol=1e-6)
-    assert list(proto(second.loads[0]).functions) == []
-
-    refuses = {"null_context": {"unsupported_ops": "Outer"}}
-    model = engine.load(path, target=["null", "second"], config=refuses)
-    np.testing.assert_allclose(model(x=X)["y"], -np.tanh(X), rtol=1e-6)
-    assert [each.name for each in proto(second.loads[1]).functions] == ["Inner", "Outer"]
+    for refused, taken in (("Tanh", []), ("Outer", ["Inner", "Outer"])):
+        model = build(path, refusing(null=refused))
+        np.testing.assert_allclose(model(x=X)["y"], -np.tanh(X), rtol=1e-6)
+        assert [function.name for function in proto(second.loads[-1]).functions] == taken
 
 
-def test_initializers_that_old_files_list_as_inputs_too_stay_constants(
-    second: ModuleType, tmp_path: Path
-) -> None:
-    path = save(
-        tmp_path,
-        [node("Tanh", "x", "a"), node("Add", "a w", "y")],
-        inputs=[value("x"), value("w", [7])],
-        constants={"w": np.arange(7, dtype=np.float32)},
-    )
-    model = build(path)
-    np.testing.assert_allclose(model(x=X)["y"], np.tanh(X) + np.arange(7), rtol=1e-6)
+@pytest.mark.usefixtures("second")
+def test_initializers_that_old_files_list_as_inputs_too_stay_constants(tmp_path: Path) -> None:
+    values = "(float[n] x, float[7] w) => (float[n] y)"
+    model = build(save(tmp_path, "a = Tanh(x); y = Add(a, w)", values, THREES))
+    np.testing.assert_allclose(model(x=X)["y"], np.tanh(X) + 3, rtol=1e-6)
 
 
 def test_sparse_initializers_go_along(tmp_path: Path) -> None:
-    path = save(tmp_path, [node("Neg", "x", "a"), node("Add", "a w", "y")])
+    path = save(tmp_path, "a = Neg(x); y = Add(a, w)")
     whole = onnx.load(path)
     sparse = onnx.SparseTensorProto(dims=[7])
     sparse.values.CopyFrom(numpy_helper.from_array(np.array([5], np.float32), "w"))
@@ -181,93 +148,79 @@ def test_sparse_initializers_go_along(tmp_path: Path) -> None:
     assert found == [[], [("w", (7,))]]
 
 
-# ------------------------------------------------------------------------------------ external data
-
-
 LENET = Path(__file__).parents[1] / "data" / "mindir" / "lenet_bn.mindir"
+
+
+def run_lenet(*target: str, config: Config | None = None) -> engine.Model:
+    """Run a network whose weights are in memory; check its output."""
+    x = np.load(LENET.with_suffix(".npz"))
+    model = engine.load(LENET, target=[*target], config=config or {})
+    [y] = model.predict([x["in_0"]])
+    np.testing.assert_allclose(y.get_data_to_numpy(), x["out_0"], rtol=1e-4, atol=1e-5)
+    return model
 
 
 def test_weights_in_memory_reach_a_backend_that_reads_them_there(install: Install) -> None:
     reads = install("reads")
-    engine.load(LENET, target=["reads"])
+    run_lenet("reads")
     [source] = reads.loads
-    assert [len(each) for each in source.files.values()] == [784 * 120 * 4]
+    assert [len(data) for data in source.files.values()] == [784 * 120 * 4]
     assert len(source.data) < 60_000
 
 
 def test_weights_in_memory_are_in_the_model_for_any_other_backend(install: Install) -> None:
     other = install("other", capabilities=frozenset())
-    x = np.load(LENET.with_suffix(".npz"))
-    [y] = engine.load(LENET, target=["other"]).predict([x["in_0"]])
-    np.testing.assert_allclose(y.get_data_to_numpy(), x["out_0"], rtol=1e-4, atol=1e-5)
+    run_lenet("other")
     [source] = other.loads
     assert not source.files
-    assert not any(
-        each.external_data for each in onnx.load_from_string(source.data).graph.initializer
-    )
+    tensors = onnx.load_from_string(source.data).graph.initializer
+    assert not any(tensor.external_data for tensor in tensors)
 
 
 def test_weights_in_memory_go_along_with_the_parts_of_a_model(install: Install) -> None:
-    first = install("first")
-    second = install("second", capabilities=frozenset())
-    x = np.load(LENET.with_suffix(".npz"))
-    refuses = {"first_context": {"unsupported_ops": "Relu"}}
-    model = engine.load(LENET, target=["first", "second"], config=refuses)
-    [y] = model.predict([x["in_0"]])
-    np.testing.assert_allclose(y.get_data_to_numpy(), x["out_0"], rtol=1e-4, atol=1e-5)
-    assert {each.backend for each in model.placement} == {"first", "second"}
+    first, second = install("first"), install("second", capabilities=frozenset())
+    model = run_lenet("first", "second", config=refusing(first="Relu"))
+    assert {placed.backend for placed in model.placement} == {"first", "second"}
     assert any(source.files for source in first.loads)
     assert not any(source.files for source in second.loads)
 
 
-def external(folder: Path) -> Path:
+@pytest.fixture
+def ramp(tmp_path: Path) -> Path:
     """y = tanh(x + ramp) + ramp; the ramp is in a file."""
-    path = save(
-        folder,
-        [node("Add", "x ramp", "a"), node("Tanh", "a", "b"), node("Add", "b ramp", "y")],
-        inputs=[value("x", ["n", 256])],
-        outputs=[value("y", ["n", 256])],
-        constants={"ramp": np.linspace(-1, 1, 256, dtype=np.float32)},
-    )
-    onnx.save_model(
-        onnx.load(path), path, save_as_external_data=True, location="w.bin", size_threshold=0
-    )
-    return path
+    constants = {"ramp": np.linspace(-1, 1, 256, dtype=np.float32)}
+    values = "(float[n,256] x) => (float[n,256] y)"
+    nodes = "a = Add(x, ramp); b = Tanh(a); y = Add(b, ramp)"
+    return external(save(tmp_path, nodes, values, constants))
 
 
-def check_external(path: Path) -> None:
-    model = build(path)
-    x = np.ones((2, 256), np.float32)
-    ramp = np.linspace(-1, 1, 256, dtype=np.float32)
-    np.testing.assert_allclose(model(x=x)["y"], np.tanh(x + ramp) + ramp, rtol=1e-6)
+def check_ramp(path: Path) -> None:
+    x, ramp = np.ones((2, 256), np.float32), np.linspace(-1, 1, 256, dtype=np.float32)
+    np.testing.assert_allclose(build(path)(x=x)["y"], np.tanh(x + ramp) + ramp, rtol=1e-6)
 
 
 def test_external_data_stays_where_it_is(
-    second: ModuleType, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory,
+    second: ModuleType, ramp: Path, tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    check_external(external(tmp_path))
-    refuses = {"null_context": {"unsupported_ops": "Add"}}
-    engine.load(tmp_path / "model.onnx", target=["null", "second"], config=refuses)
+    check_ramp(ramp)
+    build(ramp, refusing(null="Add"))
     for source in second.loads[1:]:
         [parameter] = source.graph.parameters
-        assert (parameter.location, source.folder) == ("w.bin", tmp_path)
+        assert (parameter.location, source.folder) == ("w.bin", ramp.parent)
         assert len(source.data) < 1024
 
 
-def test_external_data_is_found_through_a_caches_links(second: ModuleType, tmp_path: Path) -> None:
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
+@pytest.mark.usefixtures("second")
+def test_external_data_is_found_through_a_caches_links(ramp: Path) -> None:
+    blobs, snapshot = ramp.parent / "blobs", ramp.parent / "snapshot"
     blobs.mkdir()
     snapshot.mkdir()
-    os.rename(external(tmp_path), blobs / "0a1b")
-    os.rename(tmp_path / "w.bin", blobs / "2c3d")
-    (snapshot / "model.onnx").symlink_to("../blobs/0a1b")
-    (snapshot / "w.bin").symlink_to("../blobs/2c3d")
-    check_external(snapshot / "model.onnx")
-
-
-# ---------------------------------------------------------------------------- types of what crosses
+    for file, blob in ((ramp, "0a1b"), (ramp.with_name("w.bin"), "2c3d")):
+        file.rename(blobs / blob)
+        (snapshot / file.name).symlink_to(f"../blobs/{blob}")
+    check_ramp(snapshot / ramp.name)
 
 
 def shape_of(kind: onnx.TypeProto) -> tuple[int, list[object] | None]:
@@ -279,11 +232,9 @@ def shape_of(kind: onnx.TypeProto) -> tuple[int, list[object] | None]:
 def test_types_are_taken_from_the_file_or_inferred(tmp_path: Path) -> None:
     path = save(
         tmp_path,
-        [node("Shape", "x", "s"), node("Reshape", "w axes", "r"), node("Cast", "x", "c", to=7)],
-        inputs=[value("x", ["n", 3])],
-        outputs=[value("r", [2, 3]), value("s", [2], TensorProto.INT64)],
-        constants={"w": np.zeros((600, 600), np.float32), "axes": np.array([300, -1], np.int64)},
-        value_info=[value("c", ["declared", 3], TensorProto.INT64)],
+        "s = Shape(x); r = Reshape(w, axes); c = Cast <to = 7> (x)",
+        "(float[n,3] x) => (float[2,3] r, int64[2] s) <int64[declared,3] c>",
+        {"w": np.zeros((600, 600), np.float32), "axes": [300, -1]},
     )
     types = types_of(onnx.load(path), ["r", "s", "c", "x", "w"], guess=False)
     assert shape_of(types["s"]) == (TensorProto.INT64, [2])
@@ -292,52 +243,39 @@ def test_types_are_taken_from_the_file_or_inferred(tmp_path: Path) -> None:
     assert shape_of(types["w"]) == (TensorProto.FLOAT, [600, 600])
 
 
-def odd(reads: str, writes: str) -> onnx.NodeProto:
-    return node("Odd", reads, writes, domain="own")
+OWN = {"": 17, "own": 1}
 
 
 @pytest.mark.parametrize(
     ("reader", "expected"),
     [
-        (node("Add", "t w", "u"), TensorProto.DOUBLE),  # of the type of its other input
-        (node("Neg", "t", "u"), TensorProto.DOUBLE),  # ... or of its output
-        (node("Reshape", "w t", "u"), TensorProto.INT64),  # the only one that it takes
-        (node("Where", "t w w", "u"), TensorProto.BOOL),
-        (node("Cast", "t", "u", to=TensorProto.DOUBLE), TensorProto.FLOAT),  # it takes any: as x
-        (odd("t", "u"), TensorProto.FLOAT),  # nobody knows: as x
+        ("Add(t, w)", TensorProto.DOUBLE),  # of the type of its other input
+        ("Neg(t)", TensorProto.DOUBLE),  # ... or of its output
+        ("Reshape(w, t)", TensorProto.INT64),  # the only one that it takes
+        ("Where(t, w, w)", TensorProto.BOOL),
+        ("Cast <to = 11> (t)", TensorProto.FLOAT),  # it takes any: as x
+        ("own.Odd(t)", TensorProto.FLOAT),  # nobody knows: as x
     ],
-    ids=lambda each: each.op_type if isinstance(each, onnx.NodeProto) else None,
 )
 def test_what_an_unknown_operator_makes_is_told_by_its_reader(
-    tmp_path: Path, reader: onnx.NodeProto, expected: int
+    tmp_path: Path, reader: str, expected: int
 ) -> None:
-    path = save(
-        tmp_path,
-        [odd("x", "t"), reader],
-        outputs=[value("u", None, TensorProto.DOUBLE)],
-        constants={"w": np.zeros(3)},
-        opsets={"": 17, "own": 1},
-    )
+    values, weight = "(float[n] x) => (double[] u)", {"w": np.zeros(3)}
+    path = save(tmp_path, f"t = own.Odd(x); u = {reader}", values, weight, opsets=OWN)
     assert types_of(onnx.load(path), ["t"], guess=False) == {}
     assert shape_of(types_of(onnx.load(path), ["t"], guess=True)["t"]) == (expected, None)
 
 
 def test_types_behind_a_row_of_unknown_operators_are_found(tmp_path: Path) -> None:
-    nodes = [odd("x", "a"), node("Neg", "a", "b"), odd("b", "c"), node("Shape", "c", "d")]
-    path = save(tmp_path, [*nodes, odd("d", "y")], opsets={"": 17, "own": 1})
-    types = types_of(onnx.load(path), ["b", "c", "d"], guess=True)
+    nodes = "a = own.Odd(x); b = Neg(a); c = own.Odd(b); d = Shape(c); y = own.Odd(d)"
+    types = types_of(onnx.load(save(tmp_path, nodes, opsets=OWN)), ["b", "c", "d"], guess=True)
     assert shape_of(types["b"])[0] == shape_of(types["c"])[0] == TensorProto.FLOAT
     assert shape_of(types["d"])[0] == TensorProto.INT64
 
 
-def test_a_type_that_cannot_be_told_is_asked_for_by_name(
-    second: ModuleType, null_backend: str, tmp_path: Path
-) -> None:
-    path = save(
-        tmp_path,
-        [odd("", "t"), node("Cast", "t", "y", to=TensorProto.FLOAT)],
-        opsets={"": 17, "own": 1},
-    )
+@pytest.mark.usefixtures("second")
+def test_a_type_that_cannot_be_told_is_asked_for_by_name(tmp_path: Path) -> None:
+    path = save(tmp_path, "t = own.Odd(); y = Cast <to = 1> (t)", opsets=OWN)
     with pytest.raises(
         ModelError, match=r"the type of 't', .* cannot infer it; add it to .*value_info"
     ):
@@ -345,7 +283,7 @@ def test_a_type_that_cannot_be_told_is_asked_for_by_name(
 
 
 def test_a_shape_that_only_a_backend_knows_reaches_the_next(
-    null_backend: str, install: Install, tmp_path: Path
+    install: Install, tmp_path: Path
 ) -> None:
     knows = """
 from dataclasses import replace as _replace
@@ -358,13 +296,8 @@ def engine_load(source, options):
     return loaded
 """
     first, second = install("first"), install("second", extra=knows)
-    path = save(
-        tmp_path,
-        [node("Reshape", "x shape", "a"), node("Neg", "a", "y")],
-        inputs=[value("x"), value("shape", ["axes"], TensorProto.INT64)],
-        outputs=[value("y", [None, None])],
-    )
-    refuses = {"first_context": {"unsupported_ops": "Reshape"}}
-    engine.load(path, target=["first", "second"], config=refuses)
+    values = "(float[n] x, int64[axes] shape) => (float[?,?] y)"
+    path = save(tmp_path, "a = Reshape(x, shape); y = Neg(a)", values)
+    engine.load(path, target=["first", "second"], config=refusing(first="Reshape"))
     assert second.loads[0].graph.outputs[0].shape is None
     assert first.loads[1].graph.inputs[0].shape == ("pairs", 2)

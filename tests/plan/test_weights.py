@@ -10,16 +10,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import fake_device
 import numpy as np
 import pytest
-from onnx import NodeProto, TensorProto, helper
-from plan_models import node, save, value
+from plan_models import predicting, refusing, save
 
 import engine
 from engine.errors import InputError, ModelError, ModelStateError
 from engine.formats import open_source
-from engine.formats.opened import OpenedSource, Slot
+from engine.formats.opened import Slot
 from engine.plan import BuildOptions, Targets, build_plan
 from engine.plan.plan import Plan
 from engine.types import Device, DType
@@ -31,42 +29,27 @@ needs_cpu = pytest.mark.skipif(
 Install = Callable[..., ModuleType]
 
 
-def source_of(path: Path, **weights: np.ndarray) -> OpenedSource:
+def build(path: Path, target: list[str], config: Any = None, **weights: np.ndarray) -> Plan:
+    """Compile a model of which some inputs are declared weights."""
     slots = tuple(
         Slot(name, DType.from_numpy(array.dtype), array.shape, array)
         for name, array in weights.items()
     )
-    return replace(open_source(path), variables=slots)
-
-
-def build(
-    path: Path, target: list[str], config: Any = None, *names: str, **weights: np.ndarray
-) -> Plan:
     context = engine.Context()
     context.target = target
+    source = replace(open_source(path), variables=slots)
     targets = Targets(BuildOptions(context, config or {}))
-    return build_plan(source_of(path, **weights), targets, variable_weights=names or [*weights])
+    plan = build_plan(source, targets, variable_weights=[*weights])
+    assert plan.weights is not None
+    return plan
 
 
-INT64 = TensorProto.INT64
-
-
-def two_segments(folder: Path) -> Path:
+@pytest.fixture
+def two_segments(null_backend: str, tmp_path: Path) -> Path:
     """y = (x + v) * 1000003 + w: v is read by the first backend, w by the second, exactly."""
-    nodes: list[NodeProto] = [
-        node("Add", "x v", "a"),
-        node("Mul", "a k", "b"),
-        node("Neg", "b", "c"),
-        node("Neg", "c", "d"),
-        node("Add", "d w", "y"),
-    ]
-    return save(
-        folder,
-        nodes,
-        inputs=[value("x", ["n"], INT64), value("v", [1], INT64), value("w", [1], INT64)],
-        outputs=[value("y", ["n"], INT64)],
-        constants={"k": np.array(1000003, np.int64)},
-    )
+    nodes = "a = Add(x, v); b = Mul(a, k); c = Neg(b); d = Neg(c); y = Add(d, w)"
+    values = "(int64[n] x, int64[1] v, int64[1] w) => (int64[n] y)"
+    return save(tmp_path, nodes, values, {"k": np.array(1000003)})
 
 
 def of(number: int) -> dict[str, np.ndarray]:
@@ -74,70 +57,57 @@ def of(number: int) -> dict[str, np.ndarray]:
 
 
 @needs_cpu
-def test_no_predict_sees_old_and_new_weights_in_two_segments(
-    null_backend: str, tmp_path: Path
-) -> None:
-    config = {"null_context": {"unsupported_ops": "Mul"}}
-    plan = build(two_segments(tmp_path), ["null", "cpu"], config, **of(0))
+def test_no_predict_sees_old_and_new_weights_in_two_segments(two_segments: Path) -> None:
+    plan = build(two_segments, ["null", "cpu"], refusing(null="Mul"), **of(0))
     assert len(plan.executable._inner.segments) == 3  # type: ignore[attr-defined]
     assert [spec.name for spec in plan.executable.inputs] == ["x"]
-    assert plan.weights is not None
     done = threading.Event()
     wrong: list[Any] = []
     counts: list[int] = []
 
-    def predict() -> None:
-        lease = plan.pool.borrow()
-        context = lease.context
-        x = np.array([5, 6])
+    def run() -> None:
+        predict, x = predicting(plan), np.array([5, 6])
         count, newest = 0, 0
         while not done.is_set() or not count:
-            [y] = plan.predict(context, [x], None, None)
+            [y] = predict(x)
             # y = (x + n) * 1000003 + 7 n: n follows from each element, and must be one.
             numbers = (y - x * 1000003) / (1000003 + 7)
             if numbers[0] != numbers[1] or numbers[0] != int(numbers[0]) or numbers[0] < newest:
                 wrong.append(y)
             newest, count = numbers[0], count + 1
         counts.append(count)
-        plan.pool.give_back(lease)
 
-    threads = [threading.Thread(target=predict) for _ in range(2)]
+    threads = [threading.Thread(target=run) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for number in range(1, 10_001):
+    for number in range(1, 3001):
         plan.weights.update(of(number))
     done.set()
     for thread in threads:
         thread.join(60)
     assert wrong == []
     assert len(counts) == 2
-    lease = plan.pool.borrow()
-    context = lease.context
-    [y] = plan.predict(context, [np.array([0])], None, None)
-    assert y.tolist() == [10_000 * (1000003 + 7)]
-    plan.pool.give_back(lease)
-    plan.pool.close()
+    [y] = predicting(plan)(np.array([0]))
+    assert y.tolist() == [3000 * (1000003 + 7)]
 
 
 @pytest.mark.parametrize("target", [["null"], pytest.param(["cpu"], marks=needs_cpu)])
 def test_one_segment_gives_what_it_gave_with_its_first_weights(
-    null_backend: str, tmp_path: Path, target: list[str]
+    two_segments: Path, target: list[str]
 ) -> None:
-    plan = build(two_segments(tmp_path), target, **of(2))
-    assert plan.weights is not None
-    lease = plan.pool.borrow()
-    context = lease.context
+    plan = build(two_segments, target, **of(2))
+    predict, x = predicting(plan), np.array([1])
     buffer = [np.zeros(1, np.int64)]
-    [y] = plan.predict(context, [np.array([1])], None, None)
+    [y] = predict(x)
     assert y.tolist() == [3 * 1000003 + 14]
     mine = of(5)
     plan.weights.update(mine)
     mine["w"][...] = 99  # a copy was taken
     for _ in range(3):
-        assert plan.predict(context, [np.array([1])], buffer, None) is buffer
+        assert predict(x, outputs=buffer) is buffer
         assert buffer[0].tolist() == [6 * 1000003 + 35]
     plan.weights.update({"w": np.array([1])})
-    [y] = plan.predict(context, [np.array([1])], None, None)
+    [y] = predict(x)
     assert y.tolist() == [6 * 1000003 + 1]
     assert plan.executable.memory().weights_bytes >= 16
     held = [report.weights_bytes for backend, _, report in plan.memory() if not backend]
@@ -151,120 +121,77 @@ def test_one_segment_gives_what_it_gave_with_its_first_weights(
         ({"v": np.array([1]), "w": np.array([1, 2])}, r"'w': expected int64\[1\], got int64\[2\]"),
         ({"v": np.array([1]), "w": np.array([1.0])}, r"expected int64\[1\], got float64\[1\]"),
         ({"v": np.array([1]), "w": [1]}, r"expected int64\[1\], got list"),
+        ({"v": np.ma.masked_array(np.array([5]), mask=[True])},
+         r"weight 'v': expected .*, got a masked array; fill"),
     ],
-)
+)  # fmt: skip
 def test_weights_that_do_not_fit_change_nothing(
-    null_backend: str, tmp_path: Path, weights: dict[str, Any], message: str
+    two_segments: Path, weights: dict[str, Any], message: str
 ) -> None:
-    plan = build(two_segments(tmp_path), ["null"], **of(2))
-    assert plan.weights is not None
+    plan = build(two_segments, ["null"], **of(2))
     with pytest.raises(InputError, match=message):
         plan.weights.update(weights)
-    lease = plan.pool.borrow()
-    context = lease.context
-    [y] = plan.predict(context, [np.array([1])], None, None)
+    [y] = predicting(plan)(np.array([1]))
     assert y.tolist() == [3 * 1000003 + 14]
 
 
 def test_a_declared_weight_that_reaches_no_output_is_an_error(
     null_backend: str, tmp_path: Path
 ) -> None:
-    path = save(
-        tmp_path,
-        [node("Neg", "x", "y"), node("Add", "x v", "unread")],
-        inputs=[value("x"), value("v", [1])],
-    )
+    values = "(float[n] x, float[1] v) => (float[n] y)"
+    path = save(tmp_path, "y = Neg(x); unread = Add(x, v)", values)
     with pytest.raises(ModelError, match="weight 'v' was declared variable, but no output"):
         build(path, ["null"], v=np.ones(1, np.float32))
 
 
 def test_a_weight_that_only_a_body_reads_is_reached(null_backend: str, tmp_path: Path) -> None:
-    def body(name: str) -> Any:
-        inner = [helper.make_node("Add", ["x", "v"], [name])]
-        return helper.make_graph(inner, name, [], [value(name, ["n"])])
-
-    path = save(
-        tmp_path,
-        [node("If", "on", "y", then_branch=body("then"), else_branch=body("else"))],
-        inputs=[value("x"), value("v", [1])],
-        constants={"on": np.array(True)},
-    )
-    plan = build(path, ["null"], v=np.ones(1, np.float32))
-    lease = plan.pool.borrow()
-    context = lease.context
-    [y] = plan.predict(context, [np.zeros(2, np.float32)], None, None)
+    nodes = """y = If (on) <then_branch = one () => (float[n] s) { s = Add(x, v) },
+                            else_branch = two () => (float[n] t) { t = Add(x, v) }>"""
+    values = "(float[n] x, float[1] v) => (float[n] y)"
+    path = save(tmp_path, nodes, values, {"on": np.array(True)})
+    [y] = predicting(build(path, ["null"], v=np.ones(1, np.float32)))(np.zeros(2, np.float32))
     assert y.tolist() == [1, 1]
 
 
 def test_a_declaration_without_weights_is_an_error(null_backend: str, tmp_path: Path) -> None:
-    path = save(tmp_path, [node("Neg", "x", "y")])
-    context = engine.Context()
+    source, context = open_source(save(tmp_path, "y = Neg(x)")), engine.Context()
     context.target = ["null"]
     with pytest.raises(InputError, match="has no weights that can be exchanged"):
-        build_plan(open_source(path), Targets(BuildOptions(context, {})), variable_weights=["v"])
+        build_plan(source, Targets(BuildOptions(context, {})), variable_weights=["v"])
 
 
 def test_weights_that_a_device_reads_lie_there_before_they_are_exchanged(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, two_segments: Path
 ) -> None:
-    source = fake_device.SOURCE.replace("{name!r}", "'device'")
-    device = install("device", extra=source, capabilities=fake_device.CAPABILITIES)
-    install("host")
-    config = {"device_context": {"unsupported_ops": "Mul"}}
-    plan = build(two_segments(tmp_path), ["device", "host"], config, **of(3))
-    assert plan.weights is not None
+    device = install_device()
+    plan = build(two_segments, ["device", "second"], refusing(device="Mul"), **of(3))
     homes = [getattr(weight, "device", None) for weight in plan.weights.values]
     assert homes == [Device("null", 0), Device("null", 0)]
-    lease = plan.pool.borrow()
-    context = lease.context
+    predict = predicting(plan)
     for number in (3, 4, 4, 4):
         plan.weights.update(of(number))
         device.copies.clear()
-        [y] = plan.predict(context, [np.array([1])], None, None)
+        [y] = predict(np.array([1]))
         assert y.tolist() == [(1 + number) * 1000003 + 7 * number]
         assert device.copies == []
 
 
 def test_a_weight_that_the_host_reads_too_stays_on_the_host(
-    null_backend: str, install: Install, tmp_path: Path
+    install_device: Install, second: ModuleType, tmp_path: Path
 ) -> None:
-    source = fake_device.SOURCE.replace("{name!r}", "'device'")
-    install("device", extra=source, capabilities=fake_device.CAPABILITIES)
-    install("host")
-    nodes = [node("Add", "x v", "a"), node("Mul", "a v", "b"), node("Neg", "b", "y")]
-    path = save(
-        tmp_path,
-        nodes,
-        inputs=[value("x", ["n"], INT64), value("v", [1], INT64)],
-        outputs=[value("y", ["n"], INT64)],
-    )
-    config = {"device_context": {"unsupported_ops": "Mul"}}
-    plan = build(path, ["device", "host"], config, v=np.array([3]))
-    assert plan.weights is not None
+    install_device()
+    values = "(int64[n] x, int64[1] v) => (int64[n] y)"
+    path = save(tmp_path, "a = Add(x, v); b = Mul(a, v); y = Neg(b)", values)
+    plan = build(path, ["device", "second"], refusing(device="Mul"), v=np.array([3]))
     assert isinstance(plan.weights.values[0], np.ndarray)
-    lease = plan.pool.borrow()
-    context = lease.context
+    predict = predicting(plan)
     for _ in range(3):
-        [y] = plan.predict(context, [np.array([1])], None, None)
+        [y] = predict(np.array([1]))
         assert y.tolist() == [-12]
 
 
-def test_weights_of_a_closed_model_are_not_exchanged(null_backend: str, tmp_path: Path) -> None:
-    plan = build(two_segments(tmp_path), ["null"], **of(1))
-    assert plan.weights is not None
-    plan.weights.update(of(2))
+def test_weights_of_a_closed_model_are_not_exchanged(two_segments: Path) -> None:
+    plan = build(two_segments, ["null"], **of(1))
     plan.pool.close()
     with pytest.raises(ModelStateError, match="the model is closed; build a new one"):
         plan.weights.update(of(3))
-
-
-def test_a_masked_array_is_no_weight(null_backend: str, tmp_path: Path) -> None:
-    plan = build(two_segments(tmp_path), ["null"], **of(1))
-    assert plan.weights is not None
-    masked = np.ma.masked_array(np.array([5]), mask=[True])
-    with pytest.raises(InputError, match=r"weight 'v': expected .*, got a masked array; fill"):
-        plan.weights.update({"v": masked})
-    lease = plan.pool.borrow()
-    [y] = plan.predict(lease.context, [np.array([0])], None, None)
-    assert y.tolist() == [1000003 + 7]
-    plan.pool.discard(lease)

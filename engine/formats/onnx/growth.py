@@ -65,7 +65,7 @@ class Growth:
             return
         if op_type == "Concat":
             count = sum(self._least(name, constants) for name in names)
-        elif op_type == "Expand" or op_type == "Tile":
+        elif names and (op_type == "Expand" or op_type == "Tile"):
             asked = values(names[1]) if len(names) > 1 else None
             is_known = asked is not None and asked.dtype.kind in "iu"
             count = prod(map(int, asked.ravel())) if asked is not None and is_known else 1
