@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+import engine
 from engine import backends
 from engine.formats import open_source
 from engine.types import CompileOptions, Device, ShapeRange
 from engine_ascend_ge import engine_devices, runtime
+from engine_testing import models
 
 EMULATED = Path(__file__).parent / "emulated"
 
@@ -201,6 +203,37 @@ def build(
             return executable
 
         yield make
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The model y = 2x + 1, x float32[batch, 3]."""
+    return models.affine(tmp_path)
+
+
+@pytest.fixture
+def affine(build: Any, make_om: Any, path: Path) -> Callable[..., Any]:
+    """affine(**fields) -> an executable of y = 2x + 1, x float32[2, 3], from an .om file."""
+    om = make_om(path, input_shape="x:2,3")
+    return lambda **fields: build(om, **fields)
+
+
+@pytest.fixture
+def is_affine(predict: Callable[..., list[Any]]) -> Callable[..., None]:
+    """is_affine(context, x): it gives 2x + 1."""
+
+    def check(context: Any, x: Any) -> None:
+        np.testing.assert_array_equal(predict(context, x)[0], 2 * x + 1)
+
+    return check
+
+
+@pytest.fixture
+def ascend() -> engine.Context:
+    """A context whose target is the backend."""
+    context = engine.Context()
+    context.target = ["ascend"]
+    return context
 
 
 @pytest.fixture

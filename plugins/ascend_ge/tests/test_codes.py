@@ -1,11 +1,10 @@
 """Every return code of ACL that a user can meet has CANN's name and says what to do.
 
-`emulated/codes.json` is CANN's published table "aclError": numbers and names.
+`emulated/codes.txt` is CANN's published table "aclError": numbers and names.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,8 @@ from engine.errors import BackendUnavailable, CommunicatorError, DeadlineExceede
 from engine_ascend_ge import acl_call, codes, hccl, hccl_codes
 from engine_testing import models
 
-PUBLISHED = {
-    int(code): name
-    for code, name in json.loads(
-        (Path(__file__).parent / "emulated" / "codes.json").read_text()
-    ).items()
-}
+TABLE = (Path(__file__).parent / "emulated" / "codes.txt").read_text()
+PUBLISHED = {int(code): f"ACL_ERROR_{name}" for code, name in re.findall(r"(\d+) (\w+)", TABLE)}
 # In the runtime's header, rt_error_codes.h, and not in the table.
 IN_THE_HEADER = {107035, 207016, 207017}
 # Of calls that this plugin does not make: single operators, queues, captured graphs, callbacks,

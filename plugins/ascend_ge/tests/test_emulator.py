@@ -44,9 +44,9 @@ def fault(machine: Any) -> Any:
 
 
 @pytest.fixture
-def loaded(acl: Any, make_om: Any, tmp_path: Path) -> SimpleNamespace:
+def loaded(acl: Any, make_om: Any, path: Path) -> SimpleNamespace:
     """y = 2x + 1, x float32[2, 3], loaded, with datasets and a stream."""
-    return load(acl, make_om(models.affine(tmp_path), input_shape="x:2,3"))
+    return load(acl, make_om(path, input_shape="x:2,3"))
 
 
 def load(acl: Any, path: Path, sizes: tuple[int, int] = (24, 24)) -> SimpleNamespace:
@@ -86,7 +86,15 @@ def fetch(acl: Any, pointer: int, shape: tuple[int, ...]) -> np.ndarray[Any, Any
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
 
-# ------------------------------------------------------------------------------ order of calls
+def queue(acl: Any, run: SimpleNamespace, stream: int = 0) -> int:
+    code: int = acl.mdl.execute_async(run.model, *run.datasets, stream or run.stream)
+    return code
+
+
+def finish(acl: Any, run: SimpleNamespace, expected: np.ndarray[Any, Any]) -> None:
+    """Wait for what is queued and compare what it gave."""
+    assert acl.rt.synchronize_stream(run.stream) == 0
+    np.testing.assert_array_equal(fetch(acl, run.y, (2, 3)), expected)
 
 
 def test_nothing_works_before_init(machine: Any) -> None:
@@ -118,7 +126,7 @@ def test_a_device_outside_the_count_is_refused(acl: Any) -> None:
     assert acl.rt.create_context(-1) == (0, 107001)
 
 
-def test_devices_are_counted_in_and_out(acl: Any, machine: Any, fault: Any) -> None:
+def test_devices_are_counted_in_and_out(acl: Any, fault: Any) -> None:
     assert acl.rt.set_device(1) == 0
     assert acl.rt.set_device(1) == 0
     assert acl.rt.get_device() == (1, 0)
@@ -127,9 +135,6 @@ def test_devices_are_counted_in_and_out(acl: Any, machine: Any, fault: Any) -> N
     with fault("device 1 reset with 0 contexts and 8 bytes"):
         acl.rt.reset_device(1)
     assert acl.rt.reset_device(0) == 107001, "it was never set"
-
-
-# ------------------------------------------------------------------------------------- contexts
 
 
 def test_a_context_is_the_current_one_of_its_thread_only(acl: Any) -> None:
@@ -143,7 +148,7 @@ def test_a_context_is_the_current_one_of_its_thread_only(acl: Any) -> None:
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert codes == [107002, 107002, 107002]
+    assert codes == [107002] * 3
     assert acl.rt.malloc(8, 0)[1] == 0
 
 
@@ -157,7 +162,7 @@ def test_a_stream_belongs_to_its_context(acl: Any) -> None:
 def test_a_model_belongs_to_its_context(acl: Any, loaded: SimpleNamespace) -> None:
     acl.rt.create_context(0)
     other, _ = acl.rt.create_stream()
-    assert acl.mdl.execute_async(loaded.model, *loaded.datasets, other) == 107004
+    assert queue(acl, loaded, other) == 107004
 
 
 def test_a_context_may_not_go_before_its_streams(acl: Any, fault: Any) -> None:
@@ -181,9 +186,6 @@ def test_a_handle_of_another_kind_is_a_fault(acl: Any, fault: Any) -> None:
         acl.mdl.destroy_dataset(stream)
     with fault("no handle at all"):
         acl.destroy_data_buffer(12345)
-
-
-# --------------------------------------------------------------------------------------- memory
 
 
 def test_memory_comes_as_garbage_and_keeps_what_is_written(acl: Any) -> None:
@@ -225,17 +227,11 @@ def test_an_empty_or_too_large_allocation_is_refused(acl: Any, machine: Any) -> 
     assert acl.get_recent_err_msg() is None, "told once"
 
 
-# -------------------------------------------------------------------------------------- running
-
-
-def test_a_run_shows_its_result_only_after_synchronizing(
-    acl: Any, machine: Any, loaded: SimpleNamespace
-) -> None:
+def test_a_run_shows_its_result_only_after_synchronizing(acl: Any, loaded: SimpleNamespace) -> None:
     send(acl, loaded.x, X)
-    assert acl.mdl.execute_async(loaded.model, *loaded.datasets, loaded.stream) == 0
+    assert queue(acl, loaded) == 0
     assert not np.array_equal(fetch(acl, loaded.y, (2, 3)), 2 * X + 1)
-    assert acl.rt.synchronize_stream(loaded.stream) == 0
-    np.testing.assert_array_equal(fetch(acl, loaded.y, (2, 3)), 2 * X + 1)
+    finish(acl, loaded, 2 * X + 1)
 
 
 def test_synchronizing_with_a_time_limit_gives_up_and_can_be_repeated(
@@ -243,7 +239,7 @@ def test_synchronizing_with_a_time_limit_gives_up_and_can_be_repeated(
 ) -> None:
     send(acl, loaded.x, X)
     machine.slow(0.3)
-    acl.mdl.execute_async(loaded.model, *loaded.datasets, loaded.stream)
+    queue(acl, loaded)
     assert acl.rt.synchronize_stream_with_timeout(loaded.stream, 20) == 507046
     assert acl.rt.synchronize_stream_with_timeout(loaded.stream, -1) == 0
     np.testing.assert_array_equal(fetch(acl, loaded.y, (2, 3)), 2 * X + 1)
@@ -253,7 +249,7 @@ def test_an_input_may_not_change_while_a_run_reads_it(
     acl: Any, loaded: SimpleNamespace, fault: Any
 ) -> None:
     send(acl, loaded.x, X)
-    acl.mdl.execute_async(loaded.model, *loaded.datasets, loaded.stream)
+    queue(acl, loaded)
     send(acl, loaded.x, X + 1)
     with fault("an input changed"):
         acl.rt.synchronize_stream(loaded.stream)
@@ -264,14 +260,14 @@ def test_one_model_may_not_run_on_two_streams(
 ) -> None:
     send(acl, loaded.x, X)
     other, _ = acl.rt.create_stream()
-    assert acl.mdl.execute_async(loaded.model, *loaded.datasets, loaded.stream) == 0
+    assert queue(acl, loaded) == 0
     with fault("one model runs on stream"):
-        acl.mdl.execute_async(loaded.model, *loaded.datasets, other)
+        queue(acl, loaded, other)
 
 
 def test_what_a_run_uses_may_not_go(acl: Any, loaded: SimpleNamespace, fault: Any) -> None:
     send(acl, loaded.x, X)
-    acl.mdl.execute_async(loaded.model, *loaded.datasets, loaded.stream)
+    queue(acl, loaded)
     with fault("a queued run still uses"):
         acl.rt.free(loaded.x)
     with fault("unloaded while it runs"):
@@ -301,13 +297,13 @@ def test_weights_may_not_go_before_their_model(
 
 
 def test_weights_are_read_from_device_memory_at_every_run(
-    acl: Any, make_om: Any, tmp_path: Path
+    acl: Any, make_om: Any, path: Path
 ) -> None:
-    path = make_om(models.affine(tmp_path), input_shape="x:2,3")
-    _, size, _ = acl.mdl.query_size(str(path))
+    om = make_om(path, input_shape="x:2,3")
+    _, size, _ = acl.mdl.query_size(str(om))
     weights, _ = acl.rt.malloc(size, 0)
-    model, _ = acl.mdl.load_from_file_with_mem(str(path), 0, 0, weights, size)
-    run = load(acl, path)
+    model, _ = acl.mdl.load_from_file_with_mem(str(om), 0, 0, weights, size)
+    run = load(acl, om)
     send(acl, run.x, X)
     zeros = np.zeros(size, np.uint8)
     assert send(acl, weights, zeros) == 0  # 2x + 1 becomes 0x + 0
@@ -316,21 +312,20 @@ def test_weights_are_read_from_device_memory_at_every_run(
     np.testing.assert_array_equal(fetch(acl, run.y, (2, 3)), np.zeros((2, 3), np.float32))
 
 
-def test_a_buffer_that_is_too_small_is_refused(acl: Any, make_om: Any, tmp_path: Path) -> None:
-    run = load(acl, make_om(models.affine(tmp_path), input_shape="x:40,3"), (240, 480))
-    assert acl.mdl.execute_async(run.model, *run.datasets, run.stream) == 145000
+def test_a_buffer_that_is_too_small_is_refused(acl: Any, make_om: Any, path: Path) -> None:
+    run = load(acl, make_om(path, input_shape="x:40,3"), (240, 480))
+    assert queue(acl, run) == 145000
     assert "240 bytes for input x, which needs 480" in acl.get_recent_err_msg()
 
 
-def test_gears_must_be_chosen_and_must_exist(acl: Any, make_om: Any, tmp_path: Path) -> None:
-    path = make_om(models.affine(tmp_path), input_shape="x:-1,3", dynamic_dims="1;2")
-    run = load(acl, path)
+def test_gears_must_be_chosen_and_must_exist(acl: Any, make_om: Any, path: Path) -> None:
+    run = load(acl, make_om(path, input_shape="x:-1,3", dynamic_dims="1;2"))
     index, code = acl.mdl.get_input_index_by_name(run.desc, "ascend_mbatch_shape_data")
     assert (index, code) == (1, 0)
     assert acl.mdl.get_input_dynamic_gear_count(run.desc, -1) == (2, 0)
     send(acl, run.x, X)
-    inputs, outputs = run.datasets
-    assert acl.mdl.execute_async(run.model, inputs, outputs, run.stream) == 145000
+    inputs, _ = run.datasets
+    assert queue(acl, run) == 145000
 
     def choose(*dims: int) -> int:
         wish = {"name": "", "dimCount": len(dims), "dims": list(dims)}
@@ -343,21 +338,20 @@ def test_gears_must_be_chosen_and_must_exist(acl: Any, make_om: Any, tmp_path: P
     assert choose(1, 3) == 0
     assert acl.mdl.get_cur_output_dims(run.desc, 0)[0]["dims"] == [1, 3]
     assert choose(2, 3) == 0
-    assert acl.mdl.execute_async(run.model, inputs, outputs, run.stream) == 0
-    assert acl.rt.synchronize_stream(run.stream) == 0
-    np.testing.assert_array_equal(fetch(acl, run.y, (2, 3)), 2 * X + 1)
+    assert queue(acl, run) == 0
+    finish(acl, run, 2 * X + 1)
 
 
-def test_ranges_must_be_told_the_shape(acl: Any, make_om: Any, tmp_path: Path) -> None:
-    run = load(acl, make_om(models.affine(tmp_path), input_shape="x:1~2,3"))
+def test_ranges_must_be_told_the_shape(acl: Any, make_om: Any, path: Path) -> None:
+    run = load(acl, make_om(path, input_shape="x:1~2,3"))
     inputs, outputs = run.datasets
     send(acl, run.x, X)
-    assert acl.mdl.execute_async(run.model, inputs, outputs, run.stream) == 100000
+    assert queue(acl, run) == 100000
     for rows, expected in ((3, 100000), (2, 0)):
         desc = acl.create_tensor_desc(0, [rows, 3], 2)
         assert acl.mdl.set_dataset_tensor_desc(inputs, desc, 0) == (inputs, 0)
         assert acl.destroy_tensor_desc(desc) is None
-        assert acl.mdl.execute_async(run.model, inputs, outputs, run.stream) == expected
+        assert queue(acl, run) == expected
     assert acl.rt.synchronize_stream(run.stream) == 0
     desc = acl.mdl.get_dataset_tensor_desc(outputs, 0)
     count = acl.get_tensor_desc_num_dims(desc)
@@ -365,7 +359,7 @@ def test_ranges_must_be_told_the_shape(acl: Any, make_om: Any, tmp_path: Path) -
 
 
 def test_a_result_of_unknown_size_is_allocated_by_execute_alone(
-    acl: Any, machine: Any, make_om: Any, tmp_path: Path
+    acl: Any, make_om: Any, tmp_path: Path
 ) -> None:
     path = make_om(models.nonzero(tmp_path), input_shape="x:6")
     model, _ = acl.mdl.load_from_file(str(path))

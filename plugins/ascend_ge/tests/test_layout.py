@@ -12,7 +12,6 @@ from engine.types import DType, GraphInfo, TensorSpec
 from engine_ascend_ge.layout import of_graph, resolved, settled
 from engine_ascend_ge.om import Description, Port, tensor_name
 from engine_ascend_ge.shapes import Shapes
-from engine_testing import models
 
 F32 = DType.FLOAT32
 
@@ -29,6 +28,9 @@ def graph(inputs: dict[str, tuple[Any, ...]], outputs: dict[str, tuple[Any, ...]
 
 def port(index: int, name: str, *dims: int) -> Port:
     return Port(index, name, F32, dims, 0)
+
+
+X = port(0, "x", 2)
 
 
 @pytest.mark.parametrize(
@@ -61,55 +63,49 @@ def test_symbols_are_put_in_where_all_are_known() -> None:
     assert resolved(None, {}) is None
 
 
-def test_outputs_follow_the_file_by_name() -> None:
-    found = Description((port(0, "x", 2),), (port(0, "b", 2), port(1, "a", 2)))
-    layout = of_graph(
-        found, graph({"x": (2,)}, {"a": (2,), "b": (2,)}), Shapes({"x": (2,)}), "m.onnx"
-    )
-    assert [(out.spec.name, out.port.index) for out in layout.outs] == [("a", 1), ("b", 0)]
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [(("b", "a"), [("a", 1), ("b", 0)]), (("p", "q"), [("a", 0), ("b", 1)])],
+    ids=["by name", "by place where the names are not there"],
+)
+def test_outputs_follow_the_file(names: tuple[str, str], expected: list[Any]) -> None:
+    outputs = tuple(port(index, name, 2) for index, name in enumerate(names))
+    file = graph({"x": (2,)}, {"a": (2,), "b": (2,)})
+    layout = of_graph(Description((X,), outputs), file, Shapes({"x": (2,)}), "m.onnx")
+    assert [(out.spec.name, out.port.index) for out in layout.outs] == expected
 
 
-def test_outputs_without_their_names_follow_by_place() -> None:
-    found = Description((port(0, "x", 2),), (port(0, "p", 2), port(1, "q", 2)))
-    layout = of_graph(
-        found, graph({"x": (2,)}, {"a": (2,), "b": (2,)}), Shapes({"x": (2,)}), "m.onnx"
-    )
-    assert [(out.spec.name, out.port.index) for out in layout.outs] == [("a", 0), ("b", 1)]
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (Description((port(0, "z", 2),), (port(0, "y", 2),)),
+         r"wants inputs \['z'\], which the file does not have"),
+        (Description((X,), (port(0, "y", 2), port(1, "w", 2))), "has 2 outputs, the file 1"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_a_model_error(found: Description, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        of_graph(found, graph({"x": (2,)}, {"y": (2,)}), Shapes({"x": (2,)}), "m.onnx")
 
 
-def test_what_does_not_fit_is_a_model_error() -> None:
-    one = graph({"x": (2,)}, {"y": (2,)})
-    shapes = Shapes({"x": (2,)})
-    with pytest.raises(ModelError, match=r"wants inputs \['z'\], which the file does not have"):
-        of_graph(Description((port(0, "z", 2),), (port(0, "y", 2),)), one, shapes, "m.onnx")
-    with pytest.raises(ModelError, match="has 2 outputs, the file 1"):
-        of_graph(
-            Description((port(0, "x", 2),), (port(0, "y", 2), port(1, "w", 2))),
-            one,
-            shapes,
-            "m.onnx",
-        )
-
-
-def test_gears_of_another_kind_are_refused_by_name(
-    machine: Any, build: Any, make_om: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("flags", "name", "answer", "message"),
+    [
+        ({"input_shape": "x:-1,3", "dynamic_dims": "1;2"}, "get_input_dynamic_gear_count", (0, 0),
+         "compiled with --dynamic_batch_size or"),
+        ({"input_shape": "x:1,3"}, "get_input_data_type", 29,
+         "input 'x' has element type 29 of CANN"),
+    ],
+    ids=["gears of another kind", "an element type that no array has"],
+)  # fmt: skip
+def test_what_is_not_supported_is_refused_by_name(
+    machine: Any, build: Any, make_om: Any, path: Path, monkeypatch: pytest.MonkeyPatch,
+    flags: dict[str, str], name: str, answer: Any, message: str,
+) -> None:  # fmt: skip
     import acl
 
-    path = make_om(models.affine(tmp_path), input_shape="x:-1,3", dynamic_dims="1;2")
-    monkeypatch.setattr(acl.mdl, "get_input_dynamic_gear_count", lambda desc, index: (0, 0))
-    with pytest.raises(ModelError, match="compiled with --dynamic_batch_size or"):
-        build(path)
-    assert machine.live() == {}
-
-
-def test_an_element_type_that_no_array_has_is_refused_by_number(
-    machine: Any, build: Any, make_om: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import acl
-
-    path = make_om(models.affine(tmp_path), input_shape="x:1,3")
-    monkeypatch.setattr(acl.mdl, "get_input_data_type", lambda desc, index: 29)
-    with pytest.raises(ModelError, match="input 'x' has element type 29 of CANN"):
-        build(path)
+    om = make_om(path, **flags)
+    monkeypatch.setattr(acl.mdl, name, lambda desc, index: answer)
+    with pytest.raises(ModelError, match=message):
+        build(om)
     assert machine.live() == {}

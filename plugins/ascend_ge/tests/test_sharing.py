@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import engine
 from engine import Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.errors import BackendUnavailable
-from engine.types import Capability, ShapeRange, SharedWeights
+from engine.types import Capability, ShapeRange
 from engine_ascend_ge import lending
-from engine_testing import models
+from engine_testing import making
 from engine_testing.shared_memory import left_since, names
 
 ROWS, COLUMNS = 256, 64
@@ -32,21 +31,9 @@ def product(path: Path, factor: float) -> Path:
         helper.make_node("MatMul", ["x", "w"], ["xw"]),
         helper.make_node("Mul", ["xw", "factor"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes, path.stem,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, ROWS])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, COLUMNS])],
-        [numpy_helper.from_array(WEIGHT, "w"),
-         numpy_helper.from_array(np.float32([factor]), "factor")],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]), path)
-    return path
-
-
-def context() -> engine.Context:
-    made = engine.Context()
-    made.target = ["ascend"]
-    return made
+    ends = [making.tensor("x", [2, ROWS])], [making.tensor("y", [2, COLUMNS])]
+    constants = {"w": WEIGHT, "factor": making.floats([factor])}
+    return making.write(path.parent, path.stem, *ends, nodes, constants)
 
 
 @pytest.fixture(autouse=True)
@@ -54,26 +41,21 @@ def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
 
 
-def test_a_group_has_equal_weights_on_the_device_once(machine: Any, tmp_path: Path) -> None:
-    group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
-    group_models = [Model(), Model()]
-    group.add_model(group_models)
-    used = [machine.memory.used_bytes(0)]
-    for number, model in enumerate(group_models):
-        path = product(tmp_path / f"part{number}.onnx", number + 2)
-        model.build_from_file(str(path), ModelType.MINDIR, context())
+def test_a_group_has_equal_weights_on_the_device_once(
+    machine: Any, ascend: engine.Context, tmp_path: Path
+) -> None:
+    group, pair, used = ModelGroup(ModelGroupFlag.SHARE_WEIGHT), (Model(), Model()), [0]
+    group.add_model(list(pair))
+    for factor, model in enumerate(pair, 2):
+        path = product(tmp_path / f"part{factor}.onnx", factor)
+        model.build_from_file(str(path), ModelType.MINDIR, ascend)
         used.append(machine.memory.used_bytes(0))
     first, second = np.diff(used)
     assert first >= WEIGHT.nbytes
     assert second < first - WEIGHT.nbytes // 2, "the large weight is not there twice"
-    for number, model in enumerate(group_models):
-        [y] = model.predict([X])
-        np.testing.assert_allclose(y.get_data_to_numpy(), (number + 2) * (X @ WEIGHT), rtol=1e-4)
-        assert model.memory().shared_bytes >= WEIGHT.nbytes
-    group_models[0].close()
-    [y] = group_models[1].predict([X])  # what the first one brought is still there
-    np.testing.assert_allclose(y.get_data_to_numpy(), 3 * (X @ WEIGHT), rtol=1e-4)
-    group_models[1].close()
+    for factor, model in enumerate(pair, 2):  # what the first one brought outlives it
+        np.testing.assert_allclose(model(x=X)["y"], factor * (X @ WEIGHT), rtol=1e-4)
+        model.close()
     assert machine.memory.used_bytes(0) == 0
 
 
@@ -118,7 +100,9 @@ def slave(*words: object) -> subprocess.Popen[str]:
     )
 
 
-def test_a_slave_uses_the_masters_memory_and_copies_no_weight(machine: Any, tmp_path: Path) -> None:
+def test_a_slave_uses_the_masters_memory_and_copies_no_weight(
+    machine: Any, ascend: engine.Context, tmp_path: Path
+) -> None:
     path, before = product(tmp_path / "lent.onnx", 2), names()
     np.save(tmp_path / "x.npy", X)
     child = slave(path, tmp_path / "x.npy", tmp_path / "y.npy")
@@ -126,50 +110,42 @@ def test_a_slave_uses_the_masters_memory_and_copies_no_weight(machine: Any, tmp_
     pid = child.stdout.readline().strip()
     config = {"ascend_context": {"shareable_weight_pid_list": pid}}
     master = Model()
-    master.build_from_file(str(path), ModelType.MINDIR, context(), config_dict=config)
+    master.build_from_file(str(path), ModelType.MINDIR, ascend, config_dict=config)
     handle = master.get_model_info("shareable_weight_mem_handle")
     out, errors = child.communicate(f"{handle}\n", timeout=60)
     assert child.returncode == 0, errors
     assert int(out.split()[0]) == 0, "bytes that went to the device while the slave was built"
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), 2 * (X @ WEIGHT), rtol=1e-4)
-    [y] = master.predict([X])
-    np.testing.assert_allclose(y.get_data_to_numpy(), 2 * (X @ WEIGHT), rtol=1e-4)
     master.close()
     assert machine.live() == {}
     assert not left_since(before)
 
 
-def lent(build: Any, backend: Any, path: Path, pids: list[int]) -> SharedWeights:
+def lent(build: Any, backend: Any, path: Path, pids: list[int]) -> Any:
     executable = build(path, lend="machine", shapes={"x": ShapeRange(*[(2, ROWS)] * 3)})
-    shared: SharedWeights = backend.bind("engine_share_weights")(executable, pids)
-    return shared
+    return backend.bind("engine_share_weights")(executable, pids)
 
 
+@pytest.mark.parametrize("is_listed", [True, False])
 def test_the_driver_lets_listed_processes_in_and_no_other(
-    machine: Any,
-    backend: Any,
-    build: Any,
-    predict: Any,
-    tmp_path: Path,
+    backend: Any, build: Any, predict: Any, tmp_path: Path, is_listed: bool
 ) -> None:
     path = product(tmp_path / "lent.onnx", 3)
-    for pids, message in (([os.getpid()], ""), ([1], "ACL_ERROR_RT_NO_PERMISSION 207006")):
-        shared = lent(build, backend, path, pids)
-        lending._own.clear()  # as if it were another process's
-        if message:
-            with pytest.raises(BackendUnavailable, match=message) as caught:
-                build(path, shared_weights=shared)
-            assert f"process {os.getpid()} is not in the list of pids" in str(caught.value)
-        else:
-            borrower = build(path, shared_weights=shared)
-            [y] = predict(borrower.open_context(), X)
-            np.testing.assert_allclose(y, 3 * (X @ WEIGHT), rtol=1e-4)
-            assert borrower.memory().shared_bytes >= WEIGHT.nbytes
-            assert borrower.memory().weights_bytes == 0
-            borrower.close()
-        owner: Any = shared.owner
-        owner.close()
-        owner.close()
+    shared = lent(build, backend, path, [os.getpid() if is_listed else 1])
+    lending._own.clear()  # as if it were another process's
+    if is_listed:
+        borrower = build(path, shared_weights=shared)
+        [y] = predict(borrower.open_context(), X)
+        np.testing.assert_allclose(y, 3 * (X @ WEIGHT), rtol=1e-4)
+        assert borrower.memory().shared_bytes >= WEIGHT.nbytes
+        assert borrower.memory().weights_bytes == 0
+        borrower.close()
+    else:
+        message = rf"ACL_ERROR_RT_NO_PERMISSION 207006.*process {os.getpid()} is not in the list"
+        with pytest.raises(BackendUnavailable, match=message):
+            build(path, shared_weights=shared)
+    shared.owner.close()
+    shared.owner.close()
 
 
 def test_within_one_process_what_is_lent_is_used_as_it_is(
@@ -180,40 +156,22 @@ def test_within_one_process_what_is_lent_is_used_as_it_is(
     used = machine.memory.used_bytes(0)
     borrower = build(path, shared_weights=shared)
     assert machine.memory.used_bytes(0) - used < WEIGHT.nbytes
-    owner: Any = shared.owner
-    owner.close()
+    shared.owner.close()
     [y] = predict(borrower.open_context(), X)  # the memory is there as long as one needs it
     np.testing.assert_allclose(y, 3 * (X @ WEIGHT), rtol=1e-4)
     assert machine.calls["rt.ipc_mem_import_by_key"] == 0
 
 
-def test_a_loan_that_has_ended_is_refused(
-    machine: Any, backend: Any, build: Any, tmp_path: Path
-) -> None:
-    path = product(tmp_path / "lent.onnx", 3)
-    shared = lent(build, backend, path, [os.getpid()])
-    owner: Any = shared.owner
-    owner.close()
-    with pytest.raises(BackendUnavailable, match="could not open the weights of another process"):
-        build(path, shared_weights=shared)
-
-
-def test_weights_of_another_model_are_refused(
-    machine: Any, backend: Any, build: Any, tmp_path: Path
-) -> None:
+def test_weights_of_another_model_are_refused(backend: Any, build: Any, tmp_path: Path) -> None:
     shared = lent(build, backend, product(tmp_path / "lent.onnx", 3), [os.getpid()])
     with pytest.raises(engine.ModelError, match="what is lent lacks 1 of the model's 2 weights"):
         build(product(tmp_path / "other.onnx", 4), shared_weights=shared)
-    owner: Any = shared.owner
-    owner.close()
+    shared.owner.close()
 
 
-def test_an_om_file_has_nothing_to_lend(
-    machine: Any, backend: Any, build: Any, make_om: Any, tmp_path: Path
-) -> None:
-    executable = build(make_om(models.affine(tmp_path), input_shape="x:2,3"), lend="machine")
+def test_an_om_file_has_nothing_to_lend(backend: Any, affine: Any) -> None:
     with pytest.raises(BackendUnavailable, match="its weights are inside"):
-        backend.bind("engine_share_weights")(executable, [1])
+        backend.bind("engine_share_weights")(affine(lend="machine"), [1])
 
 
 def test_every_call_of_the_loan_may_fail_and_nothing_stays(

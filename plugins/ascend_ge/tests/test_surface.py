@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
-import inspect
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,6 @@ import engine_ascend_ge
 from engine_ascend_ge import profiling
 from engine_ascend_ge.acl_call import CALLS
 
-TABLE: dict[str, dict[str, dict[str, Any]]] = json.loads(
-    (Path(__file__).parent / "emulated" / "surface.json").read_text()
-)
 # Called where they are there; without them the device lacks a capability, and says so.
 OPTIONAL = {
     ("mdl", "get_input_dims_range"),
@@ -32,15 +26,12 @@ OPTIONAL = {
 }
 
 
-def emulated(machine: Any) -> dict[tuple[str, str], Any]:
-    """Return the emulator's functions, by group and name."""
-    found = {}
-    for group in TABLE:
-        module = importlib.import_module(f"acl.{group}" if group else "acl")
-        for name, function in vars(module).items():
-            if hasattr(function, "emulated_returns"):
-                found[group, name] = function
-    return found
+@pytest.fixture
+def surface(machine: Any) -> dict[str, tuple[list[str], str]]:
+    """pyACL's functions, from the table that the emulator's are made by."""
+    from emulated_ascend.machine import SURFACE
+
+    return SURFACE
 
 
 def called() -> dict[tuple[str, str], int]:
@@ -59,28 +50,24 @@ def called() -> dict[tuple[str, str], int]:
     return calls
 
 
-def test_the_emulator_has_the_arity_and_returns_of_the_table(machine: Any) -> None:
-    functions = emulated(machine)
-    assert len(functions) > 60
-    for (group, name), function in functions.items():
-        assert name in TABLE[group], f"acl.{group}.{name} is not in the table"
-        row = TABLE[group][name]
-        parameters = inspect.signature(function).parameters.values()
-        kinds = [
-            f"{parameter.annotation}{'?' if parameter.default is not parameter.empty else ''}"
-            for parameter in parameters
-        ]
-        assert kinds == row["arguments"], f"acl.{group}.{name}"
-        assert function.emulated_returns == row["returns"], f"acl.{group}.{name}"
-        where = f"{group}.{name}" if group else name
-        assert function.emulated_name == where, "the name that failures are planned by"
+def test_emulated_functions_have_the_names_that_failures_are_planned_by(machine: Any) -> None:
+    import acl
+
+    count = 0
+    for group in ("", "mdl", "prof", "rt", "util"):
+        for name, function in vars(getattr(acl, group) if group else acl).items():
+            if hasattr(function, "emulated_name"):
+                assert function.emulated_name == f"{group}.{name}".lstrip(".")
+                count += 1
+    assert count > 60
 
 
 def test_everything_that_the_plugin_calls_is_emulated(machine: Any) -> None:
-    functions = emulated(machine)
+    import acl
+
     for group, names in CALLS.items():
         for name in names:
-            assert (group, name) in functions
+            assert hasattr(getattr(acl, group) if group else acl, name)
 
 
 def test_the_plugin_says_beforehand_what_it_calls() -> None:
@@ -88,9 +75,9 @@ def test_the_plugin_says_beforehand_what_it_calls() -> None:
     assert set(called()) - announced - OPTIONAL == set()
 
 
-def test_the_plugin_calls_with_the_tables_number_of_arguments() -> None:
+def test_the_plugin_calls_with_the_tables_number_of_arguments(surface: Any) -> None:
     for (group, name), count in called().items():
-        wanted = TABLE[group][name]["arguments"]
+        wanted, _ = surface[f"{group}.{name}".lstrip(".")]
         least = len([parameter for parameter in wanted if not parameter.endswith("?")])
         assert count == -1 or least <= count <= len(wanted), f"acl.{group}.{name}"
 

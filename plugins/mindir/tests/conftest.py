@@ -144,6 +144,40 @@ def model(main: bytes, functions: Any = (), primitives: Any = ()) -> bytes:
     )  # fmt: skip
 
 
+def function(
+    name: str, nodes: Any, inputs: Any = None, outputs: Any = None, parameters: Any = ()
+) -> bytes:
+    """A graph. inputs, outputs: values, or dims of float32 by name; else x and y, of [2].
+
+    parameters: tensors, or arrays by name.
+    """
+
+    def values(given: Any) -> list[bytes]:
+        return [value(*(each, *given[each])) if isinstance(each, str) else each for each in given]
+
+    ends = values(inputs or {f"{name}:x": [2]}), values(outputs or {f"{name}:y": [2]})
+    held = [tensor(each, parameters[each]) if isinstance(each, str) else each
+            for each in parameters]  # fmt: skip
+    return graph(name, nodes, *ends, held)
+
+
+def net(
+    nodes: Any, inputs: Any = None, outputs: Any = None, *, parameters: Any = (),
+    functions: Any = (), primitives: Any = (),
+) -> bytes:  # fmt: skip
+    """A file of the graph G. primitives: also names, which nodes write "REF::<name>"."""
+    known = [primitive(each, each) if isinstance(each, str) else each for each in primitives]
+    return model(function("G", nodes, inputs, outputs, parameters), functions, known)
+
+
+def split(size: int, location: str = "data_0", writes: str = "Mul") -> bytes:
+    """y = x * w + c, float32[size]; w is in a data file, behind 64 bytes, and c = w + 1 here."""
+    place = text(1, location) + number(2, 64) + number(3, 4 * size)
+    nodes = [node(writes, ["w", "x"], "p"), node("Add", ["p", "c"], "y")]
+    w, c = tensor("w", dims=[size]) + text(12, place), np.arange(1, size + 1, dtype=np.float32)
+    return net(nodes, {"x": [size]}, {"y": [size]}, parameters=[w, tensor("c", c)])
+
+
 def run(data: bytes, *inputs: Any) -> list[Any]:
     """Return a model's outputs by onnx's reference evaluator."""
     import onnx

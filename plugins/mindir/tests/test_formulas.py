@@ -78,16 +78,13 @@ def test_a_primitive_computes_its_formula(
         names.append(name)
     result = np.asarray(wanted)
     data_type = 9 if result.dtype == bool else 1
-    main = mindir.graph(
-        "G",
-        [
-            *constants,
-            mindir.node(kind, names, "G:y:1", mindir.typed(*result.shape, data_type=data_type)),
-        ],
-        inputs,
-        [mindir.value("G:y:1", *result.shape, data_type=data_type)],
+    nodes = [
+        *constants,
+        mindir.node(kind, names, "G:y:1", mindir.typed(*result.shape, data_type=data_type)),
+    ]
+    [found] = mindir.run(
+        mindir.net(nodes, inputs, [mindir.value("G:y:1", *result.shape, data_type=data_type)]), *fed
     )
-    [found] = mindir.run(mindir.model(main), *fed)
     np.testing.assert_allclose(found, result, rtol=1e-5, atol=1e-6)
 
 
@@ -112,18 +109,18 @@ def test_a_primitive_computes_each_of_its_results(
     data_type = 1 if wanted.dtype == np.float32 else 7
     rest = [mindir.constant(f"in{n}", np.array(arg)) for n, arg in enumerate(args[1:], 1)]
     names = ["x", *(f"in{n}" for n in range(1, len(args)))]
-    main = mindir.graph(
-        "G",
-        [
-            *rest, mindir.constant("at", at), mindir.node(kind, names, "all"),
-            mindir.node(
-                "TupleGetItem", ["all", "at"], "z", mindir.typed(*wanted.shape, data_type=data_type)
-            ),
-        ],
-        [mindir.value("x", *args[0].shape)],
-        [mindir.value("z", *wanted.shape, data_type=data_type)],
-    )  # fmt: skip
-    [found] = mindir.run(mindir.model(main), args[0])
+    nodes = [
+        *rest, mindir.constant("at", at), mindir.node(kind, names, "all"),
+        mindir.node(
+            "TupleGetItem", ["all", "at"], "z", mindir.typed(*wanted.shape, data_type=data_type)
+        ),
+    ]  # fmt: skip
+    [found] = mindir.run(
+        mindir.net(
+            nodes, {"x": (*args[0].shape,)}, [mindir.value("z", *wanted.shape, data_type=data_type)]
+        ),
+        args[0],
+    )
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
@@ -133,8 +130,7 @@ def test_a_range_of_numbers_is_a_tuple_of_them(mindir: SimpleNamespace) -> None:
         *ends, mindir.node("make_range", ["end0", "end1", "end2"], "axes"),
         mindir.node("Transpose", ["x", "axes"], "z", mindir.typed(4, 2)),
     ]  # fmt: skip
-    main = mindir.graph("G", nodes, [mindir.value("x", 2, 4)], [mindir.value("z", 4, 2)])
-    [found] = mindir.run(mindir.model(main), _X)
+    [found] = mindir.run(mindir.net(nodes, {"x": (2, 4)}, {"z": (4, 2)}), _X)
     np.testing.assert_array_equal(found, _X.T)
 
 
@@ -156,20 +152,22 @@ def test_a_fused_gru_runs_the_equations_of_its_gates(mindir: SimpleNamespace) ->
         wanted.append(state)
     arrays = [each.astype(np.float32) for each in (x, w, r, b, c, h)]
     names = [f"G:in{place}" for place in range(6)]
-    main = mindir.graph(
-        "G",
-        [
-            mindir.constant("none", None), mindir.constant("first", 0),
-            mindir.node(
-                "DynamicGRUV2", [*names[:5], "none", names[5]], "G:gru:1",
-                mindir.scalar("gate_order", "rzh"), mindir.scalar("reset_after", True),
-            ),
-            mindir.node(
-                "TupleGetItem", ["G:gru:1", "first"], "G:y:2", mindir.typed(steps, batch, size)
-            ),
-        ],
-        [mindir.value(name, *each.shape) for name, each in zip(names, arrays, strict=True)],
-        [mindir.value("G:y:2", steps, batch, size)],
-    )  # fmt: skip
-    [found] = mindir.run(mindir.model(main), *arrays)
+    nodes = [
+        mindir.constant("none", None), mindir.constant("first", 0),
+        mindir.node(
+            "DynamicGRUV2", [*names[:5], "none", names[5]], "G:gru:1",
+            mindir.scalar("gate_order", "rzh"), mindir.scalar("reset_after", True),
+        ),
+        mindir.node(
+            "TupleGetItem", ["G:gru:1", "first"], "G:y:2", mindir.typed(steps, batch, size)
+        ),
+    ]  # fmt: skip
+    [found] = mindir.run(
+        mindir.net(
+            nodes,
+            [mindir.value(name, *each.shape) for name, each in zip(names, arrays, strict=True)],
+            {"G:y:2": (steps, batch, size)},
+        ),
+        *arrays,
+    )
     np.testing.assert_allclose(found, np.stack(wanted), rtol=1e-4, atol=1e-5)

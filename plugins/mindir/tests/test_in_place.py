@@ -51,19 +51,21 @@ def _loop(
         ),
         m.graph("E", [], parameters("E"), [m.value("E:a", 2)]),
     ]  # fmt: skip
-    main = m.graph(
-        "G",
-        [
-            m.constant("three", 3), m.constant("one", np.array(1)), m.constant("two", 2.0),
-            m.node("ReduceMax", ["G:n"], "G:i", scalar),
-            m.node("Muls", ["G:x", "two"], "h", m.typed(2)),
-            m.node("REF::H", arguments, "G:r" if after else "G:y"),
-            *after,
-        ],
-        [m.value("G:x", 2), m.value("G:n", 1, data_type=INT64)],
-        [m.value("G:y", 2)],
-    )  # fmt: skip
-    return bytes(m.model(main, functions))
+    nodes = [
+        m.constant("three", 3), m.constant("one", np.array(1)), m.constant("two", 2.0),
+        m.node("ReduceMax", ["G:n"], "G:i", scalar),
+        m.node("Muls", ["G:x", "two"], "h", m.typed(2)),
+        m.node("REF::H", arguments, "G:r" if after else "G:y"),
+        *after,
+    ]  # fmt: skip
+    return bytes(
+        m.net(
+            nodes,
+            [m.value("G:x", 2), m.value("G:n", 1, data_type=INT64)],
+            {"G:y": (2,)},
+            functions=functions,
+        )
+    )
 
 
 def _run(m: SimpleNamespace, data: bytes) -> list[float]:
@@ -122,6 +124,5 @@ def test_a_slice_that_runs_backwards_over_an_open_axis_is_refused(mindir: Simple
         mindir.node("SliceToIndices", ["G:x", "zero", "zero", "step"], "G:t", *settings),
         mindir.node("TupleGetItem", ["G:t", "zero"], "G:y"),
     ]
-    main = mindir.graph("G", nodes, [mindir.value("G:x", -1)], [mindir.value("G:y", -1)])
     with pytest.raises(ModelError, match="a slice with step -1 of a tensor whose sizes are open"):
-        source_from_bytes(mindir.model(main))
+        source_from_bytes(mindir.net(nodes, {"G:x": (-1,)}, {"G:y": (-1,)}))

@@ -113,9 +113,8 @@ def test_state_is_kept_and_begins_as_in_the_file(
 ) -> None:
     add = mindir.node("AssignAdd", ["total", "x"], "y")
     total = mindir.tensor("total", np.full(2, 5, np.float32))
-    graph = mindir.graph("G", [add], [mindir.value("x", 2)], [mindir.value("y", 2)], [total])
     path = tmp_path / "counter.mindir"
-    path.write_bytes(mindir.model(graph))
+    path.write_bytes(mindir.net([add], {"x": (2,)}, {"y": (2,)}, parameters=[total]))
     common = {"model_cache_dir": str(tmp_path / "cache"), "compile_cache": "on"}
     for _ in range(2):
         with engine.load(path, null_backend, config={"common_context": common}) as model:
@@ -233,23 +232,12 @@ def test_what_was_encrypted_is_kept_nowhere(tmp_path: Path, opened: Open) -> Non
     assert not (tmp_path / "cache").exists()
 
 
-# ------------------------------------------------------------------ weights in files of the user's
-
-
 @pytest.fixture
 def split(mindir: SimpleNamespace, tmp_path: Path) -> Path:
     """y = x * w + c; w is in data_0, c in the file."""
-    place = mindir.text(1, "data_0") + mindir.number(2, 64) + mindir.number(3, W.nbytes)
-    graph = mindir.graph(
-        "G",
-        [mindir.node("Mul", ["w", "x"], "p"), mindir.node("Add", ["p", "c"], "y")],
-        [mindir.value("x", len(W))],
-        [mindir.value("y", len(W))],
-        [mindir.tensor("w", dims=W.shape) + mindir.text(12, place), mindir.tensor("c", W + 1)],
-    )
     (tmp_path / "data_0").write_bytes(DATA)
     path = tmp_path / "net.mindir"
-    path.write_bytes(mindir.model(graph))
+    path.write_bytes(mindir.split(len(W)))
     return path
 
 
@@ -362,9 +350,6 @@ def test_a_file_that_changes_while_it_is_loaded_is_refused(
     os.replace(tmp_path / "next", path)
     with pytest.raises(ModelError, match="changed while it was loaded"):
         file().check_unchanged()
-
-
-# --------------------------------------------------------------------------------------- damage
 
 
 def test_a_damaged_entry_is_lowered_anew_and_said(

@@ -75,14 +75,12 @@ def _normalised(
         nodes.append(mindir.node("Assign", [f"G:{assigned}", f"G:{assigned}"], "G:assigned"))
         nodes.append(mindir.node("Depend", ["G:y", "G:assigned"], "G:z"))
     used = {name: array for name, array in arrays.items() if biased or name != "b"}
-    main = mindir.graph(
-        "G",
+    return mindir.net(
         nodes,
-        [mindir.value("G:x", 1, 3, 2, 2)],
-        [mindir.value("G:z" if read_twice or assigned else "G:y", 1, 4, 2, 2)],
-        [mindir.tensor(f"G:{name}", array) for name, array in used.items()],
-    )
-    return mindir.model(main), arrays
+        {"G:x": (1, 3, 2, 2)},
+        {"G:z" if read_twice or assigned else "G:y": (1, 4, 2, 2)},
+        parameters=[mindir.tensor(f"G:{name}", array) for name, array in used.items()],
+    ), arrays
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -137,10 +135,7 @@ def test_numbers_that_stand_one_by_one_take_no_minutes(mindir: SimpleNamespace) 
         mindir.text(1, "value") + mindir.text(12, tensor) + mindir.number(16, 19),
     )  # fmt: skip
     add = mindir.node("Add", ["G:x", "c"], "G:y", mindir.typed(count))
-    main = mindir.graph(
-        "G", [constant, add], [mindir.value("G:x", count)], [mindir.value("G:y", count)]
-    )
-    data = mindir.model(main)
+    data = mindir.net([constant, add], {"G:x": (count,)}, {"G:y": (count,)})
     start = time.monotonic()
     source = source_from_bytes(data)
     assert time.monotonic() - start < 60

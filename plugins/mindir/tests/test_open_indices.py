@@ -86,10 +86,12 @@ def test_an_index_of_slices_and_tensors_is_worked_out_where_sizes_are_open(
     ]
     together = add("Concat", [add("MakeTuple", order), "last"])
     nodes.append(node("GatherNd", ["x", together], "z", mindir.typed(*wanted.shape)))
-    main = mindir.graph(
-        "G", [last, *nodes], [mindir.value("x", -1, -1, -1)], [mindir.value("z", *wanted.shape)]
+    [found] = mindir.run(
+        mindir.net(
+            [last, *nodes], {"x": (-1, -1, -1)}, {"z": (*wanted.shape,)}, primitives=primitives
+        ),
+        _OPEN,
     )
-    [found] = mindir.run(mindir.model(main, primitives=primitives), _OPEN)
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -107,10 +109,11 @@ def test_an_assignment_to_a_slice_knows_its_places_and_whether_there_are_any(
         node("REF::ScalarToTensor", ["part5"], "none", mindir.typed(data_type=7)),
     ]  # fmt: skip
     outputs = [mindir.value("part0", -1, 1, data_type=7), mindir.value("none", data_type=7)]
-    data = mindir.model(
-        mindir.graph("G", nodes, [mindir.value("x", -1, 2)], outputs),
-        (),
-        [
+    data = mindir.net(
+        nodes,
+        {"x": (-1, 2)},
+        outputs,
+        primitives=[
             mindir.primitive("S", "SliceToIndices", *attributes),
             mindir.primitive("TupleGetItem", "TupleGetItem"),
             mindir.primitive("ScalarToTensor", "ScalarToTensor"),

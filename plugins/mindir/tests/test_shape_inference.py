@@ -105,8 +105,6 @@ def test_a_convolution_has_the_rank_of_its_weight() -> None:
     assert shape_of("Conv", [x, weight], {}) == (None, 6, None, None)
 
 
-# ------------------------------------------------------------------------- whole files, at a shape
-
 DATA = Path(__file__).parents[3] / "tests" / "data" / "mindir"
 # What these give depends on the numbers in their inputs.
 BY_DATA = {"op_nonzero": 0, "unique": 0, "masked_select": 0}
@@ -149,7 +147,8 @@ def test_sizes_of_the_file_do_not_hold_for_inputs_of_other_sizes(mindir: SimpleN
         mindir.node("ReLU", ["G:x"], "G:a", mindir.typed(2, 3)),
         mindir.node("Add", ["G:a", "G:a"], "G:y", mindir.typed(2, 3)),
     ]
-    main = mindir.graph("G", nodes, [mindir.value("G:x", 2, 3)], [mindir.value("G:y", 2, 3)])
-    file = ModelFile.of_bytes(mindir.model(main), input_shapes={"x": (5, 3)})
+    file = ModelFile.of_bytes(
+        mindir.net(nodes, {"G:x": (2, 3)}, {"G:y": (2, 3)}), input_shapes={"x": (5, 3)}
+    )
     [output] = file().graph.outputs  # type: ignore[union-attr]
     assert output.shape == (5, 3)

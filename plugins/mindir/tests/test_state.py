@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,30 +20,31 @@ from engine_testing.interrupts import Interrupter
 
 
 @pytest.fixture
-def counter(mindir: SimpleNamespace, null_backend: str) -> engine.Model:
+def built(null_context: engine.Context) -> Callable[[bytes], engine.Model]:
+    def build(data: bytes) -> engine.Model:
+        model = engine.Model()
+        model.build_from_buffer(data, context=null_context)
+        return model
+
+    return build
+
+
+TOTAL = {"total": np.zeros(2, np.float32)}
+
+
+@pytest.fixture
+def counter(mindir: SimpleNamespace, built: Any) -> Any:
     """total += x; gives total, which begins at 0."""
     add = mindir.node("AssignAdd", ["total", "x"], "y")
-    data = mindir.model(
-        mindir.graph(
-            "G",
-            [add],
-            [mindir.value("x", 2)],
-            [mindir.value("y", 2)],
-            [mindir.tensor("total", np.zeros(2, np.float32))],
-        )
-    )
-    model = engine.Model()
-    model.build_from_buffer(data, context=_on(null_backend))
-    return model
+    return built(mindir.net([add], {"x": (2,)}, {"y": (2,)}, parameters=TOTAL))
+
+
+@pytest.fixture
+def plan(counter: engine.Model) -> Any:
+    return model_state(counter).plan
 
 
 ONES = np.ones(2, np.float32)
-
-
-def test_threads_share_the_state_and_lose_no_step(counter: engine.Model) -> None:
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: float(counter(ONES)["y"][0]), range(100)))
-    assert sorted(found) == [float(each) for each in range(1, 101)]
 
 
 def test_what_a_caller_does_to_a_result_leaves_the_state_alone(counter: engine.Model) -> None:
@@ -53,9 +55,7 @@ def test_what_a_caller_does_to_a_result_leaves_the_state_alone(counter: engine.M
     np.testing.assert_array_equal(counter(ONES)["y"], [3, 3])
 
 
-def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
-    plan = model_state(counter).plan
-    assert plan is not None
+def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model, plan: Any) -> None:
     leases: list[Any] = []
     thread = threading.Thread(target=lambda: leases.append(plan.pool.borrow()))
     thread.start()
@@ -66,9 +66,7 @@ def test_waiting_for_a_turn_ends_at_the_deadline(counter: engine.Model) -> None:
     np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
 
 
-def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model) -> None:
-    plan = model_state(counter).plan
-    assert plan is not None
+def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model, plan: Any) -> None:
     token, ended = engine.CancelToken(), threading.Event()
 
     def work() -> None:
@@ -87,9 +85,7 @@ def test_waiting_for_a_turn_can_be_cancelled(counter: engine.Model) -> None:
     np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
 
 
-def test_32_threads_take_turns_in_one_context(counter: engine.Model) -> None:
-    plan = model_state(counter).plan
-    assert plan is not None
+def test_32_threads_take_turns_in_one_context(counter: engine.Model, plan: Any) -> None:
     opened, ready = [], threading.Barrier(32)
 
     def work(_: int) -> float:
@@ -104,11 +100,11 @@ def test_32_threads_take_turns_in_one_context(counter: engine.Model) -> None:
 
 
 @pytest.mark.parametrize("way", ["error", "cancelled", "too few"])
-def test_a_predict_that_fails_leaves_the_state_as_it_was(way: str, counter: engine.Model) -> None:
+def test_a_predict_that_fails_leaves_the_state_as_it_was(
+    way: str, counter: engine.Model, plan: Any
+) -> None:
     np.testing.assert_array_equal(counter(ONES)["y"], [1, 1])
-    plan = model_state(counter).plan
-    assert plan is not None
-    executable: Any = plan.executable
+    executable = plan.executable
     inner = executable._run
 
     def fail(*arguments: object) -> Any:
@@ -124,11 +120,11 @@ def test_a_predict_that_fails_leaves_the_state_as_it_was(way: str, counter: engi
     np.testing.assert_array_equal(counter(ONES)["y"], [2, 2])
 
 
-def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Model) -> None:
-    plan = model_state(counter).plan
-    assert plan is not None
+def test_a_predict_inside_a_predict_is_refused_and_not_stuck(
+    counter: engine.Model, plan: Any
+) -> None:
     executable = plan.executable
-    inner = executable._run  # type: ignore[attr-defined]
+    inner = executable._run
     raised: list[Exception] = []
 
     def interrupted(*arguments: object) -> object:
@@ -138,7 +134,7 @@ def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Mod
             raised.append(error)
         return inner(*arguments)
 
-    executable._run = interrupted  # type: ignore[attr-defined]
+    executable._run = interrupted
     done: list[float] = []
     thread = threading.Thread(target=lambda: done.append(float(counter(ONES)["y"][0])), daemon=True)
     thread.start()
@@ -147,72 +143,44 @@ def test_a_predict_inside_a_predict_is_refused_and_not_stuck(counter: engine.Mod
     assert "in the middle of a predict of the same thread" in str(raised[0])
 
 
-def _model(mindir: SimpleNamespace, *nodes: bytes, functions: tuple[bytes, ...] = ()) -> bytes:
-    """z of x float32[2] and the parameter "total", which begins at 0."""
-    names = ("Depend", "AssignAdd", "Load", "Add", "Return", "MakeTuple", "TupleGetItem")
-    graph = mindir.graph(
-        "G",
-        nodes,
-        [mindir.value("x", 2)],
-        [mindir.value("z", 2)],
-        [mindir.tensor("total", np.zeros(2, np.float32))],
-    )
-    return bytes(mindir.model(graph, functions, [mindir.primitive(each, each) for each in names]))
-
-
-@pytest.mark.parametrize(
-    "way", ["itself", "Depend", "tuple", "function", "MetaFuncGraph::assign_add", "PrimitivePy"]
-)
+@pytest.mark.parametrize("way", ["itself", "Depend", "tuple", "function", "assign_add", "py"])
 def test_what_is_read_before_it_is_assigned_to_is_what_the_last_predict_left(
-    way: str, mindir: SimpleNamespace, null_backend: str
+    way: str, mindir: SimpleNamespace, built: Any
 ) -> None:
-    node, functions = mindir.node, []
-    before = [node("REF::Load", ["total"], "l"), node("REF::Add", ["l", "l"], "twice")]
-    operator, target = "REF::AssignAdd", "total"
-    if way == "Depend":
-        before.append(node("REF::Depend", ["total", "x"], target := "d"))
-    elif way == "tuple":
-        before += [
-            node("REF::MakeTuple", ["total", "x"], "t"),
-            mindir.constant("zero", 0),
-            node("REF::TupleGetItem", ["t", "zero"], target := "d"),
-        ]
-    elif way == "function":
-        given = node("REF::Return", ["total"], "f:out")
-        functions = [
-            mindir.graph("f", [given], [mindir.value("f:in", 2)], [mindir.value("f:out", 2)])
-        ]
-        before.append(node("REF::f", ["x"], target := "d"))
-    elif way == "PrimitivePy":
-        operator = "PrimitivePy::AssignAdd"
-    elif way != "itself":
-        operator = f"REF::{way}"
-    data = _model(
-        mindir,
-        *before,
-        node(operator, [target, "x"], "a"),
+    node = mindir.node
+    operator = {"assign_add": "REF::MetaFuncGraph::assign_add", "py": "PrimitivePy::AssignAdd"}
+    alias = {
+        "Depend": [node("REF::Depend", ["total", "x"], "d")],
+        "tuple": [
+            node("REF::MakeTuple", ["total", "x"], "t"), mindir.constant("zero", 0),
+            node("REF::TupleGetItem", ["t", "zero"], "d"),
+        ],
+        "function": [node("REF::f", ["x"], "d")],
+    }.get(way, [])  # fmt: skip
+    nodes = [
+        node("REF::Load", ["total"], "l"), node("REF::Add", ["l", "l"], "twice"), *alias,
+        node(operator.get(way, "REF::AssignAdd"), ["d" if alias else "total", "x"], "a"),
         node("REF::Depend", ["twice", "a"], "z"),
-        functions=tuple(functions),
-    )
-    model = engine.Model()
-    model.build_from_buffer(data, context=_on(null_backend))
+    ]  # fmt: skip
+    given = [node("REF::Return", ["total"], "f:y")]
+    model = built(
+        mindir.net(
+            nodes, {"x": (2,)}, {"z": (2,)}, parameters=TOTAL,
+            functions=[mindir.function("f", given)] if way == "function" else (),
+            primitives=(
+                "Depend", "AssignAdd", "Load", "Add", "Return", "MakeTuple", "TupleGetItem",
+            ),
+        )
+    )  # fmt: skip
     found = [model(ONES)["z"].tolist() for _ in range(3)]
     assert found == [[0, 0], [2, 2], [4, 4]]
-
-
-def _on(target: str) -> engine.Context:
-    context = engine.Context()
-    context.target = [target]
-    return context
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threads", [0, 2])
 def test_signal_handlers_that_raise_lose_no_turn_and_no_step_twice(
-    threads: int, count: int, counter: engine.Model
+    threads: int, count: int, counter: engine.Model, plan: Any
 ) -> None:
-    plan = model_state(counter).plan
-    assert plan is not None
     is_over, wrong = threading.Event(), []
 
     def work() -> float:
@@ -248,25 +216,14 @@ def test_signal_handlers_that_raise_lose_no_turn_and_no_step_twice(
 def test_weights_are_updated_beside_state_but_not_by_a_rebuild(
     mindir: SimpleNamespace, null_backend: str, tmp_path: Path
 ) -> None:
-    nodes = [
-        mindir.node("AssignAdd", ["total", "x"], "y"),
-        mindir.node("Mul", ["y", "w"], "z"),
-    ]
-    tensors = [
-        mindir.tensor("total", np.zeros(2, np.float32)),
-        mindir.tensor("w", np.full(2, 3, np.float32)),
-    ]
-    graph = mindir.graph("G", nodes, [mindir.value("x", 2)], [mindir.value("z", 2)], tensors)
+    nodes = [mindir.node("AssignAdd", ["total", "x"], "y"), mindir.node("Mul", ["y", "w"], "z")]
+    tensors = {**TOTAL, "w": np.full(2, 3, np.float32)}
     path = tmp_path / "counter.mindir"
-    path.write_bytes(mindir.model(graph))
-    x = np.ones(2, np.float32)
+    path.write_bytes(mindir.net(nodes, {"x": (2,)}, {"z": (2,)}, parameters=tensors))
     with engine.load(path, null_backend, variable_weights=["w"]) as model:
-        assert model.predict([x])[0].get_data_to_numpy().tolist() == [3, 3]
+        assert model(ONES)["z"].tolist() == [3, 3]
         model.update_weights({"w": np.full(2, 10, np.float32)})
-        assert model.predict([x])[0].get_data_to_numpy().tolist() == [
-            20,
-            20,
-        ]  # the second one, times 10
+        assert model(ONES)["z"].tolist() == [20, 20], "the second one, times 10"
     config = {"common_context": {"variable_weights_mode": "rebuild"}}
     with pytest.raises(engine.ModelError, match=r"is rebuild, but it has state \('total'\)"):
         engine.load(path, null_backend, variable_weights=["w"], config=config)

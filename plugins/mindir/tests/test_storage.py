@@ -29,20 +29,7 @@ X = np.full(len(W), 2, np.float32)
 @pytest.fixture
 def split(mindir: SimpleNamespace) -> bytes:
     """y = x * w + c; w is in data_0, c in the file."""
-    return _split(mindir)
-
-
-def _split(mindir: SimpleNamespace, location: str = "data_0", writes: str = "Mul") -> bytes:
-    place = mindir.text(1, location) + mindir.number(2, 64) + mindir.number(3, W.nbytes)
-    size = len(W)
-    graph = mindir.graph(
-        "G",
-        [mindir.node(writes, ["w", "x"], "p"), mindir.node("Add", ["p", "c"], "y")],
-        [mindir.value("x", size)],
-        [mindir.value("y", size)],
-        [mindir.tensor("w", dims=(size,)) + mindir.text(12, place), mindir.tensor("c", W + 1)],
-    )
-    return bytes(mindir.model(graph))
+    return bytes(mindir.split(len(W)))
 
 
 def _y(source: ModelSource) -> Any:
@@ -60,10 +47,8 @@ def test_weights_in_a_data_file_stay_there_and_others_are_given_in_memory(
     (tmp_path / "data_0").write_bytes(DATA)
     source = open_source(tmp_path / "net.mindir")
     assert source.graph is not None
-    assert {each.name: each.location for each in source.graph.parameters} == {
-        "w": "data_0",
-        "c": "",
-    }
+    places = {each.name: each.location for each in source.graph.parameters}
+    assert places == {"w": "data_0", "c": ""}
     assert [bytes(each) for each in source.files.values()] == [(W + 1).tobytes()]
     np.testing.assert_array_equal(_y(source), X * W + W + 1)
 
@@ -72,7 +57,7 @@ def test_weights_in_a_data_file_stay_there_and_others_are_given_in_memory(
 def test_a_data_file_is_not_taken_for_what_is_in_memory(
     location: str, mindir: SimpleNamespace, tmp_path: Path
 ) -> None:
-    (tmp_path / "net.mindir").write_bytes(_split(mindir, location))
+    (tmp_path / "net.mindir").write_bytes(mindir.split(len(W), location))
     (tmp_path / location).write_bytes(DATA)
     np.testing.assert_array_equal(_y(open_source(tmp_path / "net.mindir")), X * W + W + 1)
 
@@ -85,33 +70,29 @@ def test_weights_may_be_given_as_bytes(split: bytes) -> None:
     ("data", "says"),
     [
         (b"\x00" + DATA[1:], "'data_0' is big endian"),
-        (
-            encryption.encrypt(DATA, KEY, "AES-GCM"),
-            "'data_0' does not begin as one; is it encrypted",
-        ),
+        (encryption.encrypt(DATA, KEY, "AES-GCM"),
+         "'data_0' does not begin as one; is it encrypted"),
         (b"", "'data_0' does not begin as one"),
         (DATA[:-1], "'w' is bytes 64 to 80,064 of 'data_0', which has 80,063"),
     ],
     ids=["big endian", "encrypted", "empty", "short"],
-)
-@pytest.mark.parametrize("given", ["file", "bytes", "encrypted"])
+)  # fmt: skip
 def test_what_is_no_data_file_is_refused(
-    data: bytes, says: str, given: str, split: bytes, tmp_path: Path
+    data: bytes, says: str, split: bytes, tmp_path: Path
 ) -> None:
-    path = tmp_path / "net.mindir"
-    if given == "bytes" and data:
+    path, keyed = tmp_path / "net.mindir", tmp_path / "keyed"
+    path.write_bytes(split)
+    (tmp_path / "data_0").write_bytes(data)
+    keyed.mkdir()
+    (keyed / "net.mindir").write_bytes(encryption.encrypt(split, KEY, "AES-GCM"))
+    (keyed / "data_0").write_bytes(encryption.encrypt(data, KEY, "AES-GCM"))
+    with pytest.raises(ModelError, match=says):
+        open_source(path)
+    with pytest.raises(ModelError, match=says):
+        open_source(keyed / "net.mindir", dec_key=KEY)
+    if data:
         with pytest.raises(ModelError, match=says):
             source_from_bytes(split, data)
-    elif given == "file":
-        path.write_bytes(split)
-        (tmp_path / "data_0").write_bytes(data)
-        with pytest.raises(ModelError, match=says):
-            open_source(path)
-    elif given == "encrypted":
-        path.write_bytes(encryption.encrypt(split, KEY, "AES-GCM"))
-        (tmp_path / "data_0").write_bytes(encryption.encrypt(data, KEY, "AES-GCM"))
-        with pytest.raises(ModelError, match=says):
-            open_source(path, dec_key=KEY)
 
 
 def test_an_encrypted_data_file_that_changes_while_the_model_is_read_is_noticed(
@@ -157,10 +138,9 @@ def _encrypted(split: bytes, folder: Path) -> Path:
 def test_weights_for_a_model_that_has_its_own_are_left_out_and_that_is_said(
     mindir: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
-    graph = mindir.graph(
-        "G", [mindir.node("Add", ["x", "x"], "y")], [mindir.value("x", 2)], [mindir.value("y", 2)]
+    source = source_from_bytes(
+        mindir.net([mindir.node("Add", ["x", "x"], "y")], {"x": (2,)}, {"y": (2,)}), DATA
     )
-    source = source_from_bytes(mindir.model(graph), DATA)
     assert [node.op_type for node in source.graph.nodes] == ["Add"]
     assert "weight_bytes are not used" in caplog.text
 
@@ -173,9 +153,6 @@ def test_a_pipe_in_place_of_a_data_file_is_refused_and_not_waited_for(
     os.mkfifo(tmp_path / "data_0")
     with pytest.raises(ModelError, match="data_0: not a regular file"):
         open_source(tmp_path / "net.mindir")
-
-
-# ---------------------------------------------------------------------------------------- links
 
 
 def _linked(folder: Path, **files: bytes) -> Path:
@@ -236,13 +213,10 @@ def test_a_large_file_with_a_name_that_is_no_text_is_held_in_memory(
     np.testing.assert_array_equal(_y(source), X * W)
 
 
-# ---------------------------------------------------------------------------------------- state
-
-
 def test_state_may_begin_in_a_data_file(
     mindir: SimpleNamespace, tmp_path: Path, null_backend: str
 ) -> None:
-    (tmp_path / "net.mindir").write_bytes(_split(mindir, writes="AssignAdd"))
+    (tmp_path / "net.mindir").write_bytes(mindir.split(len(W), writes="AssignAdd"))
     (tmp_path / "data_0").write_bytes(DATA)
     model = engine.load(tmp_path / "net.mindir", target=null_backend)
     for count in (1, 2):
@@ -252,7 +226,7 @@ def test_state_may_begin_in_a_data_file(
 
 
 def test_a_model_with_state_does_not_keep_the_file_it_came_from(mindir: SimpleNamespace) -> None:
-    source = source_from_bytes(_split(mindir, writes="AssignAdd"), DATA)
+    source = source_from_bytes(mindir.split(len(W), writes="AssignAdd"), DATA)
     [slot] = source.state
     np.testing.assert_array_equal(slot.initial, W)
     assert slot.initial.base is None, "not a view of the file"

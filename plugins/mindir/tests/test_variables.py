@@ -81,17 +81,11 @@ def test_a_misspelt_mindir_parameter_is_refused_with_the_nearest() -> None:
 def test_variables_come_after_state(mindir: SimpleNamespace, tmp_path: Path) -> None:
     add = mindir.node("AssignAdd", ["total", "x"], "y")
     scale = mindir.node("Mul", ["y", "w"], "z")
-    data = mindir.model(
-        mindir.graph(
-            "G",
-            [add, scale],
-            [mindir.value("x", 2)],
-            [mindir.value("z", 2)],
-            [
-                mindir.tensor("total", np.zeros(2, np.float32)),
-                mindir.tensor("w", np.full(2, 3, np.float32)),
-            ],
-        )
+    data = mindir.net(
+        [add, scale],
+        {"x": (2,)},
+        {"z": (2,)},
+        parameters={"total": np.zeros(2, np.float32), "w": np.full(2, 3, np.float32)},
     )
     path = tmp_path / "counter.mindir"
     path.write_bytes(data)

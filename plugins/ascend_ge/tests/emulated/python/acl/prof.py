@@ -11,18 +11,11 @@ import ctypes
 import json
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
 from emulated_ascend.device import Model
-from emulated_ascend.machine import (
-    FEATURE_UNSUPPORTED,
-    INVALID_MODEL_ID,
-    INVALID_PARAM,
-    OK,
-    PROF_REPEAT_SUBSCRIBE,
-    api,
-    machine,
-)
+from emulated_ascend.machine import OK, api, destroyer, errors, machine
 
 DESC_SIZE = 512
 _NO_METRICS = 0xFF
@@ -38,33 +31,30 @@ class SubscribeConfig:
     descriptor: int
 
 
-@api("prof.create_subscribe_config", "handle")
+@api("prof.create_subscribe_config")
 def create_subscribe_config(time_info_switch: int, aicore_metrics: int, fd: int) -> int:
     if time_info_switch not in (0, 1):
         return 0
     return machine.new(SubscribeConfig(bool(time_info_switch), aicore_metrics, fd))
 
 
-@api("prof.destroy_subscribe_config", "ret")
-def destroy_subscribe_config(config: int) -> int:
-    machine.drop(config, SubscribeConfig)
-    return OK
+destroy_subscribe_config = destroyer("prof.destroy_subscribe_config", SubscribeConfig)
 
 
-@api("prof.model_subscribe", "ret")
+@api("prof.model_subscribe")
 def model_subscribe(model_id: int, config: int) -> int:
     wish = machine.get(config, SubscribeConfig)
     model = machine.models.get(model_id)
     if model is None:
-        return INVALID_MODEL_ID
+        return errors.INVALID_MODEL_ID
     if wish.metrics != _NO_METRICS:
-        return FEATURE_UNSUPPORTED
+        return errors.FEATURE_UNSUPPORTED
     if model.on_run is not None:
-        return PROF_REPEAT_SUBSCRIBE
+        return errors.PROF_REPEAT_SUBSCRIBE
     try:
         os.fstat(wish.descriptor)
     except OSError:
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     names = _names(model)
     model.subscription = wish.descriptor
 
@@ -86,11 +76,11 @@ def model_subscribe(model_id: int, config: int) -> int:
     return OK
 
 
-@api("prof.model_unsubscribe", "ret")
+@api("prof.model_unsubscribe")
 def model_unsubscribe(model_id: int) -> int:
     model = machine.models.get(model_id)
     if model is None or model.on_run is None:
-        return INVALID_MODEL_ID
+        return errors.INVALID_MODEL_ID
     model.on_run = None
     os.close(model.subscription)  # the system does it, once all data is sent
     return OK
@@ -108,53 +98,27 @@ def _names(model: Model) -> list[tuple[str, str]]:
     return names
 
 
-@api("prof.get_op_desc_size", "value, ret")
-def get_op_desc_size() -> tuple[int, int]:
-    return DESC_SIZE, OK
-
-
-@api("prof.get_op_num", "value, ret")
+@api("prof.get_op_num")
 def get_op_num(op_info: int, op_info_len: int) -> tuple[int, int]:
     if op_info_len % DESC_SIZE:
-        return 0, INVALID_PARAM
+        return 0, errors.INVALID_PARAM
     return op_info_len // DESC_SIZE, OK
 
 
-@api("prof.get_op_type_v2", "value, ret")
-def get_op_type_v2(op_info: int, op_info_len: int, index: int) -> tuple[str, int]:
-    return str(_record(op_info, op_info_len, index)[2]), OK
-
-
-@api("prof.get_op_name_v2", "value, ret")
-def get_op_name_v2(op_info: int, op_info_len: int, index: int) -> tuple[str, int]:
-    return str(_record(op_info, op_info_len, index)[1]), OK
-
-
-@api("prof.get_op_start", "value")
-def get_op_start(op_info: int, op_info_len: int, index: int) -> int:
-    return int(_record(op_info, op_info_len, index)[3])
-
-
-@api("prof.get_op_end", "value")
-def get_op_end(op_info: int, op_info_len: int, index: int) -> int:
-    return int(_record(op_info, op_info_len, index)[4])
-
-
-@api("prof.get_op_duration", "value")
-def get_op_duration(op_info: int, op_info_len: int, index: int) -> int:
-    _, _, _, start, end = _record(op_info, op_info_len, index)
-    return int(end) - int(start)
-
-
-@api("prof.get_model_id", "value")
-def get_model_id(op_info: int, op_info_len: int, index: int) -> int:
-    return int(_record(op_info, op_info_len, index)[0])
-
-
-def _record(pointer: int, nbytes: int, index: int) -> list[int | str]:
+def _record(pointer: int, nbytes: int, index: int) -> Any:
     if not 0 <= index < nbytes // DESC_SIZE:
         raise machine.fault(f"operator {index} of {nbytes // DESC_SIZE} was asked for")
-    record: list[int | str] = json.loads(
-        ctypes.string_at(pointer + index * DESC_SIZE, DESC_SIZE).rstrip()
-    )
-    return record
+    return json.loads(ctypes.string_at(pointer + index * DESC_SIZE, DESC_SIZE).rstrip())
+
+
+def _reader(name: str, read: Any) -> Any:
+    return api(f"prof.{name}")(lambda at, nbytes, index: read(*_record(at, nbytes, index)))
+
+
+get_op_desc_size = api("prof.get_op_desc_size")(lambda: (DESC_SIZE, OK))
+get_op_name_v2 = _reader("get_op_name_v2", lambda model, name, kind, start, end: (name, OK))
+get_op_type_v2 = _reader("get_op_type_v2", lambda model, name, kind, start, end: (kind, OK))
+get_op_start = _reader("get_op_start", lambda model, name, kind, start, end: start)
+get_op_end = _reader("get_op_end", lambda model, name, kind, start, end: end)
+get_op_duration = _reader("get_op_duration", lambda model, name, kind, start, end: end - start)
+get_model_id = _reader("get_model_id", lambda model, name, kind, start, end: model)

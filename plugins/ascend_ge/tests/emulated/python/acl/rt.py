@@ -10,19 +10,7 @@ from pathlib import Path
 
 import numpy as np
 from emulated_ascend.device import Event, Stream
-from emulated_ascend.machine import (
-    CONTEXT_NULL,
-    DEVICE_OOM,
-    INVALID_DEVICE,
-    INVALID_PARAM,
-    OK,
-    RT_PARAM_INVALID,
-    STREAM_CONTEXT,
-    UNINITIALIZED,
-    Context,
-    api,
-    machine,
-)
+from emulated_ascend.machine import OK, Context, api, errors, machine
 
 _PAGE = 4096
 _ALIGNMENT = 64  # of addresses in asynchronous copies, which older versions ask for
@@ -37,18 +25,13 @@ def _context() -> Context | None:
 
 def _no_context() -> int:
     machine.say("EE1001: the argument is invalid. Reason: the current context is null")
-    return CONTEXT_NULL
+    return errors.RT_CONTEXT_NULL
 
 
-# ------------------------------------------------------------------------------------- devices
+get_device_count = api("rt.get_device_count")(lambda: (machine.devices, OK))
 
 
-@api("rt.get_device_count", "value, ret")
-def get_device_count() -> tuple[int, int]:
-    return machine.devices, OK
-
-
-@api("rt.set_device", "ret")
+@api("rt.set_device")
 def set_device(device: int) -> int:
     code = _check_device(device)
     if code == OK:
@@ -57,23 +40,20 @@ def set_device(device: int) -> int:
     return code
 
 
-@api("rt.get_device", "value, ret")
+@api("rt.get_device")
 def get_device() -> tuple[int, int]:
     context = _context()
     return (context.device, OK) if context else (0, _no_context())
 
 
-@api("rt.reset_device", "ret")
+@api("rt.reset_device")
 def reset_device(device: int) -> int:
     if machine.open_devices[device] == 0:
-        return INVALID_DEVICE
+        return errors.RT_INVALID_DEVICEID
     machine.open_devices[device] -= 1
     if machine.open_devices[device] == 0:
-        left = [
-            thing
-            for thing in machine.objects.values()
-            if isinstance(thing, Context) and thing.device == device and not thing.is_default
-        ]
+        contexts = [thing for thing in machine.objects.values() if isinstance(thing, Context)]
+        left = [each for each in contexts if each.device == device and not each.is_default]
         memory = machine.memory.used_bytes(device)
         if left or memory:
             raise machine.fault(
@@ -85,17 +65,14 @@ def reset_device(device: int) -> int:
 
 def _check_device(device: int) -> int:
     if not machine.is_initialized:
-        return UNINITIALIZED
+        return errors.UNINITIALIZE
     if not 0 <= device < machine.devices:
         machine.say(f"EE1001: device {device} is not in [0, {machine.devices})")
-        return INVALID_DEVICE
+        return errors.RT_INVALID_DEVICEID
     return OK
 
 
-# ------------------------------------------------------------------------------------ contexts
-
-
-@api("rt.create_context", "value, ret")
+@api("rt.create_context")
 def create_context(device: int) -> tuple[int, int]:
     code = _check_device(device)
     if code != OK:
@@ -104,27 +81,27 @@ def create_context(device: int) -> tuple[int, int]:
     return machine.current, OK
 
 
-@api("rt.set_context", "ret")
+@api("rt.set_context")
 def set_context(context: int) -> int:
     if context == 0:
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     machine.get(context, Context)
     machine.current = context
     return OK
 
 
-@api("rt.get_context", "value, ret")
+@api("rt.get_context")
 def get_context() -> tuple[int, int]:
     return (machine.current, OK) if machine.current else (0, _no_context())
 
 
-@api("rt.destroy_context", "ret")
+@api("rt.destroy_context")
 def destroy_context(context: int) -> int:
     if context == 0:
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     thing = machine.get(context, Context)
     if thing.is_default:
-        return RT_PARAM_INVALID
+        return errors.RT_PARAM_INVALID
     if thing.streams or thing.models:
         raise machine.fault(
             f"context destroyed with {len(thing.streams)} streams and {len(thing.models)} models"
@@ -133,10 +110,7 @@ def destroy_context(context: int) -> int:
     return OK
 
 
-# ------------------------------------------------------------------------------------- streams
-
-
-@api("rt.create_stream", "value, ret", waits=True)
+@api("rt.create_stream", waits=True)
 def create_stream() -> tuple[int, int]:
     if not machine.current:
         return 0, _no_context()
@@ -147,7 +121,7 @@ def create_stream() -> tuple[int, int]:
     return handle, OK
 
 
-@api("rt.destroy_stream", "ret")
+@api("rt.destroy_stream")
 def destroy_stream(stream: int) -> int:
     code = _check_stream(stream)
     if code != OK:
@@ -161,17 +135,13 @@ def destroy_stream(stream: int) -> int:
     return OK
 
 
-@api("rt.synchronize_stream", "ret", waits=True)
-def synchronize_stream(stream: int) -> int:
-    return _synchronize(stream, None)
+synchronize_stream = api("rt.synchronize_stream", waits=True)(lambda at: _synchronize(at, -1))
+synchronize_stream_with_timeout = api("rt.synchronize_stream_with_timeout", waits=True)(
+    lambda stream, timeout_ms: _synchronize(stream, timeout_ms)
+)
 
 
-@api("rt.synchronize_stream_with_timeout", "ret", waits=True)
-def synchronize_stream_with_timeout(stream: int, timeout_ms: int) -> int:
-    return _synchronize(stream, None if timeout_ms == -1 else timeout_ms / 1000)
-
-
-@api("rt.stream_abort", "ret")
+@api("rt.stream_abort")
 def stream_abort(stream: int) -> int:
     code = _check_stream(stream)
     if code == OK:
@@ -179,13 +149,13 @@ def stream_abort(stream: int) -> int:
     return code
 
 
-def _synchronize(stream: int, timeout_s: float | None) -> int:
+def _synchronize(stream: int, timeout_ms: int) -> int:
     with machine.lock:
         code = _check_stream(stream)
         if code != OK:
             return code
         queue: Stream = machine.get(stream, Stream)
-    return queue.wait(timeout_s)
+    return queue.wait(None if timeout_ms == -1 else timeout_ms / 1000)
 
 
 def _check_stream(stream: int) -> int:
@@ -194,58 +164,46 @@ def _check_stream(stream: int) -> int:
         return _no_context()
     if queue.context != machine.current:
         machine.say("EE1001: the stream is not in the current context")
-        return STREAM_CONTEXT
+        return errors.RT_STREAM_CONTEXT
     return OK
 
 
-# -------------------------------------------------------------------------------------- memory
-
-
-@api("rt.malloc", "value, ret")
+@api("rt.malloc")
 def malloc(size: int, policy: int) -> tuple[int, int]:
     context = _context()
     if context is None:
         return 0, _no_context()
     if size <= 0 or policy not in (0, 1, 2):
-        return 0, INVALID_PARAM
+        return 0, errors.INVALID_PARAM
     if machine.memory.used_bytes(context.device) + size > machine.memory_bytes:
         machine.say(f"EL0004: failed to allocate {size} bytes of device memory")
-        return 0, DEVICE_OOM
+        return 0, errors.RT_DEVICE_OOM
     return machine.memory.allocate(context.device, size), OK
 
 
-@api("rt.free", "ret")
+@api("rt.free")
 def free(pointer: int) -> int:
     if _context() is None:
         return _no_context()
     if pointer == 0:
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     machine.memory.free(pointer)
     return OK
 
 
-@api("rt.get_mem_info", "value, value, ret")
-def get_mem_info(attribute: int) -> tuple[int, int, int]:
-    context = _context()
-    if context is None:
-        return 0, 0, _no_context()
-    free_bytes = machine.memory_bytes - machine.memory.used_bytes(context.device)
-    return free_bytes, machine.memory_bytes, OK
-
-
-@api("rt.malloc_host", "value, ret")
+@api("rt.malloc_host")
 def malloc_host(size: int) -> tuple[int, int]:
     if _context() is None:
         return 0, _no_context()
     if size <= 0:
-        return 0, INVALID_PARAM
+        return 0, errors.INVALID_PARAM
     memory = ctypes.create_string_buffer(size + _PAGE)
     pointer = (ctypes.addressof(memory) + _PAGE - 1) // _PAGE * _PAGE
     machine.host_memory[pointer] = (memory, size)
     return pointer, OK
 
 
-@api("rt.free_host", "ret")
+@api("rt.free_host")
 def free_host(pointer: int) -> int:
     if _context() is None:
         return _no_context()
@@ -255,7 +213,7 @@ def free_host(pointer: int) -> int:
     return OK
 
 
-@api("rt.memcpy", "ret")
+@api("rt.memcpy")
 def memcpy(target: int, target_size: int, source: int, size: int, kind: int) -> int:
     code = _check_copy(target, target_size, source, size, kind)
     if code == OK and size:
@@ -263,7 +221,7 @@ def memcpy(target: int, target_size: int, source: int, size: int, kind: int) -> 
     return code
 
 
-@api("rt.memcpy_async", "ret")
+@api("rt.memcpy_async")
 def memcpy_async(
     target: int, target_size: int, source: int, size: int, kind: int, stream: int
 ) -> int:
@@ -303,10 +261,10 @@ def _check_copy(target: int, target_size: int, source: int, size: int, kind: int
     if size == 0:
         return OK
     if target == 0 or source == 0 or kind not in range(4):
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     if size > target_size:
         machine.say(f"EE1001: {size} bytes do not fit into {target_size}")
-        return RT_PARAM_INVALID
+        return errors.RT_PARAM_INVALID
     for what, address, is_device, room in (
         ("target", target, kind in (_HOST_TO_DEVICE, _DEVICE_TO_DEVICE), target_size),
         ("source", source, kind in (_DEVICE_TO_HOST, _DEVICE_TO_DEVICE), size),
@@ -333,15 +291,12 @@ def _copy(target: int, source: int, size: int, kind: int) -> None:
     machine.copied[("on host", "to device", "to host", "on device")[kind]] += size
 
 
-# -------------------------------------------------------------------------------------- events
-
-
-@api("rt.create_event", "value, ret")
+@api("rt.create_event")
 def create_event() -> tuple[int, int]:
     return (machine.new(Event()), OK) if _context() is not None else (0, _no_context())
 
 
-@api("rt.destroy_event", "ret")
+@api("rt.destroy_event")
 def destroy_event(event: int) -> int:
     recorded = machine.get(event, Event)
     if recorded.waiters or (recorded.task is not None and not recorded.is_complete):
@@ -350,7 +305,7 @@ def destroy_event(event: int) -> int:
     return OK
 
 
-@api("rt.record_event", "ret")
+@api("rt.record_event")
 def record_event(event: int, stream: int) -> int:
     recorded = machine.get(event, Event)
     code = _check_stream(stream)
@@ -360,7 +315,7 @@ def record_event(event: int, stream: int) -> int:
     return code
 
 
-@api("rt.stream_wait_event", "ret")
+@api("rt.stream_wait_event")
 def stream_wait_event(stream: int, event: int) -> int:
     recorded = machine.get(event, Event)
     code = _check_stream(stream)
@@ -380,28 +335,25 @@ def stream_wait_event(stream: int, event: int) -> int:
     return OK
 
 
-@api("rt.query_event_status", "value, ret")
-def query_event_status(event: int) -> tuple[int, int]:
-    return int(machine.get(event, Event).is_complete), OK  # 0: not ready, 1: complete
+# 0: not ready, 1: complete; of a wait 0: complete, 1: not ready
+query_event_status = api("rt.query_event_status")(
+    lambda event: (int(machine.get(event, Event).is_complete), OK)
+)
+query_event_wait_status = api("rt.query_event_wait_status")(
+    lambda event: (int(machine.get(event, Event).waiters > 0), OK)
+)
 
-
-@api("rt.query_event_wait_status", "value, ret")
-def query_event_wait_status(event: int) -> tuple[int, int]:
-    return int(machine.get(event, Event).waiters > 0), OK  # 0: complete, 1: not ready
-
-
-# ---------------------------------------------------------------------- memory of other processes
 
 _SHARED = Path("/dev/shm")
 _NO_PERMISSION = 207006
 _ANYBODY = 1  # a flag: no list of pids
 
 
-@api("rt.ipc_mem_get_export_key", "value, ret")
+@api("rt.ipc_mem_get_export_key")
 def ipc_mem_get_export_key(pointer: int, size: int, length: int, flags: int) -> tuple[str, int]:
     allocation = machine.memory.find(pointer, size)
     if allocation.base != pointer or length < 65:
-        return "", INVALID_PARAM
+        return "", errors.INVALID_PARAM
     key = uuid.uuid4().hex * 2
     path = _SHARED / f"emulated-ascend-{key}"
     allocation.data.tofile(path)
@@ -413,15 +365,15 @@ def ipc_mem_get_export_key(pointer: int, size: int, length: int, flags: int) -> 
     return key, OK
 
 
-@api("rt.ipc_mem_set_import_pid", "ret")
+@api("rt.ipc_mem_set_import_pid")
 def ipc_mem_set_import_pid(key: str, pids: list) -> int:
     if key not in machine.exports or not all(isinstance(pid, int) for pid in pids):
-        return INVALID_PARAM
+        return errors.INVALID_PARAM
     (_SHARED / f"emulated-ascend-{key}.pids").write_text(json.dumps(pids))
     return OK
 
 
-@api("rt.ipc_mem_import_by_key", "value, ret")
+@api("rt.ipc_mem_import_by_key")
 def ipc_mem_import_by_key(key: str, flags: int) -> tuple[int, int]:
     context = _context()
     if context is None:
@@ -429,7 +381,7 @@ def ipc_mem_import_by_key(key: str, flags: int) -> tuple[int, int]:
     path = _SHARED / f"emulated-ascend-{key}"
     if not path.is_file() or key in machine.imports:
         machine.say("EE1001: the key is not one of memory that is shared")
-        return 0, RT_PARAM_INVALID
+        return 0, errors.RT_PARAM_INVALID
     listed = json.loads(Path(f"{path}.pids").read_text())
     if listed is not None and os.getpid() not in listed:
         machine.say(f"EE1001: process {os.getpid()} is not in the list of pids")
@@ -438,13 +390,13 @@ def ipc_mem_import_by_key(key: str, flags: int) -> tuple[int, int]:
     return machine.imports[key], OK
 
 
-@api("rt.ipc_mem_close", "ret")
+@api("rt.ipc_mem_close")
 def ipc_mem_close(key: str) -> int:
     if key in machine.imports:
         machine.memory.free(machine.imports.pop(key))
         return OK
     if key not in machine.exports:
-        return RT_PARAM_INVALID
+        return errors.RT_PARAM_INVALID
     machine.memory.find(machine.exports.pop(key)).is_exported = False
     path = _SHARED / f"emulated-ascend-{key}"
     path.unlink()

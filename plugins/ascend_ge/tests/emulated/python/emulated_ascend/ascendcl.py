@@ -6,7 +6,7 @@ from ctypes import c_char_p, c_size_t, c_void_p
 
 from emulated_ascend.device import LoadConfig
 from emulated_ascend.libraries import Library, libraries
-from emulated_ascend.machine import INVALID_PARAM, OK, machine
+from emulated_ascend.machine import OK, errors, machine
 
 _library = libraries["libascendcl.so"] = Library()
 
@@ -16,7 +16,7 @@ def aclmdlSetExternalWeightAddress(handle: int, name: bytes, pointer: int, size:
     with machine.lock:
         config = machine.get(handle, LoadConfig)
         if not name or not pointer or size % 32:
-            return INVALID_PARAM
+            return errors.INVALID_PARAM
         machine.memory.find(pointer, size)
         config.external[name.decode()] = pointer, size
     return OK

@@ -147,11 +147,8 @@ def check(flags: dict[str, str]) -> None:
         raise Refused("E10056: precision_mode and precision_mode_v2 cannot both be configured.")
     if flags.get("external_weight", "0") not in ("0", "1", "2"):
         _invalid("external_weight", flags["external_weight"], "It must be 0, 1 or 2.")
-    dynamic = [
-        name
-        for name in ("dynamic_batch_size", "dynamic_image_size", "dynamic_dims")
-        if flags.get(name)
-    ]
+    kinds = ("dynamic_batch_size", "dynamic_image_size", "dynamic_dims")
+    dynamic = [name for name in kinds if flags.get(name)]
     if len(dynamic) + bool(flags.get("input_shape_range")) > 1:
         raise Refused(
             "E10009: dynamic_batch_size, dynamic_image_size, dynamic_dims, input_shape_range are "
@@ -253,17 +250,10 @@ def compile_model(
         outputs.append(Value(f"node_{index}:0:{value.name}", dtype, dims, size))
     is_open = any(-1 in value.dims for value in (*inputs, *outputs))
     om = Om(
-        soc=flags["soc_version"],
-        inputs=inputs,
-        outputs=outputs,
-        weights=[],
-        weight_size=0,
-        work_size=0 if is_open and not gears else 4096,
-        is_half=_is_half(flags),
-        is_ranged=is_open and not gears,
-        gears=gears,
-        gear_outputs=gear_outputs,
-    )
+        soc=flags["soc_version"], inputs=inputs, outputs=outputs, weights=[], weight_size=0,
+        work_size=0 if is_open and not gears else 4096, is_half=_is_half(flags),
+        is_ranged=is_open and not gears, gears=gears, gear_outputs=gear_outputs,
+    )  # fmt: skip
     made.update(_split(model, om, flags.get("external_weight", "0") != "0"))
     return om
 
@@ -306,20 +296,14 @@ def _axes(model: ModelProto, flags: dict[str, str]) -> dict[str, list[tuple[int,
             axes[value.name] = [(dim, dim) for dim in declared]
             continue
         axes[value.name] = given[value.name]
-        if tensor.HasField("shape") and (
-            len(declared) != len(given[value.name])
-            or any(
-                dim >= 0 and axis != (dim, dim)
-                for dim, axis in zip(declared, given[value.name], strict=True)
-            )
-        ):
+        wanted = [axis if dim < 0 else (dim, dim) for dim, axis in zip(declared, axes[value.name])]
+        if tensor.HasField("shape") and (len(declared), wanted) != (
+            len(axes[value.name]), axes[value.name],
+        ):  # fmt: skip
             raise Refused(f"E10020: --input_shape of {value.name} does not fit {declared}.")
     is_ranged = any(low != high for value in axes.values() for low, high in value)
-    if (
-        is_ranged
-        and not flags.get("dynamic_dims")
-        and flags["soc_version"].startswith("Ascend310B")
-    ):
+    is_old = flags["soc_version"].startswith("Ascend310B")
+    if is_ranged and not flags.get("dynamic_dims") and is_old:
         raise Refused("E10055: dynamic shape ranges are not supported by this SoC.")
     return axes
 

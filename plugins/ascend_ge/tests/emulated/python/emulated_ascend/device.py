@@ -15,16 +15,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 
 from emulated_ascend.compute import Program, host_dtype
-from emulated_ascend.machine import (
-    DYNAMIC_ADDR_INVALID,
-    GE_PARAM_INVALID,
-    INVALID_PARAM,
-    MODEL_EXECUTE,
-    OK,
-    STREAM_ABORT,
-    SYNC_TIMEOUT,
-    machine,
-)
+from emulated_ascend.machine import OK, errors, machine
 from emulated_ascend.memory import Allocation
 from emulated_ascend.omfile import FROM_ONNX, Om, Value, nbytes
 
@@ -128,11 +119,9 @@ class Stream:
             self._worker.submit(int).result()
 
     def put(
-        self,
-        work: Callable[[], Any],
-        finish: Callable[[Any], int],
+        self, work: Callable[[], Any], finish: Callable[[Any], int],
         stop: Callable[[], None] = lambda: None,
-    ) -> Task:
+    ) -> Task:  # fmt: skip
         """Queue work, which begins when all before it is done and visible."""
         before = self.tasks[-1] if self.tasks else None
 
@@ -157,11 +146,14 @@ class Stream:
                 if last not in self.tasks:
                     return
                 task = self.tasks[0]
-            result = task.future.result()
-            with machine.lock:
-                if self.tasks and self.tasks[0] is task:
-                    del self.tasks[0]
-                    self._code = task.finish(result) or self._code
+            self._show(task)
+
+    def _show(self, task: Task) -> None:
+        result = task.future.result()
+        with machine.lock:
+            if self.tasks and self.tasks[0] is task:
+                del self.tasks[0]
+                self._code = task.finish(result) or self._code
 
     def wait(self, timeout_s: float | None) -> int:
         """Wait for what is queued and make it visible. Called without the machine's lock."""
@@ -180,12 +172,8 @@ class Stream:
                 continue
             if not done:
                 machine.say("E4019: synchronizing the stream timed out")
-                return SYNC_TIMEOUT
-            result = task.future.result()
-            with machine.lock:
-                if self.tasks and self.tasks[0] is task:
-                    del self.tasks[0]
-                    self._code = task.finish(result) or self._code
+                return errors.RT_STREAM_SYNC_TIMEOUT
+            self._show(task)
 
     def abort(self) -> None:
         """Discard what is queued and stop what runs; the next wait says so."""
@@ -194,7 +182,7 @@ class Stream:
             task.stop()
             task.finish(None)
         if discarded:
-            self._code = STREAM_ABORT
+            self._code = errors.RT_STREAM_ABORT
             self._was_aborted = True
         aborted, self._aborted = self._aborted, Future()
         aborted.set_result(None)
@@ -209,18 +197,10 @@ class Model:
     """One load of an .om on one device."""
 
     def __init__(
-        self,
-        om: Om,
-        context: int,
-        work: int,
-        weights: int,
-        owned: list[int],
+        self, om: Om, context: int, work: int, weights: int, owned: list[int],
         external: dict[str, int] | None = None,
-    ) -> None:
-        self.om = om
-        self.context = context
-        self.work = work
-        self.weights = weights
+    ) -> None:  # fmt: skip
+        self.om, self.context, self.work, self.weights = om, context, work, weights
         self.owned = owned  # memory that the load allocated itself
         self.external = external or {}  # where weights of files lie
         self.gear: list[int] | None = None
@@ -258,7 +238,7 @@ class Model:
                     f"E13025: the input memory size set by the user is invalid: {buffer.nbytes} "
                     f"bytes for input {value.name}, which needs {size}"
                 )
-                return GE_PARAM_INVALID
+                return errors.GE_PARAM_INVALID
             view = machine.memory.at(buffer.pointer, size) if size else np.empty(0, np.uint8)
             if size:
                 used.append(machine.memory.find(buffer.pointer))
@@ -270,20 +250,16 @@ class Model:
                 used.append(machine.memory.find(buffer.pointer, buffer.nbytes))
             elif size and not waits:
                 machine.say("E19999: output addr is null")
-                return DYNAMIC_ADDR_INVALID
+                return errors.GE_DYNAMIC_INPUT_ADDR_INVALID
             if size is not None and buffer.pointer and buffer.nbytes + SLACK < size:
                 machine.say(f"E13025: output {value.name} needs {size} bytes")
-                return GE_PARAM_INVALID
+                return errors.GE_PARAM_INVALID
         return self._queue(reads, used, outputs, stream, waits)
 
     def _queue(
-        self,
-        reads: list[tuple[str, Array, list[int]]],
-        used: list[Allocation],
-        outputs: Dataset,
-        stream: int,
-        waits: bool,
-    ) -> int:
+        self, reads: list[tuple[str, Array, list[int]]], used: list[Allocation], outputs: Dataset,
+        stream: int, waits: bool,
+    ) -> int:  # fmt: skip
         constants = self._constants()
         delay_s, on_run = machine.delay_s, self.on_run
         queue: Stream = machine.get(stream, Stream)
@@ -318,14 +294,12 @@ class Model:
                 allocation.pins -= 1
             if results is None:
                 return OK
-            if any(
-                not np.array_equal(view, copy)
-                for copy, (_, view, _) in zip(copies, reads, strict=True)
-            ):
+            views = [view for _, view, _ in reads]
+            if not all(map(np.array_equal, views, copies)):
                 raise machine.fault("an input changed in device memory while a queued run read it")
             if isinstance(results, str):
                 machine.say(results)
-                return MODEL_EXECUTE
+                return errors.RT_MODEL_EXECUTE
             return self._write(results, outputs, waits)
 
         def stop() -> None:
@@ -346,7 +320,7 @@ class Model:
             if buffer.pointer and raw.nbytes > buffer.nbytes + (0 if self.om.is_ranged else SLACK):
                 # GE says so before it queues; here the run has to show how large the result is.
                 machine.say(f"E13025: output {index} needs {raw.nbytes} bytes")
-                return GE_PARAM_INVALID
+                return errors.GE_PARAM_INVALID
             if buffer.pointer and raw.nbytes:
                 machine.memory.at(buffer.pointer, raw.nbytes)[:] = raw
             if self.om.is_ranged:
@@ -378,11 +352,11 @@ class Model:
         wanted = len(self.om.inputs) + bool(self.om.gears)
         if len(inputs.buffers) < wanted:
             machine.say(f"E10001: {len(inputs.buffers)} inputs, the model has {wanted}")
-            return INVALID_PARAM
+            return errors.INVALID_PARAM
         if self.om.gears:
             if inputs.gear is None or self.gear != inputs.gear:
                 machine.say("E19999: the model is dynamic and no gear was set for this dataset")
-                return GE_PARAM_INVALID
+                return errors.GE_PARAM_INVALID
             sizes = iter(inputs.gear)
             return [[dim if dim >= 0 else next(sizes) for dim in v.dims] for v in self.om.inputs]
         shapes = []
@@ -396,7 +370,7 @@ class Model:
                     for dim, (low, high) in zip(dims, value.ranges, strict=True)
                 ):
                     machine.say(f"E10001: input {index} shape {dims} out of shape range")
-                    return INVALID_PARAM
+                    return errors.INVALID_PARAM
             shapes.append(dims)
         return shapes
 

@@ -71,9 +71,6 @@ def _seconds(name: str, default: float) -> float:
     return float(os.environ.get(name) or default)
 
 
-# ------------------------------------------------------------------------------------- joining
-
-
 @_function(c_void_p)
 def HcclGetRootInfo(info: int) -> int:
     if not machine.current:
@@ -106,11 +103,8 @@ def HcclCommInitClusterInfo(path: bytes, rank: int, comm: Any) -> int:
         machine.say(f"EI0004: {error}")
         return OPEN_FILE
     try:
-        ranks = [
-            int(device["rank_id"])
-            for server in json.loads(text)["server_list"]
-            for device in server["device"]
-        ]
+        servers = json.loads(text)["server_list"]
+        ranks = [int(device["rank_id"]) for server in servers for device in server["device"]]
     except (ValueError, LookupError, TypeError) as error:
         machine.say(f"EI0004: the ranktable is invalid: {error!r}")
         return PARA
@@ -170,15 +164,11 @@ def _join(
     store = None
     try:
         store = connect(address, bytes.fromhex(key))
-        local = LocalCommunicator(
-            CommunicatorOptions(
-                rank=rank,
-                world_size=count,
-                store=GroupStore(store, "hccl"),
-                ranks=tuple(range(count)),
-                timeout_s=_seconds("HCCL_CONNECT_TIMEOUT", 120),
-            )
-        )
+        options = CommunicatorOptions(
+            rank=rank, world_size=count, ranks=tuple(range(count)), store=GroupStore(store, "hccl"),
+            timeout_s=_seconds("HCCL_CONNECT_TIMEOUT", 120),
+        )  # fmt: skip
+        local = LocalCommunicator(options)
     except CommunicatorError as error:
         machine.say(f"EI0006: getting socket times out: {error}")
         if store is not None:
@@ -230,9 +220,6 @@ def HcclSetConfig(config: int, value: ConfigValue) -> int:
     return OK if config == 0 and value.value in (0, 1) else PARA
 
 
-# --------------------------------------------------------------------------------- collectives
-
-
 def _queue(
     handle: int,
     stream: int,
@@ -282,108 +269,102 @@ def _queue(
     return OK
 
 
-def _reduction(dtype: int, op: int) -> tuple[Any, ReduceOp] | None:
-    return (np.dtype(DTYPES[dtype]), OPS[op]) if dtype < len(DTYPES) and op < len(OPS) else None
+def _kind(dtype: int, op: int = 0) -> Any:
+    """Return the numpy type; None for what HCCL does not reduce."""
+    return np.dtype(DTYPES[dtype]) if dtype < len(DTYPES) and op < len(OPS) else None
 
 
-@_function(c_void_p, c_void_p, c_uint64, c_int, c_int, c_void_p, c_void_p)
-def HcclAllReduce(
-    send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int
-) -> int:
-    found = _reduction(dtype, op)
-    if found is None:
+def _size(comm: int) -> int:
+    size: int = machine.get(comm, Comm).local.world_size
+    return size
+
+
+_REDUCING = (c_void_p, c_void_p, c_uint64, c_int, c_int, c_void_p, c_void_p)
+_BETWEEN_TWO = (c_void_p, c_uint64, c_int, c_uint32, c_void_p, c_void_p)
+
+
+@_function(*_REDUCING)
+def HcclAllReduce(send: int, to: int, count: int, dtype: int, op: int, comm: int, at: int) -> int:
+    kind = _kind(dtype, op)
+    if kind is None:
         return NOT_SUPPORT
-    kind, operation = found
 
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         result = np.empty(count, kind)
-        local.allreduce(data.view(kind), result, operation, end_s)
+        local.allreduce(data.view(kind), result, OPS[op], end_s)
         return result
 
     nbytes = count * kind.itemsize
-    return _queue(comm, stream, (send, nbytes), (receive, nbytes), run)
+    return _queue(comm, at, (send, nbytes), (to, nbytes), run)
 
 
-@_function(c_void_p, c_void_p, c_uint64, c_int, c_int, c_void_p, c_void_p)
+@_function(*_REDUCING)
 def HcclReduceScatter(
-    send: int, receive: int, count: int, dtype: int, op: int, comm: int, stream: int
+    send: int, to: int, count: int, dtype: int, op: int, comm: int, at: int
 ) -> int:
-    found = _reduction(dtype, op)
-    if found is None:
+    kind, size = _kind(dtype, op), _size(comm)
+    if kind is None:
         return NOT_SUPPORT
-    kind, operation = found
-    size = machine.get(comm, Comm).local.world_size
 
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         result = np.empty(size * count, kind)
-        local.allreduce(data.view(kind), result, operation, end_s)
+        local.allreduce(data.view(kind), result, OPS[op], end_s)
         return result[local.rank * count :][:count]
 
     nbytes = count * kind.itemsize
-    return _queue(comm, stream, (send, size * nbytes), (receive, nbytes), run)
+    return _queue(comm, at, (send, size * nbytes), (to, nbytes), run)
 
 
 @_function(c_void_p, c_void_p, c_uint64, c_int, c_void_p, c_void_p)
-def HcclAllGather(send: int, receive: int, count: int, dtype: int, comm: int, stream: int) -> int:
-    nbytes = count * np.dtype(DTYPES[dtype]).itemsize
-    size = machine.get(comm, Comm).local.world_size
+def HcclAllGather(send: int, to: int, count: int, dtype: int, comm: int, at: int) -> int:
+    nbytes, size = count * _kind(dtype).itemsize, _size(comm)
 
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         result = np.empty(size * nbytes, np.uint8)
         local.allgather(data, result, end_s)
         return result
 
-    return _queue(comm, stream, (send, nbytes), (receive, size * nbytes), run)
+    return _queue(comm, at, (send, nbytes), (to, size * nbytes), run)
 
 
-@_function(c_void_p, c_uint64, c_int, c_uint32, c_void_p, c_void_p)
-def HcclBroadcast(buffer: int, count: int, dtype: int, root: int, comm: int, stream: int) -> int:
-    nbytes = count * np.dtype(DTYPES[dtype]).itemsize
-
+@_function(*_BETWEEN_TWO)
+def HcclBroadcast(buffer: int, count: int, dtype: int, root: int, comm: int, at: int) -> int:
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         _do.broadcast(local, data, root, None, end_s)
         return data
 
-    return _queue(comm, stream, (buffer, nbytes), (buffer, nbytes), run)
+    end = buffer, count * _kind(dtype).itemsize
+    return _queue(comm, at, end, end, run)
 
 
-@_function(c_void_p, c_uint64, c_int, c_uint32, c_void_p, c_void_p)
-def HcclSend(buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> int:
-    nbytes = count * np.dtype(DTYPES[dtype]).itemsize
-
+@_function(*_BETWEEN_TWO)
+def HcclSend(buffer: int, count: int, dtype: int, peer: int, comm: int, at: int) -> int:
     def run(local: LocalCommunicator, data: Any, end_s: float) -> None:
         local.send(data, peer, end_s)
 
-    return _queue(comm, stream, (buffer, nbytes), (0, 0), run)
+    return _queue(comm, at, (buffer, count * _kind(dtype).itemsize), (0, 0), run)
 
 
-@_function(c_void_p, c_uint64, c_int, c_uint32, c_void_p, c_void_p)
-def HcclRecv(buffer: int, count: int, dtype: int, peer: int, comm: int, stream: int) -> int:
-    nbytes = count * np.dtype(DTYPES[dtype]).itemsize
+@_function(*_BETWEEN_TWO)
+def HcclRecv(buffer: int, count: int, dtype: int, peer: int, comm: int, at: int) -> int:
+    nbytes = count * _kind(dtype).itemsize
 
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         result = np.empty(nbytes, np.uint8)
         local.receive(result, peer, end_s)
         return result
 
-    return _queue(comm, stream, (0, 0), (buffer, nbytes), run)
+    return _queue(comm, at, (0, 0), (buffer, nbytes), run)
 
 
 @_function(c_void_p, c_uint64, c_int, c_void_p, c_uint64, c_int, c_void_p, c_void_p)
 def HcclAlltoAll(
-    send: int,
-    count: int,
-    dtype: int,
-    receive: int,
-    receive_count: int,
-    receive_dtype: int,
-    comm: int,
-    stream: int,
+    send: int, count: int, dtype: int, to: int, to_count: int, to_dtype: int, comm: int, at: int
 ) -> int:
-    if (count, dtype) != (receive_count, receive_dtype):
+    if (count, dtype) != (to_count, to_dtype):
         return PARA
-    size = machine.get(comm, Comm).local.world_size
-    nbytes = size * count * np.dtype(DTYPES[dtype]).itemsize
+    size = _size(comm)
+    nbytes = size * count * _kind(dtype).itemsize
 
     def run(local: LocalCommunicator, data: Any, end_s: float) -> Any:
         outgoing = data.reshape(size, -1)
@@ -391,4 +372,4 @@ def HcclAlltoAll(
         _do.alltoall(local, outgoing, result, None, end_s)
         return result
 
-    return _queue(comm, stream, (send, nbytes), (receive, nbytes), run)
+    return _queue(comm, at, (send, nbytes), (to, nbytes), run)

@@ -6,39 +6,22 @@ import functools
 import inspect
 import json
 import os
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from emulated_ascend.memory import Memory
 
+HERE = Path(__file__).parents[2]
+_CODES = re.findall(r"(\d+) (\w+)", (HERE / "codes.txt").read_text())
+
 OK = 0
-INVALID_PARAM = 100000
-UNINITIALIZED = 100001
-REPEAT_INITIALIZE = 100002
-INVALID_MODEL_ID = 100011
-REPEAT_FINALIZE = 100037
-RT_PARAM_INVALID = 107000
-INVALID_DEVICE = 107001
-CONTEXT_NULL = 107002
-STREAM_CONTEXT = 107003
-MODEL_CONTEXT = 107004
-STREAM_ABORT = 107023
-GE_PARAM_INVALID = 145000
-MODEL_ID_INVALID = 145003
-MODEL_DATA_SIZE_INVALID = 145006
-DYNAMIC_ADDR_INVALID = 145011
-DYNAMIC_LENGTH_INVALID = 145012
-DYNAMIC_SIZE_INVALID = 145013
-PROF_REPEAT_SUBSCRIBE = 148046
-API_NOT_SUPPORT = 200001
-FEATURE_UNSUPPORTED = 200006
-DEVICE_OOM = 207018
-GE_FAILURE = 500002
-MODEL_EXECUTE = 507011
-SYNC_TIMEOUT = 507046
+errors = SimpleNamespace(**{name: int(number) for number, name in _CODES})  # aclError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -98,8 +81,6 @@ class Machine:
         self._next_handle = 0x0E00_0000_0000
         self._next_model = 1
 
-    # ------------------------------------------------------------------------- for tests
-
     def fail(self, name: str, code: int, after: int = 0, times: int = 1, message: str = "") -> None:
         """Have a call fail: `fail("rt.malloc", 207018, after=2)` is the third one from now."""
         self._failures.setdefault(name, []).append(Failure(code, after, times, message))
@@ -125,8 +106,6 @@ class Machine:
             kinds["HostMemory"] = len(self.host_memory)
             kinds["Export"] = len(self.exports)
         return {kind: count for kind, count in kinds.items() if count}
-
-    # ------------------------------------------------------------------- for the modules
 
     def fault(self, text: str) -> EmulatedFault:
         """Record a fault; the caller raises it."""
@@ -215,20 +194,34 @@ machine = Machine()
 _KINDS = {"int": int, "str": str, "list": list, "dict": dict, "bytes": bytes, "any": object}
 
 
-def api(name: str, returns: str, waits: bool = False) -> Callable[[F], F]:
+def _surface() -> dict[str, tuple[list[str], str]]:
+    """Return pyACL's functions as CANN documents them: their arguments, and what they return."""
+    found = {}
+    for group, rows in json.loads((HERE / "surface.json").read_text()).items():
+        for signature, names in rows.items():
+            arguments, _, returns = signature.partition("-> ")
+            for name in names.split():
+                found[f"{group}.{name}".lstrip(".")] = arguments.split(), returns
+    return found
+
+
+SURFACE = _surface()
+
+
+def api(name: str, waits: bool = False) -> Callable[[F], F]:
     """Make a function one of pyACL's: strict arguments, planned failures, one call at a time.
 
-    returns: "ret", "value, ret", "value, value, ret", "handle", "value" or "none".
     waits: it lets the GIL go while it waits, so it takes the machine's lock by itself.
     """
+    arguments, returns = SURFACE[name]
+    kinds = [_KINDS[kind.rstrip("?")] for kind in arguments]
 
     def wrap(function: F) -> F:
-        parameters = inspect.signature(function).parameters
-        kinds = [_KINDS[str(parameter.annotation)] for parameter in parameters.values()]
+        assert len(inspect.signature(function).parameters) == len(kinds), name
 
         @functools.wraps(function)
-        def call(*arguments: Any) -> Any:
-            for index, (argument, kind) in enumerate(zip(arguments, kinds, strict=False)):
+        def call(*given: Any) -> Any:
+            for index, (argument, kind) in enumerate(zip(given, kinds, strict=False)):
                 # PyArg_ParseTuple takes ints and str only: no numpy scalar, no None.
                 if not isinstance(argument, kind):
                     raise TypeError(
@@ -241,14 +234,28 @@ def api(name: str, returns: str, waits: bool = False) -> Callable[[F], F]:
                 if code != OK:
                     return _failed(returns, code)
                 if not waits:
-                    return function(*arguments)
-            return function(*arguments)
+                    return function(*given)
+            return function(*given)
 
         call.emulated_name = name  # type: ignore[attr-defined]
-        call.emulated_returns = returns  # type: ignore[attr-defined]
         return call  # type: ignore[return-value]
 
     return wrap
+
+
+def maker(name: str, kind: Callable[[], Any]) -> Callable[[], int]:
+    """Return a function of pyACL that makes an object."""
+    return api(name)(lambda: machine.new(kind()))
+
+
+def destroyer(name: str, kind: type[Any]) -> Callable[[int], int]:
+    """Return a function of pyACL that destroys an object."""
+
+    def destroy(handle: int) -> int:
+        machine.drop(handle, kind)
+        return OK
+
+    return api(name)(destroy)
 
 
 def _failed(returns: str, code: int) -> Any:
