@@ -1,4 +1,4 @@
-"""Importing the plugin where there is no CANN: quick, quiet, and no device is found."""
+"""Importing the plugin where there is no CANN: quiet, and no device is found."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ import subprocess
 import sys
 
 _REPORT = """
-import sys, time
-import engine.hookspecs
-start = time.perf_counter()
+import sys
 import engine_ascend_ge as plugin
-took_s = time.perf_counter() - start
 info = plugin.engine_backend()
 vendor = sorted(name for name in sys.modules if name.partition(".")[0] in
                 ("acl", "ge", "onnx", "onnxruntime", "torch_npu", "te", "tbe"))
 own = sorted(name for name in sys.modules if name.startswith("engine_ascend_ge."))
-print(repr((took_s, vendor, own, info.name)))
+print(repr((vendor, own, info.name)))
 devices = plugin.engine_devices()
 print(repr((len(devices.found), devices.reason, devices.fix)))
 """
@@ -36,14 +33,13 @@ def run_without_cann(code: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_import_touches_no_vendor_library_and_is_quick() -> None:
+def test_import_touches_no_vendor_library() -> None:
     [first, _] = run_without_cann(_REPORT)
-    took_s, vendor, own, name = eval(first)
+    vendor, own, name = eval(first)
     assert name == "ascend_ge"
     assert vendor == []
     late = {f"engine_ascend_ge.{name}" for name in ("devices", "model", "run", "communicator")}
     assert not late & {*own}, "hooks import these when they are called"
-    assert took_s < 0.1
 
 
 def test_no_device_is_found_without_cann_and_the_reason_says_what_to_do() -> None:
