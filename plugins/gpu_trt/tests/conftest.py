@@ -8,6 +8,7 @@ run in processes without them.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -75,6 +76,34 @@ def _forget() -> None:
     sys.modules.pop("engine_gpu_trt.cuda_bindings", None)
 
 
+@pytest.fixture(scope="session")
+def unpacked() -> Callable[[str], Path]:
+    """Return the folder of real packages that a variable of the environment names, or skip."""
+
+    def find(variable: str) -> Path:
+        if not (folder := os.environ.get(variable)):
+            pytest.skip(f"{variable} names no folder with the real thing, unpacked")
+        return Path(folder)
+
+    return find
+
+
+@pytest.fixture
+def emulate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Load the emulated modules anew, as variables ENGINE_EMULATED_... of the environment say.
+
+    emulate(DRIVER="none")
+    """
+
+    def load(**variables: str) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(f"ENGINE_EMULATED_{name}", value)
+        _forget()
+
+    yield load
+    _forget()
+
+
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     """Fail a test that leaves something on the emulated device, or did what pycuda forbids."""
@@ -96,10 +125,29 @@ def _live() -> dict[str, int]:
 
 
 @pytest.fixture
+def emulated() -> Any:
+    """The emulated machine: see `emulated_gpu`."""
+    return importlib.import_module("emulated_gpu")
+
+
+@pytest.fixture
+def trt() -> Any:
+    """The emulated TensorRT."""
+    return importlib.import_module("tensorrt")
+
+
+@pytest.fixture
 def trial(tmp_path: Path) -> Iterator[Trial]:
     """The backend, opened; what a test opens through it is closed afterwards."""
     with ExitStack() as closing:
         yield Trial(open_backend("gpu_trt"), tmp_path, closing)
+
+
+@pytest.fixture
+def form(tmp_path: Path) -> Path:
+    """A folder for a compiled form."""
+    (tmp_path / "form").mkdir()
+    return tmp_path / "form"
 
 
 @pytest.fixture
@@ -145,7 +193,6 @@ def model(tmp_path: Path) -> Callable[..., Callable[[Path], Path]]:
         inputs: Sequence[Value],
         outputs: Sequence[Value],
         constants: Mapping[str, Any] | None = None,
-        opset: int = 19,
     ) -> Callable[[Path], Path]:
         made = [
             helper.make_node(op, given, gives, **(rest[0] if rest else {}))
@@ -158,9 +205,7 @@ def model(tmp_path: Path) -> Callable[..., Callable[[Path], Path]]:
             [_value(*value) for value in outputs],
             [numpy_helper.from_array(np.asarray(v), k) for k, v in (constants or {}).items()],
         )
-        proto = helper.make_model(
-            graph, ir_version=9, opset_imports=[helper.make_opsetid("", opset)]
-        )
+        proto = helper.make_model(graph, ir_version=9, opset_imports=[helper.make_opsetid("", 19)])
 
         def write(folder: Path) -> Path:
             path = folder / f"model{len(list(folder.glob('*.onnx')))}.onnx"

@@ -1,4 +1,4 @@
-"""What one rank of a model does in test_model_ranks.py: `model_ranks.py SCENARIO FOLDER [inside]`.
+"""A rank of a model in test_model_ranks.py: `model_ranks.py SCENARIO[,...] FOLDER [inside]`.
 
 Collectives are nodes of the model, which the core runs on the device by NCCL (emulated), or, with
 the third word, TensorRT inside its engine (emulated). Each line that a rank prints is JSON.
@@ -14,22 +14,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import engine
 from engine.distributed.ranks import _open
 from engine.errors import CommunicatorError
 from engine.types import DType
+from engine_testing import making
 
 RANK, RANKS = int(os.environ["ENGINE_RANK"]), int(os.environ["ENGINE_WORLD_SIZE"])
 FOLDER = Path(sys.argv[2])
 INSIDE = sys.argv[3:] == ["inside"]
+IS_LAST = RANK == RANKS - 1
+X = np.ones((2, 3), np.float32)
 
 
 def tell(**facts: Any) -> None:
@@ -52,19 +55,17 @@ def load(
     inputs: Mapping[str, Sequence[Any]],
     outputs: Mapping[str, Sequence[Any]],
     constants: Mapping[str, Any] | None = None,
-    dtype: int = TensorProto.FLOAT,
+    dtype: DType = DType.FLOAT32,
 ) -> engine.Model:
     """Build a model on this rank's GPU; it has a file of its own for each rank."""
-    graph = helper.make_graph(
-        list(nodes),
-        name,
-        [helper.make_tensor_value_info(key, dtype, shape) for key, shape in inputs.items()],
-        [helper.make_tensor_value_info(key, dtype, shape) for key, shape in outputs.items()],
-        [numpy_helper.from_array(array, key) for key, array in (constants or {}).items()],
-    )
-    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
-    path = FOLDER / f"{name}{RANK}.onnx"
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), path)
+    ends = [
+        [making.tensor(key, shape, dtype) for key, shape in side.items()]
+        for side in (inputs, outputs)
+    ]
+    path = making.write(
+        FOLDER, f"{name}{RANK}", *ends, nodes, dict(constants or {}), valid=False,
+        domains={"com.microsoft": 1},
+    )  # fmt: skip
     config = {"gpu_context": {"batch_range": "1~4~64", "dim_range": "1~4~64"}}
     if INSIDE:
         config["gpu_trt_context"] = {"in_graph_collectives": "on"}
@@ -88,9 +89,6 @@ def left() -> dict[str, int]:
     gc.collect()
     assert violations() == []
     return {kind: count for kind, count in live().items() if kind != "primary contexts"}
-
-
-# ---------------------------------------------------------------------------------- what it gives
 
 
 def results() -> None:
@@ -119,10 +117,6 @@ def _kinds() -> None:
         "turned": together("AllToAll", "neg", "p6", split_axis=1, concat_axis=0),
         "first": together("Broadcast", "neg", "p7", root=0),
     }
-    nodes = [node("Neg", "x", "neg")]
-    for number, (name, collective) in enumerate(kinds.items()):
-        nodes += [collective, node("Neg", f"p{number}", name)]
-    nodes.append(together("Barrier", "neg", "met"))
     parts = [_of_rank(rank) for rank in range(RANKS)]
     rows, columns = slice(RANK * 4 // RANKS, (RANK + 1) * 4 // RANKS), 4 // RANKS
     turned = [part[:, columns * RANK : columns * (RANK + 1)] for part in parts]
@@ -136,23 +130,30 @@ def _kinds() -> None:
         "turned": np.concatenate(turned),
         "first": parts[0],
     }
+    placed = _run_kinds(kinds, expected, together("Barrier", "neg", "met"))
+    operators = ("AllReduce", "AllGather", "ReduceScatter", "Broadcast")
+    tell(placed=[(op, device) for op, _, device in placed if op in operators])
+
+
+def _run_kinds(
+    kinds: Mapping[str, onnx.NodeProto], expected: Mapping[str, Any], *more: onnx.NodeProto
+) -> list[tuple[str, str, str]]:
+    """Run collectives on -x, each with its negated result; return operators, backends, devices."""
+    nodes = [node("Neg", "x", "neg")]
+    for number, (name, collective) in enumerate(kinds.items()):
+        nodes += [collective, node("Neg", f"p{number}", name)]
     shapes = {name: [*np.shape(value)] for name, value in expected.items()}
-    with load("kinds", nodes, {"x": [4, 4]}, shapes) as model:
-        for _ in range(3):
-            found = model(x=parts[RANK])
+    with load("kinds", [*nodes, *more], {"x": [4, 4]}, shapes) as model:
+        for turn in range(3):
+            found = model(x=_of_rank(RANK))
             for name, value in expected.items():
-                np.testing.assert_array_equal(found[name], value, err_msg=name)
-        placed = {
-            (entry.op_type, entry.device)
-            for entry in model.placement
-            if entry.op_type in ("AllReduce", "AllGather", "ReduceScatter", "Broadcast")
-        }
-    tell(placed=sorted(placed))
+                np.testing.assert_array_equal(found[name], value, err_msg=f"{name} {turn}")
+        return sorted({(node.op_type, node.backend, node.device) for node in model.placement})
 
 
 def _sum_of(dtype: DType) -> None:
     nodes = [together("AllReduce", "x", "s"), node("Identity", "s", "y")]
-    with load(f"sum_{dtype}", nodes, {"x": [4, 4]}, {"y": [4, 4]}, dtype=dtype.onnx) as model:
+    with load(f"sum_{dtype}", nodes, {"x": [4, 4]}, {"y": [4, 4]}, dtype=dtype) as model:
         found = model(x=_of_rank(RANK, dtype.numpy))["y"]
     assert found.dtype == dtype.numpy
     parts = [_of_rank(rank, np.float64) for rank in range(RANKS)]
@@ -164,10 +165,9 @@ def _rounds(dtype: DType) -> bool:
     """A sum that the type cannot hold is rounded, as the type itself rounds it."""
     if dtype not in (DType.FLOAT16, DType.BFLOAT16) or RANKS != 2:
         return True
-    kind = np.float16 if dtype == DType.FLOAT16 else ml_dtypes.bfloat16
-    ends = [np.full(3, value, kind) for value in (1.0, 2.0**-12)]
+    ends = [np.full(3, value, dtype.numpy) for value in (1.0, 2.0**-12)]
     nodes = [together("AllReduce", "x", "s"), node("Identity", "s", "y")]
-    with load(f"rounded_{dtype}", nodes, {"x": [3]}, {"y": [3]}, dtype=dtype.onnx) as model:
+    with load(f"rounded_{dtype}", nodes, {"x": [3]}, {"y": [3]}, dtype=dtype) as model:
         found = model(x=ends[RANK])["y"]
     return bool((found == ends[0] + ends[1]).all())
 
@@ -244,9 +244,6 @@ def once() -> None:
     tell(left=left())
 
 
-# ------------------------------------------------------------------------- inside TensorRT's engine
-
-
 def inside() -> None:
     """Every kind of collective that TensorRT has a layer for, in one engine; a sliced product."""
     kinds = {
@@ -257,9 +254,6 @@ def inside() -> None:
         "scattered": together("ReduceScatter", "neg", "p4", reduction="sum"),
         "last": together("Broadcast", "neg", "p5", root=RANKS - 1),
     }
-    nodes = [node("Neg", "x", "neg")]
-    for number, (name, collective) in enumerate(kinds.items()):
-        nodes += [collective, node("Neg", f"p{number}", name)]
     parts = [_of_rank(rank) for rank in range(RANKS)]
     expected = {
         "total": sum(parts),
@@ -269,14 +263,7 @@ def inside() -> None:
         "scattered": sum(parts)[RANK * 4 // RANKS : (RANK + 1) * 4 // RANKS],  # type: ignore[index]
         "last": parts[-1],
     }
-    shapes = {name: [*np.shape(value)] for name, value in expected.items()}
-    with load("inside", nodes, {"x": [4, 4]}, shapes) as model:
-        for turn in range(3):
-            found = model(x=parts[RANK])
-            for name, value in expected.items():
-                np.testing.assert_array_equal(found[name], value, err_msg=f"{name} {turn}")
-        placed = {(entry.op_type, entry.backend) for entry in model.placement}
-    tell(placed=sorted(placed))
+    tell(placed=[(op, backend) for op, backend, _ in _run_kinds(kinds, expected)])
     _product()
     tell(left=left())
 
@@ -301,7 +288,7 @@ def _product() -> None:
 
 def differs() -> None:
     """The last rank's tensor has another shape; files that do not say so get past the join."""
-    rows = 3 if RANK == RANKS - 1 else 2
+    rows = 3 if IS_LAST else 2
     nodes = [node("Neg", "x", "a"), together("AllReduce", "a", "b"), node("Neg", "b", "y")]
     model = load("differs", nodes, {"x": [rows, 3]}, {"y": [rows, 3]})
     try:
@@ -315,16 +302,13 @@ def differs() -> None:
 def mixed() -> None:
     """The last rank does not have its collectives inside."""
     global INSIDE
-    INSIDE = RANK < RANKS - 1
+    INSIDE = not IS_LAST
     nodes = [node("Neg", "x", "a"), together("AllReduce", "a", "b"), node("Neg", "b", "y")]
     try:
         load("mixed", nodes, {"x": [2, 3]}, {"y": [2, 3]})
     except CommunicatorError as error:
         tell(error=str(error))
     tell(left=left())
-
-
-# -------------------------------------------------------------------------------- what goes wrong
 
 
 def _fails(model: engine.Model, call: Callable[[], object]) -> None:
@@ -337,42 +321,46 @@ def _fails(model: engine.Model, call: Callable[[], object]) -> None:
     except CommunicatorError as error:
         tell(error=str(error), ranks=error.ranks, spent_s=time.monotonic() - begin_s)
     try:
-        model(x=np.ones((2, 3), np.float32))
+        model(x=X)
     except CommunicatorError as error:
         tell(again=str(error))
     model.close()
     tell(left=left(), aborted=MACHINE.counted["aborted communicators"])
 
 
+def ready() -> engine.Model:
+    """Return the model after a predict of all ranks."""
+    model = total()
+    model(x=X)
+    return model
+
+
 def dies() -> None:
     """The last rank is killed when the others are in the all-reduce."""
     from engine_gpu_trt import nccl
 
-    x = np.ones((2, 3), np.float32)
-    model = total()
-    model(x=x)
-    if RANK == RANKS - 1 and INSIDE:
+    model = ready()
+    if IS_LAST and INSIDE:
         from emulated_gpu.loader import nccl as emulated
 
-        emulated().inside = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-    elif RANK == RANKS - 1:
+        emulated().inside = _die
+    elif IS_LAST:
         for name in ("ncclAllReduce", "ncclReduce"):  # the second where the order is to be kept
-            setattr(nccl.library(), name, lambda *given: os.kill(os.getpid(), signal.SIGKILL))
-    _fails(model, lambda: model(x=x))
+            setattr(nccl.library(), name, _die)
+    _fails(model, lambda: model(x=X))
+
+
+def _die(*given: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def breaks() -> None:
     """NCCL says of the last rank's communicator, while it works, that its network has failed."""
     from emulated_gpu import fail
 
-    x = np.ones((2, 3), np.float32)
-    model = total()
-    model(x=x)
-    if RANK == RANKS - 1:
-        with fail("NCCL's kernel"):
-            _fails(model, lambda: model(x=x))
-    else:
-        _fails(model, lambda: model(x=x))
+    model = ready()
+    with fail("NCCL's kernel") if IS_LAST else nullcontext():
+        _fails(model, lambda: model(x=X))
 
 
 def _wait_no_longer_than(timeout_s: float) -> None:
@@ -383,31 +371,24 @@ def _wait_no_longer_than(timeout_s: float) -> None:
 
 def late() -> None:
     """The last rank does not come in time."""
-    x = np.ones((2, 3), np.float32)
-    model = total()
-    model(x=x)
+    model = ready()
     _wait_no_longer_than(2.0)
-    if RANK == RANKS - 1:
+    if IS_LAST:
         sys.stdin.readline()  # until the others have given up
         model.close()
         tell(left=left())
         return
-    _fails(model, lambda: model(x=x))
+    _fails(model, lambda: model(x=X))
 
 
 def stalls() -> None:
     """The last rank has come to the all-reduce, and its device never gets to it."""
     from emulated_gpu import MACHINE, fail
 
-    x = np.ones((2, 3), np.float32)
-    model = total()
-    model(x=x)
+    model = ready()
     _wait_no_longer_than(2.0)
-    if RANK == RANKS - 1:
-        with fail("NCCL's kernel, silently"):
-            _fails(model, lambda: model(x=x))
-    else:
-        _fails(model, lambda: model(x=x))
+    with fail("NCCL's kernel, silently") if IS_LAST else nullcontext():
+        _fails(model, lambda: model(x=X))
     assert MACHINE.counted["aborted communicators"]
 
 
@@ -425,24 +406,23 @@ def outlived() -> None:
             check(self)
 
         NcclCommunicator.check = slow  # type: ignore[method-assign]
-    x = np.full((2, 3), RANK + 1, np.float32)
-    [y] = total()(x=x).values()
+    [y] = total()(x=(RANK + 1) * X).values()
     tell(summed=y.tolist())
 
 
 def cancels() -> None:
     """Rank 0's script ends with an error of its own between two predicts."""
-    x = np.ones((2, 3), np.float32)
-    model = total()
-    model(x=x)
+    model = ready()
     (FOLDER / f"through {RANK}").touch()  # a failure ends a predict that is still under way
-    if RANK == RANKS - 1:
+    if IS_LAST:
         while len(list(FOLDER.glob("through *"))) < RANKS:
             time.sleep(0.01)
         raise RuntimeError("out of coffee")
-    _fails(model, lambda: model(x=x))
+    _fails(model, lambda: model(x=X))
 
 
 if __name__ == "__main__":
     threading.excepthook = lambda given: tell(thread=repr(given.exc_value))
-    globals()[sys.argv[1]]()
+    for scenario in sys.argv[1].split(","):
+        tell(scenario=scenario)
+        globals()[scenario]()

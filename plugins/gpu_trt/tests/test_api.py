@@ -8,15 +8,8 @@ import numpy as np
 import pytest
 
 import engine
+from engine.types import DType
 from engine_testing import models
-
-
-def test_a_model_runs_on_the_gpu_target(tmp_path: Path) -> None:
-    x = np.float32([[1, 2, 3], [4, 5, 6]])
-    with engine.load(str(models.affine(tmp_path)), target="gpu") as model:
-        np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)
-        assert {each.backend for each in model.placement} == {"gpu_trt"}
-        assert {each.device for each in model.placement} == {"gpu:0"}
 
 
 def test_the_api_of_mindspore_lite_reaches_the_backend(tmp_path: Path) -> None:
@@ -30,9 +23,7 @@ def test_the_api_of_mindspore_lite_reaches_the_backend(tmp_path: Path) -> None:
         str(models.affine(tmp_path)),
         engine.ModelType.MINDIR,
         context,
-        config_dict={
-            "gpu_context": {"batch_range": "1~2~8"},
-        },
+        config_dict={"gpu_context": {"batch_range": "1~2~8"}},
     )
     x = np.ones((8, 3), np.float32)
     [y] = model.predict([x])
@@ -41,38 +32,17 @@ def test_the_api_of_mindspore_lite_reaches_the_backend(tmp_path: Path) -> None:
         model.predict([np.ones((9, 3), np.float32)])
     model.resize(model.get_inputs(), [[4, 3]])
     assert model.get_inputs()[0].shape == [4, 3]
+    assert {(each.backend, each.device) for each in model.placement} == {("gpu_trt", "gpu:0")}
     model.close()
 
 
 def test_a_model_that_the_gpu_cannot_run_goes_to_the_cpu_when_that_is_listed(
     tmp_path: Path,
 ) -> None:
-    from functools import partial
-
-    from engine.types import DType
-
-    path = str(partial(models.doubled, dtype=DType.FLOAT64)(tmp_path))
+    path = str(models.doubled(tmp_path, DType.FLOAT64))
     with pytest.raises(engine.ModelError, match="is float64"):
         engine.load(path, target="gpu")
     x = np.float64([1, 2, 3])
     with engine.load(path, target=["gpu", "cpu"]) as model:
         np.testing.assert_array_equal(model(x=x)["y"], 2 * x)
         assert "float64" in model.placement[0].reason
-
-
-def test_a_compiled_engine_is_a_model_file(tmp_path: Path) -> None:
-    from engine.backends import open_backend
-    from engine.formats import open_source
-    from engine.types import CompileOptions, Device
-
-    backend = open_backend("gpu_trt")
-    folder = tmp_path / "form"
-    folder.mkdir()
-    options = CompileOptions(device=Device("gpu"), save_to=folder)
-    loaded = backend.load(open_source(str(models.affine(tmp_path))), options)
-    backend.compile(loaded, options).close()
-    loaded.close()
-    path = (folder / "engine.plan").rename(tmp_path / "affine.engine")
-    x = np.ones((2, 3), np.float32)
-    with engine.load(str(path), target="gpu") as model:
-        np.testing.assert_array_equal(model(x=x)["y"], 2 * x + 1)

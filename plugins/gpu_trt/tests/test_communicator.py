@@ -89,16 +89,13 @@ def test_a_stream_of_nobody_here_is_waited_for(join: Callable[..., NcclCommunica
     np.testing.assert_array_equal(back(receive), np.ones(4, np.float32))
 
 
-@pytest.mark.parametrize("cycles", [30, pytest.param(1000, marks=pytest.mark.slow)])
 def test_joining_and_leaving_again_and_again_leaves_nothing(
-    join: Callable[..., NcclCommunicator], cycles: int
+    join: Callable[..., NcclCommunicator], emulated: Any
 ) -> None:
-    from emulated_gpu import live
-
     join("first").close()
     gc.collect()
-    before = live()
-    for number in range(cycles):
+    before = emulated.live()
+    for number in range(12):
         comm = join(f"again {number}")
         buffer = put(np.ones(4, np.float32))
         plugin.engine_allreduce(comm, buffer, buffer, ReduceOp.SUM, None, False, None)
@@ -109,21 +106,19 @@ def test_joining_and_leaving_again_and_again_leaves_nothing(
             comm.abort()
             comm.close()
         del buffer
-    assert live() == before
+    assert emulated.live() == before
 
 
-def test_a_group_that_nobody_closes_is_freed_with_its_object() -> None:
-    from emulated_gpu import live
-
+def test_a_group_that_nobody_closes_is_freed_with_its_object(emulated: Any) -> None:
     with StoreServer() as server:
         store = GroupStore(connect(server.address, server.key), "lost")
         comm = NcclCommunicator(
             CommunicatorOptions(rank=0, world_size=1, store=store, device=GPU, timeout_s=5.0)
         )
-        assert live()["communicators"] == 1
+        assert emulated.live()["communicators"] == 1
         del comm
         gc.collect()
-        assert "communicators" not in live()
+        assert "communicators" not in emulated.live()
 
 
 def test_after_an_abort_everything_says_so(join: Callable[..., NcclCommunicator]) -> None:
@@ -202,15 +197,13 @@ def test_without_the_library_the_command_is_given(
         nccl.library.cache_clear()
 
 
-# ------------------------------------------------------------------------------ two processes
-
-
-def ranks(scenario: str) -> tuple[list[int], list[str]]:
-    """Run a scenario of rank_steps.py on two ranks; return their status and what they print."""
+@pytest.fixture(scope="module")
+def said() -> list[dict[str, str]]:
+    """What each of two ranks says in each scenario of rank_steps.py; the second is killed last."""
     with StoreServer() as server:
         children = [
             subprocess.Popen(
-                [sys.executable, str(STEPS), scenario, str(rank), server.address],
+                [sys.executable, str(STEPS), str(rank), server.address, *SCENARIOS],
                 env=environment(KIT_STORE_KEY=server.key.hex()),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -218,32 +211,23 @@ def ranks(scenario: str) -> tuple[list[int], list[str]]:
             )
             for rank in range(2)
         ]
-        outputs = [child.communicate(timeout=60) for child in children]
-    for child, (_, errors) in zip(children, outputs, strict=True):
-        assert child.returncode in (0, -signal.SIGKILL), errors
-    return [child.returncode for child in children], [out for out, _ in outputs]
+        outputs = [child.communicate(timeout=LIMIT_S) for child in children]
+    assert [child.returncode for child in children] == [0, -signal.SIGKILL], outputs
+    return [dict(line.split(": ", 1) for line in out.splitlines()) for out, _ in outputs]
+
+
+SCENARIOS = {
+    "large": "equal",
+    "same": "Duplicate GPU detected",
+    "leaves": "rank 1 of 2 has left: the communicator was aborted (1,)",
+    "queued": "rank 1 of 2 did not come in time to all-reduce (1,)",
+    "dies": "rank 1 of 2 has ended: its process crashed or was killed (1,)",
+}
 
 
 @pytest.mark.slow
-def test_a_rank_that_dies_in_a_collective_is_named_at_once() -> None:
-    begin_s = time.monotonic()
-    status, (said, _) = ranks("dies")
-    assert status == [0, -signal.SIGKILL]
-    assert "rank 1 of 2 has ended: its process crashed or was killed (1,)" in said
-    assert time.monotonic() - begin_s < 20
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("scenario", "expected"),
-    [
-        ("queued", "rank 1 of 2 did not come in time to all-reduce (1,)"),
-        ("leaves", "rank 1 of 2 has left: the communicator was aborted (1,)"),
-        ("large", "equal"),
-        ("same", "Duplicate GPU detected"),
-    ],
-)
-def test_ranks_of_two_processes(scenario: str, expected: str) -> None:
-    status, (said, _) = ranks(scenario)
-    assert status == [0, 0]
-    assert expected in said
+@pytest.mark.parametrize(("scenario", "expected"), SCENARIOS.items(), ids=SCENARIOS)
+def test_ranks_of_two_processes(said: list[dict[str, str]], scenario: str, expected: str) -> None:
+    assert expected in said[0][scenario]
+    if scenario != "dies":
+        assert scenario in said[1], "its process has come to the end of it"

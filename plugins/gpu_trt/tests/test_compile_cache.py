@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,15 +32,15 @@ def run(path: Path, cache: Path, **section: str) -> None:
         np.testing.assert_array_equal(model(x=X)["y"], 2 * X + 1)
 
 
-def test_an_engine_is_built_once_for_the_same_options(tmp_path: Path, cache: Path) -> None:
-    from emulated_gpu import counting
-
+def test_an_engine_is_built_once_for_the_same_options(
+    tmp_path: Path, cache: Path, emulated: Any
+) -> None:
     path = models.affine(tmp_path)
-    with counting() as counts:
+    with emulated.counting() as counts:
         run(path, cache)
         run(path, cache)
     assert counts["builds"] == 1
-    with counting() as counts:
+    with emulated.counting() as counts:
         run(path, cache, precision_mode="preferred_fp16")
         run(path, cache, precision_mode="preferred_fp16")
     assert counts["builds"] == 1
@@ -51,15 +52,14 @@ def test_a_lent_engine_is_not_built_again_and_each_process_is_told_to_have_its_o
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    emulated: Any,
 ) -> None:
-    from emulated_gpu import counting
-
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(cache))
     monkeypatch.setattr("engine.backends.doors._warned", set())
     path = models.affine(tmp_path)
     shapes = {"input_shape": "x:[2,3]"}
     lend = {**shapes, "shareable_weight_pid_list": str(os.getpid())}
-    with counting() as counts, caplog.at_level(logging.WARNING, "engine"):
+    with emulated.counting() as counts, caplog.at_level(logging.WARNING, "engine"):
         master = engine.load(path, "gpu", config={"gpu_context": lend})
         handle = master.get_model_info("shareable_weight_mem_handle")
         borrow = {**shapes, "shareable_weight_mem_handle": handle}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 import engine
-from engine_testing import models
+from engine_testing import making
 
 DECLARED = tuple[str | int | None, ...]
 
@@ -24,12 +22,8 @@ def load(path: Path, **settings: str) -> engine.Model:
 
 def relu(folder: Path, dims: DECLARED) -> Path:
     """y = relu(x)."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", [x], [y])
-    path = folder / "relu.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[opset]), path)
-    return path
+    x, y = ([making.tensor(name, dims)] for name in "xy")
+    return making.write(folder, "relu", x, y, [helper.make_node("Relu", ["x"], ["y"])])
 
 
 def takes(model: engine.Model, *shape: int) -> bool:
@@ -81,16 +75,6 @@ def test_dims_left_open_have_the_default_ranges(tmp_path: Path, dims: DECLARED) 
         assert model.get_inputs()[0].shape == [-1, 5]
 
 
-def test_a_symbol_said_for_one_input_counts_for_the_other(tmp_path: Path) -> None:
-    settings = {"input_shape": "left:[-1,-1]", "dynamic_dims": "[1~2,3~5]"}
-    with load(models.shared_dims(tmp_path), **settings) as model:
-        for n, common in ((1, 3), (2, 5)):
-            y = model(left=np.ones((n, common), np.float32), right=np.ones((common, 2), np.float32))
-            np.testing.assert_array_equal(y["y"], np.full((n, 2), common, np.float32))
-        with pytest.raises(engine.InputError, match=r"dim 1 is 6, outside 3\.\.5"):
-            model(left=np.ones((1, 6), np.float32), right=np.ones((6, 2), np.float32))
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -106,14 +90,3 @@ def test_settings_that_do_not_fit_are_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         load(relu(tmp_path, ("n", 3)), **settings)
-
-
-def test_a_key_that_nothing_serves_yet_is_told_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("engine.backends.doors._warned", set())
-    path = relu(tmp_path, ("n", 3))
-    with caplog.at_level(logging.WARNING, "engine"):
-        for _ in range(2):
-            load(path, model_cache_mode="w").close()
-    assert caplog.messages == ["configuration key [gpu_context] model_cache_mode has no effect yet"]

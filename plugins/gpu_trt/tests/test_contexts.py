@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine.errors import BackendUnavailable
-from engine.types import Capability, Device, ShapeRange
+from engine.types import Device, ShapeRange
 from engine_gpu_trt import vendor
 from engine_testing import models
 from engine_testing.level import Running, Trial
@@ -36,28 +36,26 @@ def test_two_predicts_at_once_are_worth_having_unless_the_user_says_otherwise(
 
 @pytest.mark.parametrize("highest", [(64, 2), (2, 64), (8, 8)])
 def test_contexts_beside_each_other_need_the_larger_scratch_memory_once(
-    trial: Trial, highest: tuple[int, int]
+    trial: Trial, highest: tuple[int, int], emulated: Any
 ) -> None:
-    from emulated_gpu import MACHINE, live
-
     executables = [trial.compile(models.heavy, shapes=ranges(size)) for size in highest]
     scratch = [executable._engine.engine._header["activation_bytes"] for executable in executables]  # type: ignore[attr-defined]
-    before, used = live(), MACHINE.devices[0].used
+    before, used = emulated.live(), emulated.MACHINE.devices[0].used
     first = trial.context(executables[0])
     second = beside(trial, executables[1], first)
-    assert live()["streams"] == before.get("streams", 0) + 1
+    assert emulated.live()["streams"] == before.get("streams", 0) + 1
     x = np.ones((2, 1024), np.float32)
     for running in (first, second, first):
         [y] = running.predict(x)
         np.testing.assert_allclose(y, x)
-    assert MACHINE.devices[0].used == used + max(scratch) + 2 * 2 * x.nbytes
+    assert emulated.MACHINE.devices[0].used == used + max(scratch) + 2 * 2 * x.nbytes
     held = [executable.memory().workspace_bytes for executable in executables]
-    assert sum(held) == MACHINE.devices[0].used - used
+    assert sum(held) == emulated.MACHINE.devices[0].used - used
     second.context.close()
     first.predict(x)
     first.context.close()
-    assert MACHINE.devices[0].used == used
-    assert live() == before
+    assert emulated.MACHINE.devices[0].used == used
+    assert emulated.live() == before
 
 
 def test_a_chain_of_contexts_beside_each_other_needs_no_event(
@@ -105,27 +103,17 @@ def test_a_closed_context_is_no_place_to_work_beside(trial: Trial) -> None:
 
 @pytest.mark.parametrize("call", ["create_execution_context", "mem_alloc"])
 def test_a_context_that_cannot_be_opened_beside_another_leaves_that_as_it_was(
-    trial: Trial, call: str
+    trial: Trial, call: str, emulated: Any
 ) -> None:
-    from emulated_gpu import fail, live
-
     first = trial.open(models.heavy, shapes=ranges(2))
     larger: Any = trial.compile(models.heavy, shapes=ranges(64))
     x = np.ones((1, 1024), np.float32)
     first.predict(x)
-    before = live()
-    with fail(call), pytest.raises(BackendUnavailable, match="gpu:0"):
+    before = emulated.live()
+    with emulated.fail(call), pytest.raises(BackendUnavailable, match="gpu:0"):
         larger.open_context(beside=first.context)
-    assert live() == before
+    assert emulated.live() == before
     first.predict(x)
-    with fail(call), pytest.raises(BackendUnavailable, match="gpu:0"):
+    with emulated.fail(call), pytest.raises(BackendUnavailable, match="gpu:0"):
         larger.open_context()
-    assert live() == before
-
-
-def test_what_cannot_be_stopped_is_not_announced(trial: Trial) -> None:
-    announced = trial.backend.info.capabilities
-    assert Capability.SHARE_WORKSPACE in announced
-    assert not {Capability.CANCEL_PREDICT, Capability.DEADLINES} & announced
-    assert not hasattr(trial.open(models.affine).context, "cancel")
-    assert not any(device.lacks for device in trial.backend.devices().found)
+    assert emulated.live() == before

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.errors import BackendUnavailable, EngineError, InputError
+import engine_gpu_trt as plugin
+from engine.errors import EngineError, InputError
 from engine.types import Device, DeviceBuffer, DType, ShapeRange
 from engine_testing import models
+from engine_testing.device_values import Memory
 from engine_testing.level import Running, Trial
 
 Make = Callable[..., Any]
@@ -26,42 +28,22 @@ def rows(count: int, start: int = 0) -> np.ndarray[Any, Any]:
     return np.arange(start, start + 3 * count, dtype=np.float32).reshape(count, 3)
 
 
-def put(trial: Trial, array: np.ndarray[Any, Any], device: Device = GPU) -> DeviceBuffer:
-    """A complete tensor on the device."""
-    buffer = trial.backend.buffer(device, DType.from_numpy(array.dtype), array.shape, False)
-    trial.backend.copy(array, buffer, None)
-    return buffer
+def put(trial: Trial, array: np.ndarray[Any, Any]) -> DeviceBuffer:
+    return Memory(trial).put(array)
 
 
 def get(trial: Trial, buffer: Any) -> np.ndarray[Any, Any]:
-    """A tensor of the device, on the host."""
-    array = np.empty(buffer.shape, buffer.dtype.numpy)
-    trial.backend.copy(buffer, array, None)
-    return array
+    return Memory(trial).get(buffer)
 
 
-@pytest.fixture
-def trial(trial: Trial) -> Trial:
-    import engine_gpu_trt as plugin
-
-    backend: Any = trial.backend  # whatever of these the core has bound already
-    for name in ("buffer", "copy", "order"):
-        if not hasattr(backend, name):
-            setattr(backend, name, getattr(plugin, f"engine_{name}"))
-    return trial
-
-
-# --------------------------------------------------------------------------- what crosses the bus
-
-
-def test_a_chain_copies_only_its_first_input_and_its_last_output(trial: Trial) -> None:
-    from emulated_gpu import counting
-
+def test_a_chain_copies_only_its_first_input_and_its_last_output(
+    trial: Trial, emulated: Any
+) -> None:
     first, second = (trial.open(models.affine, resident=frozenset({"y"})) for _ in range(2))
     last = trial.open(models.affine)
     for start in (0, 7):
         x = rows(4, start)
-        with counting() as counts:
+        with emulated.counting() as counts:
             [value] = first.predict(x)
             [value] = second.predict(value)
             [y] = last.predict(value)
@@ -71,25 +53,11 @@ def test_a_chain_copies_only_its_first_input_and_its_last_output(trial: Trial) -
         assert counts["synchronisations"] == 1, "only the last output is waited for"
 
 
-def test_a_tensor_goes_from_predict_to_predict_on_the_device(trial: Trial) -> None:
-    from emulated_gpu import counting
-
-    running, x = trial.open(models.affine), rows(4)
-    with counting() as counts:
-        [value] = running.predict(x, outputs=[GPU])
-        assert isinstance(value, DeviceBuffer)
-        assert (value.shape, value.dtype, value.device) == ((4, 3), DType.FLOAT32, GPU)
-        [y] = running.predict(value)
-    np.testing.assert_array_equal(y, 4 * x + 3)
-    assert counts["host to device"] == counts["device to host"] == x.nbytes
-    assert counts["device to device"] == 0
-
-
 def test_page_locked_arrays_are_copied_from_and_to_where_they_lie(
     trial: Trial, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running = trial.open(models.affine)
-    x, y = (trial.backend.buffer(GPU, DType.FLOAT32, (4, 3), True) for _ in range(2))
+    x, y = (plugin.engine_buffer(GPU, DType.FLOAT32, (4, 3), True) for _ in range(2))
     x[:] = rows(4)
 
     def no_pinning(nbytes: int) -> None:
@@ -104,14 +72,11 @@ def test_page_locked_arrays_are_copied_from_and_to_where_they_lie(
 
 def test_a_page_locked_input_may_be_written_again_although_the_output_stays(trial: Trial) -> None:
     running = trial.open(models.affine, resident=frozenset({"y"}))
-    x = trial.backend.buffer(GPU, DType.FLOAT32, (4, 3), True)
+    x = plugin.engine_buffer(GPU, DType.FLOAT32, (4, 3), True)
     x[:] = rows(4)
     [y] = running.predict(x)
     x[:] = 0
     np.testing.assert_array_equal(get(trial, y), 2 * rows(4) + 1)
-
-
-# ---------------------------------------------------------------------------------------- outputs
 
 
 def test_resident_outputs_are_the_same_objects_while_shapes_are_equal(trial: Trial) -> None:
@@ -129,69 +94,20 @@ def test_resident_outputs_are_the_same_objects_while_shapes_are_equal(trial: Tri
 
 
 def test_a_resident_output_outlives_its_context_and_is_freed_by_whoever_held_it(
-    trial: Trial,
+    trial: Trial, emulated: Any
 ) -> None:
-    from emulated_gpu import live
-
     running = trial.open(models.affine, shapes=WIDE, resident=frozenset({"y"}))
     [small] = running.predict(rows(4))
     running.predict(rows(64))  # takes larger memory, which must not free what is held here
     running.context.close()
     running.executable.close()
-    assert live()["device allocations"] == 1
+    assert emulated.live()["device allocations"] == 1
     get(trial, small)
     held = [small]
     del small
     with ThreadPoolExecutor(1) as pool:  # freed in a thread that has no context
         pool.submit(held.clear).result()
-    assert "device allocations" not in live()
-
-
-def test_a_resident_output_may_still_be_filled_into_a_buffer(trial: Trial) -> None:
-    running = trial.open(models.affine, resident=frozenset({"y"}))
-    y = np.empty((4, 3), np.float32)
-    outputs = [y]
-    assert running.predict(rows(4), outputs=outputs) is outputs
-    np.testing.assert_array_equal(y, 2 * rows(4) + 1)
-    [own] = running.predict(rows(4), outputs=[None])
-    [other] = running.predict(rows(4, 9), outputs=[GPU])
-    np.testing.assert_array_equal(get(trial, own), 2 * rows(4) + 1)
-    np.testing.assert_array_equal(get(trial, other), 2 * rows(4, 9) + 1)
-
-
-def test_a_given_buffer_is_filled_and_given_back(trial: Trial) -> None:
-    from emulated_gpu import counting
-
-    running = trial.open(models.affine)
-    target = trial.backend.buffer(GPU, DType.FLOAT32, (4, 3), False)
-    outputs = [target]
-    with counting() as counts:
-        assert running.predict(put(trial, rows(4)), outputs=outputs) is outputs
-    assert counts["device to device"] == 0
-    assert target.stream is None, "so it must be complete"
-    np.testing.assert_array_equal(get(trial, target), 2 * rows(4) + 1)
-
-
-def test_what_is_allocated_on_the_device_is_new_each_time(trial: Trial) -> None:
-    running = trial.open(models.affine)
-    [first] = running.predict(rows(4), outputs=[GPU])
-    [second] = running.predict(rows(4, 5), outputs=[GPU])
-    np.testing.assert_array_equal(get(trial, first), 2 * rows(4) + 1)
-    np.testing.assert_array_equal(get(trial, second), 2 * rows(4, 5) + 1)
-
-
-def test_host_and_device_may_be_mixed(trial: Trial) -> None:
-    x, m = np.full((2, 3), 2, np.float32), np.arange(3, dtype=np.float32)
-    running = trial.open(models.several)
-    expected = running.predict(x, x, m)
-    buffer = put(trial, x)
-    for inputs in ([x, buffer, m], [buffer, buffer, put(trial, m)]):
-        for wanted in ([None, GPU, None], [GPU, None, GPU], [None, None, None]):
-            results = running.predict(*inputs, outputs=wanted)
-            for entry, value, array in zip(wanted, results, expected, strict=True):
-                assert isinstance(value, DeviceBuffer) == (entry is GPU)
-                found = get(trial, value) if entry is GPU else value
-                np.testing.assert_array_equal(found, array)
+    assert "device allocations" not in emulated.live()
 
 
 def test_an_output_over_its_own_input_is_right(trial: Trial, model: Make) -> None:
@@ -210,7 +126,7 @@ def test_addresses_that_tensorrt_does_not_take_are_copied(trial: Trial) -> None:
         address = memory.pointer + 4 * start
         return DeviceBuffer(address, (4, 3), DType.FLOAT32, GPU, None, memory.owner)
 
-    trial.backend.copy(rows(4), part(1), None)
+    plugin.engine_copy(rows(4), part(1), None)
     running.predict(part(1), outputs=[part(15)])
     np.testing.assert_array_equal(get(trial, part(15)), 2 * rows(4) + 1)
 
@@ -229,7 +145,7 @@ def test_empty_tensors_need_no_memory(trial: Trial) -> None:
 
 def test_a_buffer_of_another_shape_is_named(trial: Trial) -> None:
     running = trial.open(models.affine)
-    target = trial.backend.buffer(GPU, DType.FLOAT32, (5, 3), False)
+    target = plugin.engine_buffer(GPU, DType.FLOAT32, (5, 3), False)
     with pytest.raises(InputError, match=r"output 'y': expected .* float32\[4, 3\], got \[5, 3\]"):
         running.predict(rows(4), outputs=[target])
     [y] = running.predict(rows(4))
@@ -250,12 +166,9 @@ def test_outputs_whose_shape_depends_on_the_data_may_stay_too(trial: Trial) -> N
         kept.append(value)  # memory that grew must not be freed under it
         [value] = running.predict(x, outputs=[GPU])
         np.testing.assert_array_equal(get(trial, value), expected)
-        target = trial.backend.buffer(GPU, DType.INT64, expected.shape, False)
+        target = plugin.engine_buffer(GPU, DType.INT64, expected.shape, False)
         running.predict(x, outputs=[target])
         np.testing.assert_array_equal(get(trial, target), expected)
-
-
-# -------------------------------------------------------------------------------------- streams
 
 
 def test_a_producer_writes_again_only_after_its_reader(trial: Trial) -> None:
@@ -268,19 +181,17 @@ def test_a_producer_writes_again_only_after_its_reader(trial: Trial) -> None:
 
 
 def test_an_input_is_read_after_what_its_stream_has_queued(
-    trial: Trial, cuda: Any, context: Any
+    trial: Trial, cuda: Any, context: Any, emulated: Any
 ) -> None:
-    from emulated_gpu import MACHINE
-
     running = trial.open(models.affine)
     memory = put(trial, np.zeros((4, 3), np.float32))
     stream = cuda.Stream()  # somebody else's
-    device = MACHINE.devices[0]
+    device = emulated.MACHINE.devices[0]
 
     def write() -> None:
         device.bytes(memory.pointer, 48)[:] = rows(4).reshape(-1).view(np.uint8)
 
-    for handle, queue in ((stream.handle, stream._queue), (0, MACHINE.queue(0))):
+    for handle, queue in ((stream.handle, stream._queue), (0, emulated.MACHINE.queue(0))):
         device.bytes(memory.pointer, 48)[:] = 0
         queue.put(write)
         late = DeviceBuffer(memory.pointer, (4, 3), DType.FLOAT32, GPU, handle, memory.owner)
@@ -292,7 +203,7 @@ def test_an_input_without_a_stream_is_the_callers_again_on_return(trial: Trial) 
     running = trial.open(models.affine, resident=frozenset({"y"}))
     buffer = put(trial, rows(4))
     [y] = running.predict(buffer)
-    trial.backend.copy(np.zeros((4, 3), np.float32), buffer, None)
+    plugin.engine_copy(np.zeros((4, 3), np.float32), buffer, None)
     np.testing.assert_array_equal(get(trial, y), 2 * rows(4) + 1)
 
 
@@ -322,102 +233,69 @@ def test_closing_with_work_queued_waits_for_it(trial: Trial) -> None:
     np.testing.assert_array_equal(get(trial, y), 2 * rows(4) + 1)
 
 
-def test_streams_are_ordered_on_request(trial: Trial) -> None:
-    from emulated_gpu import MACHINE, counting
-
+def test_streams_are_ordered_on_request(trial: Trial, emulated: Any) -> None:
     first, second = (trial.open(models.affine, resident=frozenset({"y"})) for _ in range(2))
     [a], [b] = first.predict(rows(4)), second.predict(rows(4))
     assert isinstance(a, DeviceBuffer)
     assert isinstance(b, DeviceBuffer)
     assert a.stream is not None
     assert b.stream is not None
-    queues = [MACHINE.streams[stream] for stream in (a.stream, b.stream)]
-    with counting() as counts:
-        assert trial.backend.order(GPU, a.stream, b.stream) is True
+    queues = [emulated.MACHINE.streams[stream] for stream in (a.stream, b.stream)]
+    with emulated.counting() as counts:
+        assert plugin.engine_order(GPU, a.stream, b.stream) is True
     assert counts["synchronisations"] == 0
     assert not queues[0].is_done
     second.context.reset()  # type: ignore[attr-defined]
     assert queues[0].is_done
     first.predict(rows(4))
     assert not queues[0].is_done
-    assert trial.backend.order(GPU, a.stream, None) is True
+    assert plugin.engine_order(GPU, a.stream, None) is True
     assert queues[0].is_done
 
 
 def test_a_stream_that_nobody_knows_is_waited_for(trial: Trial, cuda: Any, context: Any) -> None:
     stream, done = cuda.Stream(), []
     stream._queue.put(lambda: done.append(1))
-    trial.backend.order(GPU, stream.handle, None)
+    plugin.engine_order(GPU, stream.handle, None)
     assert done == [1]
     stream._queue.put(lambda: done.append(2))
     running = trial.open(models.affine, resident=frozenset({"y"}))
     [y] = running.predict(rows(1))
-    trial.backend.order(GPU, stream.handle, y.stream)  # type: ignore[union-attr]
+    plugin.engine_order(GPU, stream.handle, y.stream)  # type: ignore[union-attr]
     assert done == [1, 2]
     queue = running.context.run._stream.raw._queue  # type: ignore[attr-defined]
     running.predict(rows(1))
-    trial.backend.order(GPU, y.stream, stream.handle)  # type: ignore[union-attr]
+    plugin.engine_order(GPU, y.stream, stream.handle)  # type: ignore[union-attr]
     assert queue.is_done
 
 
-# ---------------------------------------------------------------------------------------- copies
-
-
-@pytest.mark.parametrize(
-    "dtype", [DType.FLOAT32, DType.BFLOAT16, DType.FLOAT8E4M3FN, DType.BOOL, DType.INT64], ids=str
-)
-@pytest.mark.parametrize("shape", [(), (3,), (2, 3), (0, 3)], ids=str)
-@pytest.mark.parametrize("on_host", [False, True])
-def test_bytes_go_there_and_back(
-    trial: Trial, dtype: DType, shape: tuple[int, ...], on_host: bool
-) -> None:
-    def host() -> Any:
-        if on_host:
-            return trial.backend.buffer(GPU, dtype, shape, True)
-        return np.empty(shape, dtype.numpy)
-
-    there, back = host(), host()
-    assert (there.dtype, there.shape) == (dtype.numpy, shape)
-    flat = there.reshape(-1).view(np.uint8)
-    flat[:] = np.arange(flat.size) % 2
-    one, other = (trial.backend.buffer(GPU, dtype, shape, False) for _ in range(2))
-    assert (one.dtype, one.shape, one.device, one.stream) == (dtype, shape, GPU, None)
-    for source, target in ((there, one), (one, other), (other, back)):
-        assert trial.backend.copy(source, target, None) is True
-    assert back.tobytes() == there.tobytes()
-
-
-def test_a_copy_is_queued_on_a_stream_of_this_backend(trial: Trial) -> None:
-    from emulated_gpu import counting
-
+def test_a_copy_is_queued_on_a_stream_of_this_backend(trial: Trial, emulated: Any) -> None:
     running = trial.open(models.affine, resident=frozenset({"y"}))
     [y] = running.predict(rows(4))
     assert isinstance(y, DeviceBuffer)
-    host = trial.backend.buffer(GPU, DType.FLOAT32, (4, 3), True)
-    other = trial.backend.buffer(GPU, DType.FLOAT32, (4, 3), False)
-    with counting() as counts:
-        trial.backend.copy(y, host, y.stream)
-        trial.backend.copy(y, other, y.stream)
+    host = plugin.engine_buffer(GPU, DType.FLOAT32, (4, 3), True)
+    other = plugin.engine_buffer(GPU, DType.FLOAT32, (4, 3), False)
+    with emulated.counting() as counts:
+        plugin.engine_copy(y, host, y.stream)
+        plugin.engine_copy(y, other, y.stream)
     assert counts["synchronisations"] == 0
-    trial.backend.order(GPU, y.stream, None)
+    plugin.engine_order(GPU, y.stream, None)
     np.testing.assert_array_equal(host, 2 * rows(4) + 1)
     np.testing.assert_array_equal(get(trial, other), 2 * rows(4) + 1)
 
 
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_tensors_go_from_device_to_device(
-    trial: Trial, second_device: int, own_stream: bool
+    trial: Trial, second_device: int, own_stream: bool, emulated: Any
 ) -> None:
-    from emulated_gpu import counting
-
     second = Device("gpu", second_device)
     running = trial.open(models.affine, resident=frozenset({"y"}))
     there = trial.open(models.affine, device=second)
     [y] = running.predict(rows(4))
     assert isinstance(y, DeviceBuffer)
-    target = trial.backend.buffer(second, DType.FLOAT32, (4, 3), False)
-    with counting() as counts:
-        trial.backend.copy(y, target, y.stream if own_stream else None)
+    target = plugin.engine_buffer(second, DType.FLOAT32, (4, 3), False)
+    with emulated.counting() as counts:
+        plugin.engine_copy(y, target, y.stream if own_stream else None)
     assert (counts["between devices"], counts["device to host"]) == (48, 0)
     [z] = there.predict(target)
     np.testing.assert_array_equal(z, 4 * rows(4) + 3)
@@ -425,24 +303,14 @@ def test_tensors_go_from_device_to_device(
     gc.collect()
 
 
-def test_memory_that_is_short_is_said_with_what_was_wanted(trial: Trial) -> None:
-    from emulated_gpu import MACHINE
-
-    with pytest.raises(BackendUnavailable, match=r"out of memory: wanted 4294967296 bytes of dev"):
-        trial.backend.buffer(GPU, DType.FLOAT32, (2**30,), False)
-    assert MACHINE.devices[0].used == 0
-
-
 @pytest.mark.parametrize("call", ["Stream", "Event", "mem_alloc", "pagelocked_empty",
                                   "cuMemcpyHtoDAsync", "synchronize"])  # fmt: skip
-def test_a_failed_copy_leaves_nothing(trial: Trial, call: str) -> None:
-    from emulated_gpu import fail, live
-
-    before = live()
-    with fail(call), pytest.raises(EngineError, match=r"^gpu:0: "):
+def test_a_failed_copy_leaves_nothing(trial: Trial, call: str, emulated: Any) -> None:
+    before = emulated.live()
+    with emulated.fail(call), pytest.raises(EngineError, match=r"^gpu:0: "):
         put(trial, rows(4))
     gc.collect()
-    assert live() == before | {"primary contexts": 1}
+    assert emulated.live() == before | {"primary contexts": 1}
 
 
 @pytest.mark.parametrize("after", [0, 1, 2])
@@ -450,13 +318,11 @@ def test_a_failed_copy_leaves_nothing(trial: Trial, call: str) -> None:
     "call", ["mem_alloc", "execute", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync", "synchronize"]
 )
 def test_a_context_survives_a_failure_with_values_on_the_device(
-    trial: Trial, call: str, after: int
+    trial: Trial, call: str, after: int, emulated: Any
 ) -> None:
-    from emulated_gpu import fail
-
     running = trial.open(models.affine, shapes=WIDE, resident=frozenset({"y"}))
     buffer = put(trial, rows(4))
-    with fail(call, after=after):
+    with emulated.fail(call, after=after):
         for _ in range(3):
             for entry in (None, GPU, buffer):
                 try:

@@ -49,33 +49,22 @@ def warm(source: ModelSource, folder: Path) -> ModelSource:
     return replace(source, compiled=folder)
 
 
-def test_a_warm_load_is_as_a_cold_one_and_parses_and_builds_nothing(
-    trial: Trial, fused: Callable[[Path], Path]
+def test_a_warm_load_parses_and_builds_nothing_and_has_the_same_placement(
+    trial: Trial, fused: Callable[[Path], Path], emulated: Any
 ) -> None:
-    from emulated_gpu import counting
-
     source = trial.source(fused)
     shapes = {"x": ShapeRange((2, 2), (4, 2), (8, 2))}
-    with counting() as cold_counts:
+    with emulated.counting() as cold_counts:
         cold = save(trial, source, shapes=shapes)
     assert (cold_counts["parses"], cold_counts["builds"]) == (1, 1)
-    with counting() as counts:
-        loaded = trial.load(warm(source, trial.folder / "form"), shapes=shapes)
+    with emulated.counting() as counts:
+        trial.load(warm(source, trial.folder / "form"), shapes=shapes)
         hot = trial.compile(warm(source, trial.folder / "form"), shapes=shapes)
     # What the cold one has loaded serves these too.
     assert (counts["parses"], counts["builds"], counts["deserialised"]) == (0, 0, 0)
-    assert source.graph is not None
-    assert (loaded.inputs, loaded.outputs) == (source.graph.inputs, source.graph.outputs)
-    assert loaded.unsupported == {}
-    assert (hot.inputs, hot.outputs) == (cold.inputs, cold.outputs)
-    assert hot.inputs[0].shape == ("rows", 2)
-    assert hot.inputs[0].bounds == ((2, 8), None)
+    assert (hot.inputs[0].shape, hot.inputs[0].bounds) == (("rows", 2), ((2, 8), None))
     assert hot.placement() == cold.placement()
     assert len(hot.placement()) == 3
-    x = np.float32([[1, -2], [3, 4]])
-    for executable in (cold, hot):
-        [y] = trial.context(executable).predict(x)
-        np.testing.assert_array_equal(y, np.maximum(x, 0))
 
 
 def test_an_input_that_the_parser_renames_is_found_again(trial: Trial, model: Make) -> None:
@@ -101,11 +90,11 @@ def test_a_users_engine_file_has_a_form_too(trial: Trial) -> None:
 
 
 def test_a_form_runs_on_another_device_of_the_kind(
-    trial: Trial, second_device: int, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, second_device: int, monkeypatch: pytest.MonkeyPatch, emulated: Any
 ) -> None:
-    from emulated_gpu import MACHINE
-
-    monkeypatch.setattr(MACHINE.devices[second_device], "name", MACHINE.devices[0].name)
+    monkeypatch.setattr(
+        emulated.MACHINE.devices[second_device], "name", emulated.MACHINE.devices[0].name
+    )
     source = trial.source(models.affine)
     save(trial, source)
     there = Device("gpu", second_device)
@@ -141,49 +130,47 @@ def test_a_disk_that_takes_nothing_is_said_and_leaves_nothing(trial: Trial) -> N
         trial.compile(models.affine, save_to=gone)
 
 
-# -------------------------------------------------------------------------------- what is refused
-
-
 @pytest.mark.parametrize("name", ["tensorrt", "driver", "device", "compute_capability"])
-def test_an_engine_of_something_else_never_reaches_tensorrt(trial: Trial, name: str) -> None:
-    from emulated_gpu import counting
-
+def test_an_engine_of_something_else_never_reaches_tensorrt(
+    trial: Trial, name: str, emulated: Any
+) -> None:
     source = trial.source(models.affine)
     save(trial, source)
     path = trial.folder / "form" / "form.json"
     content = json.loads(path.read_text())
     content["made_with"][name] = "another"
     path.write_text(json.dumps(content))
-    with counting() as counts, pytest.raises(CompiledFormError, match=f"{name} 'another', here"):
+    with (
+        emulated.counting() as counts,
+        pytest.raises(CompiledFormError, match=f"{name} 'another', here"),
+    ):
         trial.load(warm(source, path.parent))
     assert counts["deserialised"] == 0
 
 
 @pytest.mark.parametrize("damage", ["flipped", "truncated", "empty", "gone"])
 @pytest.mark.parametrize("file", ["engine.plan", "form.json"])
-def test_a_damaged_form_never_reaches_tensorrt(trial: Trial, file: str, damage: str) -> None:
-    import tensorrt as trt
-
+def test_a_damaged_form_never_reaches_tensorrt(
+    trial: Trial, file: str, damage: str, trt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = trial.source(models.affine)
     save(trial, source)
     path = trial.folder / "form" / file
-    data = bytearray(path.read_bytes())
-    if damage == "flipped":
-        # In JSON a flipped bit may leave a valid text: so it is made none.
-        data[len(data) // 2 if file == "engine.plan" else 0] ^= 1
-        path.write_bytes(data)
-    elif damage == "gone":
+    data = path.read_bytes()
+    # In JSON a flipped bit may leave a valid text: so it is made none.
+    place = len(data) // 2 if file == "engine.plan" else 0
+    flipped = bytes([data[place] ^ 1])
+    damaged = {"flipped": data[:place] + flipped + data[place + 1 :], "truncated": data[:-9]}
+    path.write_bytes(damaged.get(damage, b""))
+    if damage == "gone":
         path.unlink()
-    else:
-        path.write_bytes(data[: len(data) // 2] if damage == "truncated" else b"")
 
     def refuse(self: Any, plan: Any) -> None:
         raise AssertionError("TensorRT was given a damaged engine")
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(trt.Runtime, "deserialize_cuda_engine", refuse)
-        with pytest.raises(CompiledFormError, match="form"):
-            trial.load(warm(source, path.parent))
+    monkeypatch.setattr(trt.Runtime, "deserialize_cuda_engine", refuse)
+    with pytest.raises(CompiledFormError, match="form"):
+        trial.load(warm(source, path.parent))
 
 
 @pytest.mark.parametrize(
@@ -206,9 +193,6 @@ def test_a_form_of_other_content_is_refused(trial: Trial, change: dict[str, Any]
         trial.load(warm(source, path.parent))
 
 
-# ----------------------------------------------------------------------------------------- the key
-
-
 def options(**changes: Any) -> CompileOptions:
     return replace(CompileOptions(device=Device("gpu")), **changes)
 
@@ -217,9 +201,7 @@ def key(**changes: Any) -> dict[str, str]:
     return dict(plugin.engine_compiled_key(options(**changes)))
 
 
-def test_the_key_names_what_an_engine_depends_on() -> None:
-    import tensorrt as trt
-
+def test_the_key_names_what_an_engine_depends_on(trt: Any) -> None:
     base = key()
     assert base["tensorrt"] == trt.__version__
     assert (base["device"], base["compute_capability"]) == ("Emulated GPU 0", "9.0")
@@ -250,9 +232,6 @@ def test_the_key_leaves_out_what_an_engine_does_not_depend_on(second_device: int
         assert key(**changes) == base
     shapes = {"a": SHAPES["x"], "b": SHAPES["x"]}
     assert key(shapes=shapes) == key(shapes=dict(reversed(shapes.items())))
-
-
-# -------------------------------------------------------------------------------- the timing cache
 
 
 def timed(trial: Trial, maker: Any, folder: Path | None) -> int:
@@ -296,10 +275,8 @@ def test_a_cache_folder_that_is_gone_costs_only_time(trial: Trial) -> None:
 
 
 def test_what_another_process_timed_meanwhile_is_kept(
-    trial: Trial, model: Make, monkeypatch: pytest.MonkeyPatch
+    trial: Trial, model: Make, monkeypatch: pytest.MonkeyPatch, trt: Any
 ) -> None:
-    import tensorrt as trt
-
     folder = trial.folder / "cache"
     folder.mkdir()
     other = trial.source(model([("Neg", ["x"], ["y"])], [("x", [2])], [("y", [2])]))

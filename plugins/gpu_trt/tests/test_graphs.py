@@ -38,14 +38,12 @@ def test_a_shape_that_comes_again_is_launched_as_recorded(trial: Trial) -> None:
     assert launches == [0, 1, 1, 1, 1, 1]
 
 
-def test_another_shape_ends_a_recording(trial: Trial) -> None:
-    from emulated_gpu import live
-
+def test_another_shape_ends_a_recording(trial: Trial, emulated: Any) -> None:
     running = trial.open(models.affine, shapes=WIDE, options=ON)
     for _ in range(3):
         predict(running, 4)
     assert predict(running, 8)["graph launches"] == 0
-    assert "executable graphs" not in live()
+    assert "executable graphs" not in emulated.live()
     launches = [predict(running, 8)["graph launches"] for _ in range(3)]
     assert launches == [0, 1, 1], "one that was recorded in vain makes it wait longer"
 
@@ -70,11 +68,9 @@ def test_another_address_is_not_launched_as_recorded(trial: Trial) -> None:
         np.testing.assert_array_equal(y, 2 * rows(4, place) + 1)
 
 
-def test_outputs_that_depend_on_the_data_are_not_recorded(trial: Trial) -> None:
-    from emulated_gpu import counting
-
+def test_outputs_that_depend_on_the_data_are_not_recorded(trial: Trial, emulated: Any) -> None:
     running = trial.open(models.nonzero, options={**ON, "batch_range": "1~4~64"})
-    with counting() as counts:
+    with emulated.counting() as counts:
         for values in ([0, 1, 0, 2], [1, 1, 1, 1], [0, 0, 0, 0]):
             [y] = running.predict(np.float32(values))
             np.testing.assert_array_equal(y, np.flatnonzero(values)[None])
@@ -84,21 +80,20 @@ def test_outputs_that_depend_on_the_data_are_not_recorded(trial: Trial) -> None:
 @pytest.mark.parametrize(
     "call", ["cuStreamBeginCapture", "cuStreamEndCapture", "cuGraphInstantiate"]
 )
-def test_what_cannot_be_recorded_runs_without(trial: Trial, call: str) -> None:
-    from emulated_gpu import fail
-
+def test_what_cannot_be_recorded_runs_without(trial: Trial, call: str, emulated: Any) -> None:
     running = trial.open(models.affine, shapes=WIDE, options=ON)
-    with fail(call):
+    with emulated.fail(call):
         launches = [predict(running, 4, start)["graph launches"] for start in range(4)]
     assert launches == [0] * 4
 
 
-def test_a_launch_that_fails_is_said_and_survived(trial: Trial) -> None:
-    from emulated_gpu import fail
-
+def test_a_launch_that_fails_is_said_and_survived(trial: Trial, emulated: Any) -> None:
     running = trial.open(models.affine, shapes=WIDE, options=ON)
     predict(running, 4)
-    with fail("cuGraphLaunch"), pytest.raises(BackendUnavailable, match="cuda_graphs = off"):
+    with (
+        emulated.fail("cuGraphLaunch"),
+        pytest.raises(BackendUnavailable, match="cuda_graphs = off"),
+    ):
         running.predict(rows(4))
     predict(running, 4)
 

@@ -11,33 +11,31 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import onnx.parser
 import pytest
-from onnx import TensorProto, helper
+from onnx import helper
 
 from engine.formats import open_source
-from engine.types import CompileOptions, Device
+from engine.types import CompileOptions, Device, DType
 from engine_gpu_trt import nccl
 from engine_gpu_trt.cuda import open_gpu
 from engine_gpu_trt.options import read_settings
+from engine_testing import making
 from engine_testing.level import Trial
 
 ON = {"in_graph_collectives": "on"}
 
 
-def part(
-    folder: Path, *nodes: onnx.NodeProto, shape: Sequence[Any] = (4, 4), dtype: int = 1
-) -> Any:
+def part(folder: Path, *nodes: onnx.NodeProto, shape: Sequence[Any] = (4, 4),
+         dtype: DType = DType.FLOAT32) -> Any:  # fmt: skip
     """A rank's part: x -> what nodes make of a -> y, which the file does not describe."""
-    first = helper.make_node("Neg", ["x"], ["a"])
-    graph = helper.make_graph(
-        [first, *nodes],
-        "part",
-        [helper.make_tensor_value_info("x", dtype, shape)],
-        [helper.make_tensor_value_info("y", dtype, None)],
-    )
-    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
-    path = folder / "part.onnx"
-    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=opsets), path)
+    x, y = making.tensor("x", shape, dtype), helper.make_tensor_value_info("y", dtype.onnx, None)
+    nodes = (helper.make_node("Neg", ["x"], ["a"]), *nodes)
+    domains = {"com.microsoft": 1}
+    path = making.write(folder, "part", [x], [y], nodes, domains=domains, valid=False)
+    model = onnx.load(path)
+    model.opset_import[0].version = 18
+    onnx.save(model, path)
     return open_source(str(path))
 
 
@@ -90,41 +88,25 @@ def test_one_that_it_has_none_for_leaves_all_of_them_to_the_core(
     assert all(why in reason for reason in found.values())
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"shape": ("n", 4)}, "the shape of 'a' is open"),
-        ({"dtype": TensorProto.BOOL}, "which is bool"),
-    ],
-    ids=["open", "bool"],
-)
-def test_tensors_that_ranks_cannot_compare_or_exchange_are_left_to_the_core(
-    changes: dict[str, Any], why: str, trial: Trial, tmp_path: Path
-) -> None:
-    [reason] = reasons(trial, part(tmp_path, collective("AllReduce"), **changes)).values()
-    assert why in reason
-
-
-def test_a_scatter_without_equal_parts_is_left_to_the_core(trial: Trial, tmp_path: Path) -> None:
-    source = part(tmp_path, collective("ReduceScatter"), shape=(4, 4))
-    [reason] = reasons(trial, source, world_size=3).values()
-    assert "its shapes cannot be inferred" in reason or "no equal part" in reason
+REDUCE = collective("AllReduce")
 
 
 @pytest.mark.parametrize(
-    ("options", "world_size", "why"),
+    ("node", "changes", "wish", "why"),
     [
-        ({"in_graph_collectives": "off"}, 2, "in_graph_collectives is off"),
-        ({"precision_mode": "preferred_fp16"}, 2, "preferred_fp16"),
-        ({}, 1, "there is one rank"),
+        (REDUCE, {"shape": ("n", 4)}, {}, "the shape of 'a' is open"),
+        (REDUCE, {"dtype": DType.BOOL}, {}, "which is bool"),
+        (collective("ReduceScatter"), {}, {"world_size": 3}, "no equal part for each of 3"),
+        (REDUCE, {}, {"in_graph_collectives": "off"}, "in_graph_collectives is off"),
+        (REDUCE, {}, {"precision_mode": "preferred_fp16"}, "preferred_fp16"),
+        (REDUCE, {}, {"world_size": 1}, "there is one rank"),
     ],
-    ids=["off", "float16", "alone"],
+    ids=["open", "bool", "unequal parts", "off", "float16", "alone"],
 )
-def test_they_are_inside_only_where_that_was_asked_for_and_can_be(
-    options: dict[str, str], world_size: int, why: str, trial: Trial, tmp_path: Path
+def test_one_that_cannot_be_inside_or_is_not_to_be_is_left_to_the_core(
+    node: Any, changes: Any, wish: Any, why: str, trial: Trial, tmp_path: Path
 ) -> None:
-    source = part(tmp_path, collective("AllReduce"))
-    [reason] = reasons(trial, source, world_size, **options).values()
+    [reason] = reasons(trial, part(tmp_path, node, **changes), **wish).values()
     assert why in reason
 
 
@@ -144,9 +126,6 @@ def test_an_engine_depends_on_how_many_ranks_there_are(trial: Trial) -> None:
     assert keys[0] != keys[1]
 
 
-# ------------------------------------------------------------------ what the emulator insists on
-
-
 def capsule_of(comm: ctypes.c_void_p) -> Any:
     from engine_gpu_trt.graph_group import _CAPSULE, _new_capsule
 
@@ -154,10 +133,8 @@ def capsule_of(comm: ctypes.c_void_p) -> Any:
 
 
 @pytest.fixture
-def network(context: Any) -> Iterator[Callable[[], tuple[Any, Any]]]:
+def network(context: Any, trt: Any) -> Iterator[Callable[[], tuple[Any, Any]]]:
     """Makes a builder and a parsed network with one all-reduce inside."""
-    import tensorrt as trt
-
     kept: list[Any] = []
 
     def make() -> tuple[Any, Any]:
@@ -166,14 +143,10 @@ def network(context: Any) -> Iterator[Callable[[], tuple[Any, Any]]]:
         parsed = builder.create_network(0)
         parser = trt.OnnxParser(parsed, log)
         kept.extend((builder, parsed, parser))
-        node = helper.make_node(
-            "DistCollective", ["x"], ["y"], collective_operation="all_reduce", reduce_op="sum",
-            root=-1,
-        )  # fmt: skip
-        values = [helper.make_tensor_value_info(name, 1, [4, 4]) for name in "xy"]
-        graph = helper.make_graph([node], "g", values[:1], values[1:])
-        opsets = [helper.make_opsetid("", 18)]
-        model = helper.make_model(graph, ir_version=9, opset_imports=opsets)
+        model = onnx.parser.parse_model("""
+            <ir_version: 9, opset_import: ["": 18]> g (float[4,4] x) => (float[4,4] y) {
+                y = DistCollective <collective_operation="all_reduce", reduce_op="sum", root=-1> (x)
+            }""")
         assert parser.parse(model.SerializeToString())
         return builder, parsed
 
@@ -192,10 +165,8 @@ def test_the_number_of_ranks_is_set_once(network: Callable[[], tuple[Any, Any]])
 
 
 def test_nothing_runs_without_a_communicator_and_none_is_taken_that_does_not_block(
-    network: Callable[[], tuple[Any, Any]], capsys: pytest.CaptureFixture[str]
+    network: Callable[[], tuple[Any, Any]], capsys: pytest.CaptureFixture[str], trt: Any
 ) -> None:
-    import tensorrt as trt
-
     builder, parsed = network()
     parsed.get_layer(0).num_ranks = 2
     config = builder.create_builder_config()

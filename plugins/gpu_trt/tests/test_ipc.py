@@ -15,17 +15,17 @@ from unittest.mock import Mock
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import engine
 import engine_gpu_trt as plugin
 from engine import Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
 from engine.types import Device, DType, SharedWeights
-from engine_gpu_trt.lending import Lender, Loan
+from engine_gpu_trt import lending
 from engine_gpu_trt.outside import take_out
-from engine_testing import models
-from engine_testing.level import Trial
+from engine_testing import making, models
+from engine_testing.level import Running, Trial
 
 ROWS, COLUMNS = 256, 64
 WEIGHT = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
@@ -38,16 +38,9 @@ def product(path: Path, factor: float, weight: Any = WEIGHT) -> Path:
         helper.make_node("MatMul", ["x", "w"], ["xw"]),
         helper.make_node("Mul", ["xw", "factor"], ["y"]),
     ]
-    graph = helper.make_graph(
-        nodes, path.stem,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", ROWS])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", COLUMNS])],
-        [numpy_helper.from_array(weight, "w"),
-         numpy_helper.from_array(np.float32([factor]), "factor")],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=9, opset_imports=opsets), path)
-    return path
+    ends = [making.tensor("x", ["n", ROWS])], [making.tensor("y", ["n", COLUMNS])]
+    constants = {"w": weight, "factor": np.float32([factor])}
+    return making.write(path.parent, path.stem, *ends, nodes, constants)
 
 
 def context() -> engine.Context:
@@ -70,9 +63,6 @@ def expect(model: Model, factor: float) -> None:
 @pytest.fixture(autouse=True)
 def _own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ENGINE_CACHE_DIR", str(tmp_path / "cache"))
-
-
-# ------------------------------------------------------------------------------------ one process
 
 
 def test_a_group_has_equal_weights_on_the_device_once(tmp_path: Path) -> None:
@@ -105,10 +95,8 @@ def test_models_of_no_group_keep_their_weights_inside(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["enforce_fp32", "preferred_fp16"])
 def test_a_form_with_weights_outside_is_loaded_again(
-    trial: Trial, tmp_path: Path, precision: str
+    trial: Trial, form: Path, precision: str
 ) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
     source = trial.source(lambda folder: product(folder / "formed.onnx", 2))
     wish = {"lend": "machine", "precision": precision}
     cold = trial.open(source, X, save_to=form, **wish)
@@ -121,9 +109,7 @@ def test_a_form_with_weights_outside_is_loaded_again(
     np.testing.assert_array_equal(cold.predict(X)[0], warm.predict(X)[0])
 
 
-def test_a_form_whose_weights_were_changed_is_refused(trial: Trial, tmp_path: Path) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
+def test_a_form_whose_weights_were_changed_is_refused(trial: Trial, form: Path) -> None:
     source = trial.source(lambda folder: product(folder / "damaged.onnx", 2))
     trial.compile(source, X, save_to=form, lend="machine").close()
     data = bytearray((form / "weights.bin").read_bytes())
@@ -188,148 +174,142 @@ def test_a_model_without_large_weights_lends_nothing_and_says_so(
     assert borrower.executable.memory().shared_bytes == 0
 
 
-def test_a_loan_in_the_same_process_is_the_same_memory(trial: Trial, tmp_path: Path) -> None:
-    source = trial.source(lambda folder: product(folder / "same.onnx", 2))
-    executable: Any = trial.compile(source, X, lend="machine")
-    shared = plugin.engine_share_weights(executable)
-    before = used()
-    borrower = trial.context(trial.compile(source, X, shared_weights=shared))
-    taken = used() - before - borrower.executable.memory().workspace_bytes
-    assert taken < WEIGHT.nbytes // 2
-    np.testing.assert_allclose(borrower.predict(X)[0], 2 * (X @ WEIGHT), rtol=1e-4)
-    shared.owner.close()  # type: ignore[attr-defined]
-    shared.owner.close()  # type: ignore[attr-defined]
-
-
-def test_a_handle_that_cuda_does_not_give_is_an_error(trial: Trial) -> None:
-    from emulated_gpu import fail
-
+def test_a_handle_that_cuda_does_not_give_is_an_error(trial: Trial, emulated: Any) -> None:
     source = trial.source(lambda folder: product(folder / "refused.onnx", 2))
     executable: Any = trial.compile(source, X, lend="machine")
-    with fail("mem_get_ipc_handle"), pytest.raises(BackendUnavailable, match="cannot be lent"):
+    with (
+        emulated.fail("mem_get_ipc_handle"),
+        pytest.raises(BackendUnavailable, match="cannot be lent"),
+    ):
         plugin.engine_share_weights(executable)
 
-
-# -------------------------------------------------------------------------------- several processes
 
 LENDER = """
 import sys
 from pathlib import Path
 from contextlib import ExitStack
 from engine.backends import open_backend
-from engine_testing.level import Trial
+from engine_testing.level import Running, Trial
 from engine.types import ShapeRange
 import engine_gpu_trt as plugin
-import numpy as np
 
-with ExitStack() as closing:
-    trial = Trial(open_backend("gpu_trt"), Path(sys.argv[2]), closing)
-    shapes = {"x": ShapeRange((1, 256), (2, 256), (8, 256))}
-    executable = trial.compile(lambda folder: Path(sys.argv[1]), shapes=shapes, lend="machine")
-    shared = plugin.engine_share_weights(executable)
-    print(shared.token.decode(), flush=True)
-    while line := sys.stdin.readline().strip():
-        if line == "close":
-            shared.owner.close()
-            executable.close()
-        print("done", flush=True)
+shapes = {"x": ShapeRange((1, 256), (2, 256), (8, 256))}
+for line in sys.stdin:
+    path = Path(line.strip())
+    with ExitStack() as closing:
+        trial = Trial(open_backend("gpu_trt"), path.parent, closing)
+        executable = trial.compile(lambda folder: path, shapes=shapes, lend="machine")
+        shared = plugin.engine_share_weights(executable)
+        print(shared.token.decode(), flush=True)
+        sys.stdin.readline()  # until it is to be closed
+        shared.owner.close()
+    print("closed", flush=True)
 """
 
 
-class Other:
-    """A process that lends the weights of a model."""
+class Lender:
+    """A process that lends the weights of one model at a time."""
 
-    def __init__(self, path: Path, folder: Path) -> None:
+    def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", LENDER, str(path), str(folder)],
+            [sys.executable, "-c", LENDER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
-        token = self._line()
-        self.shared = SharedWeights(
-            backend="gpu_trt",
-            device=Device("gpu"),
-            nbytes=WEIGHT.nbytes,
-            token=token.encode(),
-        )
+        self.is_lending = False
 
-    def _line(self) -> str:
+    def lend(self, path: Path) -> SharedWeights:
+        token = self._ask(str(path)).encode()
+        self.is_lending = True
+        device = Device("gpu")
+        return SharedWeights(backend="gpu_trt", device=device, nbytes=WEIGHT.nbytes, token=token)
+
+    def close(self) -> None:
+        if self.is_lending:
+            assert self._ask("close") == "closed"
+        self.is_lending = False
+
+    def _ask(self, line: str) -> str:
+        assert self.process.stdin is not None
         assert self.process.stdout is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
         return self.process.stdout.readline().strip()
 
-    def tell(self, word: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(word + "\n")
-        self.process.stdin.flush()
-        assert self._line() == "done"
 
-    def end(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+@pytest.fixture(scope="module")
+def process() -> Iterator[Lender]:
+    lender = Lender()
+    yield lender
+    lender.process.kill()
+    lender.process.communicate()
 
 
 @pytest.fixture
-def lender(tmp_path: Path) -> Iterator[Other]:
-    other = Other(product(tmp_path / "lent.onnx", 2), tmp_path)
-    yield other
-    other.end()
+def lender(process: Lender) -> Iterator[Lender]:
+    yield process
+    process.close()
 
 
-def borrowed(trial: Trial, tmp_path: Path, lender: Other) -> Any:
-    return trial.open(
-        trial.source(lambda folder: tmp_path / "lent.onnx"), X, shared_weights=lender.shared
-    )
+@pytest.fixture
+def borrow(trial: Trial, tmp_path: Path, lender: Lender) -> Callable[[], Running]:
+    """Open the model whose weights the other process lends."""
+    path = product(tmp_path / "lent.onnx", 2)
+    shared = lender.lend(path)
+    return lambda: trial.open(trial.source(lambda folder: path), X, shared_weights=shared)
 
 
 def test_a_borrower_copies_no_weight_and_closes_what_it_opened(
-    trial: Trial, tmp_path: Path, lender: Other
+    borrow: Callable[[], Running], emulated: Any
 ) -> None:
-    from emulated_gpu import counting, live
-
-    with counting() as counts:
-        running = borrowed(trial, tmp_path, lender)
+    with emulated.counting() as counts:
+        running = borrow()
     assert counts["host to device"] == 0
-    assert live()["opened allocations"] == 1
+    assert emulated.live()["opened allocations"] == 1
     np.testing.assert_allclose(running.predict(X)[0], 2 * (X @ WEIGHT), rtol=1e-4)
     report = running.executable.memory()
     assert report.shared_bytes == WEIGHT.nbytes
     assert report.weights_bytes < WEIGHT.nbytes
     running.context.close()
     running.executable.close()
-    assert "opened allocations" not in live()
+    assert "opened allocations" not in emulated.live()
 
 
 def test_a_borrower_whose_lender_closed_its_model_is_told(
-    trial: Trial, tmp_path: Path, lender: Other
+    borrow: Callable[[], Running], lender: Lender
 ) -> None:
-    running = borrowed(trial, tmp_path, lender)
+    running = borrow()
     running.predict(X)
-    lender.tell("close")
+    lender.close()
     pid = lender.process.pid
     with pytest.raises(BackendUnavailable, match=f"process {pid} has closed the model that lent"):
         running.predict(X)
     with pytest.raises(BackendUnavailable, match=f"process {pid} has closed the model"):
-        borrowed(trial, tmp_path, lender)
-
-
-def test_a_borrower_whose_lender_died_is_told(trial: Trial, tmp_path: Path, lender: Other) -> None:
-    running = borrowed(trial, tmp_path, lender)
-    running.predict(X)
-    lender.process.send_signal(signal.SIGKILL)
-    lender.process.wait()
-    with pytest.raises(BackendUnavailable, match=f"process {lender.process.pid}, which lent them"):
-        running.predict(X)
-    with pytest.raises(BackendUnavailable, match="has ended"):
-        borrowed(trial, tmp_path, lender)
+        borrow()
 
 
 def test_a_model_of_other_weights_borrows_nothing(
-    trial: Trial, tmp_path: Path, lender: Other
+    borrow: Callable[[], Running], tmp_path: Path
 ) -> None:
     product(tmp_path / "lent.onnx", 2, WEIGHT + 1)
     with pytest.raises(ModelError, match=r"lacks 1 of the model's 1 shared weights, 'w'"):
-        borrowed(trial, tmp_path, lender)
+        borrow()
+
+
+def test_a_borrower_whose_lender_died_is_told(
+    borrow: Callable[[], Running], lender: Lender
+) -> None:
+    """It is the last that needs the lender."""
+    running = borrow()
+    running.predict(X)
+    lender.process.send_signal(signal.SIGKILL)
+    lender.process.wait()
+    lender.is_lending = False
+    with pytest.raises(BackendUnavailable, match=f"process {lender.process.pid}, which lent them"):
+        running.predict(X)
+    with pytest.raises(BackendUnavailable, match="has ended"):
+        borrow()
 
 
 SLAVE = """
@@ -387,8 +367,8 @@ def test_the_tutorials_master_and_slave_share_the_devices_memory(tmp_path: Path)
 
 
 def test_a_forked_child_that_ends_ends_no_loan() -> None:
-    loan = Loan(Mock(), b"handle")
-    lender = Lender(os.getpid(), loan.descriptor, loan.mark)
+    loan = lending.Loan(Mock(), b"handle")
+    lender = lending.Lender(os.getpid(), loan.descriptor, loan.mark)
     child = os.fork()
     if not child:
         loan.close()
@@ -398,4 +378,4 @@ def test_a_forked_child_that_ends_ends_no_loan() -> None:
     other = os.dup(loan.descriptor)
     loan.close()
     with pytest.raises(BackendUnavailable, match="has closed the model that lent them"):
-        Lender(os.getpid(), other, loan.mark).check()
+        lending.Lender(os.getpid(), other, loan.mark).check()

@@ -1,14 +1,11 @@
-"""Times of layers, by `Model.profile`, `engine run --profile` and the setting layer_profile."""
+"""Times of layers, by `Model.profile` and the setting layer_profile."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,6 @@ import pytest
 
 import engine
 from engine.errors import BackendUnavailable
-from engine.types import ModelSource
 from engine_testing import models
 from engine_testing.level import Running, Trial
 
@@ -79,21 +75,9 @@ def test_parts_on_two_backends_are_measured_together(model: Make, tmp_path: Path
     assert {("gpu_trt", (0,)), ("gpu_trt", (2,)), ("cpu", (1,))} <= nodes_on
 
 
-def test_an_engine_file_has_layers_and_no_nodes(trial: Trial, fused: Path, tmp_path: Path) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
-    trial.compile(lambda folder: fused, X, save_to=form)
-    path = (form / "engine.plan").rename(tmp_path / "fused.engine")
-    source = ModelSource(format="plan", path=path)
-    running = trial.open(source, shapes={}, profile_to=tmp_path)
-    running.predict(X)
-    times = running.executable.profile()  # type: ignore[attr-defined]
-    assert (times[0].name, times[0].nodes) == ("product + node_of_b", ())
-
-
-def test_a_model_of_an_engine_file_is_profiled(trial: Trial, fused: Path, tmp_path: Path) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
+def test_a_model_of_an_engine_file_is_profiled(
+    trial: Trial, fused: Path, tmp_path: Path, form: Path
+) -> None:
     trial.compile(lambda folder: fused, X, save_to=form)
     path = (form / "engine.plan").rename(tmp_path / "fused.engine")
     with engine.load(path, target="gpu") as model:
@@ -120,49 +104,34 @@ def test_predicts_of_two_threads_are_told_apart(trial: Trial, tmp_path: Path) ->
         for _ in range(20):
             of.predict(x)
 
-    threads = [threading.Thread(target=work, args=(of,)) for of in (running, other)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(work, (running, other)))
     times: Sequence[Any] = running.executable.profile()  # type: ignore[attr-defined]
     layers = {time.name for time in times}
     assert Counter(time.predict for time in times) == dict.fromkeys(range(40), len(layers))
 
 
-def test_graphs_are_not_recorded_while_layers_are_measured(trial: Trial, tmp_path: Path) -> None:
-    from emulated_gpu import counting
-
+def test_graphs_are_not_recorded_while_layers_are_measured(
+    trial: Trial, tmp_path: Path, emulated: Any
+) -> None:
     running = trial.open(models.affine, profile_to=tmp_path, options={"cuda_graphs": "on"})
-    with counting() as counts:
+    with emulated.counting() as counts:
         for _ in range(5):
             running.predict(np.ones((2, 3), np.float32))
     assert counts["graph launches"] == 0
     assert {time.predict for time in running.executable.profile()} == set(range(5))  # type: ignore[attr-defined]
 
 
-def test_a_profiler_that_is_not_told_anything_is_an_error(trial: Trial, tmp_path: Path) -> None:
-    from emulated_gpu import fail
-
+def test_a_profiler_that_is_not_told_anything_is_an_error(
+    trial: Trial, tmp_path: Path, emulated: Any
+) -> None:
     running = trial.open(models.affine, profile_to=tmp_path)
-    with fail("report_to_profiler"), pytest.raises(BackendUnavailable, match="times of layers"):
+    with (
+        emulated.fail("report_to_profiler"),
+        pytest.raises(BackendUnavailable, match="times of layers"),
+    ):
         running.predict(np.ones((2, 3), np.float32))
     running.predict(np.ones((2, 3), np.float32))
-
-
-def test_the_command_shows_layers(fused: Path, tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", X)
-    words = ["run", str(fused), "--target", "gpu", "--input", f"x={tmp_path / 'x.npy'}"]
-    done = subprocess.run(
-        [sys.executable, "-m", "engine", *words, "--profile"],
-        env={name: value for name, value in os.environ.items() if name != "ENGINE_TARGET"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "gemm product + node_of_b" in done.stdout + done.stderr
 
 
 def test_sums_are_written_into_a_file_when_a_model_is_closed(trial: Trial, tmp_path: Path) -> None:

@@ -6,88 +6,55 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 import engine
 from engine import Tensor
 from engine.backends import open_backend
 from engine.types import CompileOptions, LoadedModel, ModelSource
-from engine_testing import models
+from engine_testing import making, models
 
 
 def rows(count: int, start: int = 0) -> np.ndarray[Any, Any]:
     return np.arange(start, start + 3 * count, dtype=np.float32).reshape(count, 3)
 
 
-def test_a_device_tensor_goes_in_and_the_result_stays_where_it_is_asked_for(tmp_path: Path) -> None:
-    from emulated_gpu import counting
-
+def test_a_device_tensor_goes_in_and_the_result_stays_where_it_is_asked_for(
+    tmp_path: Path, emulated: Any
+) -> None:
     with engine.load(models.affine(tmp_path), target="gpu") as model:
         x = Tensor(rows(4), device="gpu:0")
         assert (x.device, x.shape) == ("gpu:0", [4, 3])
         model.predict([x])
-        with counting() as counts:
+        with emulated.counting() as counts:
             [y] = model.predict([x])
         assert (counts["host to device"], counts["device to host"]) == (0, rows(4).nbytes)
         assert y.device == "None:-1"
         np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * rows(4) + 1)
 
         result = Tensor(device="gpu:0")
-        with counting() as counts:
+        with emulated.counting() as counts:
             [y] = model.predict([x], [result])
         assert y is result
         assert (y.device, y.shape) == ("gpu:0", [4, 3])
         assert counts["host to device"] == counts["device to host"] == 0
-        with counting() as counts:
+        with emulated.counting() as counts:
             array = y.get_data_to_numpy()
         assert counts["device to host"] == array.nbytes
         np.testing.assert_array_equal(array, 2 * rows(4) + 1)
 
 
-def test_results_go_from_predict_to_predict_without_the_host(tmp_path: Path) -> None:
-    from emulated_gpu import counting
-
-    with engine.load(models.affine(tmp_path), target="gpu") as model:
-        value, expected = Tensor(rows(4), device="gpu:0"), rows(4)
-        with counting() as counts:
-            for _ in range(5):
-                [value] = model.predict([value], [Tensor(device="gpu:0")])
-                expected = 2 * expected + 1
-        assert counts["host to device"] == counts["device to host"] == 0
-        np.testing.assert_array_equal(value.get_data_to_numpy(), expected)
-
-
-def test_a_result_on_the_device_outlives_its_model(tmp_path: Path) -> None:
-    with engine.load(models.affine(tmp_path), target="gpu") as model:
-        [y] = model.predict([rows(4)], [Tensor(device="gpu:0")])
-    np.testing.assert_array_equal(y.get_data_to_numpy(), 2 * rows(4) + 1)
-
-
-# ---------------------------------------------------------------------- segments of one device
-
-
 def chain(folder: Path) -> Path:
     """y = -2 relu(x + 1) in three nodes: add, bend, scale."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Add", ["x", "one"], ["a"], name="add"),
-            helper.make_node("Relu", ["a"], ["b"], name="bend"),
-            helper.make_node("Mul", ["b", "factor"], ["y"], name="scale"),
-        ],
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 3])],
-        [
-            numpy_helper.from_array(np.float32(1), "one"),
-            numpy_helper.from_array(np.float32(-2), "factor"),
-        ],
-    )
-    path = folder / "chain.onnx"
-    opset = helper.make_opsetid("", 17)
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[opset]), path)
-    return path
+    nodes = [
+        helper.make_node("Add", ["x", "one"], ["a"], name="add"),
+        helper.make_node("Relu", ["a"], ["b"], name="bend"),
+        helper.make_node("Mul", ["b", "factor"], ["y"], name="scale"),
+    ]
+    x, y = ([making.tensor(name, ["n", 3])] for name in "xy")
+    constants = {"one": making.floats(1), "factor": making.floats(-2)}
+    return making.write(folder, "chain", x, y, nodes, constants)
 
 
 @pytest.fixture
@@ -113,10 +80,8 @@ def cut(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def test_segments_of_one_device_copy_the_first_input_and_the_last_output_only(
-    tmp_path: Path, cut: list[list[str]]
+    tmp_path: Path, cut: list[list[str]], emulated: Any
 ) -> None:
-    from emulated_gpu import counting
-
     with engine.load(chain(tmp_path), target=["gpu", "gpu:tensorrt"]) as model:
         assert cut[0] == ["add", "bend", "scale"]
         assert sorted(map(tuple, cut[1:])) == [("add",), ("bend",), ("scale",)]
@@ -124,7 +89,7 @@ def test_segments_of_one_device_copy_the_first_input_and_the_last_output_only(
         before = 0
         for count, start in ((4, -6), (4, 5), (7, -9), (7, 2), (4, 0), (4, -1)):
             x = rows(count, start)
-            with counting() as counts:
+            with emulated.counting() as counts:
                 y = model(x=x)["y"]
             np.testing.assert_array_equal(y, -2 * np.maximum(x + 1, 0))
             assert counts["host to device"] == counts["device to host"] == x.nbytes
@@ -135,14 +100,12 @@ def test_segments_of_one_device_copy_the_first_input_and_the_last_output_only(
 
 
 def test_a_chain_of_segments_between_device_tensors_copies_nothing(
-    tmp_path: Path, cut: list[list[str]]
+    tmp_path: Path, cut: list[list[str]], emulated: Any
 ) -> None:
-    from emulated_gpu import counting
-
     with engine.load(chain(tmp_path), target=["gpu", "gpu:tensorrt"]) as model:
         x, result = Tensor(rows(4, -6), device="gpu:0"), Tensor(device="gpu:0")
         for _ in range(3):
-            with counting() as counts:
+            with emulated.counting() as counts:
                 [y] = model.predict([x], [result])
             assert y.device == "gpu:0"
             assert counts["host to device"] == counts["device to host"] == 0

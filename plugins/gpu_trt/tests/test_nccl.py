@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
@@ -75,12 +76,11 @@ def test_structures_are_those_of_the_header() -> None:
     assert (config.size, config.magic, config.blocking) == (20, TABLE["config_magic"], 0)
 
 
-def test_a_call_that_is_not_declared_like_the_header_is_found() -> None:
-    from emulated_gpu import Crash
+def test_a_call_that_is_not_declared_like_the_header_is_found(emulated: Any) -> None:
     from emulated_gpu.nccl import Library
 
     library = Library()
-    with pytest.raises(Crash, match="ncclGetVersion takes"):
+    with pytest.raises(emulated.Crash, match="ncclGetVersion takes"):
         library.ncclGetVersion(ctypes.byref(ctypes.c_int()))
 
 
@@ -101,32 +101,24 @@ def test_a_library_that_does_not_serve_is_named(
     nccl.library.cache_clear()
 
 
-# ----------------------------------------------------------------------------------- the real one
-
-
 @pytest.fixture
-def wheel() -> Path:
-    folder = os.environ.get("ENGINE_NCCL")
-    if not folder:
-        pytest.skip("ENGINE_NCCL names no folder with an unpacked wheel of NCCL")
-    return Path(folder)
+def wheel(unpacked: Callable[[str], Path]) -> Path:
+    return unpacked("ENGINE_NCCL")
 
 
 def test_the_table_is_what_the_real_header_says(wheel: Path) -> None:
-    found = header.read(wheel / "nvidia" / "nccl" / "include" / "nccl.h")
-    if found["version"] != TABLE["version"]:  # later versions add to enums, and to nothing else
-        found = {**found, "version": TABLE["version"]}
-        found["enums"] = {
-            name: {key: found["enums"][name].get(key) for key in members if "Num" not in key}
-            for name, members in TABLE["enums"].items()
-        }
-        expected = {
-            name: {key: number for key, number in members.items() if "Num" not in key}
-            for name, members in TABLE["enums"].items()
-        }
-        assert found == {**TABLE, "enums": expected}
-    else:
-        assert found == TABLE
+    found, table = header.read(wheel / "nvidia" / "nccl" / "include" / "nccl.h"), TABLE
+    if found["version"] != table["version"]:  # later versions add to enums, and to nothing else
+        found["version"] = table["version"]
+        table = {**table, "enums": {name: _named(enum) for name, enum in table["enums"].items()}}
+        for name, members in table["enums"].items():
+            found["enums"][name] = {key: found["enums"][name].get(key) for key in members}
+    assert found == table
+
+
+def _named(enum: dict[str, int]) -> dict[str, int]:
+    """Return an enum without the number of its members."""
+    return {key: number for key, number in enum.items() if "Num" not in key}
 
 
 def test_the_real_library_takes_the_declarations(wheel: Path) -> None:

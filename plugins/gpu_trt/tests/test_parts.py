@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import engine
 from engine.backends import open_backend
 from engine.types import CompileOptions, LoadedModel, ModelSource, ShapeRange
+from engine_testing import making
 
 WEIGHT = np.arange(15, dtype=np.int8).reshape(3, 5) - 7
 
@@ -30,18 +30,8 @@ def sandwich(folder: Path, opened: str | None = "b") -> Path:
         node("Cast", ["product"], ["wide"], name="widen", to=TensorProto.FLOAT),
         node("Relu", ["wide"], ["y"], name="last"),
     ]
-    graph = helper.make_graph(
-        nodes,
-        "sandwich",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [opened, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [opened, 5])],
-        [numpy_helper.from_array(WEIGHT, "w")],
-    )
-    path = folder / "sandwich.onnx"
-    onnx.save(
-        helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), path
-    )
-    return path
+    x, y = [making.tensor("x", [opened, 3])], [making.tensor("y", [opened, 5])]
+    return making.write(folder, "sandwich", x, y, nodes, {"w": WEIGHT})
 
 
 def expected(x: np.ndarray) -> np.ndarray:
@@ -92,24 +82,9 @@ def test_shapes_by_name_reach_the_parts_that_lie_behind_others(
         assert options.options.keys().isdisjoint({"input_shape", "dynamic_dims", "opt_dims"})
 
 
-def test_a_shape_outside_the_range_is_refused_by_the_whole_models_input(tmp_path: Path) -> None:
-    settings = {"input_shape": "x:[-1,3]", "dynamic_dims": "[2~8]"}
-    config: Any = {"gpu_context": settings}
-    with (
-        engine.load(sandwich(tmp_path), target=["gpu", "cpu"], config=config) as model,
-        pytest.raises(engine.InputError, match=r"'x': dim 0 is 9, outside 2\.\.8"),
-    ):
-        model(x=np.zeros((9, 3), np.float32))
-
-
 def test_fixed_shapes_fix_what_follows(
     tmp_path: Path, asked: list[tuple[list[str], CompileOptions]]
 ) -> None:
     run(sandwich(tmp_path), {"input_shape": "x:[4,3]"}, [4])
     last = asked[-1]
     assert last[1].shapes == {last[0][0]: ShapeRange((4, 5), (4, 5), (4, 5))}
-
-
-def test_a_name_that_is_no_input_of_the_model_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"input_shape names 'z', but the inputs are \['x'\]"):
-        run(sandwich(tmp_path), {"input_shape": "z:[4,3]"}, [])

@@ -119,9 +119,7 @@ def test_a_compiled_model_says_what_was_fused_and_folded(trial: Trial, model: Ma
 
 @pytest.mark.parametrize("text", ["", "no JSON", "[]", "{}", '{"Layers": 3}', '{"Layers": [{}]}'])
 def test_an_inspector_that_says_nothing_leaves_every_node_running(
-    trial: Trial, monkeypatch: pytest.MonkeyPatch, text: str
+    trial: Trial, monkeypatch: pytest.MonkeyPatch, text: str, trt: Any
 ) -> None:
-    import tensorrt as trt
-
     monkeypatch.setattr(trt.EngineInspector, "get_engine_information", lambda self, format: text)
     assert {entry.state for entry in trial.compile(models.affine).placement()} == {RUNS}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -121,28 +123,24 @@ def test_bounds_are_the_hull_of_all_profiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dims", "asked", "message"),
+    ("dims", "name", "asked", "message"),
     [
-        (
-            (2,),
-            {"x": ShapeRange((3,), (3,), (3,))},
-            "dim 0 is 2 in the model, but the settings say 3",
-        ),
-        (("n",), {"q": ShapeRange((1,), (1,), (1,))}, r"names 'q', but the inputs are \['x'\]"),
-        (("n",), {"x": ShapeRange((), (), ())}, "expected 1 dims"),
-        (("n",), {"x": ShapeRange((3,), (2,), (4,))}, "lowest <= usual <= highest"),
-        (("n",), {"x": ShapeRange((-1,), (2,), (4,))}, "lowest <= usual <= highest"),
-        (("n",), {"x": ShapeRange((-1,), (-1,), (-1,))}, "lowest <= usual <= highest"),
-        ((2,), {"x": ShapeRange((4,), (-1,), (-1,))}, "but the settings say at least 4"),
+        ((2,), "x", ((3,), (3,), (3,)), "dim 0 is 2 in the model, but the settings say 3"),
+        (("n",), "q", ((1,), (1,), (1,)), r"names 'q', but the inputs are \['x'\]"),
+        (("n",), "x", ((), (), ()), "expected 1 dims"),
+        (("n",), "x", ((3,), (2,), (4,)), "lowest <= usual <= highest"),
+        (("n",), "x", ((-1,), (2,), (4,)), "lowest <= usual <= highest"),
+        (("n",), "x", ((-1,), (-1,), (-1,)), "lowest <= usual <= highest"),
+        ((2,), "x", ((4,), (-1,), (-1,)), "but the settings say at least 4"),
     ],
 )
 def test_shapes_that_do_not_fit_the_model_are_named(
-    dims: tuple[int | str, ...], asked: dict[str, ShapeRange], message: str
+    dims: tuple[int | str, ...], name: str, asked: Any, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
-        shape_profiles([spec("x", *dims)], asked, (), Settings())
-    with pytest.raises(ValueError, match=message):
-        shape_profiles([spec("x", *dims)], {}, (asked,), Settings())
+    given = {name: ShapeRange(*asked)}
+    for shapes, profiles in ((given, ()), ({}, (given,))):
+        with pytest.raises(ValueError, match=message):
+            shape_profiles([spec("x", *dims)], shapes, profiles, Settings())
 
 
 ends = st.lists(st.integers(0, 9), min_size=3, max_size=3).map(sorted)

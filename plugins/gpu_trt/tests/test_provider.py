@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 import engine
 import engine_gpu_trt as plugin
 from engine.errors import BackendUnavailable, CompiledFormError, ModelError
+from engine_gpu_trt import vendor
 from engine_testing import models
 from engine_testing.level import Trial
 
@@ -38,11 +39,7 @@ def test_a_target_may_name_it(tmp_path: Path) -> None:
         assert model.placement[0].provider == "tensorrt_rtx"
 
 
-def test_a_compiled_form_of_one_is_not_used_by_the_other(trial: Trial, tmp_path: Path) -> None:
-    from dataclasses import replace
-
-    form = tmp_path / "form"
-    form.mkdir()
+def test_a_compiled_form_of_one_is_not_used_by_the_other(trial: Trial, form: Path) -> None:
     source = trial.source(models.affine)
     trial.open(source, save_to=form, **RTX)
     keys = [plugin.engine_compiled_key(trial.options(**given)) for given in ({}, RTX)]
@@ -57,9 +54,7 @@ def test_a_compiled_form_of_one_is_not_used_by_the_other(trial: Trial, tmp_path:
     )
 
 
-def test_an_engine_of_one_is_refused_by_the_other(trial: Trial, tmp_path: Path) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
+def test_an_engine_of_one_is_refused_by_the_other(trial: Trial, tmp_path: Path, form: Path) -> None:
     trial.open(models.affine, save_to=form, **RTX)
     path = (form / "engine.plan").rename(tmp_path / "affine.engine")
     with engine.load(str(path), target="gpu:tensorrt_rtx") as model:
@@ -68,35 +63,25 @@ def test_an_engine_of_one_is_refused_by_the_other(trial: Trial, tmp_path: Path) 
         engine.load(str(path), target="gpu")
 
 
-def _without(package: str, code: str) -> str:
-    hidden = f"import sys; sys.modules[{package!r}] = None; import importlib.util as u; "
-    hidden += f"f = u.find_spec; u.find_spec = lambda n, *a: None if n == {package!r} else f(n, *a)"
-    child = subprocess.run(
-        [sys.executable, "-c", f"{hidden}\n{code}"], capture_output=True, text=True, check=False
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout
+@pytest.fixture
+def hide(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Hide a package that is installed."""
+    find = vendor.find_spec
+
+    def hide(package: str) -> None:
+        monkeypatch.setattr(vendor, "find_spec", lambda n: None if n == package else find(n))
+
+    return hide
 
 
-@pytest.mark.slow
-def test_it_is_enough_by_itself() -> None:
-    said = _without(
-        "tensorrt",
-        "import engine_gpu_trt as p\n"
-        "print(len(p.engine_devices().found))\n"
-        "print([c.detail for c in p.engine_diagnose() if c.name == 'TensorRT'])",
-    )
-    assert said.splitlines() == [
-        "1", "['1.7.1.116+emulated (tensorrt_rtx: set provider to it)']"
-    ]  # fmt: skip
+def test_it_is_enough_by_itself(hide: Callable[[str], None]) -> None:
+    hide("tensorrt")
+    assert len(plugin.engine_devices().found) == 1
+    [check] = [check for check in plugin.engine_diagnose() if check.name == "TensorRT"]
+    assert check.detail == "1.7.1.116+emulated (tensorrt_rtx: set provider to it)"
 
 
-def test_without_it_the_command_is_given(trial: Trial, monkeypatch: pytest.MonkeyPatch) -> None:
-    from engine_gpu_trt import vendor
-
-    found = vendor.find_spec
-    monkeypatch.setattr(
-        vendor, "find_spec", lambda name: None if name == "tensorrt_rtx" else found(name)
-    )
+def test_without_it_the_command_is_given(trial: Trial, hide: Callable[[str], None]) -> None:
+    hide("tensorrt_rtx")
     with pytest.raises(BackendUnavailable, match="run: pip install tensorrt_rtx"):
         trial.open(models.affine, **RTX)

@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,9 @@ def test_every_model_of_the_kit_is_compared_or_in_the_ledger() -> None:
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, dict[str, Any]]:
+def answers(unpacked: Callable[[str], Path]) -> dict[str, dict[str, Any]]:
     """What each model came to: {"real" or "emulated": {model: answer}}."""
-    folder = os.environ.get("ENGINE_TENSORRT_RTX")
-    if not folder:
-        pytest.skip("ENGINE_TENSORRT_RTX names no folder with unpacked tensorrt_rtx wheels")
-    found = {}
+    folder, found = str(unpacked("ENGINE_TENSORRT_RTX")), {}
     for kind in ("real", "emulated"):
         path = os.pathsep.join([os.environ["PYTHONPATH"], folder])
         child = subprocess.run(
@@ -140,7 +138,7 @@ def _refittable(loaded: Any) -> list[str]:
 
 def _collective(name: str) -> dict[str, Any]:
     """Parse and build a network with a collective inside, for two ranks; return what was said."""
-    from onnx import helper
+    import onnx.parser
 
     from engine_gpu_trt import messages, vendor
     from engine_gpu_trt.cuda import open_gpu
@@ -148,21 +146,18 @@ def _collective(name: str) -> dict[str, Any]:
 
     operation, reduction, root = name.split()
     trt = vendor.tensorrt()
-    node = helper.make_node(
-        "DistCollective", ["x"], ["y"], name="c", collective_operation=operation,
-        reduce_op=reduction, root=int(root),
-    )  # fmt: skip
-    values = [helper.make_tensor_value_info("x", 1, [4, 4]),
-              helper.make_tensor_value_info("y", 1, None)]  # fmt: skip
-    graph = helper.make_graph([node], "g", values[:1], values[1:])
-    opsets = [helper.make_opsetid("", 18)]
-    data = helper.make_model(graph, ir_version=9, opset_imports=opsets).SerializeToString()
+    data = onnx.parser.parse_model(f"""
+        <ir_version: 9, opset_import: ["": 18]> g (float[4,4] x) => (float y) {{
+            [c] y = DistCollective <collective_operation="{operation}", reduce_op="{reduction}",
+                                    root={root}> (x)
+        }}""")
+    data.graph.output[0].type.tensor_type.ClearField("shape")
     with open_gpu(0):
         log = messages.logger(trt)
         builder = trt.Builder(log)
         network = builder.create_network(0)
         parser = trt.OnnxParser(network, log)
-        is_parsed = parser.parse(data)
+        is_parsed = parser.parse(data.SerializeToString())
         found = {"parsed": is_parsed, "errors": [
             parser.get_error(i).desc()[:60] for i in range(parser.num_errors)
         ]}  # fmt: skip

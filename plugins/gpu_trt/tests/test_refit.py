@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -36,11 +35,9 @@ def linear(model: Make) -> Any:
     )
 
 
-def test_what_is_joined_with_a_weight_is_supplied(trial: Trial, model: Make) -> None:
-    from emulated_gpu import counting
-
+def test_what_is_joined_with_a_weight_is_supplied(trial: Trial, model: Make, emulated: Any) -> None:
     running = trial.open(linear(model), variable_weights=("w", "b"))
-    with counting() as counts:
+    with emulated.counting() as counts:
         update(running, w=np.full((3, 2), 2, np.float32))
     assert (counts["refits"], counts["builds"]) == (1, 0)
     np.testing.assert_array_equal(running.predict(X)[0], [[13, 14]])  # the bias as loaded
@@ -87,9 +84,7 @@ def test_an_update_waits_for_what_is_queued(trial: Trial) -> None:
         np.testing.assert_array_equal(y, factor * X + 1)
 
 
-def test_a_compiled_form_can_be_updated_too(trial: Trial, tmp_path: Path) -> None:
-    form = tmp_path / "form"
-    form.mkdir()
+def test_a_compiled_form_can_be_updated_too(trial: Trial, form: Path) -> None:
     source = trial.source(models.affine)
     cold = trial.open(source, variable_weights=BOTH, save_to=form)
     update(cold, two=np.float32([9]))
@@ -107,46 +102,23 @@ def test_a_form_without_variable_weights_is_another_one(trial: Trial) -> None:
     assert {name for name in keys[0] if keys[0][name] != keys[1][name]} == {"variable_weights"}
 
 
-def test_a_refit_that_fails_leaves_an_error_and_not_half_an_update(trial: Trial) -> None:
-    from emulated_gpu import fail
-
+def test_a_refit_that_fails_leaves_an_error_and_not_half_an_update(
+    trial: Trial, emulated: Any
+) -> None:
     running = trial.open(models.affine, variable_weights=BOTH)
-    with fail("refit"), pytest.raises(BackendUnavailable, match=r"did not take an update .* build"):
+    with (
+        emulated.fail("refit"),
+        pytest.raises(BackendUnavailable, match=r"did not take an update .* build"),
+    ):
         update(running, two=np.float32([3]))
     with pytest.raises(ModelError, match="build the model again"):
         running.predict(X)
 
 
-def test_predicts_in_threads_see_all_of_an_update_or_none(trial: Trial) -> None:
-    running = trial.open(models.affine, variable_weights=BOTH)
-    update(running, two=np.float32([1]), one=np.float32([1]))
-    contexts = [trial.context(running.executable) for _ in range(3)]
-    mixed: list[Any] = []
-    done = threading.Event()
-
-    def work(context: Running) -> None:
-        while not done.is_set():
-            [y] = context.predict(X)
-            if len(set((y / (X + 1)).ravel().tolist())) != 1:
-                mixed.append(y)
-
-    threads = [threading.Thread(target=work, args=(context,)) for context in contexts]
-    for thread in threads:
-        thread.start()
-    for value in range(2, 20):
-        update(running, two=np.float32([value]), one=np.float32([value]))
-    done.set()
-    for thread in threads:
-        thread.join()
-    assert mixed == []
-
-
 def test_a_tensorrt_that_spoils_refittable_engines_does_not_offer_it(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, trt: Any
 ) -> None:
-    import tensorrt
-
     assert all("update_weights" not in device.lacks for device in plugin.engine_devices().found)
-    monkeypatch.setattr(tensorrt, "__version__", "11.3.0.50")
+    monkeypatch.setattr(trt, "__version__", "11.3.0.50")
     [device] = plugin.engine_devices().found
     assert "may drop a bias" in device.lacks["update_weights"]

@@ -13,9 +13,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from types import ModuleType
@@ -43,45 +45,26 @@ VERSIONS = surface.versions()
 RTX = "1.7.1.116"
 
 
-def test_both_versions_have_a_table() -> None:
-    assert [version.split(".")[:2] for version in VERSIONS] == [["10", "16"], ["11", "4"]]
-
-
-def _emulated(version: str, package: str = "tensorrt") -> Any:
-    """The differences between the emulated TensorRT of a version and its table."""
-    child = subprocess.run(
-        [sys.executable, __file__, version, package],
-        env={**os.environ, "ENGINE_EMULATED_TENSORRT": version},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    return child.stdout.splitlines()
+Unpacked = Callable[[str], Path]
 
 
 @pytest.mark.parametrize(
     ("version", "package"),
-    [
-        pytest.param(
-            VERSIONS[0], "tensorrt", marks=pytest.mark.slow
-        ),  # as the newest, in a process
-        (VERSIONS[1], "tensorrt"),
-        pytest.param(RTX, "tensorrt_rtx", marks=pytest.mark.slow),
-    ],
+    [*((version, "tensorrt") for version in VERSIONS), (RTX, "tensorrt_rtx")],
 )
 def test_the_emulated_tensorrt_offers_only_what_the_real_one_does(
-    version: str, package: str
+    version: str, package: str, emulate: Callable[..., None]
 ) -> None:
-    lines = _emulated(version, package)
-    assert lines[0] == f"{version}+emulated"
-    assert lines[-1] == "compared 22 classes, 23 enums"
-    assert lines[1:-1] == []
+    emulate(TENSORRT=version if package == "tensorrt" else "")
+    module = importlib.import_module(package)
+    assert module.__version__ == f"{version}+emulated"
+    assert differences(module, surface.table(version, package)) == []
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    enums = [cls for cls in classes if issubclass(cls, IntEnum)]
+    assert (len(classes) - len(enums), len(enums)) == (22, 23)
 
 
-def test_a_difference_would_be_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    import tensorrt as trt
-
+def test_a_difference_would_be_found(monkeypatch: pytest.MonkeyPatch, trt: Any) -> None:
     table = surface.table(trt.__version__.partition("+")[0])
     assert differences(trt, table) == []
     monkeypatch.setattr(trt.Builder, "invented", lambda self: None, raising=False)
@@ -156,8 +139,6 @@ def _taken(function: Any) -> list[str]:
 
 
 def test_the_emulated_pycuda_offers_only_what_the_real_one_does() -> None:
-    import json
-
     cuda = pytest.importorskip("pycuda.driver")
 
     table = json.loads(pycuda_source.TABLE.read_text())
@@ -187,25 +168,19 @@ def _plain(function: Any) -> list[str]:
 
 
 def test_the_emulated_cuda_bindings_offer_only_what_the_real_ones_do() -> None:
-    import json
-
     import cuda.bindings.driver as driver
 
     table, found = json.loads(CUDA_BINDINGS.read_text()), cuda_bindings.read(driver)
     assert found == table
 
 
-# ----------------------------------------------------------------------------------- the real ones
-
-
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_table_is_what_the_real_bindings_say(version: str, tmp_path: Path) -> None:
-    folder = os.environ.get("ENGINE_TENSORRT_BINDINGS")
-    if not folder:
-        pytest.skip("ENGINE_TENSORRT_BINDINGS names no folder with unpacked bindings wheels")
-    wheels = bindings.wheels(Path(folder))
+def test_the_table_is_what_the_real_bindings_say(
+    version: str, tmp_path: Path, unpacked: Unpacked
+) -> None:
+    wheels = bindings.wheels(unpacked("ENGINE_TENSORRT_BINDINGS"))
     if version not in wheels:
-        pytest.skip(f"no bindings {version} in {folder}, only {sorted(wheels)}")
+        pytest.skip(f"no bindings {version}, only {sorted(wheels)}")
     try:
         found = bindings.describe(wheels[version], version, tmp_path)
     except RuntimeError as error:
@@ -213,60 +188,33 @@ def test_the_table_is_what_the_real_bindings_say(version: str, tmp_path: Path) -
     assert found == surface.table(version)
 
 
-def test_the_table_is_what_the_real_tensorrt_for_rtx_says() -> None:
-    import json
+def printed(folder: Path, *words: object) -> Any:
+    """Return the JSON that a Python process prints which has a folder's packages."""
+    child = subprocess.run(
+        [sys.executable, *map(str, words)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(HERE)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    return json.loads(child.stdout)
 
-    folder = os.environ.get("ENGINE_TENSORRT_RTX")
-    if not folder:
-        pytest.skip("ENGINE_TENSORRT_RTX names no folder with unpacked tensorrt_rtx wheels")
+
+def test_the_table_is_what_the_real_tensorrt_for_rtx_says(unpacked: Unpacked) -> None:
     code = (
-        "import sys, tensorrt_rtx_libs, tensorrt_rtx_bindings, surface; "
-        "sys.stdout.write(surface.write(surface.describe(tensorrt_rtx_bindings)))"
+        "import json, tensorrt_rtx_libs, tensorrt_rtx_bindings, surface; "
+        "print(json.dumps(surface.describe(tensorrt_rtx_bindings)))"
     )
-    child = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([folder, str(HERE)])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    assert json.loads(child.stdout) == surface.table(RTX, "tensorrt_rtx")
+    found = printed(unpacked("ENGINE_TENSORRT_RTX"), "-c", code)
+    assert found == surface.table(RTX, "tensorrt_rtx")
 
 
-def test_the_table_is_what_pycudas_source_says() -> None:
-    import json
-
-    folder = os.environ.get("ENGINE_PYCUDA_SOURCE")
-    if not folder:
-        pytest.skip("ENGINE_PYCUDA_SOURCE names no unpacked pycuda")
-    assert pycuda_source.read(Path(folder)) == json.loads(pycuda_source.TABLE.read_text())
+def test_the_table_is_what_pycudas_source_says(unpacked: Unpacked) -> None:
+    found = pycuda_source.read(unpacked("ENGINE_PYCUDA_SOURCE"))
+    assert found == json.loads(pycuda_source.TABLE.read_text())
 
 
-def test_the_table_is_what_the_real_cuda_bindings_say() -> None:
-    import json
-
-    folder = os.environ.get("ENGINE_CUDA_BINDINGS")
-    if not folder:
-        pytest.skip("ENGINE_CUDA_BINDINGS names no folder with unpacked wheels")
-    child = subprocess.run(
-        [sys.executable, HERE / "cuda_bindings.py"],
-        env={**os.environ, "PYTHONPATH": folder},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    assert json.loads(child.stdout) == json.loads(CUDA_BINDINGS.read_text())
-
-
-if __name__ == "__main__":
-    tensorrt = importlib.import_module(sys.argv[2])
-    print(tensorrt.__version__)
-    for line in differences(tensorrt, surface.table(*sys.argv[1:3])):
-        print(line)
-    listed = [getattr(tensorrt, name) for name in tensorrt.__all__]
-    listed = [value for value in listed if isinstance(value, type)]
-    listed += [v for v in vars(tensorrt).values() if isinstance(v, type) and issubclass(v, IntEnum)]
-    enums = [cls for cls in listed if issubclass(cls, IntEnum)]
-    print(f"compared {len(listed) - len(enums)} classes, {len(enums)} enums")
+def test_the_table_is_what_the_real_cuda_bindings_say(unpacked: Unpacked) -> None:
+    found = printed(unpacked("ENGINE_CUDA_BINDINGS"), HERE / "cuda_bindings.py")
+    assert found == json.loads(CUDA_BINDINGS.read_text())

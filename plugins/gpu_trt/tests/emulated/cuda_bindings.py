@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
-import sys
 from types import ModuleType
 from typing import Any
 
@@ -58,14 +56,6 @@ def read(module: ModuleType) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    found = read(importlib.import_module("cuda.bindings.driver"))
-    lines = [
-        f' "{key}": {{\n'
-        + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in found[key].items())
-        + "\n }"
-        for key in ("functions", "enums")
-    ]
-    sys.stdout.write("{\n")
-    for key in ("version", "ipc_handle", "handles"):
-        sys.stdout.write(f' "{key}": {json.dumps(found[key])},\n')
-    sys.stdout.write(",\n".join(lines) + "\n}\n")
+    import tables
+
+    print(tables.write(read(importlib.import_module("cuda.bindings.driver"))))

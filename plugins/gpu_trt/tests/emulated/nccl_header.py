@@ -6,7 +6,6 @@ of NCCL have the header: `python nccl_header.py nvidia/nccl/include/nccl.h` prin
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -66,17 +65,7 @@ def _enum(text: str, name: str) -> dict[str, int]:
     return {key: int(value) for key, value in re.findall(r"(\w+)\s*=\s*(\d+)\s*(?=,|$)", match[1])}
 
 
-def write(table: dict[str, Any]) -> str:
-    """Return the table as JSON, one function or enum a line."""
-    lines = []
-    for key, value in table.items():
-        if isinstance(value, dict):
-            inner = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in value.items())
-            lines.append(f" {json.dumps(key)}: {{\n{inner}\n }}")
-        else:
-            lines.append(f" {json.dumps(key)}: {json.dumps(value)}")
-    return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
 if __name__ == "__main__":
-    sys.stdout.write(write(read(Path(sys.argv[1]))))
+    import tables
+
+    print(tables.write(read(Path(sys.argv[1]))))

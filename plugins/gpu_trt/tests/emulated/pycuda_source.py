@@ -6,7 +6,6 @@ with the parameter names where it gives them. `pycuda.json` is what it found in 
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
@@ -58,16 +57,7 @@ def _names(text: str) -> list[str]:
     return re.findall(r'"(\w+)"', text)
 
 
-def write(table: dict[str, Any]) -> str:
-    """Return the table as JSON, one class a line."""
-    classes = ",\n".join(
-        f"  {json.dumps(name)}: {json.dumps(members)}" for name, members in table["classes"].items()
-    )
-    rest = "".join(
-        f" {json.dumps(key)}: {json.dumps(table[key])},\n" for key in ("exceptions", "functions")
-    )
-    return f'{{\n{rest} "classes": {{\n{classes}\n }}\n}}\n'
-
-
 if __name__ == "__main__":
-    sys.stdout.write(write(read(Path(sys.argv[1]))))
+    import tables
+
+    print(tables.write(read(Path(sys.argv[1]))))

@@ -103,24 +103,7 @@ def _parameters(text: str) -> Iterator[str]:
             part += char
 
 
-def write(table: dict[str, Any]) -> str:
-    """Return the table as JSON, one method or enum a line."""
-    lines = ["{", *(f" {_pair(key, table[key])}," for key in ("version", "functions"))]
-    classes = []
-    for name, cls in table["classes"].items():
-        methods = ",\n".join(f"    {_pair(*item)}" for item in cls["methods"].items())
-        properties = _pair("properties", cls["properties"])
-        classes.append(
-            f'  {json.dumps(name)}: {{\n   {properties},\n   "methods": {{\n{methods}\n   }}\n  }}'
-        )
-    enums = [f"  {_pair(*item)}" for item in table["enums"].items()]
-    lines += [' "classes": {', ",\n".join(classes), ' },\n "enums": {', ",\n".join(enums)]
-    return "\n".join([*lines, " }", "}", ""])
-
-
-def _pair(key: str, value: Any) -> str:
-    return f"{json.dumps(key)}: {json.dumps(value)}"
-
-
 if __name__ == "__main__":
-    sys.stdout.write(write(describe(importlib.import_module(sys.argv[1]))))
+    import tables
+
+    print(tables.write(describe(importlib.import_module(sys.argv[1])), depth=4))

@@ -5,6 +5,7 @@ Names, argument names and error texts are those of pycuda 2026.1's sources.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import threading
@@ -13,14 +14,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from emulated_gpu.machine import (
-    MACHINE,
-    POISON_FREED,
-    POISON_PENDING,
-    Crash,
-    OutOfMemory,
-    Queue,
-)
+from cuda.bindings import driver as cu
+from emulated_gpu.machine import MACHINE, Crash, Queue
 from emulated_gpu.machine import Device as _Hardware
 
 if MACHINE.driver == "none":
@@ -48,6 +43,13 @@ class LaunchError(Error):
 
 class RuntimeError(Error):
     """No device, among others."""
+
+
+_ERRORS = {
+    cu.CUresult.CUDA_ERROR_OUT_OF_MEMORY: MemoryError,
+    cu.CUresult.CUDA_ERROR_LAUNCH_FAILED: LaunchError,
+}
+_HANDLE_BYTES = 64
 
 
 def _like_c(function: _Function) -> _Function:
@@ -86,6 +88,16 @@ def _hardware(call: str) -> _Hardware:
     if device is None:
         raise LogicError(f"{call} failed: invalid device context")
     return device
+
+
+def _call(name: str, *given: Any) -> Any:
+    """Call CUDA, as the emulated cuda.bindings has it; return what it gives beside its result."""
+    _hardware(name)
+    result, *values = getattr(cu, name)(*given)
+    if result != cu.OK:
+        _, text = cu.cuGetErrorString(result)
+        raise _ERRORS.get(result, LogicError)(f"{name} failed: {text.decode()}")
+    return values[0] if values else None
 
 
 def _initialised(call: str) -> None:
@@ -128,9 +140,9 @@ class Context:
     def _retain(cls, hardware: _Hardware) -> Context:
         context = cls.__new__(cls)
         context.device = hardware
+        _, context._raw = cu.cuDevicePrimaryCtxRetain(cu.CUdevice(hardware.id))
         context._thread = threading.get_ident()
         context._valid = True
-        hardware.retained += 1
         return context
 
     def push(self) -> None:
@@ -153,10 +165,7 @@ class Context:
 
     @staticmethod
     def synchronize() -> None:
-        hardware = _hardware("cuCtxSynchronize")
-        MACHINE.counted["synchronisations"] += 1
-        for queue in MACHINE.queues(hardware):
-            queue.run()
+        _call("cuCtxSynchronize")
 
     def detach(self) -> None:
         if not self._valid:
@@ -178,17 +187,19 @@ class _Owned:
         self._context: Context | None = context
         self._kind = kind
 
-    def _free_with(self, free: Callable[[], None]) -> None:
+    def _free_with(self, free: Callable[[], object]) -> None:
         """Free by pycuda's rule: where the context is not current, only in the maker's thread."""
         context, self._context = self._context, None
         if context is None or not context._valid:
             return
         if Context.get_current() is context or context._thread == threading.get_ident():
             if Context.get_current() is not context:
-                # pycuda would switch to it here, in this one thread. No thread is the maker's
-                # for certain, so the tests count this as wrong.
+                # pycuda switches to it here, in this one thread. No thread is the maker's for
+                # certain, so the tests count this as wrong.
                 MACHINE.violation(f"a {self._kind} was freed while its context was not current")
+            context.push()
             free()
+            Context.pop()
             return
         text = f"{self._kind} in out-of-thread context could not be cleaned up"
         MACHINE.violation(text)
@@ -198,248 +209,148 @@ class _Owned:
 class Stream(_Owned):
     def __init__(self, flags: int = 0) -> None:
         self._own("stream")
-        hardware = _hardware("cuStreamCreate")
-        if MACHINE.faulty("Stream"):
-            raise MemoryError("cuStreamCreate failed: out of memory")
-        self._queue = Queue(hardware)
-        MACHINE.streams[self.handle] = self._queue
+        self._raw = _call("cuStreamCreate", flags)
 
     @property
     def handle(self) -> int:
-        return self._queue.handle
+        return int(self._raw)
+
+    @property
+    def _queue(self) -> Queue:
+        return MACHINE.streams[self.handle]
 
     @_like_c
     def synchronize(self) -> None:
-        _hardware("cuStreamSynchronize")
-        MACHINE.counted["synchronisations"] += 1
-        self._queue.run()
-        if MACHINE.faulty("synchronize"):
-            raise LaunchError("cuStreamSynchronize failed: unspecified launch failure")
+        _call("cuStreamSynchronize", self._raw)
 
     def is_done(self) -> bool:
         return self._queue.is_done
 
     @_like_c
     def wait_for_event(self, evt: Event) -> None:
-        _hardware("cuStreamWaitEvent")
-        awaited, position = evt._recorded
-        if awaited is not None and awaited is not self._queue:
-            self._queue.wait_for(awaited, position)
+        _call("cuStreamWaitEvent", self._raw, evt._raw, 0)
 
     def __del__(self) -> None:
-        if hasattr(self, "_queue"):
-            self._free_with(self._destroy)
-
-    def _destroy(self) -> None:
-        self._queue.run()
-        del MACHINE.streams[self.handle]
+        if hasattr(self, "_raw"):
+            self._free_with(lambda: cu.cuStreamDestroy(self._raw))
 
 
 class Event(_Owned):
     def __init__(self, flags: int = 0) -> None:
         self._own("event")
-        _hardware("cuEventCreate")
-        if MACHINE.faulty("Event"):
-            raise MemoryError("cuEventCreate failed: out of memory")
-        self._recorded: tuple[Queue | None, int] = (None, 0)
-        MACHINE.live["events"] += 1
+        self._raw = _call("cuEventCreate", flags)
 
     @_like_c
     def record(self, stream: Stream | None = None) -> Event:
-        hardware = _hardware("cuEventRecord")
-        queue = stream._queue if stream is not None else MACHINE.queue(0)
-        assert queue is not None
-        if queue.device is not hardware or self._hardware is not hardware:
-            raise LogicError("cuEventRecord failed: invalid resource handle")
-        self._recorded = (queue, queue.queued)
+        _call("cuEventRecord", self._raw, cu.CUstream(0) if stream is None else stream._raw)
         return self
 
     def query(self) -> bool:
-        queue, position = self._recorded
-        return queue is None or queue.done >= position
-
-    def synchronize(self) -> Event:
-        _hardware("cuEventSynchronize")
-        MACHINE.counted["synchronisations"] += 1
-        queue, position = self._recorded
-        if queue is not None:
-            queue.run(position)
-        return self
-
-    @property
-    def _hardware(self) -> _Hardware:
-        assert self._context is not None
-        return self._context.device
+        return cu.cuEventQuery(self._raw) == (cu.OK,)
 
     def __del__(self) -> None:
-        if getattr(self, "_recorded", None) is not None:
-            self._free_with(self._destroy)
-
-    def _destroy(self) -> None:
-        MACHINE.live["events"] -= 1
+        if hasattr(self, "_raw"):
+            self._free_with(lambda: cu.cuEventDestroy(self._raw))
 
 
-class DeviceAllocation(_Owned):
-    def __init__(self, address: int, hardware: _Hardware) -> None:
-        self._own("device_allocation")
-        self._address = address
-        self._hardware = hardware
+class _Memory(_Owned):
+    """Memory at an address, given back by one of CUDA's calls."""
+
+    def _hold(self, kind: str, pointer: Any, free: Callable[[Any], object]) -> None:
+        self._own(kind)
+        self._pointer = pointer
+        self._give_back = free
 
     def __int__(self) -> int:
-        return self._address
+        return int(self._pointer)
 
     __index__ = __int__
 
-    def free(self) -> None:
+    def _free(self, call: str = "free") -> None:
         if self._context is None:
-            raise LogicError("device_allocation::free failed: invalid resource handle")
-        self._free_with(lambda: self._hardware.free(self._address))
+            raise LogicError(f"{self._kind}::{call} failed: invalid resource handle")
+        self._free_with(lambda: self._give_back(self._pointer))
 
     def __del__(self) -> None:
         if getattr(self, "_context", None) is not None:
-            self._free_with(lambda: self._hardware.free(self._address))
+            self._free()
+
+
+class DeviceAllocation(_Memory):
+    def __init__(self, nbytes: int) -> None:
+        self._hold("device_allocation", _call("cuMemAlloc", nbytes), cu.cuMemFree)
+
+    def free(self) -> None:
+        self._free()
 
 
 def mem_alloc(bytes: int) -> DeviceAllocation:
-    hardware = _hardware("cuMemAlloc")
-    if bytes <= 0:
-        raise LogicError("cuMemAlloc failed: invalid argument")
-    try:
-        if MACHINE.faulty("mem_alloc"):
-            raise OutOfMemory
-        address = hardware.allocate(int(bytes))
-    except OutOfMemory:
-        raise MemoryError("cuMemAlloc failed: out of memory") from None
-    return DeviceAllocation(address, hardware)
+    return DeviceAllocation(bytes)
 
 
 def mem_get_ipc_handle(devptr: Any) -> bytearray:
-    hardware = _hardware("cuIpcGetMemHandle")
-    try:
-        if MACHINE.faulty("mem_get_ipc_handle"):
-            raise LookupError
-        return bytearray(hardware.export(int(devptr)))
-    except LookupError:
-        raise LogicError("cuIpcGetMemHandle failed: invalid argument") from None
+    handle = _call("cuIpcGetMemHandle", int(devptr))
+    return bytearray(ctypes.string_at(handle.getPtr(), _HANDLE_BYTES))
 
 
-class IPCMemoryHandle(_Owned):
+class IPCMemoryHandle(_Memory):
     def __init__(self, obj: bytearray, flags: int = 1) -> None:
-        self._own("ipc_mem_handle")
-        hardware = _hardware("cuIpcOpenMemHandle")
-        if not isinstance(obj, bytearray) or len(obj) != 64:  # bytes are refused too
-            self._context = None
+        if not isinstance(obj, bytearray) or len(obj) != _HANDLE_BYTES:  # bytes are refused too
             raise LogicError(
                 "event_from_ipc_handle failed: invalid argument - argument is not a bytes array"
             )
-        try:
-            self._address = hardware.open(bytes(obj))
-        except LookupError as error:
-            self._context = None
-            raise LogicError(f"cuIpcOpenMemHandle failed: {error}") from None
-        self._hardware = hardware
-
-    def __int__(self) -> int:
-        return self._address
-
-    __index__ = __int__
+        handle = cu.CUipcMemHandle()
+        ctypes.memmove(handle.getPtr(), bytes(obj), _HANDLE_BYTES)
+        opened = _call("cuIpcOpenMemHandle", handle, flags)
+        self._hold("ipc_mem_handle", opened, cu.cuIpcCloseMemHandle)
 
     def close(self) -> None:
-        if self._context is None:
-            raise LogicError("ipc_mem_handle::close failed: invalid resource handle")
-        self._free_with(lambda: self._hardware.close(self._address))
-
-    def __del__(self) -> None:
-        if getattr(self, "_context", None) is not None:
-            self.close()
+        self._free("close")
 
 
 def mem_get_info() -> tuple[int, int]:
-    hardware = _hardware("cuMemGetInfo")
-    return hardware.total - hardware.used, hardware.total
+    _hardware("cuMemGetInfo")
+    _, free, total = cu.cuMemGetInfo()
+    return free, total
 
 
-class PagelockedHostAllocation(_Owned):
+class PagelockedHostAllocation(_Memory):
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
-        self._own("pagelocked_host_allocation")
-        nbytes = math.prod(shape) * dtype.itemsize
-        self._memory = np.full(nbytes, POISON_PENDING, np.uint8)
-        self._key = self._memory.ctypes.data
+        pointer = _call("cuMemHostAlloc", math.prod(shape) * dtype.itemsize, 0)
+        self._hold("pagelocked_host_allocation", pointer, cu.cuMemFreeHost)
         self.__array_interface__ = {
             "version": 3,
             "shape": shape,
             "typestr": dtype.str,
-            "data": (self._key, False),
+            "data": (pointer, False),
         }
-        MACHINE.pinned[self._key] = nbytes
 
     def free(self) -> None:
-        if self._context is None:
-            raise LogicError("pagelocked_host_allocation::free failed: invalid resource handle")
-        self._free_with(self._unpin)
-
-    def __del__(self) -> None:
-        if getattr(self, "_context", None) is not None:
-            self._free_with(self._unpin)
-
-    def _unpin(self) -> None:
-        del MACHINE.pinned[self._key]
-        self._memory[:] = POISON_FREED  # who still reads it is seen to
+        self._free()
 
 
 def pagelocked_empty(
     shape: Any, dtype: Any, order: str = "C", mem_flags: int = 0
 ) -> np.ndarray[Any, Any]:
-    _hardware("cuMemHostAlloc")
-    if MACHINE.faulty("pagelocked_empty"):
-        raise MemoryError("cuMemHostAlloc failed: out of memory")
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
-    if math.prod(shape) <= 0:
-        raise LogicError("cuMemHostAlloc failed: invalid argument")
     return np.asarray(PagelockedHostAllocation(shape, np.dtype(dtype)))
-
-
-# -------------------------------------------------------------------------------------- copies
 
 
 @_like_c
 def memcpy_htod_async(dest: Any, src: Any, stream: Stream | None = None) -> None:
-    device, source, queue = _copy("cuMemcpyHtoDAsync", src, stream)
-    address = int(dest)
-    device.bytes(address, source.nbytes)  # the address is checked when it is queued
-
-    def copy() -> None:
-        _count("host to device", source.nbytes)
-        device.bytes(address, source.nbytes)[:] = source
-
-    queue.put(copy)
+    source = _host_bytes(src)
+    _copy("cuMemcpyHtoDAsync", stream, int(dest), source.ctypes.data, source.nbytes)
 
 
 @_like_c
 def memcpy_dtoh_async(dest: Any, src: Any, stream: Stream | None = None) -> None:
-    device, target, queue = _copy("cuMemcpyDtoHAsync", dest, stream)
-    address = int(src)
-    device.bytes(address, target.nbytes)
-    target[:] = POISON_PENDING  # what is read before the stream is waited for is garbage
-
-    def copy() -> None:
-        _count("device to host", target.nbytes)
-        target[:] = device.bytes(address, target.nbytes)
-
-    queue.put(copy)
+    target = _host_bytes(dest)
+    _copy("cuMemcpyDtoHAsync", stream, target.ctypes.data, int(src), target.nbytes)
 
 
 @_like_c
 def memcpy_dtod_async(dest: Any, src: Any, size: int, stream: Stream | None = None) -> None:
-    device, queue = _queue("cuMemcpyDtoDAsync", stream)
-    target, source = int(dest), int(src)
-    device.bytes(target, size), device.bytes(source, size)
-
-    def copy() -> None:
-        _count("device to device", size)
-        device.bytes(target, size)[:] = device.bytes(source, size).copy()
-
-    queue.put(copy)
+    _copy("cuMemcpyDtoDAsync", stream, int(dest), int(src), size)
 
 
 @_like_c
@@ -451,23 +362,22 @@ def memcpy_peer_async(
     src_context: Context | None = None,
     stream: Stream | None = None,
 ) -> None:
-    device, queue = _queue("cuMemcpyPeerAsync", stream)
-    to = device if dest_context is None else dest_context.device
-    origin = device if src_context is None else src_context.device
-    target, source = int(dest), int(src)
-    to.bytes(target, size), origin.bytes(source, size)
+    to, origin = (context or Context.get_current() for context in (dest_context, src_context))
+    assert to is not None
+    assert origin is not None
+    _copy("cuMemcpyPeerAsync", stream, int(dest), to._raw, int(src), origin._raw, size)
 
-    def copy() -> None:
-        _count("between devices", size)
-        to.bytes(target, size)[:] = origin.bytes(source, size)
 
-    queue.put(copy)
+def _copy(call: str, stream: Stream | None, *given: Any) -> None:
+    if stream is None:
+        raise Crash(f"{call} on the default stream: every other stream waits for it")
+    _call(call, *given, stream._raw)
 
 
 def memcpy_htod(dest: Any, src: Any) -> None:
     device = _hardware("cuMemcpyHtoD")
     source = _host_bytes(src)
-    _count("host to device", source.nbytes)
+    MACHINE.counted["host to device"] += source.nbytes
     device.bytes(int(dest), source.nbytes)[:] = source
 
 
@@ -475,31 +385,8 @@ def memcpy_dtoh(dest: Any, src: Any) -> None:
     device = _hardware("cuMemcpyDtoH")
     Context.synchronize()
     target = _host_bytes(dest)
-    _count("device to host", target.nbytes)
+    MACHINE.counted["device to host"] += target.nbytes
     target[:] = device.bytes(int(src), target.nbytes)
-
-
-def _count(way: str, nbytes: int) -> None:
-    MACHINE.counted[way] += nbytes
-
-
-def _copy(call: str, host: Any, stream: Stream | None) -> tuple[_Hardware, np.ndarray, Queue]:
-    hardware, queue = _queue(call, stream)
-    array = _host_bytes(host)
-    if array.nbytes and not MACHINE.is_pinned(array.ctypes.data, array.nbytes):
-        raise Crash(f"{call}: the host memory is not page-locked")
-    return hardware, array, queue
-
-
-def _queue(call: str, stream: Stream | None) -> tuple[_Hardware, Queue]:
-    hardware = _hardware(call)
-    if MACHINE.faulty(call):
-        raise LaunchError(f"{call} failed: unspecified launch failure")
-    if stream is None:
-        raise Crash(f"{call} on the default stream: every other stream waits for it")
-    if stream._queue.device is not hardware:
-        raise LogicError(f"{call} failed: invalid resource handle")
-    return hardware, stream._queue
 
 
 def _host_bytes(host: Any) -> np.ndarray[Any, Any]:

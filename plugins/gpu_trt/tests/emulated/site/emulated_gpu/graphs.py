@@ -146,8 +146,6 @@ class Graph:
         """Return the nodes that are collectives, by index."""
         return [i for i, node in enumerate(self.model.graph.node) if inside.is_inside(node)]
 
-    # ------------------------------------------------------------------------------- the parser
-
     def name_of(self, index: int) -> str:
         """Return the layer name that TensorRT gives a node."""
         node = self.model.graph.node[index]
@@ -208,8 +206,6 @@ class Graph:
             return [Refusal("INVALID_NODE", text, index, node.name, node.op_type)]
         return []
 
-    # ------------------------------------------------------------------------------- the shapes
-
     def shapes(self, inputs: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
         """Return the outputs' shapes for these input shapes; -1 where the data decide.
 
@@ -260,8 +256,6 @@ class Graph:
             for node in self.model.graph.node
         )
 
-    # ------------------------------------------------------------------------------ the engine
-
     def layers(self) -> list[dict[str, str]]:
         """Return the layers of the engine, as the inspector tells them at the detailed verbosity.
 
@@ -300,8 +294,6 @@ class Graph:
         """Return the keys of the layers in a timing cache."""
         return [node.op_type for node in self.model.graph.node]
 
-    # ------------------------------------------------------------------------------- the weights
-
     def weight_names(self) -> set[str]:
         return {tensor.name for tensor in self.model.graph.initializer}
 
@@ -324,8 +316,6 @@ class Graph:
                 value = changes[tensor.name].astype(dtype).reshape(tuple(tensor.dims))
                 tensor.CopyFrom(onnx.numpy_helper.from_array(value, tensor.name))
         return changed
-
-    # ------------------------------------------------------------------------------ the results
 
     def weights_bytes(self) -> int:
         return sum(len(t.raw_data) or t.ByteSize() for t in self.model.graph.initializer)

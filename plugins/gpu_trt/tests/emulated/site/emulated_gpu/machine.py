@@ -94,6 +94,10 @@ class Device:
                 raise Crash(f"{address:#x} belongs to TensorRT")
             return memory[start : start + nbytes]
 
+    def at(self, address: int, nbytes: int) -> Callable[[], np.ndarray]:
+        """Return what gives the memory at an address when it is called; see `bytes`."""
+        return lambda: self.bytes(address, nbytes)
+
     def export(self, base: int) -> bytes:
         """Return 64 bytes by which another process opens an allocation: from now on a memfd."""
         with self._lock:
@@ -202,6 +206,27 @@ class Queue:
                 finally:
                     self.done += 1
                     self._waits.pop(self.done, None)
+
+
+View = Callable[[], np.ndarray]
+
+
+def queue_copy(queue: Queue, way: str, target: View, source: View) -> None:
+    """Queue a copy; the addresses are checked when it is queued, and when it comes to pass."""
+    nbytes = source().nbytes
+    target()
+
+    def copy() -> None:
+        MACHINE.counted[way] += nbytes
+        target()[:] = source().copy()
+
+    queue.put(copy)
+
+
+def queue_copy_out(queue: Queue, target: np.ndarray, source: View) -> None:
+    """Queue a copy to the host; what is read before the stream is waited for is garbage."""
+    queue_copy(queue, "device to host", lambda: target, source)
+    target[:] = POISON_PENDING
 
 
 class ContextStack(threading.local):

@@ -82,8 +82,6 @@ class Library:
         for name, types in TABLE["functions"].items():
             setattr(self, name, _Function(name, types, getattr(self, f"_{name}")))
 
-    # ------------------------------------------------------------------------------- the library
-
     def _ncclGetVersion(self, version: Any) -> int:
         version.value = int(os.environ.get("ENGINE_EMULATED_NCCL", TABLE["version"]))
         return SUCCESS
@@ -106,8 +104,6 @@ class Library:
     def _refuse(self, result: int, text: str) -> int:
         self._said = text.encode()
         return result
-
-    # -------------------------------------------------------------------------- the communicators
 
     def _ncclCommInitRankConfig(
         self, comm: Any, world_size: int, unique_id: Any, rank: int, config: Any
@@ -212,8 +208,6 @@ class Library:
             raise Crash(f"NCCL is called in the context of {MACHINE.current}, not {found.device}")
         return found
 
-    # ------------------------------------------------------------------------------- collectives
-
     def _ncclGroupStart(self) -> int:
         self._group.calls = []
         return SUCCESS
@@ -237,16 +231,9 @@ class Library:
         return self._collect(comm, stream, dtype, (send, count), (receive, count), work)
 
     def _ncclReduce(
-        self,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: int,
-        op: int,
-        root: int,
-        comm: int,
+        self, send: int, receive: int, count: int, dtype: int, op: int, root: int, comm: int,
         stream: int,
-    ) -> int:
+    ) -> int:  # fmt: skip
         is_root = self._comm(comm).rank == root
 
         def work(local: Any, source: Any, target: Any) -> None:
@@ -386,8 +373,6 @@ class Library:
             while not found.aborted:  # a kernel that waits for a rank that is gone goes on so
                 time.sleep(0.001)
             raise Ended from None
-
-    # ---------------------------------------------------------------------- TensorRT's own calls
 
     def found(self, comm: int) -> _Comm:
         """Return a communicator that is there, and this thread's device's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import sys
@@ -83,6 +85,14 @@ class Null(metaclass=Pybind):
     _initialised = True
     _counted = ""
 
+    def __init_subclass__(cls) -> None:
+        """Let every call and property that the user has look at the context first."""
+        for name, value in list(vars(cls).items()):
+            if isinstance(value, property):
+                setattr(cls, name, property(_entering(value.fget), _entering(value.fset)))
+            elif inspect.isfunction(value) and not name.startswith("_"):
+                setattr(cls, name, _entering(value))
+
     def _make(self, logger: ILogger | None) -> None:
         if logger is not None and not isinstance(logger, ILogger):
             raise TypeError("__init__(): incompatible constructor arguments")
@@ -130,6 +140,31 @@ class Null(metaclass=Pybind):
 
     def _destroy(self) -> None:
         """Give back what it holds on the device."""
+
+
+def _entering(call: Any) -> Any:
+    if call is None:
+        return None
+
+    @functools.wraps(call)
+    def entered(self: Null, *arguments: Any, **named: Any) -> Any:
+        self._enter()
+        return call(self, *arguments, **named)
+
+    return entered
+
+
+class Made(Null):
+    """One that TensorRT alone makes."""
+
+    def __init__(self) -> None:
+        raise TypeError("No constructor defined!")
+
+    @classmethod
+    def _new(cls, logger: ILogger | None) -> Any:
+        made = cls.__new__(cls)
+        made._make(logger)
+        return made
 
 
 class Dims:

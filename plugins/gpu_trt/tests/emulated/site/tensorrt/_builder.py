@@ -11,7 +11,7 @@ from typing import Any
 from emulated_gpu.graphs import InvalidShapes
 from emulated_gpu.machine import MACHINE, OutOfMemory
 
-from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
+from ._base import ENUMS, VERSION, Callback, IHostMemory, ILogger, Made, Null
 from ._network import INetworkDefinition, ITensor
 
 MAGIC = b"emulated TensorRT plan\n"
@@ -32,29 +32,20 @@ class IProgressMonitor(Callback):
         raise NotImplementedError("Tried to call pure virtual function")
 
 
-class IOptimizationProfile(Null):
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
-
+class IOptimizationProfile(Made):
     @classmethod
     def _of(cls, builder: Builder) -> IOptimizationProfile:
-        profile = cls.__new__(cls)
-        profile._make(builder._logger)
+        profile = cls._new(builder._logger)
         profile._shapes: dict[str, tuple[tuple[int, ...], ...]] = {}
         return profile
 
     def set_shape(self, input: str, min: Any, opt: Any, max: Any) -> None:
-        self._enter()
         shapes = tuple(tuple(int(dim) for dim in dims) for dims in (min, opt, max))
         for which, dims in zip(("min", "opt", "max"), shapes, strict=True):
             if any(dim < 0 for dim in dims):
                 self._error("IOptimizationProfile::setDimensions", 3, "Parameter check failed")
                 raise RuntimeError(f"Shape provided for {which} is inconsistent with other shapes.")
         self._shapes[input] = shapes
-
-    def get_shape(self, input: str) -> list[Dims]:
-        self._enter()
-        return [Dims(dims) for dims in self._shapes.get(input, ())]
 
     def __bool__(self) -> bool:
         for name, (low, opt, high) in self._shapes.items():
@@ -72,13 +63,10 @@ class IOptimizationProfile(Null):
         return True
 
 
-class ITimingCache(Null):
+class ITimingCache(Made):
     """Times of tactics, by layer; of one version and kind of device."""
 
     _counted = "timing caches"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(cls, config: IBuilderConfig, data: bytes) -> ITimingCache | None:
@@ -90,35 +78,28 @@ class ITimingCache(Null):
         if not sound:
             config._error("IBuilderConfig::createTimingCache", 1, "Cache header is damaged.")
             return None
-        cache = cls.__new__(cls)
-        cache._make(config._logger)
+        cache = cls._new(config._logger)
         cache._version = content.get("version", VERSION)
         cache._times: dict[str, int] = content.get("times", {})
         return cache
 
     def serialize(self) -> IHostMemory:
-        self._enter()
         content = {"version": self._version, "times": self._times}
         return IHostMemory(CACHE_MAGIC + json.dumps(content, sort_keys=True).encode())
 
     def combine(self, input_cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        self._enter()
         if input_cache._version != self._version and not ignore_mismatch:
             return False
         self._times.update(input_cache._times)
         return True
 
 
-class IBuilderConfig(Null):
+class IBuilderConfig(Made):
     _counted = "builder configs"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(cls, builder: Builder) -> IBuilderConfig:
-        config = cls.__new__(cls)
-        config._make(builder._logger)
+        config = cls._new(builder._logger)
         config._builder = builder
         config._flags = {BuilderFlag.TF32}
         config._pools: dict[Any, int] = {}
@@ -131,49 +112,27 @@ class IBuilderConfig(Null):
         return config
 
     def set_preview_feature(self, feature: Any, enable: bool) -> None:
-        self._enter()
         (self._previews.add if enable else self._previews.discard)(PreviewFeature(feature))
 
-    def get_preview_feature(self, feature: Any) -> bool:
-        self._enter()
-        return feature in self._previews
-
     def create_timing_cache(self, serialized_timing_cache: Any) -> ITimingCache | None:
-        self._enter()
         return ITimingCache._of(self, bytes(serialized_timing_cache))
 
     def set_timing_cache(self, cache: ITimingCache, ignore_mismatch: bool) -> bool:
-        self._enter()
         if cache._version != VERSION and not ignore_mismatch:
             return False
         self._cache = cache
         return True
 
-    def get_timing_cache(self) -> ITimingCache | None:
-        self._enter()
-        return self._cache
-
     def set_flag(self, flag: Any) -> None:
-        self._enter()
         self._flags.add(BuilderFlag(flag))
 
     def clear_flag(self, flag: Any) -> None:
-        self._enter()
         self._flags.discard(BuilderFlag(flag))
 
-    def get_flag(self, flag: Any) -> bool:
-        self._enter()
-        return flag in self._flags
-
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
-        self._enter()
         self._pools[pool] = int(pool_size)
 
-    def get_memory_pool_limit(self, pool: Any) -> int:
-        return self._pools.get(pool, self._enter().total)
-
     def add_optimization_profile(self, profile: IOptimizationProfile) -> int:
-        self._enter()
         if not profile:
             self._error(
                 "IBuilderConfig::addOptimizationProfile",
@@ -186,27 +145,22 @@ class IBuilderConfig(Null):
 
     @property
     def num_optimization_profiles(self) -> int:
-        self._enter()
         return len(self._profiles)
 
     @property
     def profiling_verbosity(self) -> Any:
-        self._enter()
         return self._verbosity
 
     @profiling_verbosity.setter
     def profiling_verbosity(self, verbosity: Any) -> None:
-        self._enter()
         self._verbosity = ProfilingVerbosity(verbosity)
 
     @property
     def builder_optimization_level(self) -> int:
-        self._enter()
         return self._level
 
     @builder_optimization_level.setter
     def builder_optimization_level(self, level: int) -> None:
-        self._enter()
         if level < 0:
             self._error("IBuilderConfig::setBuilderOptimizationLevel", 3, "Parameter check failed")
         else:
@@ -214,12 +168,10 @@ class IBuilderConfig(Null):
 
     @property
     def progress_monitor(self) -> IProgressMonitor | None:
-        self._enter()
         return self._monitor
 
     @progress_monitor.setter
     def progress_monitor(self, monitor: IProgressMonitor) -> None:
-        self._enter()
         if not isinstance(monitor, IProgressMonitor):
             raise TypeError("incompatible function arguments")
         self._monitor = monitor
@@ -232,18 +184,15 @@ class Builder(Null):
         self._make(logger)
 
     def create_network(self, flags: int = 0) -> INetworkDefinition | None:
-        self._enter()
         if flags >= 1 << (max(ENUMS["NetworkDefinitionCreationFlag"]) + 1):
             self._error("IBuilder::createNetworkV2", 3, "Parameter check failed: unknown flags")
             return None
         return INetworkDefinition._of(self, self._logger, flags)
 
     def create_builder_config(self) -> IBuilderConfig:
-        self._enter()
         return IBuilderConfig._of(self)
 
     def create_optimization_profile(self) -> IOptimizationProfile:
-        self._enter()
         return IOptimizationProfile._of(self)
 
     def build_serialized_network(

@@ -9,7 +9,7 @@ from typing import Any
 from emulated_gpu.graphs import OPERATORS, TYPES, Graph, Refusal
 from emulated_gpu.machine import MACHINE, Crash
 
-from ._base import ENUMS, Dims, ILogger, Null
+from ._base import ENUMS, Dims, ILogger, Made, Null
 
 DataType, ErrorCode, LayerType = ENUMS["DataType"], ENUMS["ErrorCode"], ENUMS["LayerType"]
 
@@ -17,16 +17,13 @@ DataType, ErrorCode, LayerType = ENUMS["DataType"], ENUMS["ErrorCode"], ENUMS["L
 class ITensor:
     """An input or output of a network."""
 
-    def __init__(self, name: str, dtype: Any, shape: tuple[int, ...], decides: bool = False,
-                 symbols: tuple[str | None, ...] = ()) -> None:  # fmt: skip
+    def __init__(
+        self, name: str, dtype: Any, shape: tuple[int, ...], decides: bool = False
+    ) -> None:
         self.name = name
         self.dtype = dtype
         self.shape = Dims(shape)
         self.is_shape_tensor = decides
-        self._symbols = symbols
-
-    def get_dimension_name(self, index: int) -> str | None:
-        return self._symbols[index] if self._symbols else None
 
 
 class ILayer:
@@ -78,16 +75,12 @@ class ILayer:
         self._graph.ranks[self._index] = count
 
 
-class INetworkDefinition(Null):
+class INetworkDefinition(Made):
     _counted = "networks"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(cls, builder: object, logger: ILogger | None, flags: int) -> INetworkDefinition:
-        network = cls.__new__(cls)
-        network._make(logger)
+        network = cls._new(logger)
         network._builder = builder  # as the real one keeps it
         network._parser: Any = None
         network._graph: Graph | None = None
@@ -99,42 +92,28 @@ class INetworkDefinition(Null):
 
     @property
     def num_inputs(self) -> int:
-        self._enter()
         return len(self._inputs)
 
     @property
     def num_outputs(self) -> int:
-        self._enter()
         return len(self._outputs)
 
     @property
     def num_layers(self) -> int:
-        self._enter()
         return len(self._graph.model.graph.node) if self._graph is not None else 0
 
     def get_layer(self, index: int) -> ILayer:
-        self._enter()
         assert self._graph is not None
         return ILayer._of(self._graph, index, self)
 
     def mark_weights_refittable(self, name: str) -> bool:
-        self._enter()
         if self._graph is None or name not in self._graph.weight_names():
             return False
         self._refittable.add(name)
         return True
 
-    def are_weights_marked_refittable(self, name: str) -> bool:
-        self._enter()
-        return name in self._refittable
-
     def get_input(self, index: int) -> ITensor:
-        self._enter()
         return self._inputs[index]
-
-    def get_output(self, index: int) -> ITensor:
-        self._enter()
-        return self._outputs[index]
 
 
 class ParserError:
@@ -153,20 +132,8 @@ class ParserError:
     def desc(self) -> str:
         return self._of().text
 
-    def file(self) -> str:
-        return "emulated.cpp"
-
-    def func(self) -> str:
-        return "emulated"
-
-    def line(self) -> int:
-        return 1
-
     def node(self) -> int:
         return self._of().node
-
-    def node_name(self) -> str:
-        return self._of().name
 
     def node_operator(self) -> str:
         return self._of().operator
@@ -184,10 +151,8 @@ class OnnxParser(Null):
         network._parser = self
         self._refusals: list[Refusal] = []
         self._parts: list[list[int]] = []
-        self._all = False
 
     def _target(self) -> INetworkDefinition:
-        self._enter()
         network = self._network()
         if network is None:
             raise Crash("segmentation fault: the parser's network is gone")
@@ -231,16 +196,10 @@ class OnnxParser(Null):
 
     @property
     def num_errors(self) -> int:
-        self._enter()
         return len(self._refusals)
 
     def get_error(self, index: int) -> ParserError:
-        self._enter()
         return ParserError(self._refusals[index], self)
-
-    def clear_errors(self) -> None:
-        self._enter()
-        self._refusals.clear()
 
     def supports_model_v2(self, model: Any, path: str | None = None) -> bool:
         self._target()
@@ -260,24 +219,16 @@ class OnnxParser(Null):
                 self._parts.append([])
                 begins = False
             self._parts[-1].append(index)
-        self._all = not wrong
-        return self._all
+        return not wrong
 
     @property
     def num_subgraphs(self) -> int:
-        self._enter()
         return len(self._parts)
 
     def get_subgraph_nodes(self, index: int) -> list[int]:
-        self._enter()
         return list(self._parts[index])
 
-    def is_subgraph_supported(self, index: int) -> bool:
-        self._enter()
-        return self._all
-
     def supports_operator(self, op_name: str) -> bool:
-        self._enter()
         return op_name in OPERATORS
 
 
@@ -293,7 +244,6 @@ def _tensors(graph: Graph) -> tuple[list[ITensor], list[ITensor]]:
                 DataType[TYPES[value.type.tensor_type.elem_type]],
                 tuple(dim.dim_value if dim.HasField("dim_value") else -1 for dim in dims),
                 graph.decides_shapes(value.name),
-                tuple(dim.dim_param or None for dim in dims),
             )
         )
     shapes = graph.shapes({})

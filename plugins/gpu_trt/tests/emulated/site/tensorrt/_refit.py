@@ -47,18 +47,15 @@ class Refitter(Null):
         self._given: dict[str, Weights] = {}
 
     def get_all_weights(self) -> list[str]:
-        self._enter()
         return list(self._engine._header["refittable"])
 
     def get_missing_weights(self) -> list[str]:
         """Those that the engine keeps in one piece with what was set."""
-        self._enter()
         graph, names = self._engine._graph, set(self.get_all_weights())
         wanted = {other for name in self._given for other in graph.joined_with(name)}
         return sorted((wanted & names) - set(self._given))
 
     def get_weights_prototype(self, weights_name: str) -> Weights:
-        self._enter()
         tensor = self._tensor(weights_name)
         if tensor is None:
             return Weights(DataType.FLOAT, 0, -1)
@@ -74,7 +71,6 @@ class Refitter(Null):
         return next((tensor for tensor in tensors if tensor.name == name), None)
 
     def set_named_weights(self, name: str, weights: Weights) -> bool:
-        self._enter()
         prototype = self.get_weights_prototype(name)
         where = "IRefitter::setNamedWeights"
         if (weights.dtype, weights.size) != (prototype.dtype, prototype.size):
@@ -84,7 +80,6 @@ class Refitter(Null):
         return True
 
     def refit_cuda_engine(self) -> bool:
-        self._enter()
         engine, where = self._engine, "IRefitter::refitCudaEngine"
         if any(context._queued_by is not None for context in engine._contexts):
             raise Crash("an engine is refitted while its work is queued")

@@ -22,7 +22,7 @@ from emulated_gpu.machine import MACHINE, Crash, OutOfMemory, Queue
 
 from engine.errors import CommunicatorError
 
-from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Null
+from ._base import ENUMS, VERSION, Callback, Dims, IHostMemory, ILogger, Made, Null
 from ._builder import MAGIC
 
 DataType, TensorIOMode = ENUMS["DataType"], ENUMS["TensorIOMode"]
@@ -97,18 +97,14 @@ class Runtime(Null):
         return ICudaEngine._of(self, header, data, weights, graph)
 
 
-class ICudaEngine(Null):
+class ICudaEngine(Made):
     _counted = "engines"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(
         cls, runtime: Runtime, header: dict[str, Any], plan: bytes, weights: int, graph: Graph
     ) -> ICudaEngine:
-        engine = cls.__new__(cls)
-        engine._make(runtime._logger)
+        engine = cls._new(runtime._logger)
         engine._runtime = runtime  # as the real one keeps it
         engine._header = header
         engine._plan = plan
@@ -129,63 +125,43 @@ class ICudaEngine(Null):
 
     @property
     def num_io_tensors(self) -> int:
-        self._enter()
         return len(self._tensors)
 
     @property
     def num_optimization_profiles(self) -> int:
-        self._enter()
         return len(self._header["profiles"])
 
     @property
-    def refittable(self) -> bool:
-        self._enter()
-        return bool(self._header["refittable"])
-
-    @property
     def device_memory_size_v2(self) -> int:
-        self._enter()
         return int(self._header["activation_bytes"])
 
     def get_tensor_name(self, index: int) -> str:
-        self._enter()
         return list(self._tensors)[index]
 
     def get_tensor_mode(self, name: str) -> Any:
-        self._enter()
         if name not in self._tensors:
             return TensorIOMode.NONE
         return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
 
     def get_tensor_dtype(self, name: str) -> Any:
-        self._enter()
         return DataType[self._tensors[name]["dtype"]]
 
     def get_tensor_shape(self, name: str) -> Dims:
-        self._enter()
         return Dims(self._tensors[name]["shape"])
 
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[Dims]:
-        self._enter()
         return [Dims(dims) for dims in self._header["profiles"][profile_index][name]]
 
-    def get_tensor_location(self, name: str) -> Any:
-        return TensorLocation.HOST if self.is_shape_inference_io(name) else TensorLocation.DEVICE
-
     def is_shape_inference_io(self, name: str) -> bool:
-        self._enter()
         return bool(self._tensors[name].get("decides"))
 
     def get_engine_stat(self, stat: Any = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
-        self._enter()
         return int(self._header["weights_bytes"])
 
     def serialize(self) -> IHostMemory:
-        self._enter()
         return IHostMemory(self._plan)
 
     def create_engine_inspector(self) -> EngineInspector:
-        self._enter()
         return EngineInspector._of(self)
 
     def create_execution_context(self, strategy: Any = Strategy.STATIC) -> IExecutionContext | None:
@@ -203,22 +179,17 @@ class ICudaEngine(Null):
         return IExecutionContext._of(self, memory)
 
 
-class EngineInspector(Null):
+class EngineInspector(Made):
     _counted = "engine inspectors"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(cls, engine: ICudaEngine) -> EngineInspector:
-        inspector = cls.__new__(cls)
-        inspector._make(engine._logger)
+        inspector = cls._new(engine._logger)
         inspector._engine = engine
         return inspector
 
     def get_engine_information(self, format: Any) -> str:
         """Layer names alone at the default verbosity; objects at the detailed one."""
-        self._enter()
         header = self._engine._header
         names = [layer["Name"] for layer in header["layers"]]
         if format is not LayerInformationFormat.JSON:
@@ -229,16 +200,12 @@ class EngineInspector(Null):
         return json.dumps({"Layers": layers, tensors: []})
 
 
-class IExecutionContext(Null):
+class IExecutionContext(Made):
     _counted = "execution contexts"
-
-    def __init__(self) -> None:
-        raise TypeError("No constructor defined!")
 
     @classmethod
     def _of(cls, engine: ICudaEngine, memory: int) -> IExecutionContext:
-        context = cls.__new__(cls)
-        context._make(engine._logger)
+        context = cls._new(engine._logger)
         context._engine = engine  # as the real one keeps it
         context._memory = memory  # 0 where the user gives it
         context._scratch: tuple[int, int] = (memory, engine._header["activation_bytes"])
@@ -270,7 +237,6 @@ class IExecutionContext(Null):
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """Admit one thread at a time, from the first call until what it queued is done."""
-        self._enter()
         if not self._in_use.acquire(blocking=False):
             raise Crash("an IExecutionContext is used by two threads at once")
         try:
@@ -282,7 +248,6 @@ class IExecutionContext(Null):
 
     @property
     def engine(self) -> ICudaEngine:
-        self._enter()
         return self._engine
 
     @property
@@ -291,7 +256,6 @@ class IExecutionContext(Null):
 
     @profiler.setter
     def profiler(self, profiler: IProfiler) -> None:
-        self._enter()
         self._profiler = profiler
 
     @property
@@ -300,7 +264,6 @@ class IExecutionContext(Null):
 
     @enqueue_emits_profile.setter
     def enqueue_emits_profile(self, emits: bool) -> None:
-        self._enter()
         self._emits = emits
 
     def report_to_profiler(self) -> bool:
@@ -315,11 +278,6 @@ class IExecutionContext(Null):
             for layer in layers:
                 self._profiler.report_layer_time(layer["Name"], took_ms / len(layers))
             return True
-
-    @property
-    def active_optimization_profile(self) -> int:
-        self._enter()
-        return self._profile
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         with self._alone():
@@ -399,10 +357,6 @@ class IExecutionContext(Null):
             self._addresses[name] = memory
             return True
 
-    def get_tensor_address(self, name: str) -> int:
-        with self._alone():
-            return self._addresses.get(name, 0)
-
     def set_output_allocator(self, name: str, output_allocator: IOutputAllocator) -> bool:
         with self._alone():
             if name not in self._engine._outputs:
@@ -430,8 +384,6 @@ class IExecutionContext(Null):
                 return False
             self._communicator = pointer
             return True
-
-    # ------------------------------------------------------------------------------------- running
 
     def execute_async_v3(self, stream_handle: int) -> bool:
         with self._alone():

@@ -8,6 +8,7 @@ tests see.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import itertools
 from collections.abc import Callable
 from enum import IntEnum
@@ -21,6 +22,8 @@ from emulated_gpu.machine import (
     Crash,
     OutOfMemory,
     Queue,
+    queue_copy,
+    queue_copy_out,
 )
 from emulated_gpu.machine import Device as _Hardware
 
@@ -39,6 +42,18 @@ class CUresult(IntEnum):
     CUDA_ERROR_NOT_READY = 600
     CUDA_ERROR_LAUNCH_FAILED = 719
     CUDA_ERROR_STREAM_CAPTURE_INVALIDATED = 901
+
+
+_TEXTS = {
+    CUresult.CUDA_ERROR_INVALID_VALUE: "invalid argument",
+    CUresult.CUDA_ERROR_OUT_OF_MEMORY: "out of memory",
+    CUresult.CUDA_ERROR_NOT_INITIALIZED: "initialization error",
+    CUresult.CUDA_ERROR_NO_DEVICE: "no CUDA-capable device is detected",
+    CUresult.CUDA_ERROR_INVALID_DEVICE: "invalid device ordinal",
+    CUresult.CUDA_ERROR_INVALID_CONTEXT: "invalid device context",
+    CUresult.CUDA_ERROR_INVALID_HANDLE: "invalid resource handle",
+    CUresult.CUDA_ERROR_LAUNCH_FAILED: "unspecified launch failure",
+}
 
 
 class CUstreamCaptureMode(IntEnum):
@@ -119,9 +134,6 @@ NO_MEMORY = CUresult.CUDA_ERROR_OUT_OF_MEMORY
 INVALID = CUresult.CUDA_ERROR_INVALID_VALUE
 
 
-# ------------------------------------------------------------------------ devices and contexts
-
-
 def cuInit(Flags: int) -> tuple[CUresult]:
     if MACHINE.driver == "none":  # cuda.pathfinder's DynamicLibNotFoundError
         raise RuntimeError('"cuda" is an NVIDIA driver library and can only be found via system '
@@ -137,11 +149,7 @@ def cuGetErrorName(error: CUresult) -> tuple[CUresult, bytes]:
 
 
 def cuGetErrorString(error: CUresult) -> tuple[CUresult, bytes]:
-    if error is CUresult.CUDA_ERROR_NO_DEVICE:
-        return OK, b"no CUDA-capable device is detected"
-    if error is CUresult.CUDA_ERROR_LAUNCH_FAILED:
-        return OK, b"unspecified launch failure"
-    return OK, error.name.removeprefix("CUDA_ERROR_").lower().replace("_", " ").encode()
+    return OK, _TEXTS.get(error, error.name).encode()
 
 
 def cuDriverGetVersion() -> tuple[CUresult, int]:
@@ -213,9 +221,6 @@ def cuCtxSynchronize() -> tuple[CUresult]:
     return (OK,)
 
 
-# --------------------------------------------------------------------------------------- memory
-
-
 def cuMemAlloc(bytesize: int) -> tuple[CUresult, CUdeviceptr]:
     hardware = MACHINE.current
     if hardware is None:
@@ -264,79 +269,54 @@ def cuMemFreeHost(p: int) -> tuple[CUresult]:
 _freed: list[np.ndarray[Any, Any]] = []
 
 
+def _copying(copy: Callable[..., None]) -> Callable[..., tuple[CUresult]]:
+    """Make a copy's function of one that is also given its queue."""
+
+    def call(*arguments: Any) -> tuple[CUresult]:
+        queue = _queue(arguments[-1])
+        if MACHINE.faulty(copy.__name__):
+            return (CUresult.CUDA_ERROR_LAUNCH_FAILED,)
+        copy(queue, *arguments)
+        return (OK,)
+
+    parameters = [*inspect.signature(copy).parameters.values()][1:]
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return call
+
+
+@_copying
 def cuMemcpyHtoDAsync(
-    dstDevice: Any, srcHost: int, ByteCount: int, hStream: CUstream
-) -> tuple[CUresult]:
-    queue = _copying("cuMemcpyHtoDAsync", hStream)
-    if queue is None:
-        return (CUresult.CUDA_ERROR_LAUNCH_FAILED,)
-    device, address, source = queue.device, int(dstDevice), _host(srcHost, ByteCount)
-    device.bytes(address, ByteCount)
-
-    def copy() -> None:
-        MACHINE.counted["host to device"] += ByteCount
-        device.bytes(address, ByteCount)[:] = source
-
-    queue.put(copy)
-    return (OK,)
+    queue: Queue, dstDevice: Any, srcHost: int, ByteCount: int, hStream: CUstream
+) -> None:
+    source = _host(srcHost, ByteCount)
+    target = queue.device.at(int(dstDevice), ByteCount)
+    queue_copy(queue, "host to device", target, lambda: source)
 
 
+@_copying
 def cuMemcpyDtoHAsync(
-    dstHost: int, srcDevice: Any, ByteCount: int, hStream: CUstream
-) -> tuple[CUresult]:
-    queue = _copying("cuMemcpyDtoHAsync", hStream)
-    if queue is None:
-        return (CUresult.CUDA_ERROR_LAUNCH_FAILED,)
-    device, address, target = queue.device, int(srcDevice), _host(dstHost, ByteCount)
-    device.bytes(address, ByteCount)
-    target[:] = POISON_PENDING
-
-    def copy() -> None:
-        MACHINE.counted["device to host"] += ByteCount
-        target[:] = device.bytes(address, ByteCount)
-
-    queue.put(copy)
-    return (OK,)
+    queue: Queue, dstHost: int, srcDevice: Any, ByteCount: int, hStream: CUstream
+) -> None:
+    source = queue.device.at(int(srcDevice), ByteCount)
+    queue_copy_out(queue, _host(dstHost, ByteCount), source)
 
 
+@_copying
 def cuMemcpyDtoDAsync(
-    dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: CUstream
-) -> tuple[CUresult]:
-    queue = _copying("cuMemcpyDtoDAsync", hStream)
-    if queue is None:
-        return (CUresult.CUDA_ERROR_LAUNCH_FAILED,)
-    device, target, source = queue.device, int(dstDevice), int(srcDevice)
-    device.bytes(target, ByteCount), device.bytes(source, ByteCount)
-
-    def copy() -> None:
-        MACHINE.counted["device to device"] += ByteCount
-        device.bytes(target, ByteCount)[:] = device.bytes(source, ByteCount).copy()
-
-    queue.put(copy)
-    return (OK,)
+    queue: Queue, dstDevice: Any, srcDevice: Any, ByteCount: int, hStream: CUstream
+) -> None:
+    target, source = (queue.device.at(int(end), ByteCount) for end in (dstDevice, srcDevice))
+    queue_copy(queue, "device to device", target, source)
 
 
+@_copying
 def cuMemcpyPeerAsync(
-    dstDevice: Any,
-    dstContext: CUcontext,
-    srcDevice: Any,
-    srcContext: CUcontext,
-    ByteCount: int,
-    hStream: CUstream,
-) -> tuple[CUresult]:
-    queue = _copying("cuMemcpyPeerAsync", hStream)
-    if queue is None:
-        return (CUresult.CUDA_ERROR_LAUNCH_FAILED,)
-    to, origin = _contexts[int(dstContext)].device, _contexts[int(srcContext)].device
-    target, source = int(dstDevice), int(srcDevice)
-    to.bytes(target, ByteCount), origin.bytes(source, ByteCount)
-
-    def copy() -> None:
-        MACHINE.counted["between devices"] += ByteCount
-        to.bytes(target, ByteCount)[:] = origin.bytes(source, ByteCount)
-
-    queue.put(copy)
-    return (OK,)
+    queue: Queue, dstDevice: Any, dstContext: CUcontext, srcDevice: Any, srcContext: CUcontext,
+    ByteCount: int, hStream: CUstream,
+) -> None:  # fmt: skip
+    target = _contexts[int(dstContext)].device.at(int(dstDevice), ByteCount)
+    source = _contexts[int(srcContext)].device.at(int(srcDevice), ByteCount)
+    queue_copy(queue, "between devices", target, source)
 
 
 def cuIpcGetMemHandle(dptr: Any) -> tuple[CUresult, CUipcMemHandle]:
@@ -371,19 +351,10 @@ def _current(call: str) -> _Hardware:
     return device
 
 
-def _copying(call: str, hStream: CUstream) -> Queue | None:
-    """Return the stream of a copy; None where the copy is to fail."""
-    queue = _queue(hStream)
-    return None if MACHINE.faulty(call) else queue
-
-
 def _host(address: int, nbytes: int) -> np.ndarray[Any, Any]:
     if nbytes and not MACHINE.is_pinned(address, nbytes):
         raise Crash("the host memory of a copy is not page-locked")
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
-
-
-# --------------------------------------------------------------------------- streams and events
 
 
 def cuStreamCreate(Flags: int) -> tuple[CUresult, CUstream]:
@@ -453,9 +424,6 @@ def cuEventQuery(hEvent: CUevent) -> tuple[CUresult]:
     _, queue, position = _events[int(hEvent)]
     is_done = queue is None or queue.done >= position
     return (OK if is_done else CUresult.CUDA_ERROR_NOT_READY,)
-
-
-# --------------------------------------------------------------------------------------- graphs
 
 
 def _queue(hStream: CUstream) -> Queue:
