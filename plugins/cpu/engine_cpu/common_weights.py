@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
-import onnxruntime as ort
-
 from engine.model_bytes import Budget, changed, entry, fields, schema
 from engine_cpu import weights_pool
+from engine_cpu.known_issues import version
 from engine_cpu.weights_pool import Place, Spans
 
 # Kernels read weights where they are mapped, with instructions that end the process where these do
@@ -258,14 +257,9 @@ def _units(lengths: list[int]) -> list[tuple[int, int]]:
     Each is a number of bytes, and how many behind a multiple of that.
     """
     units = [(_PAGE, _IN_PAGE) if n >= _LARGE_BYTES else (_ALIGNED, 0) for n in lengths]
-    if _is_packed_in_pages():
+    if version() >= _PACKED_IN_PAGES:
         units[1:] = [(_PAGE, 0)] * len(units[1:])
     return units
-
-
-def _is_packed_in_pages() -> bool:
-    major, minor = map(int, ort.__version__.split(".")[:2])
-    return (major, minor) >= _PACKED_IN_PAGES
 
 
 def _move(source: Path, target: Path, moves: Iterable[tuple[int, int, int]]) -> None:

@@ -30,6 +30,7 @@ from engine.errors import CompiledFormError
 from engine.options import is_declared
 from engine.types import CompileOptions, GraphInfo, NodeState
 from engine_cpu.mapped import Named
+from engine_cpu.options import RUN_OPTIONS
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -43,10 +44,6 @@ LAYOUT = "6"
 # Smaller weights stand in the graph file: to map them costs more than to read them, and they are
 # those of odd sizes, behind which others would not be aligned (see common_weights).
 _EXTERNAL_BYTES = 16 << 10
-
-# Options that choose how a session runs, not what its graph and packed weights are.
-# Not denormal_as_zero: constants are folded with it.
-_RUN_OPTIONS = ("spin_us", "memory_arena", "deterministic", "thread_pool", "workspace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,14 +159,11 @@ def trim(kept_bytes: int = 0) -> None:
 
 
 def compiled_key(options: CompileOptions, plugin_version: str) -> dict[str, str]:
-    """Return what the graph file and the packing depend on beside the model.
-
-    Threads are not in it: neither depends on how many run it.
-    """
+    """Return what the graph file and the packing depend on beside the model."""
     import onnxruntime
 
     settings: Mapping[str, str] = options.options
-    given = {key: value for key, value in settings.items() if not is_declared(key, _RUN_OPTIONS)}
+    given = {key: value for key, value in settings.items() if not is_declared(key, RUN_OPTIONS)}
     given.setdefault("graph_optimization", "all")
     return {
         "engine_cpu": plugin_version,

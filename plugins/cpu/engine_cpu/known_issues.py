@@ -51,16 +51,6 @@ def known_issue(node: NodeProto, scope: Scope, workarounds: bool = True) -> Know
     return None
 
 
-def _dims(kind: TypeProto | None) -> list[int | str | None] | None:
-    """Return the sizes of a tensor's axes, None for unknown ones; None without a known rank."""
-    if kind is None or not kind.tensor_type.HasField("shape"):
-        return None
-    return [
-        dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-        for dim in kind.tensor_type.shape.dim
-    ]
-
-
 class _Node:
     """A node and what is known of its inputs, by index."""
 
@@ -78,34 +68,36 @@ class _Node:
 
     def is_of(self, index: int, *types: int) -> bool:
         """Return True for a given input of one of these element types, or of an unknown one."""
-        kind = self._scope.types.get(self._node.input[index]) if self.has(index) else None
+        kind = self._type(index)
         return self.has(index) and (kind is None or kind.tensor_type.elem_type in types)
 
     def element(self, index: int) -> int:
         """Return the element type of an input; 0 where it is not known."""
-        kind = self._scope.types.get(self._node.input[index]) if self.has(index) else None
+        kind = self._type(index)
         return kind.tensor_type.elem_type if kind is not None else 0
 
     def dims(self, index: int) -> list[int | str | None] | None:
-        """Return an input's sizes."""
-        return _dims(self._scope.types.get(self._node.input[index])) if self.has(index) else None
+        """Return the sizes of an input's axes, None for unknown ones; None of unknown rank."""
+        kind = self._type(index)
+        if kind is None or not kind.tensor_type.HasField("shape"):
+            return None
+        return [
+            dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
+            for dim in kind.tensor_type.shape.dim
+        ]
+
+    def _type(self, index: int) -> TypeProto | None:
+        return self._scope.types.get(self._node.input[index]) if self.has(index) else None
 
     def values(self, index: int) -> list[float] | None:
         """Return an input's values, flat, where it is a small constant."""
-        from onnx import numpy_helper
-
-        if not self.has(index):
-            return None
-        name = self._node.input[index]
-        tensor = self._scope.constants.get(name, self._scope.written.get(name))
-        return None if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
+        return self._scope.values(self._node.input[index]) if self.has(index) else None
 
     def attribute(self, name: str) -> Any:
         """Return an attribute's value; None where it is not given."""
-        from onnx import helper
+        from engine_cpu.prepare.kind import attribute  # it needs onnx
 
-        given = (item for item in self._node.attribute if item.name == name)
-        return next((helper.get_attribute_value(item) for item in given), None)
+        return attribute(self._node, name)
 
 
 def _is_power_of_two(size: int | str | None) -> bool:

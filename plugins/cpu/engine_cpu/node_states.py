@@ -20,6 +20,7 @@ from engine.host.folder import temporary_folder
 from engine.host.interrupts import raised_by_handler
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, NodeInfo, NodeState
+from engine_cpu.suspicion import NESTS
 
 # The state of each node of the main graph, in order, and the index of the one it is fused into.
 NodeStates: TypeAlias = "list[tuple[NodeState, int | None]]"
@@ -29,7 +30,6 @@ MEMORY_FOLDER = "/dev/shm"
 
 # Kernels that only move data: fusions leave them behind under the name of what they replaced.
 _MOVES = frozenset({"Reshape", "Transpose", "ReorderInput", "ReorderOutput"})
-_NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class _Comparison:
 
     def _needed(self) -> set[int]:
         """Return the nodes that some output depends on; all where subgraphs may read a tensor."""
-        if any(node.op_type in _NESTS for node in self.nodes):
+        if any(node.op_type in NESTS for node in self.nodes):
             return {node.index for node in self.nodes}
         needed: set[int] = set()
         pending = [spec.name for spec in self.graph.outputs]

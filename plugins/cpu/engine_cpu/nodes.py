@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 
+from engine.host.lease import leased
 from engine.model_bytes import Budget, NodeReader, ReadingBudget, fields, schema
 from engine.types import DType, GraphInfo, ModelSource, NodeInfo
 from engine_cpu.tensors import dtype_of
@@ -65,6 +67,15 @@ def view_of(source: ModelSource) -> memoryview:
         return memoryview(source.data)
     with open(str(source.path), "rb") as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+@contextmanager
+def held_still(source: ModelSource) -> Iterator[None]:
+    """Read a model in this block, which a mapped file is not written to meanwhile."""
+    # The bytes of a small file are here.
+    is_mapped = source.data is None and source.path is not None
+    with leased(str(source.path)) if is_mapped else nullcontext():
+        yield
 
 
 def bodies_of(model: memoryview, graph: GraphInfo, names: Sequence[bytes]) -> Iterator[Body]:

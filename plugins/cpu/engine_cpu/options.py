@@ -6,6 +6,7 @@ the manifest declares OPTIONS.
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from engine_cpu.spin import spin_us as default_spin_us
 if TYPE_CHECKING:
     import onnxruntime as ort
 
+_SECTION = "[cpu_context]"
 _ENTRIES = "ONNX Runtime's own session configuration entries: see its header of config keys"
 
 _LEVELS = {
@@ -77,6 +79,25 @@ OPTIONS: Mapping[str, Option] = {
 }
 RAW = tuple(name[:-1] for name in OPTIONS if name.endswith("*"))
 
+RUN_OPTIONS = ("spin_us", "memory_arena", "deterministic", "thread_pool", "workspace")
+"""Options that choose how a session runs, not what its graph and packed weights are: they are not
+in the key of the compile cache. denormal_as_zero is: constants are folded with it. The number of
+threads is not, because neither graph nor weights depend on it.
+"""
+
+# The entries that an option sets.
+_ENTRIES_OF: Mapping[str, tuple[str, ...]] = {
+    "spin_us": tuple(
+        f"session.{pool}_op.{key}"
+        for pool in ("intra", "inter")
+        for key in ("allow_spinning", "spin_duration_us")
+    ),
+    "denormal_as_zero": ("session.set_denormal_as_zero",),
+    "workspace": ("session.use_env_allocators",),
+}
+# Settings of a session's own threads, which the one pool of a process ignores.
+_OF_OWN_THREADS = ("spin_us", "session.intra_op", "session.inter_op", "session.dynamic_block_base")
+
 
 def session_options(options: CompileOptions) -> ort.SessionOptions:
     """Return ONNX Runtime's options for `options`; ValueError for an unknown key or value."""
@@ -84,7 +105,7 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
 
     from engine_cpu import thread_pool
 
-    settings = parsed(options.options, OPTIONS)
+    settings = _settings(options)
     if options.provider not in ("", "onnxruntime"):
         raise ValueError(f"provider must be 'onnxruntime' or '', but got {options.provider!r}")
     result = ort.SessionOptions()
@@ -97,6 +118,7 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
         thread_pool.make(result.intra_op_num_threads, result.inter_op_num_threads)
     if thread_pool.is_shared:
         thread_pool.join(result)
+        _warn_of_own_threads(options)
     level = _LEVELS[settings["graph_optimization"]]
     result.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     result.enable_cpu_mem_arena = settings["memory_arena"]
@@ -109,33 +131,80 @@ def session_options(options: CompileOptions) -> ort.SessionOptions:
 
         profile.set_up(result, options.profile_to)
     result.use_deterministic_compute = settings["deterministic"]
-    for key in options.options:
-        if key.startswith(RAW):
-            from engine_cpu import entries  # rare
-
-            entries.check(key)
-    for key, value in _entries(options, settings).items():
+    raw = raw_entries(options)
+    if raw:
+        _check_raw(raw, options.options)
+    for key, value in {**_entries(options, settings), **raw}.items():
         try:
             result.add_session_config_entry(key, value)
         except Exception as error:  # ONNX Runtime's own, without a common base
-            raise ValueError(f"[cpu_context] {key} = {value!r}: {error}") from error
+            raise ValueError(f"{_SECTION} {key} = {value!r}: {error}") from error
     return result
+
+
+def raw_entries(options: CompileOptions) -> dict[str, str]:
+    """Return the entries that the user gives ONNX Runtime directly."""
+    return {key: value for key, value in options.options.items() if key.startswith(RAW)}
+
+
+def refused_entries(raw: Mapping[str, str], reason: str) -> ValueError:
+    """Return the error for entries with which ONNX Runtime makes no session."""
+    listed = ", ".join(f"{key} = {value!r}" for key, value in raw.items())
+    return ValueError(f"{_SECTION} {listed}: onnxruntime refused it: {reason}")
 
 
 def has_workarounds(options: CompileOptions) -> bool:
     """Return whether kernels with known issues are to be avoided."""
-    return bool(parsed(options.options, OPTIONS)["workarounds"])
+    return bool(_settings(options)["workarounds"])
 
 
 def is_batch_invariant(options: CompileOptions) -> bool:
     """Return whether a sample's sums are to have the same bits in every batch."""
-    return bool(parsed(options.options, OPTIONS)["batch_invariant"])
+    return bool(_settings(options)["batch_invariant"])
 
 
 def shares_workspace(options: CompileOptions) -> bool:
     """Return whether a session takes its activations from the arena of the process."""
-    settings = parsed(options.options, OPTIONS)
-    return settings["workspace"] == "process" and bool(settings["memory_arena"])
+    settings = _settings(options)
+    if settings["workspace"] == "process" and not settings["memory_arena"]:
+        _warn(f"{_SECTION} workspace = process has no effect with memory_arena = off")
+        return False
+    return bool(settings["workspace"] == "process")
+
+
+def _settings(options: CompileOptions) -> dict[str, Any]:
+    try:
+        return parsed(options.options, OPTIONS)
+    except ValueError as error:
+        raise ValueError(f"{_SECTION} {error}") from None
+
+
+def _check_raw(raw: Mapping[str, str], given: Mapping[str, str]) -> None:
+    """Raise ValueError for entries that ONNX Runtime does not read or that an option sets too."""
+    from engine_cpu import entries  # rare
+
+    for key in raw:
+        entries.check(key)
+    for name, keys in _ENTRIES_OF.items():
+        both = [key for key in keys if key in raw]
+        if both and given.get(name, "").strip():
+            raise ValueError(f"{_SECTION} {name} and {both[0]} set the same: give one of them")
+
+
+def _warn_of_own_threads(options: CompileOptions) -> None:
+    ignored = [f"{_SECTION} {key}" for key in options.options if key.startswith(_OF_OWN_THREADS)]
+    if options.threads.cores:
+        ignored.append("thread affinity")
+    for name in ignored:
+        _warn(f"{name} has no effect: the sessions of the process share one thread pool")
+
+
+@functools.cache
+def _warn(text: str) -> None:
+    """Log a warning, once a process: a load asks for the options of several sessions."""
+    import logging  # rare
+
+    logging.getLogger("engine.cpu").warning("%s", text)
 
 
 # What bounds the memory and time of a load, and what a file is taken for.
@@ -172,15 +241,11 @@ def _entries(options: CompileOptions, settings: Mapping[str, Any]) -> dict[str, 
     if cores and options.threads.intra_op > 1:
         entries["session.intra_op_thread_affinities"] = _affinities(cores)
     elif cores:
-        import logging  # rare
-
-        logging.getLogger("engine.cpu").warning(
-            "thread affinity to cores %s pins nothing: a model with one thread runs on the thread "
-            "that calls predict; pin that with os.sched_setaffinity(0, {%d})",
-            list(cores), cores[0],
-        )  # fmt: skip
-    raw = {key: value for key, value in options.options.items() if key.startswith(RAW)}
-    return {**entries, **raw}
+        _warn(
+            f"thread affinity to cores {list(cores)} pins nothing: a model with one thread runs on "
+            f"the thread that calls predict; pin that with os.sched_setaffinity(0, {{{cores[0]}}})"
+        )
+    return entries
 
 
 def _intra_op(threads: Threads) -> int:

@@ -9,27 +9,22 @@ prepare/ then looks closely.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 
 from engine.errors import ModelError
 from engine.host.interrupts import raised_by_handler
-from engine.host.lease import leased
 from engine.model_bytes import Budget, fields, schema
 from engine.types import GraphInfo, ModelSource, NodeInfo
 from engine_cpu import node_rules, trees
 from engine_cpu.element_types import is_float
 from engine_cpu.known_issues import ENDS_PROCESS, IS_WRONG, ORDERS_TREES, version
 from engine_cpu.lists import Lists
-from engine_cpu.nodes import Body, bodies_of, view_of
-from engine_cpu.suspicion import Suspicion
+from engine_cpu.nodes import Body, bodies_of, held_still, view_of
+from engine_cpu.suspicion import NESTS, Suspicion, holds
 from engine_cpu.tensors import has_axes, integers_of, is_empty
 
-# What holds nodes that the core does not list.
-_NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
 _LOOKED_INTO = node_rules.SCALARS.keys() | trees.OPERATORS
 _SPECIAL = node_rules.OPERATORS | ENDS_PROCESS | _LOOKED_INTO
-_OFFICIAL = frozenset({"", "ai.onnx.ml", "com.microsoft"})
 _STANDARD = frozenset({"", "ai.onnx", "ai.onnx.ml"})
 _FIELDS = 10_000_000  # the core has read the model within that
 
@@ -46,9 +41,7 @@ def prescreen(source: ModelSource, workarounds: bool = True) -> Suspicion:
         for node in graph.nodes
         if node.op_type in _SPECIAL or "" in node.inputs or "" in node.outputs
     ]
-    has_inner = not graph.opsets.keys() <= _OFFICIAL or any(  # a function has a domain of its own
-        node.op_type in _NESTS for node in graph.nodes
-    )
+    has_inner = holds(graph, NESTS)
     may_be_wrong = workarounds and (
         has_inner or any(node.op_type in IS_WRONG for node in graph.nodes)
     )
@@ -56,9 +49,7 @@ def prescreen(source: ModelSource, workarounds: bool = True) -> Suspicion:
     if not (special or has_inner or may_be_wrong):
         return found
     try:
-        # Only a file that is mapped; the bytes of a small one are here.
-        is_mapped = source.data is None and source.path is not None
-        with leased(str(source.path)) if is_mapped else nullcontext():
+        with held_still(source):
             if special or has_inner:
                 found = _special(source, graph, special, has_inner)
             if may_be_wrong:
@@ -209,9 +200,9 @@ def _look(model: memoryview, graph: GraphInfo) -> bool:
     bodies = [part for tag, part in parts_of_model if tag == schema.MODEL_GRAPH]
     parts = [part for body in bodies for _, part in fields(body, budget, {schema.GRAPH_NODE})]
     return any(
-        _CHECKS.get(node.op_type, _always)(node, part, graph, parts)
+        node.op_type not in _CHECKS or _CHECKS[node.op_type](node, part, graph)
         if node.op_type in IS_WRONG
-        else node.op_type in _NESTS and _hides(part)
+        else node.op_type in NESTS and _hides(part)
         for node, part in zip(graph.nodes, parts, strict=True)
     )
 
@@ -234,20 +225,8 @@ _NEEDLES.append(_field_4("align_corners"))
 # Of whatever _special looks for; the last two are inputs and outputs without a name.
 _SPECIAL_NEEDLES = [*map(_field_4, sorted(_SPECIAL)), b"\x0a\x00", b"\x12\x00"]
 
-_Check = Callable[[NodeInfo, memoryview, GraphInfo, list[memoryview]], bool]
 
-
-def _always(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
-    return True
-
-
-def _attention(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
-    return len(node.outputs) > 3 or len(node.inputs) > 3
-
-
-def _conv_integer(
-    node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]
-) -> bool:
+def _conv_integer(node: NodeInfo, part: memoryview, graph: GraphInfo) -> bool:
     if len(node.inputs) < 4 or not node.inputs[3]:
         return False
     return all(
@@ -256,22 +235,17 @@ def _conv_integer(
     )
 
 
-def _of_nothing(
-    node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]
-) -> bool:
+def _of_nothing(node: NodeInfo, part: memoryview, graph: GraphInfo) -> bool:
     return any(0 in (spec.shape or ()) for spec in graph.inputs) or any(
         0 in parameter.shape for parameter in graph.parameters
     )
 
 
-def _resize(node: NodeInfo, part: memoryview, graph: GraphInfo, parts: list[memoryview]) -> bool:
-    return _field_4("align_corners") in bytes(part)
-
-
-_CHECKS: dict[str, _Check] = {
-    "Attention": _attention,
+# By operator: whether a node may be one that is wrong. All of the other operators may be.
+_CHECKS: dict[str, Callable[[NodeInfo, memoryview, GraphInfo], bool]] = {
+    "Attention": lambda node, part, graph: len(node.outputs) > 3 or len(node.inputs) > 3,
     "ConvInteger": _conv_integer,
     "ReduceMax": _of_nothing,
     "ReduceMin": _of_nothing,
-    "Resize": _resize,
+    "Resize": lambda node, part, graph: _field_4("align_corners") in bytes(part),
 }

@@ -15,7 +15,6 @@ all others stay in integers. Read from the model's bytes, without onnx.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -23,16 +22,14 @@ import numpy as np
 
 from engine.errors import ModelError
 from engine.host.interrupts import raised_by_handler
-from engine.host.lease import leased
 from engine.model_bytes import schema
 from engine.types import DType, ModelSource, NodeInfo
 from engine_cpu.known_issues import version
-from engine_cpu.nodes import Body, bodies_of, view_of
+from engine_cpu.nodes import Body, bodies_of, held_still, view_of
+from engine_cpu.suspicion import NESTS, holds
 from engine_cpu.tensors import Array, array_of, dims_of, dtype_of
 
 DEQUANTIZE, QUANTIZE = "DequantizeLinear", "QuantizeLinear"
-_NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
-_OFFICIAL = frozenset({"", "ai.onnx.ml", "com.microsoft"})
 _NEEDLES = [bytes([schema.NODE_OP_TYPE, len(DEQUANTIZE)]) + DEQUANTIZE.encode()]
 
 # Operators that become a kernel on integers, and which of their inputs are values.
@@ -74,15 +71,12 @@ def guard_of(source: ModelSource) -> Guard:
     """Return the nodes to be kept apart; suspicion.may_quantize says which models may have any."""
     graph = source.graph
     assert graph is not None, "the core reads every ONNX file before a backend does"
-    has_inner = not graph.opsets.keys() <= _OFFICIAL or any(
-        node.op_type in _NESTS for node in graph.nodes
-    )
+    needles = _NEEDLES if holds(graph, NESTS) else ()
     reasons: dict[int, str] = {}
     names: set[str] = set()
     try:
-        is_mapped = source.data is None and source.path is not None
-        with leased(str(source.path)) if is_mapped else nullcontext():
-            for body in bodies_of(view_of(source), graph, _NEEDLES if has_inner else ()):
+        with held_still(source):
+            for body in bodies_of(view_of(source), graph, needles):
                 for node, reason in _Fusions(body, source).wrong():
                     names.update(filter(None, node.outputs))
                     if body.nodes is graph.nodes:

@@ -10,7 +10,7 @@ for a prepared model that is a session of its own, since only then is known what
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -34,6 +34,8 @@ from engine_cpu import thread_pool
 from engine_cpu.options import (
     has_workarounds,
     is_batch_invariant,
+    raw_entries,
+    refused_entries,
     session_options,
     shares_workspace,
 )
@@ -133,6 +135,29 @@ def load_model(source: ModelSource, options: CompileOptions) -> CpuModel:
         )
     if options.progress is not None:
         options.progress("compile", 0, 1)
+    try:
+        return _load_in_workspace(source, options)
+    except CompiledFormError:
+        raise
+    except ModelError as error:
+        raw = raw_entries(options)
+        if raw and _loads_without(raw, source, options):
+            reason = str(error).removeprefix(f"{source.name}: ")
+            raise refused_entries(raw, reason) from error
+        raise
+
+
+def _loads_without(raw: Iterable[str], source: ModelSource, options: CompileOptions) -> bool:
+    """Return whether a model that was refused is accepted without the user's raw entries."""
+    others = {key: value for key, value in options.options.items() if key not in raw}
+    try:
+        loaded = _load_in_workspace(source, replace(options, options=others, save_to=None))
+    except ModelError:
+        return False
+    return loaded.session is not None
+
+
+def _load_in_workspace(source: ModelSource, options: CompileOptions) -> CpuModel:
     if not shares_workspace(options):
         return _load(source, options)
     from engine_cpu import workspace  # rare

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Container
 
 from engine.types import GraphInfo, ModelSource
 
@@ -31,17 +32,25 @@ RULED = frozenset({
 })  # fmt: skip
 """Those that node_rules.py has rules for. Names here, so that most models need neither module."""
 
-DEQUANTIZING = frozenset({"DequantizeLinear", "If", "Loop", "Scan", "SequenceMap"})
+NESTS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""Operators with graphs inside, whose nodes the core does not list."""
+
+DEQUANTIZING = NESTS | {"DequantizeLinear"}
 """What quantizes back to floats, or may hold nodes that do."""
 
 _DOMAINS = frozenset({"", "ai.onnx.ml", "com.microsoft"})  # a function has one of its own
 
 
+def holds(graph: GraphInfo, operators: Container[str]) -> bool:
+    """Return True for a model with a node of `operators` in its main graph, or with functions."""
+    return not graph.opsets.keys() <= _DOMAINS or any(
+        node.op_type in operators for node in graph.nodes
+    )
+
+
 def may_quantize(graph: GraphInfo) -> bool:
     """Return True for a model that quantized.py looks at: DequantizeLinear, here or inside."""
-    return not graph.opsets.keys() <= _DOMAINS or any(
-        node.op_type in DEQUANTIZING for node in graph.nodes
-    )
+    return holds(graph, DEQUANTIZING)
 
 
 def suspicion_of(source: ModelSource, workarounds: bool = True) -> Suspicion:

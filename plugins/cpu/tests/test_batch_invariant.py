@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import Context, Model, ModelError, ModelParallelRunner
 from engine.types import CompileOptions, Device
 from engine_cpu.compiled import compiled_key
+from engine_testing.making import graph
 
 Array = np.ndarray[Any, Any]
 ON = {"cpu_context": {"batch_invariant": "on"}}
@@ -36,24 +36,16 @@ def write(
 ) -> Path:
     """A reduction of twice x over axes, as the operator set writes them."""
     is_input = opset >= (13 if operator == "ReduceSum" else 18)
-    name = "reduced"
-    if is_input:
-        node = helper.make_node(operator, ["d", "axes"], ["y"], name, keepdims=keepdims)
-    else:
-        node = helper.make_node(operator, ["d"], ["y"], name, keepdims=keepdims, axes=axes)
+    given = "(d, axes)" if is_input else "(d)"
+    more = "" if is_input else f", axes = {[*axes]}"
     rank = len(dims) + 1 - (0 if keepdims else len(axes))
-    graph = helper.make_graph(
-        [helper.make_node("Add", ["x", "x"], ["d"]), node],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, *dims])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, *[None] * (rank - 1)])],
-        [numpy_helper.from_array(np.array(axes, np.int64), "axes")] if is_input else [],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    path = folder / "net.onnx"
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    path.write_bytes(model.SerializeToString())
-    return path
+    kinds = [", ".join(map(str, shape)) for shape in ([batch, *dims], [batch, *"?" * (rank - 1)])]
+    text = f"""(float[{kinds[0]}] x) => (float[{kinds[1]}] y) {{
+        d = Add (x, x)
+        [reduced] y = {operator} <keepdims = {keepdims}{more}> {given}
+    }}"""
+    constants = {"axes": np.array(axes, np.int64)} if is_input else {}
+    return graph(folder, "net", text, constants, opset=opset, valid=False)
 
 
 def samples(dims: Sequence[int], count: int = 8) -> Array:

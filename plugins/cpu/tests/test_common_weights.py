@@ -21,44 +21,17 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 import engine
 from engine.weights.store import Store
 from engine_cpu import weights_pool
 from engine_cpu.common_weights import share
 from engine_cpu.compiled import GRAPH, WEIGHTS
+from engine_testing.heavy_models import LAYER_WIDTH as WIDTH
+from engine_testing.heavy_models import layer, layers
 
-WIDTH = 512  # a layer of float32 is 1 MiB, and packed once more
 Load = Callable[[Path], engine.Model]
-
-
-def layer(seed: int, width: int = WIDTH) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal((WIDTH, width)) / WIDTH**0.5
-    return values.astype(np.float32)
-
-
-def chain(path: Path, weights: list[np.ndarray], operator: str = "MatMul") -> Path:
-    """y = relu(relu(x w0) w1) ...; names differ from model to model."""
-    nodes, current = [], "x"
-    for number in range(len(weights)):
-        name = f"{path.stem}_{number}"
-        nodes.append(helper.make_node(operator, [current, name], [f"m{number}"]))
-        nodes.append(helper.make_node("Relu", [f"m{number}"], [f"r{number}"]))
-        current = f"r{number}"
-    graph = helper.make_graph(
-        nodes,
-        "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", WIDTH])],
-        [helper.make_tensor_value_info(current, TensorProto.FLOAT, ["b", weights[-1].shape[1]])],
-        [
-            numpy_helper.from_array(array, f"{path.stem}_{number}")
-            for number, array in enumerate(weights)
-        ],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
 
 
 @pytest.fixture
@@ -101,9 +74,9 @@ def stored_bytes(cache: Path) -> int:
 
 def test_a_common_backbone_is_stored_once(tmp_path, cache, check) -> None:
     backbone = [layer(seed) for seed in range(4)]
-    check(chain(tmp_path / "a.onnx", [*backbone, layer(10, 100)]))
+    check(layers(tmp_path / "a.onnx", [*backbone, layer(10, 100)]))
     alone = stored_bytes(cache)
-    check(chain(tmp_path / "b.onnx", [*backbone, layer(11, 200)]))
+    check(layers(tmp_path / "b.onnx", [*backbone, layer(11, 200)]))
     head = 2 * 4 * WIDTH * 256  # raw and packed, the packed one padded to a multiple of 16 columns
     assert alone < stored_bytes(cache) < alone + head
     first, second = forms(cache).values()
@@ -114,10 +87,10 @@ def test_a_common_backbone_is_stored_once(tmp_path, cache, check) -> None:
 
 def test_a_common_backbone_of_two_at_the_same_time_is_stored_once(tmp_path, cache, check) -> None:
     backbone = [layer(seed) for seed in range(4)]
-    check(chain(tmp_path / "a.onnx", [*backbone, layer(10, 100)]))
+    check(layers(tmp_path / "a.onnx", [*backbone, layer(10, 100)]))
     alone = stored_bytes(cache)
     shutil.rmtree(cache)
-    paths = [chain(tmp_path / f"{n}.onnx", [*backbone, layer(n, 100)]) for n in range(2)]
+    paths = [layers(tmp_path / f"n{n}.onnx", [*backbone, layer(n, 100)]) for n in range(2)]
     config = {"common_context": {"model_cache_dir": str(cache)}}
     together = threading.Barrier(2)
 
@@ -133,7 +106,7 @@ def test_a_common_backbone_of_two_at_the_same_time_is_stored_once(tmp_path, cach
 @pytest.fixture
 def held_pool(tmp_path, cache, check) -> Iterator[Path]:
     """A pool with the weights of a first model, which another process holds."""
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     [pool] = cache.glob("v1/shared/*")
     descriptor = os.open(pool / "linked", os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -146,7 +119,7 @@ def test_a_pool_that_another_holds_for_ever_is_used_all_the_same(
 ) -> None:
     monkeypatch.setattr(weights_pool, "_WAIT_S", 0.05)
     stored = stored_bytes(cache)
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(1), layer(2, 100)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(1), layer(2, 100)]))
     assert stored_bytes(cache) - stored < 3 * layer(2, 100).nbytes
 
 
@@ -158,7 +131,7 @@ def test_a_build_that_waits_for_the_pool_can_be_cancelled(tmp_path, cache, held_
             super().check()
 
     config = {"common_context": {"model_cache_dir": str(cache)}}
-    path = chain(tmp_path / "b.onnx", [layer(0), layer(3)])
+    path = layers(tmp_path / "b.onnx", [layer(0), layer(3)])
     with pytest.raises(engine.Cancelled):
         engine.load(path, threads=1, config=config, cancel=CancelledInPool())
     assert not weights_pool._open_here
@@ -188,7 +161,7 @@ with weights_pool.held(Path({str(tmp_path)!r})):
 
 
 def test_large_weights_begin_behind_the_start_of_a_page(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1), layer(2, 100)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1), layer(2, 100)]))
     [form] = cache.glob("v1/entries/*/form")
     model = onnx.load(form / GRAPH, load_external_data=False)
     spans = []
@@ -212,10 +185,10 @@ def test_large_weights_begin_behind_the_start_of_a_page(tmp_path, cache, check) 
 
 
 def test_a_third_model_links_to_both(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
-    check(chain(tmp_path / "b.onnx", [layer(2), layer(3)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "b.onnx", [layer(2), layer(3)]))
     before = stored_bytes(cache)
-    check(chain(tmp_path / "c.onnx", [layer(3), layer(0), layer(4)]))
+    check(layers(tmp_path / "c.onnx", [layer(3), layer(0), layer(4)]))
     assert stored_bytes(cache) - before < 3 * layer(4).nbytes
     assert sorted(len(files) for files in forms(cache).values()) == [1, 1, 3]
 
@@ -223,7 +196,7 @@ def test_a_third_model_links_to_both(tmp_path, cache, check) -> None:
 def test_weights_pruned_while_a_form_looks_for_them_are_stored_again(
     tmp_path, cache, check, monkeypatch, caplog
 ) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     [file] = cache.glob("v1/shared/cpu/linked/*.bin")
     link = os.link
 
@@ -232,7 +205,7 @@ def test_weights_pruned_while_a_form_looks_for_them_are_stored_again(
         link(source, target)
 
     monkeypatch.setattr(os, "link", pruned_first)
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(1), layer(2)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(1), layer(2)]))
     assert [len(files) for files in forms(cache).values()] == [1, 1]
     assert "compile cache" not in caplog.text
 
@@ -240,27 +213,27 @@ def test_weights_pruned_while_a_form_looks_for_them_are_stored_again(
 def test_equal_samples_are_no_equal_tensors(tmp_path, cache, check) -> None:
     other = layer(0)
     other[1, 1] += 1  # between two of the samples that are compared first
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
-    check(chain(tmp_path / "b.onnx", [other, layer(2)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "b.onnx", [other, layer(2)]))
     assert [len(files) for files in forms(cache).values()] == [1, 1]
 
 
 def test_models_that_share_nothing_stay_apart(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0)]))
-    check(chain(tmp_path / "b.onnx", [layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0)]))
+    check(layers(tmp_path / "b.onnx", [layer(1)]))
     assert [len(files) for files in forms(cache).values()] == [1, 1]
 
 
 def test_weights_stay_while_a_form_links_to_them_and_go_after_that(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(2)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(2)]))
     store = Store(cache)
     [first] = [entry for entry in store.entries() if entry.title.endswith("a.onnx")]
     store.remove(first.folder.name)
     check(tmp_path / "b.onnx")
     [second] = store.entries()
     store.remove(second.folder.name)
-    check(chain(tmp_path / "c.onnx", [layer(5), layer(6)]))
+    check(layers(tmp_path / "c.onnx", [layer(5), layer(6)]))
     [third] = forms(cache).values()
     pool = cache / "v1" / "shared" / "cpu"
     assert [path.stat().st_size for path in pool.glob("linked/*.bin")] == [third[WEIGHTS]]
@@ -268,8 +241,8 @@ def test_weights_stay_while_a_form_links_to_them_and_go_after_that(tmp_path, cac
 
 
 def test_pruning_frees_what_was_shared(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(2)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(2)]))
     store = Store(cache)
     entries = {Path(entry.title).stem: entry for entry in store.entries()}
     assert store.nbytes >= stored_bytes(cache)
@@ -280,7 +253,7 @@ def test_pruning_frees_what_was_shared(tmp_path, cache, check) -> None:
     assert [entry.title for entry in store.prune(size)] == [entries["a"].title]
     check(tmp_path / "b.onnx")
     assert len(list((cache / "v1/shared/cpu/linked").iterdir())) == 2
-    check(chain(tmp_path / "c.onnx", [layer(3), layer(4)]))
+    check(layers(tmp_path / "c.onnx", [layer(3), layer(4)]))
     os.utime(entries["b"].folder / "entry.json", (0, 0))
     [removed] = store.prune(size)
     assert removed.title == entries["b"].title
@@ -289,7 +262,7 @@ def test_pruning_frees_what_was_shared(tmp_path, cache, check) -> None:
 
 
 def test_a_prune_leaves_what_is_shared_to_who_writes(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     store = Store(cache)
     with store.sharing():
         store.prune(0)
@@ -314,10 +287,10 @@ def changed_table(table: dict[str, list[list[int]]], how: str) -> object:
 
 @pytest.mark.parametrize("how", ["fractions", "from the end", "beyond the end", "texts", "nothing"])
 def test_places_that_are_none_share_nothing(tmp_path, cache, check, how) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     [file] = (cache / "v1/shared/cpu").glob("*.json")
     file.write_text(json.dumps(changed_table(json.loads(file.read_text()), how)))
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(2)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(2)]))
     assert [len(files) for files in forms(cache).values()] == [1, 1]
 
 
@@ -334,7 +307,7 @@ def test_a_file_that_cannot_be_written_whole_is_no_form(
     tmp_path, cache, check, limit, caplog
 ) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    path = chain(tmp_path / "a.onnx", [layer(0), layer(1)])  # 4 MiB, raw and packed
+    path = layers(tmp_path / "a.onnx", [layer(0), layer(1)])  # 4 MiB, raw and packed
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
         check(path)
@@ -354,7 +327,7 @@ def test_a_file_that_cannot_be_written_whole_is_no_form(
 def test_a_model_that_onnxruntime_takes_only_prepared_is_no_fault_of_the_disk(
     tmp_path, cache, caplog
 ) -> None:
-    path = chain(tmp_path / "a.onnx", [layer(0)])
+    path = layers(tmp_path / "a.onnx", [layer(0)])
     model = onnx.load(path)
     with engine.load(path, threads=1) as built:
         x = np.ones((1, WIDTH), np.float32)
@@ -373,21 +346,21 @@ DEEP = "[" * 100_000
 
 @pytest.mark.parametrize("table", ["", "[]", '{"a": 1}', '{"a": [[0, 99999999999]]}', "\0", DEEP])
 def test_a_damaged_table_shares_nothing(tmp_path, cache, check, table) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     [file] = (cache / "v1/shared/cpu").glob("*.json")
     file.write_text(table)
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(2)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(2)]))
 
 
 def test_weights_of_the_pool_that_changed_are_not_taken(tmp_path, cache, check) -> None:
-    check(chain(tmp_path / "a.onnx", [layer(0), layer(1)]))
+    check(layers(tmp_path / "a.onnx", [layer(0), layer(1)]))
     [file] = (cache / "v1/shared/cpu/linked").glob("*.bin")
     data = bytearray(file.read_bytes())
     data[WIDTH + 5] ^= 1
     file.unlink()
     file.write_bytes(data)
     (cache / "v1/shared/cpu/link").hardlink_to(file)  # as if a form had it
-    check(chain(tmp_path / "b.onnx", [layer(0), layer(2)]))
+    check(layers(tmp_path / "b.onnx", [layer(0), layer(2)]))
 
 
 def test_tensors_of_inner_graphs_leave_a_form_as_it_is(tmp_path) -> None:

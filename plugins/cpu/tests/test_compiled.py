@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from engine.backends import open_backend
 from engine.errors import Cancelled, CompiledFormError, InputError
@@ -35,7 +35,10 @@ from engine_cpu import compiled as compiled_form
 from engine_cpu import compiled_session, session
 from engine_cpu import node_states as node_states_module
 from engine_cpu.node_states import Kernel, OptimisedGraph, node_states
+from engine_cpu.options import OPTIONS as CPU_OPTIONS
+from engine_cpu.options import RUN_OPTIONS
 from engine_testing import models
+from engine_testing.making import graph
 from engine_testing.shared_memory import left_since, names
 
 OPTIONS = CompileOptions(device=Device("cpu"))
@@ -52,27 +55,16 @@ def path(tmp_path: Path) -> Path:
         "two": np.float32(2),
         "one": np.float32(1),
     }
-    nodes = [
-        helper.make_node("MatMul", ["x", "w"], ["product"], "product"),
-        helper.make_node("Add", ["product", "b"], ["sum"], "sum"),
-        helper.make_node("Relu", ["sum"], ["positive"], "positive"),
-        helper.make_node("Add", ["two", "one"], ["three"], "three"),
-        helper.make_node("Neg", ["sum"], ["unread"], "unread"),
-        helper.make_node("Neg", ["two"], ["unused"], "unused"),
-        helper.make_node("Mul", ["positive", "three"], ["y"], "y"),
-    ]
-    floats = TensorProto.FLOAT
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", floats, ["n", 64])],
-        [helper.make_tensor_value_info("y", floats, ["n", 256])],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = tmp_path / "model.onnx"
-    onnx.save(model, path)
-    return path
+    text = """(float[n, 64] x) => (float[n, 256] y) {
+        [product] product = MatMul (x, w)
+        [sum] sum = Add (product, b)
+        [positive] positive = Relu (sum)
+        [three] three = Add (two, one)
+        [unread] unread = Neg (sum)
+        [unused] unused = Neg (two)
+        [y] y = Mul (positive, three)
+    }"""
+    return graph(tmp_path, "model", text, constants)
 
 
 @pytest.fixture
@@ -254,45 +246,21 @@ def newer(folder: Path) -> tuple[Path, np.ndarray]:
 
 def worked_around(folder: Path) -> tuple[Path, np.ndarray]:
     """y = x / d in int32, whose kernel ends the process for some d."""
-    return _saved_model(folder, [helper.make_node("Div", ["x", "d"], ["y"], "div")], ["n", 3],
-                        {"d": np.array([2, -1, 5], np.int32)}, TensorProto.INT32), np.array(
-        [[7, 7, 7]], np.int32
-    )  # fmt: skip
+    text = "(int32[n, 3] x) => (int32[n, 3] y) { [div] y = Div (x, d) }"
+    path = graph(folder, "prepared", text, {"d": np.array([2, -1, 5], np.int32)})
+    return path, np.array([[7, 7, 7]], np.int32)
 
 
 def unranked(folder: Path) -> tuple[Path, np.ndarray]:
     """y = transpose(x), x of no declared rank: onnxruntime's shape inference has seen nothing."""
-    nodes = [helper.make_node("Transpose", ["x"], ["y"], "turn", perm=[1, 0])]
-    return _saved_model(folder, nodes, None, {}), np.ones((2, 3), np.float32)
+    text = "(float[] x) => (float[] y) { [turn] y = Transpose <perm = [1, 0]> (x) }"
+    return graph(folder, "prepared", text, valid=False), np.ones((2, 3), np.float32)
 
 
 def carried(folder: Path) -> tuple[Path, np.ndarray]:
     """y = bfloat16(x), which onnxruntime's Python interface gives no arrays of."""
-    nodes = [helper.make_node("Cast", ["x"], ["y"], "cast", to=TensorProto.BFLOAT16)]
-    return _saved_model(folder, nodes, ["n", 3], {}, result=TensorProto.BFLOAT16), np.ones(
-        (2, 3), np.float32
-    )
-
-
-def _saved_model(
-    folder: Path,
-    nodes: list[onnx.NodeProto],
-    shape: list[str | int] | None,
-    constants: dict[str, np.ndarray],
-    dtype: int = TensorProto.FLOAT,
-    result: int = 0,
-) -> Path:
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", dtype, shape)],
-        [helper.make_tensor_value_info("y", result or dtype, shape)],
-        [numpy_helper.from_array(array, name) for name, array in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "prepared.onnx"
-    onnx.save(model, path)
-    return path
+    text = "(float[n, 3] x) => (bfloat16[n, 3] y) { [cast] y = Cast <to = 16> (x) }"
+    return graph(folder, "prepared", text, valid=False), np.ones((2, 3), np.float32)
 
 
 @pytest.mark.parametrize("make", [newer, worked_around, unranked, carried])
@@ -393,6 +361,13 @@ def test_the_key_names_what_the_graph_and_the_packing_depend_on() -> None:
 )  # fmt: skip
 def test_the_key_leaves_out_what_only_a_run_depends_on(change: dict[str, object]) -> None:
     assert key(**change) == key()
+
+
+def test_an_option_changes_the_compiled_form_or_is_listed_as_one_of_a_run() -> None:
+    in_key = {"graph_optimization", "denormal_as_zero", "workarounds", "batch_invariant"}
+    in_key |= {"session.*", "optimization.*", "mlas.*"}
+    assert in_key.isdisjoint(RUN_OPTIONS)
+    assert in_key.union(RUN_OPTIONS) == set(CPU_OPTIONS), "add new ones to RUN_OPTIONS, or here"
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -535,30 +510,20 @@ def convolutions(folder: Path) -> Path:
     """A Gemm whose weights have 20,020 bytes, and convolutions that are packed behind them."""
     random = np.random.default_rng(0)
     shapes = {"f": (64, 16, 5, 5), "g": (128, 64, 5, 5), "w": (1001, 5), "h": (16, 5, 3, 3)}
-    constants = {name: random.standard_normal(shape) for name, shape in shapes.items()}
-    nodes = [
-        helper.make_node("Gemm", ["x", "w"], ["m"], transB=1),
-        helper.make_node("Reshape", ["m", "image"], ["i"]),
-        helper.make_node("Slice", ["i", "from", "to"], ["five"]),
-        helper.make_node("Conv", ["five", "h"], ["a"], pads=[1, 1, 1, 1]),
-        helper.make_node("Conv", ["a", "f"], ["b"], pads=[2, 2, 2, 2]),
-        helper.make_node("Conv", ["b", "g"], ["y"], pads=[2, 2, 2, 2]),
-    ]
+    constants: dict[str, np.ndarray] = {
+        name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()
+    }
     starts = {"image": [1, 7, 11, 13], "from": [0, 0, 0, 0], "to": [1, 5, 11, 13]}
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 5])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 128, 11, 13])],
-        [
-            *(numpy_helper.from_array(v.astype(np.float32), k) for k, v in constants.items()),
-            *(numpy_helper.from_array(np.array(v, np.int64), k) for k, v in starts.items()),
-        ],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "convolutions.onnx"
-    onnx.save(model, path)
-    return path
+    constants |= {name: np.array(values, np.int64) for name, values in starts.items()}
+    text = """(float[1, 5] x) => (float[1, 128, 11, 13] y) {
+        m = Gemm <transB = 1> (x, w)
+        i = Reshape (m, image)
+        five = Slice (i, from, to)
+        a = Conv <pads = [1, 1, 1, 1]> (five, h)
+        b = Conv <pads = [2, 2, 2, 2]> (a, f)
+        y = Conv <pads = [2, 2, 2, 2]> (b, g)
+    }"""
+    return graph(folder, "convolutions", text, constants)
 
 
 @pytest.mark.parametrize("has_pool", [True, False])

@@ -17,51 +17,29 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine import Context, Model, ModelGroup, ModelGroupFlag, ModelType
 from engine.model import recipe
+from engine_testing.heavy_models import LAYER_WIDTH as WIDTH
+from engine_testing.heavy_models import layer, layers
+from engine_testing.heavy_models import wide as wide_model
+from engine_testing.making import graph
 
-WIDTH = 512
 LAYER = 4 * WIDTH * WIDTH  # bytes
 X = np.random.default_rng(7).standard_normal((3, WIDTH)).astype(np.float32)
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="no /proc/self/maps")
 
 
-def layer(seed: int) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)) / WIDTH**0.5
-    return values.astype(np.float32)
-
-
-def chain(folder: Path, name: str, seeds: list[int]) -> str:
-    """y = relu(relu(x w0) w1) ...; the names of the tensors differ from model to model."""
-    nodes, current = [], "x"
-    for number, _ in enumerate(seeds):
-        nodes.append(helper.make_node("MatMul", [current, f"{name}{number}"], [f"m{number}"]))
-        nodes.append(helper.make_node("Relu", [f"m{number}"], [f"r{number}"]))
-        current = f"r{number}"
-    graph = helper.make_graph(
-        nodes, name,
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", WIDTH])],
-        [helper.make_tensor_value_info(current, TensorProto.FLOAT, ["b", WIDTH])],
-        [numpy_helper.from_array(layer(seed), f"{name}{n}") for n, seed in enumerate(seeds)],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17)]
-    path = folder / f"{name}.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return str(path)
-
-
 @pytest.fixture
 def prefill(tmp_path: Path) -> str:
-    return chain(tmp_path, "prefill", [0, 1, 2, 10])
+    return str(layers(tmp_path / "prefill.onnx", [*map(layer, (0, 1, 2, 10))]))
 
 
 @pytest.fixture
 def decode(tmp_path: Path) -> str:
-    return chain(tmp_path, "decode", [0, 1, 2, 11, 12])
+    return str(layers(tmp_path / "decode.onnx", [*map(layer, (0, 1, 2, 11, 12))]))
 
 
 COMMON, PREFILL, DECODE = 3 * LAYER, 4 * LAYER, 5 * LAYER
@@ -257,19 +235,15 @@ def test_twins_that_have_too_little_in_common_say_so(
     tmp_path: Path, cache: Path, width: int, reason: str
 ) -> None:
     """A model and the same with a fixed batch are different models, and 160,000 bytes are few."""
-    weight = numpy_helper.from_array(layer(0)[:width, :width], "w")
+    weight = {"w": layer(0)[:width, :width]}
     group = ModelGroup(ModelGroupFlag.SHARE_WEIGHT)
     twins = [Model(), Model()]
     group.add_model(twins)
     paths = []
     for batch, twin in zip(("b", 4), twins, strict=True):
-        x, y = (helper.make_tensor_value_info(n, TensorProto.FLOAT, [batch, width]) for n in "xy")
-        graph = helper.make_graph(
-            [helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [x], [y], [weight]
-        )
-        opsets = [helper.make_opsetid("", 17)]
-        paths.append(str(tmp_path / f"{batch}.onnx"))
-        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), paths[-1])
+        kind = f"float[{batch}, {width}]"
+        text = f"({kind} x) => ({kind} y) {{ y = MatMul (x, w) }}"
+        paths.append(str(graph(tmp_path, f"batch_{batch}", text, weight)))
         build(paths[-1], twin)
     for twin in twins:
         memory = twin.memory()
@@ -329,23 +303,7 @@ def test_the_option_of_the_backend_is_the_users_first(
 @pytest.fixture
 def wide(tmp_path: Path) -> Callable[[int], str]:
     """A model whose activations take 4 MiB for each of its terms, from the first to the last."""
-
-    def wide(terms: int) -> str:
-        nodes = [helper.make_node("Sin", ["x"], ["t0"])]
-        nodes += [helper.make_node("Sin", [f"t{n}"], [f"t{n + 1}"]) for n in range(terms - 1)]
-        nodes.append(helper.make_node("Sum", [f"t{n}" for n in range(terms)], ["s"]))
-        nodes.append(helper.make_node("ReduceMax", ["s"], ["y"], keepdims=0))
-        graph = helper.make_graph(
-            nodes, "wide",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1 << 20])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
-        )  # fmt: skip
-        opsets = [helper.make_opsetid("", 17)]
-        path = tmp_path / f"wide{terms}.onnx"
-        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-        return str(path)
-
-    return wide
+    return lambda terms: str(wide_model(tmp_path / f"wide{terms}.onnx", terms))
 
 
 def test_the_dry_run_measures_activations(wide: Callable[[int], str]) -> None:

@@ -19,6 +19,7 @@ from engine.formats import open_source
 from engine.types import CompileOptions, Device
 from engine_cpu.known_issues import OPERATORS
 from engine_cpu.prescreen import Suspicion, prescreen
+from engine_testing import making
 
 Build = Callable[..., Model]
 node = helper.make_node
@@ -177,22 +178,26 @@ def test_only_the_case_that_is_wrong_is_looked_at_closely(
 
 
 def test_it_is_found_in_subgraphs_and_functions(tmp_path: Path) -> None:
-    body = [node("DFT", ["x", "", "axis"], ["b"])]
-    constants = {"axis": np.int64(1)}
-    result = helper.make_tensor_value_info("b", 1, None)
-    branch = helper.make_graph(body, "branch", [], [result])
-    nodes = [
-        node("ReduceSum", ["x"], ["sum"], keepdims=0),
-        node("Cast", ["sum"], ["flag"], to=9),
-        node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch),
+    body = "b = DFT (x, , axis)"
+    texts = [
+        f"""<ir_version: 10, opset_import: ["": 20]>
+        g (float[1, 100, 1] x) => (float[] y) <int64 axis = {{1}}> {{
+            sum = ReduceSum <keepdims = 0> (x)
+            flag = Cast <to = 9> (sum)
+            y = If (flag) <
+                then_branch = one () => (float[] b) {{ {body} }},
+                else_branch = other () => (float[] b) {{ {body} }}
+            >
+        }}""",
+        f"""<ir_version: 10, opset_import: ["": 20, "own": 1]>
+        g (float[1, 100, 1] x) => (float[] y) <int64 axis = {{1}}> {{ y = own.F (x, axis) }}
+        <domain: "own", opset_import: ["": 20]> F (x, axis) => (b) {{ {body} }}""",
     ]
-    function = helper.make_function("own", "F", ["x", "axis"], ["b"], body,
-                                    [helper.make_opsetid("", 20)])  # fmt: skip
-    call = node("F", ["x", "axis"], ["y"], domain="own")
+    path = tmp_path / "model.onnx"
     x = np.random.default_rng(0).standard_normal((1, 100, 1)).astype(np.float32)
     expected = np.fft.fft(x[0, :, 0].astype(np.float64))
-    for each, extra in ((nodes, {}), ([call], {"functions": [function]})):
-        path = write(tmp_path, each, 20, constants, shape=[1, 100, 1], **extra)
+    for text in texts:
+        onnx.save(onnx.parser.parse_model(text), path)
         assert prescreen(open_source(path)) is Suspicion.WRONG
         model = engine.load(path, target="cpu")
         [y] = model(x=x).values()
@@ -211,17 +216,6 @@ def write(
     opset: int,
     constants: dict[str, Any] | None = None,
     shape: Any = None,
-    functions: Any = (),
 ) -> Path:
-    graph = helper.make_graph(
-        nodes, "g",
-        [helper.make_tensor_value_info("x", 1, shape)],
-        [helper.make_tensor_value_info("y", 1, None)],
-        [onnx.numpy_helper.from_array(v, name) for name, v in (constants or {}).items()],
-    )  # fmt: skip
-    imports = [helper.make_opsetid("", opset)]
-    imports += [helper.make_opsetid("own", 1)] if functions else []
-    model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
+    x, y = (helper.make_tensor_value_info(*value) for value in (("x", 1, shape), ("y", 1, None)))
+    return making.write(folder, "model", [x], [y], nodes, constants, opset=opset, valid=False)

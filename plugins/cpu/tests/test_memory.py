@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 from engine.backends import open_backend
 from engine.formats import ModelFile
@@ -20,34 +18,13 @@ from engine.host.child import environment
 from engine.types import CompileOptions, Device, Executable, MemoryReport
 from engine_cpu import mapped
 from engine_cpu.mapped import MappedWeights, Named, merged
+from engine_testing.heavy_models import LAYER_WIDTH as WIDTH
+from engine_testing.heavy_models import layer, layers
 
-WIDTH = 512
 LAYER = 4 * WIDTH * WIDTH  # bytes; packed they are as many
 PAGE = 4096
 
 has_smaps = pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="no /proc/self/smaps")
-
-
-def layer(seed: int) -> np.ndarray:
-    values = np.random.default_rng(seed).standard_normal((WIDTH, WIDTH)) / WIDTH**0.5
-    return values.astype(np.float32)
-
-
-def chain(path: Path, seeds: list[int]) -> Path:
-    nodes, current = [], "x"
-    for number, _ in enumerate(seeds):
-        nodes.append(helper.make_node("MatMul", [current, f"w{number}"], [f"m{number}"]))
-        nodes.append(helper.make_node("Relu", [f"m{number}"], [f"r{number}"]))
-        current = f"r{number}"
-    graph = helper.make_graph(
-        nodes, "chain",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", WIDTH])],
-        [helper.make_tensor_value_info(current, TensorProto.FLOAT, ["b", WIDTH])],
-        [numpy_helper.from_array(layer(seed), f"w{n}") for n, seed in enumerate(seeds)],
-    )  # fmt: skip
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
 
 
 Build = Callable[..., Executable]
@@ -60,7 +37,7 @@ def build(tmp_path: Path) -> Iterator[Build]:
     built = []
 
     def build(name: str, seeds: list[int]) -> Executable:
-        source = ModelFile(str(chain(tmp_path / f"{name}.onnx", seeds)))({})
+        source = ModelFile(str(layers(tmp_path / f"{name}.onnx", [*map(layer, seeds)])))({})
         form, pool = tmp_path / f"{name}.form", tmp_path / "pool"
         for folder in (form, pool):
             folder.mkdir(exist_ok=True)
@@ -122,7 +99,10 @@ def test_an_executable_that_was_dropped_shares_nothing(build: Build, tmp_path: P
 @has_smaps
 def test_without_a_form_the_weights_are_the_process_s_own(tmp_path: Path) -> None:
     # In a process of its own: in one that has run other tests, memory that these freed is used.
-    paths = [chain(tmp_path / "warm.onnx", [9]), chain(tmp_path / "a.onnx", list(range(24)))]
+    paths = [
+        layers(tmp_path / "warm.onnx", [layer(9)]),
+        layers(tmp_path / "a.onnx", [*map(layer, range(24))]),
+    ]
     words = [sys.executable, "-c", OWN, *map(str, paths)]
     ran = subprocess.run(words, capture_output=True, text=True, env=environment(), timeout=120)
     assert ran.returncode == 0, ran.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -146,13 +147,58 @@ def test_graph_optimisation_and_raw_entries_reach_the_session() -> None:
             "'graph_optimization': expected one of none, basic",
         ),
         ({"spin_us": "soon"}, "option 'spin_us': expected int from -1 to 1000000, got 'soon'"),
-        ({"spin_us": "-2"}, "'spin_us': expected int"),
+        ({"spin_us": "-2"}, r"^\[cpu_context\] option 'spin_us': expected int"),
         ({"memory_arena": "maybe"}, "'memory_arena': expected true or false, got 'maybe'"),
+        (
+            {"spin_us": "0", "session.inter_op.allow_spinning": "1"},
+            r"\[cpu_context\] spin_us and session.inter_op.allow_spinning set the same",
+        ),
+        (
+            {"denormal_as_zero": "off", "session.set_denormal_as_zero": "1"},
+            "denormal_as_zero and session.set_denormal_as_zero set the same: give one",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(settings: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         options(**settings)
+
+
+def test_a_raw_entry_replaces_what_an_option_sets_by_default() -> None:
+    key = "session.intra_op.spin_duration_us"
+    assert entry(options(**{key: "7"}), key) == "7"
+
+
+def test_a_value_that_onnxruntime_refuses_is_named_with_its_key(load: Any) -> None:
+    expected = r"^\[cpu_context\] session.dynamic_block_base = 'a': onnxruntime refused it: \w"
+    with pytest.raises(engine.SettingError, match=expected):
+        load(models.affine, **{"session.dynamic_block_base": "a"})
+
+
+def test_a_model_at_fault_is_not_blamed_on_an_entry(load: Any) -> None:
+    with pytest.raises(engine.ModelError, match="Frobnicate"):
+        load(models.unknown_operator, **{"session.dynamic_block_base": "4"})
+
+
+def test_a_workspace_without_an_arena_to_share_is_a_warning_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for _ in range(2):
+        options(workspace="process", memory_arena="off")
+    assert caplog.text.count("workspace = process has no effect with memory_arena = off") == 1
+
+
+def test_the_quick_start_lists_the_options_with_their_choices() -> None:
+    text = Path(__file__).parents[3].joinpath("docs/quickstart.md").read_text(encoding="utf-8")
+    section = text.partition("\n## Options of the cpu backend\n")[2].partition("\n## ")[0]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| `")]
+    listed = {key: set(re.findall("`(.+?)`", row[1])) for row in rows
+              for key in re.findall("`(.+?)`", row[0])}  # fmt: skip
+    expected = {
+        name: {"on", "off"} if option.type is bool else set(option.choices)
+        for name, option in OPTIONS.items()
+    }
+    assert listed == expected
 
 
 def test_a_core_that_is_not_there_is_refused(tmp_path: Path) -> None:

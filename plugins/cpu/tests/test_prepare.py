@@ -436,7 +436,7 @@ def test_nothing_is_printed_however_a_session_fails(
 ) -> None:
     """ONNX Runtime's own second attempt prints a banner."""
     config = {"cpu_context": {"session.intra_op_thread_affinities": "nonsense"}}
-    with pytest.raises(engine.ModelError):
+    with pytest.raises(engine.SettingError, match="nonsense"):
         engine.load(models.affine(tmp_path), target="cpu", threads=2, config=config)
     with pytest.raises(engine.ModelError):
         engine.load(models.unknown_operator(tmp_path), target="cpu")

@@ -22,6 +22,7 @@ from engine.formats import open_source
 from engine_cpu import element_types, node_rules
 from engine_cpu.known_issues import ENDS_PROCESS, OPERATORS, divisors_at_risk
 from engine_cpu.prescreen import Suspicion, prescreen
+from engine_testing.making import graph
 
 Build = Callable[..., Model]
 node = helper.make_node
@@ -71,61 +72,58 @@ def test_a_division_by_zero_is_an_error_or_nothing_at_all(build: Build) -> None:
             model(x=np.int64([5]), y=np.int64([0]))
 
 
-@pytest.mark.parametrize("place", ["a branch", "a function"])
+NESTED = {
+    "a branch": """<ir_version: 9, opset_import: ["": 16]>
+        g (int64[1] x, int64[1] y) => (int64[1] z) {
+            least = ReduceMin <keepdims = 0> (x)
+            flag = Cast <to = 9> (least)
+            z = If (flag) <
+                then_branch = one () => (int64[1] q) { q = Div (x, y) },
+                else_branch = other () => (int64[1] q) { q = Div (x, y) }
+            >
+        }""",
+    "a function": """<ir_version: 9, opset_import: ["": 16, "own": 1]>
+        g (int64[1] x, int64[1] y) => (int64[1] z) { z = own.F (x, y) }
+        <domain: "own", opset_import: ["": 16]>
+        F (x, y) => (q) { q = Div (x, y) }""",
+}
+
+
+def saved(folder: Path, text: str) -> Path:
+    """Write a model in ONNX's textual form."""
+    path = folder / "model.onnx"
+    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize("place", NESTED)
 def test_divisions_are_found_where_the_file_nests_them(tmp_path: Path, place: str) -> None:
-    body = [node("Div", ["x", "y"], ["q"])]
-    values = [helper.make_tensor_value_info(name, TensorProto.INT64, [1]) for name in "xyz"]
-    functions, imports = [], [helper.make_opsetid("", 16)]
-    if place == "a branch":
-        result = helper.make_tensor_value_info("q", TensorProto.INT64, [1])
-        branch = helper.make_graph(body, "branch", [], [result])
-        nodes = [node("ReduceMin", ["x"], ["least"], keepdims=0),
-                 node("Cast", ["least"], ["flag"], to=TensorProto.BOOL),
-                 node("If", ["flag"], ["z"], then_branch=branch, else_branch=branch)]  # fmt: skip
-    else:
-        imports.append(helper.make_opsetid("own", 1))
-        functions = [helper.make_function("own", "F", ["x", "y"], ["q"], body, imports[:1])]
-        nodes = [node("F", ["x", "y"], ["z"], domain="own")]
-    graph = helper.make_graph(nodes, "g", values[:2], values[2:])
-    model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=9)
-    path = tmp_path / "model.onnx"
-    path.write_bytes(model.SerializeToString())
+    path = saved(tmp_path, NESTED[place])
     assert prescreen(open_source(path)) is Suspicion.FATAL
     z = engine.load(path, target="cpu")(x=np.int64([SMALLEST["int64"]]), y=np.int64([-1]))["z"]
     assert z.tolist() == [SMALLEST["int64"]]
 
 
 @pytest.mark.parametrize(
-    ("nodes", "inputs", "constants", "suspicion"),
+    ("kinds", "nodes", "constants", "suspicion"),
     [
-        ([node("Div", ["x", "x"], ["z"])], ["x:float[n]"], {}, Suspicion.NONE),
-        ([node("Div", ["x", "c"], ["z"])], ["x:int64[n]"], {"c": np.int64(3)}, Suspicion.NONE),
-        ([node("Div", ["x", "c"], ["z"])], ["x:int64[n]"], {"c": np.int64(-1)}, Suspicion.FATAL),
-        ([node("Constant", [], ["c"], value_int=2), node("Div", ["x", "c"], ["z"])],
-         ["x:int64[n]"], {}, Suspicion.NONE),
-        ([node("Constant", [], ["c"], value=numpy_helper.from_array(np.int64([4]))),
-          node("Div", ["x", "c"], ["z"])], ["x:int64[n]"], {}, Suspicion.NONE),
-        ([node("Shape", ["x"], ["s"]), node("Div", ["s", "s"], ["z"])], ["x:float[n]"], {},
-         Suspicion.FATAL),
-        ([node("Relu", ["x"], ["a"]), node("Mul", ["a", "a"], ["b"]), node("Sqrt", ["b"], ["c"]),
-          node("Div", ["b", "c"], ["z"])], ["x:float[n]"], {}, Suspicion.NONE),
+        (("float", "float"), "z = Div (x, x)", {}, Suspicion.NONE),
+        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(3)}, Suspicion.NONE),
+        (("int64", "int64"), "z = Div (x, c)", {"c": np.int64(-1)}, Suspicion.FATAL),
+        (("int64", "int64"), "c = Constant <value_int = 2> ()  z = Div (x, c)", {},
+         Suspicion.NONE),
+        (("int64", "int64"), "c = Constant <value = int64[1] {4}> ()  z = Div (x, c)", {},
+         Suspicion.NONE),
+        (("float", "int64"), "s = Shape (x)  z = Div (s, s)", {}, Suspicion.FATAL),
+        (("float", "float"), "a = Relu (x)  b = Mul (a, a)  c = Sqrt (b)  z = Div (b, c)", {},
+         Suspicion.NONE),
     ],
 )  # fmt: skip
 def test_only_divisions_of_integers_by_what_is_not_known_are_suspect(
-    tmp_path: Path, nodes: Any, inputs: Any, constants: Any, suspicion: Suspicion
+    tmp_path: Path, kinds: tuple[str, str], nodes: str, constants: Any, suspicion: Suspicion
 ) -> None:
-    kinds = {"float": TensorProto.FLOAT, "int64": TensorProto.INT64}
-    values = [helper.make_tensor_value_info("x", kinds[inputs[0][2:].split("[")[0]], ["n"])]
-    graph = helper.make_graph(
-        nodes, "g", values, [helper.make_tensor_value_info("z", values[0].type.tensor_type.elem_type
-                                                           if nodes[0].op_type != "Shape" else 7,
-                                                           None)],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )  # fmt: skip
-    path = tmp_path / "model.onnx"
-    imports = [helper.make_opsetid("", 17)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    path.write_bytes(model.SerializeToString())
+    text = f"({kinds[0]}[n] x) => ({kinds[1]}[] z) {{ {nodes} }}"
+    path = graph(tmp_path, "model", text, constants, valid=False)
     assert prescreen(open_source(path)) is suspicion
 
 
@@ -323,17 +321,15 @@ def test_attention_has_heads(build: Build, heads: dict[str, int]) -> None:
 
 
 def test_a_bad_attribute_is_found_in_a_branch(tmp_path: Path) -> None:
-    result = helper.make_tensor_value_info("b", 1, None)
-    body = [node("RandomNormalLike", ["x"], ["b"], scale=-1.0)]
-    branch = helper.make_graph(body, "branch", [], [result])
-    nodes = [node("ReduceSum", ["x"], ["sum"], keepdims=0), node("Cast", ["sum"], ["flag"], to=9),
-             node("If", ["flag"], ["y"], then_branch=branch, else_branch=branch)]  # fmt: skip
-    values = [helper.make_tensor_value_info(name, 1, None) for name in "xy"]
-    graph = helper.make_graph(nodes, "g", values[:1], values[1:])
-    path = tmp_path / "model.onnx"
-    imports = [helper.make_opsetid("", 13)]
-    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    path.write_bytes(model.SerializeToString())
+    text = """(float[] x) => (float[] y) {
+        sum = ReduceSum <keepdims = 0> (x)
+        flag = Cast <to = 9> (sum)
+        y = If (flag) <
+            then_branch = one () => (float[] b) { b = RandomNormalLike <scale = -1.0> (x) },
+            else_branch = other () => (float[] b) { b = RandomNormalLike <scale = -1.0> (x) }
+        >
+    }"""
+    path = graph(tmp_path, "model", text, valid=False, opset=13)
     with pytest.raises(ModelError, match=r"in a subgraph or function: .*'scale' is -1\.0"):
         engine.load(path, target="cpu")
 
@@ -346,9 +342,7 @@ def in_function(folder: Path, body: str, call: str) -> Path:
         <domain: "own", opset_import: ["": 18]>
         F <number> (x) => (y) {{ {body} }}
         """
-    path = folder / "model.onnx"
-    path.write_bytes(onnx.parser.parse_model(text).SerializeToString())
-    return path
+    return saved(folder, text)
 
 
 CONVOLUTION = """
@@ -385,14 +379,11 @@ def test_random_numbers_of_a_function_need_no_variance(tmp_path: Path) -> None:
 
 
 def test_a_text_beside_an_attribute_does_not_hide_it(tmp_path: Path) -> None:
-    split = node("DepthToSpace", ["x"], ["y"], blocksize=0)
-    split.attribute[0].doc_string = "d" * 10_000
-    values = [helper.make_tensor_value_info(name, 1, None) for name in "xy"]
-    graph = helper.make_graph([split], "g", values[:1], values[1:])
-    imports = [helper.make_opsetid("", 13)]
-    path = tmp_path / "model.onnx"
-    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
-    path.write_bytes(model.SerializeToString())
+    text = "(float[] x) => (float[] y) { y = DepthToSpace <blocksize = 0> (x) }"
+    path = graph(tmp_path, "model", text, valid=False, opset=13)
+    model = onnx.load(path)
+    model.graph.node[0].attribute[0].doc_string = "d" * 10_000
+    onnx.save(model, path)
     with pytest.raises(ModelError, match="'blocksize' is 0, expected 1"):
         engine.load(path, target="cpu")
 

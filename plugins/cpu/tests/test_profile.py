@@ -7,37 +7,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper, save
 
 import engine
 from engine.formats.encryption import encrypt
+from engine_testing.making import graph
 
 
 def model(folder: Path, names: list[str]) -> Path:
     """Conv, Relu, Conv, Relu, Sigmoid; the first four become two kernels."""
     rng = np.random.default_rng(0)
-    weights = [rng.normal(size=(16, 16, 3, 3)).astype(np.float32) for _ in range(2)]
-    nodes = [
-        helper.make_node("Conv", ["x", "w0"], ["a"], name=names[0], pads=[1] * 4),
-        helper.make_node("Relu", ["a"], ["b"], name=names[1]),
-        helper.make_node("Conv", ["b", "w1"], ["c"], name=names[2], pads=[1] * 4),
-        helper.make_node("Relu", ["c"], ["d"], name=names[3]),
-        helper.make_node("Sigmoid", ["d"], ["y"], name=names[4]),
-    ]
-    shape = [1, 16, 24, 24]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [
-            helper.make_tensor(f"w{n}", TensorProto.FLOAT, w.shape, w.tobytes(), raw=True)
-            for n, w in enumerate(weights)
-        ],
+    weights = {f"w{n}": rng.normal(size=(16, 16, 3, 3)).astype(np.float32) for n in range(2)}
+    operators = (
+        "a = Conv <pads = [1, 1, 1, 1]> (x, w0)", "b = Relu (a)",
+        "c = Conv <pads = [1, 1, 1, 1]> (b, w1)", "d = Relu (c)", "y = Sigmoid (d)",
+    )  # fmt: skip
+    nodes = "\n".join(
+        f"[{name}] {operator}" if name else operator
+        for name, operator in zip(names, operators, strict=True)
     )
-    path = folder / "convs.onnx"
-    save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    kind = "float[1, 16, 24, 24]"
+    return graph(folder, "convs", f"({kind} x) => ({kind} y) {{ {nodes} }}", weights)
 
 
 def nodes_of(profile: Any) -> set[tuple[str, tuple[int, ...]]]:

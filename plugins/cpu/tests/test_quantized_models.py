@@ -16,6 +16,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_
 import engine
 from engine.formats import open_source
 from engine_cpu.quantized import Guard, guard_of
+from engine_testing.making import tensor, write
 
 Array = np.ndarray[Any, Any]
 Nodes = list[onnx.NodeProto]
@@ -58,15 +59,9 @@ class Net:
         return name
 
     def save(self, path: Path, shape: list[int], result: str) -> Path:
-        graph = helper.make_graph(
-            self.nodes, "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-            [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)],
-            [numpy_helper.from_array(value, name) for name, value in self.weights.items()],
-        )  # fmt: skip
-        opsets = [helper.make_opsetid("", 17)]
-        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-        return path
+        inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)]
+        outputs = [helper.make_tensor_value_info(result, TensorProto.FLOAT, None)]
+        return write(path.parent, path.stem, inputs, outputs, self.nodes, self.weights, valid=False)
 
 
 def cnn(path: Path) -> Path:
@@ -217,14 +212,9 @@ def two_products(path: Path, block: int) -> tuple[Array, Array]:
     ]
     rest = [item for item in nodes if not {"wd", "y"} & {*item.output}]
     for file, given, results in ((path, nodes, "yz"), (path.with_stem("second"), rest, "z")):
-        graph = helper.make_graph(
-            given, "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 16])],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 8]) for name in results],
-            [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-        )  # fmt: skip
-        opsets = [helper.make_opsetid("", 21)]
-        onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), file)
+        outputs = [tensor(name, [4, 8]) for name in results]
+        write(file.parent, file.stem, [tensor("x", [4, 16])], outputs, given, constants,
+              opset=21, valid=False)  # fmt: skip
     x = RANDOM.standard_normal((4, 16)).astype(np.float32)
     rounded = (np.clip(np.rint(x / np.float32(0.03)) + 99, 0, 255) - 99) * np.float32(0.03)
     factor, zero = (np.repeat(scales, block, 0), np.repeat(zeros, block, 0)) if block else (

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 import engine
 from engine import Tensor
@@ -23,20 +22,9 @@ from engine.formats import open_source
 from engine.model.model import model_state
 from engine.types import CompileOptions, Device
 from engine_testing import models
+from engine_testing.making import graph
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
-
-
-def write(folder: Path, nodes: list[Any], inputs: list[Any], outputs: list[Any]) -> Path:
-    graph = helper.make_graph(nodes, "g", inputs, outputs)
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    path = folder / "model.onnx"
-    path.write_bytes(model.SerializeToString())
-    return path
-
-
-def floats(name: str, shape: list[int | str] | None) -> Any:
-    return helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
 
 
 def test_the_third_call_of_one_shape_equals_the_first(load: Any) -> None:
@@ -44,14 +32,6 @@ def test_the_third_call_of_one_shape_equals_the_first(load: Any) -> None:
     for step in range(5):  # fed, fed, then staged
         np.testing.assert_array_equal(model.predict([X + step])[0], 2 * (X + step) + 1)
     assert model_state(model).threads.state.lease.context._staged is not None
-
-
-def test_staged_results_are_new_memory_each_time(load: Any) -> None:
-    model = load(models.affine)
-    results = [model.predict([X + step])[0].get_data_to_numpy() for step in range(6)]
-    for step, result in enumerate(results):
-        np.testing.assert_array_equal(result, 2 * (X + step) + 1)
-        result[:] = -1
 
 
 @pytest.mark.parametrize("adds", [lambda: {"timeout_s": 100}, lambda: {"outputs": [Tensor()]}])
@@ -110,28 +90,14 @@ def test_outputs_that_share_memory_are_refused(load: Any) -> None:
 
 def test_a_given_buffer_of_an_output_that_is_an_input_is_filled(tmp_path: Path) -> None:
     # ONNX Runtime itself leaves such a bound output untouched.
-    path = write(
-        tmp_path, [helper.make_node("Relu", ["x"], ["y"])], [floats("x", ["n"])],
-        [floats("y", ["n"]), floats("x", ["n"])],
-    )  # fmt: skip
-    model = engine.load(path)
+    text = "(float[n] x) => (float[n] y, float[n] x) { y = Relu (x) }"
+    model = engine.load(graph(tmp_path, "model", text))
     x = np.array([-1, 2], np.float32)
     outputs = [Tensor(np.zeros(2, "f")), Tensor(np.zeros(2, "f"))]
     for _ in range(3):
         model.predict([x], outputs)
         assert [o.get_data_to_numpy().tolist() for o in outputs] == [[0, 2], [-1, 2]]
         assert not np.shares_memory(model.predict([x])[1].get_data_to_numpy(), x)
-
-
-def test_partly_given_outputs_are_filled_and_the_rest_allocated(load: Any) -> None:
-    model = load(models.several)
-    z, a, m = np.full((2, 3), 5, "f"), np.ones((2, 3), "f"), np.full(3, 2, "f")
-    buffer = np.zeros((2, 3), "f")
-    for _ in range(3):
-        outputs = [Tensor(), Tensor(buffer), Tensor()]
-        model.predict([z, a, m], outputs)
-        assert [o.get_data_to_numpy()[0, 0] for o in outputs] == [4, 2, 7]
-        assert outputs[1].get_data_to_numpy() is buffer
 
 
 def test_a_buffer_that_does_not_fit_a_data_dependent_result_is_an_input_error(load: Any) -> None:
@@ -149,12 +115,8 @@ def test_a_buffer_that_does_not_fit_a_data_dependent_result_is_an_input_error(lo
 
 def test_shapes_that_the_declaration_gets_wrong_still_run(tmp_path: Path) -> None:
     # The file says that y has n elements, but it has as many as x has nonzero ones.
-    nodes = [
-        helper.make_node("Cast", ["x"], ["b"], to=TensorProto.BOOL),
-        helper.make_node("Compress", ["x", "b"], ["y"]),
-    ]
-    path = write(tmp_path, nodes, [floats("x", ["n"])], [floats("y", ["n"])])
-    model = engine.load(path)
+    text = "(float[n] x) => (float[n] y) { b = Cast <to = 9> (x)  y = Compress (x, b) }"
+    model = engine.load(graph(tmp_path, "model", text))
     for values in ([1, 2], [1, 2], [1, 2], [0, 2], [1, 0], [1, 3], [0, 0]):
         x = np.array(values, np.float32)
         assert model.predict([x])[0].get_data_to_numpy().tolist() == [v for v in values if v]
@@ -193,12 +155,12 @@ def test_a_model_keeps_no_copy_of_its_file(tmp_path: Path) -> None:
     ids=["fixed", "object", "StringDType"],
 )
 def test_strings_go_in_and_come_out(tmp_path: Path, array: Any) -> None:
-    text = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
-    out = helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])
-    path = write(tmp_path, [helper.make_node("Identity", ["x"], ["y"])], [text], [out])
-    model = engine.load(path)
+    model = engine.load(graph(tmp_path, "model", STRINGS))
     for _ in range(3):
         assert model(x=array)["y"].tolist() == ["a", "bc"]
+
+
+STRINGS = "(string[n] x) => (string[n] y) { y = Identity (x) }"
 
 
 class Spiteful:
@@ -214,10 +176,7 @@ class Spiteful:
     ],
 )  # fmt: skip
 def test_what_is_no_string_is_refused(tmp_path: Path, array: Any) -> None:
-    text = helper.make_tensor_value_info("x", TensorProto.STRING, ["n"])
-    out = helper.make_tensor_value_info("y", TensorProto.STRING, ["n"])
-    path = write(tmp_path, [helper.make_node("Identity", ["x"], ["y"])], [text], [out])
-    model = engine.load(path)
+    model = engine.load(graph(tmp_path, "model", STRINGS))
     for _ in range(3):
         model.predict([np.full(array.shape, "good", object)])
         with pytest.raises(engine.InputError, match=r"elements of type str.*astype\(str\)"):
@@ -239,10 +198,8 @@ def test_arrays_of_calls_without_outputs_are_not_kept(load: Any) -> None:
 def test_a_model_that_fails_on_its_data_says_why_and_stays_usable(
     tmp_path: Path, bound: bool
 ) -> None:
-    index = helper.make_tensor_value_info("i", TensorProto.INT64, ["n"])
-    nodes = [helper.make_node("Gather", ["x", "i"], ["y"])]
-    path = write(tmp_path, nodes, [floats("x", [3]), index], [floats("y", ["n"])])
-    model = engine.load(path)
+    text = "(float[3] x, int64[n] i) => (float[n] y) { y = Gather (x, i) }"
+    model = engine.load(graph(tmp_path, "model", text))
     x, good = np.arange(3, dtype=np.float32), np.array([2, 0])
     for _ in range(4):
         outputs = [Tensor(np.zeros(2, "f"))] if bound else None
@@ -254,9 +211,8 @@ def test_a_model_that_fails_on_its_data_says_why_and_stays_usable(
 
 
 def test_a_run_out_of_memory_is_an_error(tmp_path: Path) -> None:
-    shape = helper.make_tensor_value_info("s", TensorProto.INT64, [2])
-    nodes = [helper.make_node("ConstantOfShape", ["s"], ["y"])]
-    model = engine.load(write(tmp_path, nodes, [shape], [floats("y", None)]))
+    text = "(int64[2] s) => (float[] y) { y = ConstantOfShape (s) }"
+    model = engine.load(graph(tmp_path, "model", text, valid=False))
     with pytest.raises(engine.ModelError, match="predict failed!"):
         model.predict([np.array([2**30, 2**30])])
     assert model.predict([np.array([2, 2])])[0].shape == [2, 2]
@@ -420,10 +376,8 @@ def test_a_deadline_that_was_kept_or_missed_cancels_nothing(tmp_path: Path) -> N
 
 
 def test_values_that_are_no_plain_arrays_are_cancelled_too(tmp_path: Path) -> None:
-    half = helper.make_tensor_value_info("x", TensorProto.BFLOAT16, ["n"])
-    out = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n"])
-    nodes = [helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT)]
-    executable = raw(write(tmp_path, nodes, [half], [out]))
+    text = "(bfloat16[n] x) => (float[n] y) { y = Cast <to = 1> (x) }"
+    executable = raw(graph(tmp_path, "model", text))
     x = np.ones(2, executable.inputs[0].dtype.numpy)
     context = executable.open_context()
     assert open_backend("cpu").predict(context, [x], None, None)[0].tolist() == [1, 1]

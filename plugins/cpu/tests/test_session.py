@@ -7,7 +7,7 @@ import threading
 import time
 import weakref
 from dataclasses import replace
-from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +31,7 @@ from engine.types import (
 from engine_cpu import session
 from engine_cpu.errors import explained
 from engine_testing import models
+from engine_testing.making import graph
 
 X = np.ones((2, 256), np.float32)
 GIVES_FILES = hasattr(onnxruntime.SessionOptions, session._GIVE_FILES)
@@ -107,17 +108,10 @@ def test_weights_may_be_in_memory_and_in_a_file(tmp_path: Path) -> None:
 
 def test_a_load_is_given_up_soon_after_it_is_cancelled(tmp_path: Path) -> None:
     # Thousands of nodes: ONNX Runtime looks at the flag while it builds and optimises the graph.
-    nodes = [
-        onnx.helper.make_node("Add", [f"t{i}" if i else "x", "one"], [f"t{i + 1}"])
-        for i in range(20_000)
-    ]
-    value = partial(onnx.helper.make_tensor_value_info, elem_type=onnx.TensorProto.FLOAT)
-    graph = onnx.helper.make_graph(
-        nodes, "g", [value("x", shape=[2])], [value("t20000", shape=[2])],
-        [onnx.numpy_helper.from_array(np.float32(1), "one")],
-    )  # fmt: skip
-    path = tmp_path / "deep.onnx"
-    onnx.save(onnx.helper.make_model(graph, ir_version=8), path)
+    names = ["x", *(f"t{i}" for i in range(1, 8_000)), "y"]
+    nodes = "\n".join(f"{after} = Add ({before}, one)" for before, after in pairwise(names))
+    text = f"(float[2] x) => (float[2] y) {{ {nodes} }}"
+    path = graph(tmp_path, "deep", text, {"one": np.float32(1)}, valid=False)
     source, backend = open_source(path), open_backend("cpu")
     begin, cpu_begin = time.monotonic(), time.process_time()
     backend.load(source, CompileOptions(device=Device("cpu"))).close()

@@ -5,34 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import engine
 from engine.cli import main
+from engine_testing.making import graph
 
 
 def without_sizes_that_fit(folder: Path) -> Path:
     """A height that no choice has, and that another axis is to have."""
-    value = helper.make_tensor_value_info
-    seven = numpy_helper.from_array(np.zeros((7, 4), np.float32), "seven")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Concat", ["one", "other"], ["y"], name="join", axis=1),
-            helper.make_node("Concat", ["one", "seven"], ["z"], axis=1),
-        ],
-        "meet",
-        [
-            value("one", TensorProto.FLOAT, ["height", 4]),
-            value("other", TensorProto.FLOAT, ["frames", 4]),
-        ],
-        [value(name, TensorProto.FLOAT, [None, 8]) for name in "yz"],
-        [seven],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=opsets), folder / "m.onnx")
-    return folder / "m.onnx"
+    text = """(float[height, 4] one, float[frames, 4] other) => (float[?, 8] y, float[?, 8] z) {
+        [join] y = Concat <axis = 1> (one, other)
+        z = Concat <axis = 1> (one, seven)
+    }"""
+    return graph(folder, "meet", text, {"seven": np.zeros((7, 4), np.float32)}, valid=False)
 
 
 WHERE = (

@@ -37,9 +37,9 @@ PREPARE = """
     def count():
         return len(os.listdir("/proc/self/task"))
 
-    def compiled(threads=2, plan="", **settings):
+    def compiled(threads=2, plan="", cores=(), **settings):
         options = CompileOptions(
-            device=Device("cpu"), threads=Threads(threads), plan=plan, options=settings
+            device=Device("cpu"), threads=Threads(threads, cores=cores), plan=plan, options=settings
         )
         executable = backend.compile(backend.load(open_source(Path(sys.argv[1])), options), options)
         [y] = backend.predict(executable.open_context(), [x], None, None)
@@ -83,10 +83,18 @@ def test_what_is_loaded_after_the_pool_is_made_uses_it(tmp_path: Path) -> None:
         assert count() - before == 1
         compiled(threads=3, thread_pool="process")
         assert count() - before == 1
+        for _ in range(2):
+            compiled(cores=(0, 0), spin_us="9", **{"session.dynamic_block_base": "4"})
         """,
     )
-    assert "the process has one pool of 2 and 1 threads" in errors
-    assert errors.count("\n") == 1
+    expected = [
+        "the process has one pool of 2 and 1 threads",
+        "[cpu_context] spin_us has no effect",
+    ]
+    expected += ["[cpu_context] session.dynamic_block_base has no effect"]
+    expected += ["thread affinity has no effect"]
+    for line, text in zip(errors.splitlines(), expected, strict=True):
+        assert text in line
 
 
 def test_a_pool_that_somebody_else_has_made_is_used(tmp_path: Path) -> None:

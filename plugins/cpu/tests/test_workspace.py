@@ -10,14 +10,11 @@ import pytest
 
 _CHILD = """
 import sys, ctypes, gc
+from pathlib import Path
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
 import engine
-
-MB = 1 << 20
-WIDTH = 4 * MB // 4  # an activation of 4 MiB
+from engine_testing.heavy_models import wide
 
 
 def anonymous_mb():
@@ -25,22 +22,6 @@ def anonymous_mb():
     ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/smaps_rollup") as lines:
         return next(int(l.split()[1]) / 1024 for l in lines if l.startswith("Anonymous:"))
-
-
-def model(path, terms):
-    # Outer sums: each keeps an activation of 4 MiB until the last node adds them all.
-    nodes = [helper.make_node("Sin", ["x"], ["t0"])]
-    nodes += [helper.make_node("Sin", [f"t{n}"], [f"t{n + 1}"]) for n in range(terms - 1)]
-    nodes.append(helper.make_node("Sum", [f"t{n}" for n in range(terms)], ["s"]))
-    nodes.append(helper.make_node("ReduceMax", ["s"], ["y"], keepdims=0))
-    graph = helper.make_graph(
-        nodes, "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [WIDTH])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
-    )
-    opsets = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
-    return path
 
 
 def expected(terms, x):
@@ -53,15 +34,15 @@ def expected(terms, x):
 
 workspace, folder = sys.argv[1:]
 config = {"cpu_context": {"workspace": workspace}}
-x = np.linspace(0, 3, WIDTH, dtype=np.float32)
+x = np.linspace(0, 3, 1 << 20, dtype=np.float32)
 kept, grown = [], []
 for number, terms in enumerate([12, 10, 8, 6]):
-    path = model(f"{folder}/{number}.onnx", terms)
+    path = wide(Path(folder) / f"wide{number}.onnx", terms)
     built = engine.load(path, threads=1, config=config)
-    before = anonymous_mb()
+    before, wanted = anonymous_mb(), expected(terms, x)
     for _ in range(3):
         [y] = built(x=x).values()
-        np.testing.assert_allclose(y, expected(terms, x), rtol=1e-5)
+        np.testing.assert_allclose(y, wanted, rtol=1e-5)
     grown.append(anonymous_mb() - before)
     kept.append(built)
 start = anonymous_mb()

@@ -14,18 +14,14 @@ import pytest
 from engine.errors import Cancelled
 from engine.types import Capability
 from engine_testing import models
-from engine_testing.level import Array, Level, Running, Trial, time_predict, time_slow
-
-
-def _row(start: float) -> Array:
-    return np.arange(start, start + 3, dtype=np.float32).reshape(1, 3)
+from engine_testing.level import Level, Running, Trial, row, time_predict, time_slow
 
 
 class Contexts(Level):
     """Contexts that share a workspace, are cancelled, or are reset."""
 
     def test_the_useful_concurrency_is_a_number(self, trial: Trial) -> None:
-        executable = trial.compile(models.affine, _row(0))
+        executable = trial.compile(models.affine, row(0))
         concurrency = getattr(executable, "concurrency", 0)
         assert type(concurrency) is int, f"concurrency is {concurrency!r}, expected an int"
         assert concurrency >= 0, f"concurrency is {concurrency}, expected 0 or more"
@@ -34,30 +30,30 @@ class Contexts(Level):
 
     def test_contexts_beside_each_other_get_their_own_results(self, trial: Trial) -> None:
         self.require(trial, Capability.SHARE_WORKSPACE)
-        first = trial.open(models.affine, _row(0))
+        first = trial.open(models.affine, row(0))
         x = np.ones((2, 3), np.float32)
         second = trial.context(trial.compile(models.no_batch), beside=first)
         third = trial.context(first.executable, beside=second)
         rows = np.array([[0], [1], [2]], np.float32)
         for start in range(5):
-            [y] = first.predict(_row(start))
+            [y] = first.predict(row(start))
             [z] = second.predict(start * x)
-            [again] = third.predict(_row(start + 1))
-            self.assert_close(y, 2 * _row(start) + 1)
+            [again] = third.predict(row(start + 1))
+            self.assert_close(y, 2 * row(start) + 1)
             self.assert_close(z, start * x.T + rows)
-            self.assert_close(again, 2 * _row(start + 1) + 1)
+            self.assert_close(again, 2 * row(start + 1) + 1)
         third.context.close()
         second.context.close()  # the core closes the one that was named last
-        [y] = first.predict(_row(9))
-        self.assert_close(y, 2 * _row(9) + 1)
+        [y] = first.predict(row(9))
+        self.assert_close(y, 2 * row(9) + 1)
 
     def test_contexts_beside_each_other_share_their_memory(self, trial: Trial) -> None:
         self.require(trial, Capability.SHARE_WORKSPACE)
-        first = trial.open(models.affine, _row(0))
-        first.predict(_row(0))
+        first = trial.open(models.affine, row(0))
+        first.predict(row(0))
         alone = first.executable.memory().workspace_bytes
         for _ in range(8):
-            trial.context(first.executable, beside=first).predict(_row(0))
+            trial.context(first.executable, beside=first).predict(row(0))
         shared = first.executable.memory().workspace_bytes
         assert shared <= 2 * alone, (
             f"one context has a workspace of {alone} bytes, with eight beside it {shared}"
@@ -97,36 +93,36 @@ class Contexts(Level):
 
     def test_a_cancel_leaves_other_contexts_alone(self, trial: Trial) -> None:
         self.require(trial, Capability.CANCEL_PREDICT)
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         other = trial.context(running.executable)
         _canceller(running)()
         _canceller(running)()  # a token may call twice
         running.context.close()
         for later in (other, trial.context(running.executable)):
-            [y] = later.predict(_row(3))
-            self.assert_close(y, 2 * _row(3) + 1)
+            [y] = later.predict(row(3))
+            self.assert_close(y, 2 * row(3) + 1)
 
     # --------------------------------------------------------------------------------- reset
 
     def test_a_reset_context_lets_go_of_arrays(self, trial: Trial) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         reset = getattr(running.context, "reset", None)
         if reset is None:
             pytest.skip(
                 "contexts have no reset(), which says that they keep no arrays between calls"
             )
         for start in range(3):
-            inputs, outputs = [_row(start)], [np.zeros((1, 3), np.float32)]
+            inputs, outputs = [row(start)], [np.zeros((1, 3), np.float32)]
             for _ in range(2):  # the same lists: what is bound for them stands
                 trial.backend.predict(running.context, inputs, outputs, None)
-                self.assert_close(outputs[0], 2 * _row(start) + 1)
+                self.assert_close(outputs[0], 2 * row(start) + 1)
             kept = [weakref.ref(array) for array in (*inputs, *outputs)]
             del inputs, outputs
             reset()
             gc.collect()
             assert [ref() for ref in kept] == [None, None], "arrays are kept after reset()"
-        [y] = running.predict(_row(5))
-        self.assert_close(y, 2 * _row(5) + 1)
+        [y] = running.predict(row(5))
+        self.assert_close(y, 2 * row(5) + 1)
 
 
 def _canceller(running: Running) -> Any:

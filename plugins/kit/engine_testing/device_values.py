@@ -12,17 +12,13 @@ import pytest
 
 from engine.types import Capability, DeviceBuffer, DType, Value
 from engine_testing import models
-from engine_testing.level import Array, Level, Running, Trial
+from engine_testing.level import Array, Level, Running, Trial, row
 from engine_testing.lifecycle import expect_no_growth
 
 KINDS = [
     DType.FLOAT32, DType.FLOAT16, DType.FLOAT64, DType.INT64, DType.UINT8, DType.BOOL,
 ]  # fmt: skip
 STEPS = 12
-
-
-def _row(start: float, rows: int = 1) -> Array:
-    return np.arange(start, start + 3 * rows, dtype=np.float32).reshape(rows, 3)
 
 
 class Memory:
@@ -129,15 +125,15 @@ class DeviceValues(Level):
     # ----------------------------------------------------------------------------- predict
 
     def test_inputs_may_be_on_the_device(self, trial: Trial, memory: Memory) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         for start in (0, 5, 5, 7):
-            x = memory.put(_row(start))
+            x = memory.put(row(start))
             [y] = running.predict(x)
-            self.assert_close(y, 2 * _row(start) + 1)
-            self.assert_close(memory.get(x), _row(start))  # not modified
+            self.assert_close(y, 2 * row(start) + 1)
+            self.assert_close(memory.get(x), row(start))  # not modified
 
     def test_inputs_on_host_and_device_may_be_mixed(self, trial: Trial, memory: Memory) -> None:
-        z, a, m = _row(1, 2), _row(50, 2), np.array([1, 2, 3], np.float32)
+        z, a, m = row(1, 2), row(50, 2), np.array([1, 2, 3], np.float32)
         running = trial.open(models.several, z, a, m)
         for inputs in ((memory.put(z), a, memory.put(m)), (z, memory.put(a), m), (z, a, m)):
             y, b, x = running.predict(*inputs)
@@ -148,19 +144,19 @@ class DeviceValues(Level):
     def test_given_device_buffers_are_filled_and_returned(
         self, trial: Trial, memory: Memory
     ) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         buffer = memory.put(np.full((1, 3), -1, np.float32))
         outputs = [buffer]
         for start in range(4):
-            results = running.predict(_row(start), outputs=outputs)
+            results = running.predict(row(start), outputs=outputs)
             assert results is outputs, "all buffers were given, but their list was not returned"
             assert results[0] is buffer, "the given buffer was not returned itself"
-            self.assert_close(memory.get(buffer), 2 * _row(start) + 1)
+            self.assert_close(memory.get(buffer), 2 * row(start) + 1)
 
     def test_outputs_are_allocated_on_the_device_that_is_named(
         self, trial: Trial, memory: Memory
     ) -> None:
-        z, a, m = _row(1, 2), _row(50, 2), np.array([1, 2, 3], np.float32)
+        z, a, m = row(1, 2), row(50, 2), np.array([1, 2, 3], np.float32)
         running = trial.open(models.several, z, a, m)
         buffer = np.full((2, 3), -1, np.float32)
         wanted: list[Any] = [memory.device, buffer, None]
@@ -172,21 +168,21 @@ class DeviceValues(Level):
         assert wanted[0] == memory.device, "predict changed the list of outputs"
 
     def test_results_on_the_device_belong_to_the_caller(self, trial: Trial, memory: Memory) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         wanted: list[Any] = [memory.device]
-        kept = [(start, running.predict(_row(start), outputs=wanted)[0]) for start in range(6)]
+        kept = [(start, running.predict(row(start), outputs=wanted)[0]) for start in range(6)]
         pointers = {value.pointer for _, value in kept if isinstance(value, DeviceBuffer)}
         assert len(pointers) == len(kept), "two results are the same memory"
         running.context.close()
         running.executable.close()
         gc.collect()
         for start, y in kept:
-            self.assert_close(memory.get(y), 2 * _row(start) + 1)
+            self.assert_close(memory.get(y), 2 * row(start) + 1)
 
     # ------------------------------------------------------------------ resident, streams, chains
 
     def test_resident_outputs_stay_on_the_device(self, trial: Trial, memory: Memory) -> None:
-        z, a, m = _row(1, 2), _row(50, 2), np.array([1, 2, 3], np.float32)
+        z, a, m = row(1, 2), row(50, 2), np.array([1, 2, 3], np.float32)
         running = trial.open(models.several, z, a, m, resident=frozenset({"y", "x"}))
         for scale in (1, 2, 3):
             y, b, x = running.predict(scale * z, a, m)
@@ -201,11 +197,11 @@ class DeviceValues(Level):
     def test_a_chain_on_the_device_needs_no_host(self, trial: Trial, memory: Memory) -> None:
         """Each reads what the one before has queued: that is ordered by the buffer's stream."""
         steps: list[Running] = [
-            trial.open(models.affine, _row(0), resident=frozenset({"y"})) for _ in range(STEPS)
+            trial.open(models.affine, row(0), resident=frozenset({"y"})) for _ in range(STEPS)
         ]
         for start in range(3):
-            value: Value = _row(start)
-            expected = _row(start)
+            value: Value = row(start)
+            expected = row(start)
             for step in steps:
                 [value] = step.predict(value)
                 assert isinstance(value, DeviceBuffer), "a resident output is on the host"
@@ -220,7 +216,7 @@ class DeviceValues(Level):
         memory.copy(result, first, result.stream)
         memory.copy(replace(first, stream=result.stream), second, result.stream)
         memory.order(result.stream, None)
-        self.assert_close(memory.get(second), 2 * _row(3) + 1)
+        self.assert_close(memory.get(second), 2 * row(3) + 1)
 
     def test_a_stream_waits_for_another(self, trial: Trial, memory: Memory) -> None:
         result, other = _queued(trial, memory, 3), _queued(trial, memory, 4)
@@ -231,19 +227,19 @@ class DeviceValues(Level):
         # Said to be complete: that it is there in time is what engine_order has seen to.
         memory.copy(replace(result, stream=None), target, other.stream)
         memory.order(other.stream, None)
-        self.assert_close(memory.get(target), 2 * _row(3) + 1)
+        self.assert_close(memory.get(target), 2 * row(3) + 1)
 
     def test_what_was_waited_for_is_complete(self, trial: Trial, memory: Memory) -> None:
         result = _queued(trial, memory, 3)
         assert result.stream is not None
         memory.order(result.stream, None)
-        self.assert_close(memory.get(replace(result, stream=None)), 2 * _row(3) + 1)
+        self.assert_close(memory.get(replace(result, stream=None)), 2 * row(3) + 1)
 
 
 def _queued(trial: Trial, memory: Memory, start: float) -> DeviceBuffer:
     """Return a result on the device with a stream; skip where all are complete on return."""
     wanted: list[Any] = [memory.device]
-    [y] = trial.open(models.affine, _row(0)).predict(_row(start), outputs=wanted)
+    [y] = trial.open(models.affine, row(0)).predict(row(start), outputs=wanted)
     assert isinstance(y, DeviceBuffer), f"expected a DeviceBuffer, got {type(y)}"
     if y.stream is None:
         pytest.skip("results on the device are complete on return: there is no stream")

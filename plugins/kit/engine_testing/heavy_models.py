@@ -3,27 +3,55 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from onnx import NodeProto, helper
 
-from engine_testing.making import tensor, write
+from engine_testing.making import graph, tensor, write
 
 SLOW_STEPS = 32
 SLOW_WIDTH = 256
+LAYER_WIDTH = 512
+"""A layer of so many columns has 1 MiB of float32."""
 
 
 def heavy(folder: Path) -> Path:
     """y = x @ identity, x float32[n, 1024]: 4 MiB of weights."""
-    return write(
-        folder,
-        "heavy",
-        [tensor("x", ["n", 1024])],
-        [tensor("y", ["n", 1024])],
-        [helper.make_node("MatMul", ["x", "weight"], ["y"])],
-        {"weight": np.eye(1024, dtype=np.float32)},
-    )
+    text = "(float[n, 1024] x) => (float[n, 1024] y) { y = MatMul (x, weight) }"
+    return graph(folder, "heavy", text, {"weight": np.eye(1024, dtype=np.float32)})
+
+
+def layer(seed: int, width: int = LAYER_WIDTH) -> npt.NDArray[np.float32]:
+    """Return weights for `layers`: random ones, which keep the size of what they multiply."""
+    values = np.random.default_rng(seed).standard_normal((LAYER_WIDTH, width))
+    weights: npt.NDArray[np.float32] = (values / LAYER_WIDTH**0.5).astype(np.float32)
+    return weights
+
+
+def layers(path: Path, weights: Sequence[npt.NDArray[np.float32]]) -> Path:
+    """y = relu(relu(x w0) w1) ..., x float32[b, LAYER_WIDTH]; each file has weights' own names."""
+    constants: dict[str, npt.NDArray[Any]] = {
+        f"{path.stem}_{number}": values for number, values in enumerate(weights)
+    }
+    nodes, last = "", "x"
+    for number, name in enumerate(constants):
+        nodes += f"m{number} = MatMul ({last}, {name})  r{number} = Relu (m{number})\n"
+        last = f"r{number}"
+    kinds = f"(float[b, {LAYER_WIDTH}] x) => (float[b, {weights[-1].shape[1]}] {last})"
+    return graph(path.parent, path.stem, f"{kinds} {{ {nodes} }}", constants)
+
+
+def wide(path: Path, terms: int) -> Path:
+    """y = max(sin(x) + sin(sin(x)) + ...), x float32[1 << 20]: each term is kept, with 4 MiB."""
+    names = ["x", *(f"t{number}" for number in range(terms))]
+    nodes = "\n".join(f"{after} = Sin ({before})" for before, after in itertools.pairwise(names))
+    nodes += f"\ns = Sum ({', '.join(names[1:])})  y = ReduceMax <keepdims = 0> (s)"
+    text = f"(float[{1 << 20}] x) => (float y) {{ {nodes} }}"
+    return graph(path.parent, path.stem, text)
 
 
 def slow(folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +16,7 @@ import pytest
 
 from engine.backends import Backend, BackendState, doors, open_backend, record
 from engine.formats import open_source
+from engine.host.child import command, environment
 from engine.types import (
     Capability,
     CompileOptions,
@@ -27,15 +29,32 @@ from engine.types import (
     Values,
 )
 from engine_testing import models
+from engine_testing.making import floats as floats
 
 Array: TypeAlias = npt.NDArray[Any]
 Maker: TypeAlias = Callable[[Path], Path]
 """A function of `engine_testing.models`, or one like it."""
 
 
-def floats(values: npt.ArrayLike) -> npt.NDArray[np.float32]:
-    """Return the values as an array of float32."""
-    return np.array(values, np.float32)
+def row(start: float, rows: int = 1) -> Array:
+    """Return inputs of `models.affine`: float32[rows, 3], counted on from `start`."""
+    return np.arange(start, start + 3 * rows, dtype=np.float32).reshape(rows, 3)
+
+
+def run_child(
+    *arguments: str, cwd: Path | None = None, limit_s: float = 120, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python in a process of its own, with these variables, and wait for its end."""
+    return subprocess.run(
+        command(*arguments),
+        env=environment(**variables),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit_s,
+        check=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from operator import gt
@@ -15,10 +14,9 @@ import numpy as np
 import pytest
 
 from engine.errors import EngineError
-from engine.host.child import command, environment
 from engine.types import Capability, MemoryReport, NodeState
 from engine_testing import models
-from engine_testing.level import Level, Maker, Trial, floats
+from engine_testing.level import Level, Maker, Trial, floats, run_child
 
 _SECOND_PROCESS = """
 import sys
@@ -124,15 +122,8 @@ class LifeCycle(Level):
 
     def test_a_second_process_can_use_the_backend_too(self, trial: Trial) -> None:
         trial.run(models.scalar, np.array(1, np.float32))
-        child = subprocess.run(
-            command("-c", _SECOND_PROCESS, self.backend, str(models.affine(trial.folder))),
-            env=environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        path = str(models.affine(trial.folder))
+        child = run_child("-c", _SECOND_PROCESS, self.backend, path)
         # It also ended with everything open, as scripts do.
         assert child.returncode == 0, f"a second process failed:\n{child.stdout}{child.stderr}"
         assert child.stdout + child.stderr == "", "a second process printed something"

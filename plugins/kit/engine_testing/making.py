@@ -44,10 +44,11 @@ def write(
     *,
     domains: dict[str, int] | None = None,
     valid: bool = True,
+    opset: int = OPSET,
 ) -> Path:
     """Write a model of these nodes and constants as `<name>.onnx`; return its path.
 
-    domains: opset versions beside ONNX's own. valid: onnx's checker must accept it.
+    domains: opset versions beside ONNX's own. valid: onnx's checker must accept it. opset: ONNX's.
     """
     initializers = [numpy_helper.from_array(value, key) for key, value in (constants or {}).items()]
     graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), initializers)
@@ -55,7 +56,7 @@ def write(
     model = helper.make_model(
         graph,
         ir_version=IR_VERSION,
-        opset_imports=[helper.make_opsetid("", OPSET), *opsets],
+        opset_imports=[helper.make_opsetid("", opset), *opsets],
         producer_name="engine_testing",
     )
     if valid:
@@ -63,3 +64,26 @@ def write(
     path = folder / f"{name}.onnx"
     onnx.save_model(model, path)
     return path
+
+
+def graph(
+    folder: Path,
+    name: str,
+    text: str,
+    constants: dict[str, npt.NDArray[Any]] | None = None,
+    **options: Any,
+) -> Path:
+    """Write a model whose graph is in ONNX's textual form, as `write` does.
+
+    text: "(float[n] x) => (float[n] y) { [name] y = Add (x, one) }".
+    """
+    parsed = onnx.parser.parse_graph(f"{name} {text}")
+    for node in parsed.node:
+        if not node.domain:
+            node.ClearField("domain")  # as onnx.helper leaves it
+    return write(folder, name, parsed.input, parsed.output, parsed.node, constants, **options)
+
+
+def text_name(dtype: DType) -> str:
+    """Return an element type's name in that form: "float" for float32."""
+    return str(onnx.TensorProto.DataType.Name(dtype.onnx)).lower()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,10 +10,9 @@ import pytest
 
 from engine.backends import Backend
 from engine.backends.backend import NEEDED
-from engine.host.child import command, environment
 from engine.options import CONSUMED
 from engine.types import BackendInfo, Check, Devices
-from engine_testing.level import Level
+from engine_testing.level import Level, run_child
 
 RUNTIMES = (
     "acl",
@@ -69,15 +67,7 @@ class Manifest(Level):
         """Import the plugin in a process of its own, once for each backend."""
         if self.backend not in self._imported:
             answer = tmp_path_factory.mktemp("import") / "answer.json"
-            child = subprocess.run(
-                command("-c", _IMPORT, self.backend, str(answer)),
-                env=environment(),
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=120,
-                check=False,
-            )
+            child = run_child("-c", _IMPORT, self.backend, str(answer))
             assert child.returncode == 0, f"importing the plugin failed:\n{child.stderr}"
             numpy_s, plugin_s, modules = json.loads(answer.read_text())
             self._imported[self.backend] = Import(

@@ -8,7 +8,7 @@ import pytest
 from engine.errors import InputError
 from engine.types import Value, Values
 from engine_testing import models
-from engine_testing.level import Array, Level, Trial, floats
+from engine_testing.level import Array, Level, Trial, floats, row
 
 
 def _lists_at(addresses: set[tuple[int, int]], x: Array, y: Array) -> tuple[list[Array], ...]:
@@ -21,10 +21,6 @@ def _lists_at(addresses: set[tuple[int, int]], x: Array, y: Array) -> tuple[list
     return [x], [y]
 
 
-def _row(start: float) -> Array:
-    return np.arange(start, start + 3, dtype=np.float32).reshape(1, 3)
-
-
 def _arrays(values: Values) -> list[Array]:
     assert all(isinstance(value, np.ndarray) for value in values), [type(v) for v in values]
     return [value for value in values if isinstance(value, np.ndarray)]
@@ -34,14 +30,14 @@ class Results(Level):
     """Results are new memory, which belongs to the caller."""
 
     def test_a_result_never_changes_under_its_owner(self, trial: Trial) -> None:
-        running = trial.open(models.affine, _row(0))
-        kept = [(start, running.predict(_row(start))[0]) for start in range(20)]
+        running = trial.open(models.affine, row(0))
+        kept = [(start, running.predict(row(start))[0]) for start in range(20)]
         for start, y in kept:
-            self.assert_close(y, 2 * _row(start) + 1)
+            self.assert_close(y, 2 * row(start) + 1)
         running.context.close()
         running.executable.close()
         for start, y in kept:
-            self.assert_close(y, 2 * _row(start) + 1)
+            self.assert_close(y, 2 * row(start) + 1)
 
     def test_results_are_contiguous_and_writable(self, trial: Trial) -> None:
         for results in (
@@ -84,25 +80,25 @@ class Inputs(Level):
         assert [array.tobytes() for array in inputs] == before, "predict changed its inputs"
 
     def test_inputs_may_be_read_only(self, trial: Trial) -> None:
-        x = _row(0)
+        x = row(0)
         x.flags.writeable = False
         [y] = trial.run(models.affine, x)
         self.assert_close(y, 2 * x + 1)
 
     def test_an_input_changed_in_place_is_seen(self, trial: Trial) -> None:
-        x = _row(0)
+        x = row(0)
         running = trial.open(models.affine, x)
         for start in range(5):
-            x[:] = _row(start)
+            x[:] = row(start)
             [y] = running.predict(x)
-            self.assert_close(y, 2 * _row(start) + 1)
+            self.assert_close(y, 2 * row(start) + 1)
 
     def test_a_new_array_at_an_old_address_is_seen(self, trial: Trial) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         for start in range(50):
             # Freed before the next is made: numpy gives it the same memory, Python the same id.
-            [y] = running.predict(_row(start))
-            self.assert_close(y, 2 * _row(start) + 1)
+            [y] = running.predict(row(start))
+            self.assert_close(y, 2 * row(start) + 1)
 
     def test_one_array_may_be_two_inputs(self, trial: Trial) -> None:
         both, m = np.full((2, 3), 5, np.float32), floats([1, 2, 3])
@@ -130,22 +126,22 @@ class Buffers(Level):
                 self.assert_close(buffer, np.full((2, 3), expected, np.float32))
 
     def test_the_same_lists_are_read_anew(self, trial: Trial) -> None:
-        x, buffer = _row(0), np.zeros((1, 3), np.float32)
+        x, buffer = row(0), np.zeros((1, 3), np.float32)
         running = trial.open(models.affine, x)
         inputs, outputs = [x], [buffer]
         for start in range(5):
-            x[:] = _row(start)
+            x[:] = row(start)
             trial.backend.predict(running.context, inputs, outputs, None)
-            self.assert_close(buffer, 2 * _row(start) + 1)
+            self.assert_close(buffer, 2 * row(start) + 1)
 
     def test_other_lists_are_bound_anew(self, trial: Trial) -> None:
-        kept_x, kept_y = _row(100), np.zeros((1, 3), np.float32)
+        kept_x, kept_y = row(100), np.zeros((1, 3), np.float32)
         kept_inputs, kept_outputs = [kept_x], [kept_y]
         running = trial.open(models.affine, kept_x)
         addresses: set[tuple[int, int]] = set()
         for start in range(20):
             # Lists that are freed at once; then others lie where these lay.
-            x, y = _row(start), np.zeros((1, 3), np.float32)
+            x, y = row(start), np.zeros((1, 3), np.float32)
             short_inputs, short_outputs = _lists_at(addresses, x, y)
             addresses.add((id(short_inputs), id(short_outputs)))
             trial.backend.predict(running.context, short_inputs, short_outputs, None)
@@ -182,17 +178,17 @@ class Buffers(Level):
         self.assert_close(buffer, np.array(7, np.float32))
 
     def test_a_buffer_is_used_in_no_later_call(self, trial: Trial) -> None:
-        running = trial.open(models.affine, _row(0))
+        running = trial.open(models.affine, row(0))
         buffer = np.zeros((1, 3), np.float32)
-        running.predict(_row(1), outputs=[buffer])
-        [y] = _arrays(running.predict(_row(2)))
+        running.predict(row(1), outputs=[buffer])
+        [y] = _arrays(running.predict(row(2)))
         assert not np.shares_memory(y, buffer), "a later result is in the given buffer"
-        self.assert_close(buffer, 2 * _row(1) + 1)
-        self.assert_close(y, 2 * _row(2) + 1)
+        self.assert_close(buffer, 2 * row(1) + 1)
+        self.assert_close(y, 2 * row(2) + 1)
         other = np.zeros((1, 3), np.float32)
-        running.predict(_row(3), outputs=[other])
-        self.assert_close(buffer, 2 * _row(1) + 1)
-        self.assert_close(other, 2 * _row(3) + 1)
+        running.predict(row(3), outputs=[other])
+        self.assert_close(buffer, 2 * row(1) + 1)
+        self.assert_close(other, 2 * row(3) + 1)
 
     def test_a_buffer_of_another_size_is_refused_by_name(self, trial: Trial) -> None:
         x = floats([0, 1, 0, 2])  # two are found: the core cannot know
@@ -206,7 +202,7 @@ class Buffers(Level):
                 running.predict(x, outputs=[np.zeros((1, size), np.int64)])
 
     def test_an_input_as_buffer_is_right_or_refused(self, trial: Trial) -> None:
-        z, a, m = _row(1), _row(7), floats([1, 2, 3])
+        z, a, m = row(1), row(7), floats([1, 2, 3])
         z, a = np.repeat(z, 2, axis=0), np.repeat(a, 2, axis=0)
         expected = [z - a, a * m, z + m]
         running = trial.open(models.several)

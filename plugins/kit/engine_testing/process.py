@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine.host.child import command, environment
 from engine.types import Capability, ModelSource, Threads
 from engine_testing import models
-from engine_testing.level import Array, Level, Trial
+from engine_testing.level import Array, Level, Trial, run_child
 
 LIMIT_S = 240
 
@@ -83,23 +81,17 @@ def _witness(
     own = [folder / name for name in ("work", "tmp", "home", "cache")]
     for path in own:
         path.mkdir(parents=True, exist_ok=True)
-    work, tmp, home, cache = map(str, own)
+    tmp, home, cache = map(str, own[1:])
     order = folder / "order.pickle"
     options = trial.options(**{"shapes": trial.shapes(source, [x]), **changes})
     # A first model, for what a runtime does once whatever the model (its log, its telemetry).
     first = trial.source(models.scalar), trial.options(), np.array(1, np.float32)
     order.write_bytes(pickle.dumps((trial.backend.name, first, (source, options, x), repeat_s)))
     answer = folder / "answer.json"
-    child = subprocess.run(
-        command("-m", "engine_testing.witness", str(order), str(answer), *map(str, own)),
-        env=environment(TMPDIR=tmp, HOME=home, XDG_CACHE_HOME=cache, PYTHONDONTWRITEBYTECODE="1"),
-        cwd=work,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    child = run_child(
+        "-m", "engine_testing.witness", str(order), str(answer), *map(str, own), cwd=own[0],
+        limit_s=LIMIT_S, TMPDIR=tmp, HOME=home, XDG_CACHE_HOME=cache, PYTHONDONTWRITEBYTECODE="1",
+    )  # fmt: skip
     assert child.returncode == 0, f"a fresh process failed:\n{child.stdout}{child.stderr}"
     seen: dict[str, Any] = json.loads(Path(answer).read_text())
     return seen

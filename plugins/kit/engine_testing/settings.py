@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from engine.host.child import command, environment
 from engine.options import describe
 from engine.types import Option
 from engine_testing import models
-from engine_testing.level import Level, Trial
+from engine_testing.level import Level, Trial, run_child
 
 LIMIT_S = 240
 
@@ -65,16 +63,8 @@ def _refusals(trial: Trial, asked: Sequence[tuple[str, str]]) -> list[str | None
     options = trial.options(shapes=trial.shapes(source, [np.ones((1, 3), np.float32)]))
     order, answer = trial.folder / "values.pickle", trial.folder / "values.jsonl"
     order.write_bytes(pickle.dumps((trial.backend.name, source, options, asked)))
-    child = subprocess.run(
-        command("-m", "engine_testing.option_values", str(order), str(answer)),
-        env=environment(),
-        cwd=trial.folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    arguments = ("-m", "engine_testing.option_values", str(order), str(answer))
+    child = run_child(*arguments, cwd=trial.folder, limit_s=LIMIT_S)
     lines = answer.read_text(encoding="utf-8").splitlines() if answer.exists() else []
     at = "the end" if len(lines) == len(asked) else " = ".join(asked[len(lines)])
     assert child.returncode == 0, f"a fresh process failed at {at}:\n{child.stdout}{child.stderr}"

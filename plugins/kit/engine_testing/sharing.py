@@ -31,7 +31,7 @@ from engine.types import (
     SharedWeights,
 )
 from engine_testing import models
-from engine_testing.level import Array, Level, Running, Trial, floats, time_slow
+from engine_testing.level import Array, Level, Running, Trial, row, time_slow
 from engine_testing.lifecycle import expect_no_growth
 
 LIMIT_S = 180
@@ -162,40 +162,40 @@ class Sharing(Level):
         self.require(trial, Capability.SHARE_WORKSPACE)
         self.require(trial, Capability.DEVICE_BUFFERS)
         copy = trial.backend.bind("engine_copy")
-        first = trial.open(models.affine, _row(0), resident=frozenset({"y"}))
+        first = trial.open(models.affine, row(0), resident=frozenset({"y"}))
         others = [
             trial.context(
-                trial.compile(models.affine, _row(0), resident=frozenset({"y"})), beside=first
+                trial.compile(models.affine, row(0), resident=frozenset({"y"})), beside=first
             ),
             trial.context(first.executable, beside=first),
         ]
-        kept = [running.predict(_row(start))[0] for start, running in enumerate((first, *others))]
+        kept = [running.predict(row(start))[0] for start, running in enumerate((first, *others))]
         for start, value in enumerate(kept):
             assert isinstance(value, DeviceBuffer), "a resident output is on the host"
             y = np.empty((1, 3), np.float32)
             copy(value, y, None)
-            self.assert_close(y, 2 * _row(start) + 1)
+            self.assert_close(y, 2 * row(start) + 1)
 
     def test_a_predict_that_is_late_leaves_those_beside_it_right(self, trial: Trial) -> None:
         self.require(trial, Capability.SHARE_WORKSPACE)
         self.require(trial, Capability.DEADLINES)
         late, x, whole_s = time_slow(trial)
-        beside = trial.context(trial.compile(models.affine, _row(0)), beside=late)
+        beside = trial.context(trial.compile(models.affine, row(0)), beside=late)
         for start in range(3):
             with pytest.raises(DeadlineExceeded):
                 late.predict(x, deadline_s=time.monotonic() + whole_s / 100)
-            [y] = beside.predict(_row(start))
-            self.assert_close(y, 2 * _row(start) + 1)
+            [y] = beside.predict(row(start))
+            self.assert_close(y, 2 * row(start) + 1)
 
     def test_a_shared_workspace_is_freed_with_its_contexts(self, trial: Trial) -> None:
         self.require(trial, Capability.SHARE_WORKSPACE)
-        executable = trial.compile(models.affine, _row(0))
+        executable = trial.compile(models.affine, row(0))
         first = trial.context(executable)
-        first.predict(_row(0))
+        first.predict(row(0))
         alone = executable.memory().workspace_bytes
         others = [trial.context(executable, beside=first) for _ in range(4)]
         for running in others:
-            running.predict(_row(0))
+            running.predict(row(0))
         for running in others:
             running.context.close()
         after = executable.memory().workspace_bytes
@@ -254,10 +254,6 @@ class Sharing(Level):
             f"{report.weights_bytes} bytes of weights are private, of {_NBYTES} that are lent"
         )
         assert common >= _NBYTES // 8, f"{common} bytes are said to be common, of {_NBYTES}"
-
-
-def _row(start: float) -> Array:
-    return floats([[start, start + 1, start + 2]])
 
 
 class _Child:

@@ -309,9 +309,13 @@ def test_an_interrupt_ends_the_tests_at_once(plugin_folder: Path, tmp_path: Path
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        check.check(name, expression=SCALAR)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & ignores it
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            check.check(name, expression=SCALAR)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):
         os.kill(int(file.read_text()), 0)
 

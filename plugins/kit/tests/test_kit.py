@@ -16,121 +16,79 @@ from engine_testing import BackendConformance, plugins
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 
-CLASSES = """
-from engine_testing import BackendConformance
+PLACED = "test_placement_names_backend_device_provider_and_reason"
+WHOLE = "test_whole_numbers_arrive_to_the_last_bit"
+SCALAR = "test_a_scalar_stays_a_scalar"
+CLOSED_FORM = "test_predict_matches_the_closed_form"
+NAMES = "test_gaps_name_tests_of_the_kit"
+WHO = "test_the_manifest_says_who_the_backend_is"
+DEVICES = "test_devices_are_found_or_a_reason_is_given"
+PRECISE = ["test_sums_of_products_are_as_precise_as_float32",
+           "test_arithmetic_is_as_precise_as_float32"]  # fmt: skip
+SKIPPED = {
+    "test_a_predict_stops_at_its_deadline": "does not announce 'deadlines'",
+    "test_symbolic_dims_take_any_size": "does not announce 'dynamic_shapes'",
+    "test_a_misspelt_option_is_told_the_right_one": "set `option`",
+}
 
-class TestKnownGap(BackendConformance):
-    backend = "names_another_device"
-    gaps = {"test_placement_names_backend_device_provider_and_reason": "it lives next door"}
+# Classes of the kit: the backend, what else the class declares, and the tests that are run of it.
+KIT: dict[str, tuple[str, dict[str, object], list[str]]] = {
+    "KnownGap": ("names_another_device", {"gaps": {PLACED: "it lives next door"}}, [PLACED]),
+    "KnownGapOfOneParameter": ("takes_integers_for_doubles",
+        {"gaps": {f"{WHOLE}[int64]": "doubles have 53 bits"}}, [WHOLE]),
+    "GapThatIsNone": ("faultless", {"gaps": {SCALAR: "it once did not"}}, [SCALAR, NAMES]),
+    "GapThatNamesNothing": ("faultless", {"gaps": {"test_a_scaler": "misspelt"}}, [NAMES]),
+    "GapThatNamesNoCase": ("faultless", {"gaps": {f"{WHOLE}[int3]": "no such"}}, [NAMES]),
+    "GapOfNoParameter": ("faultless", {"gaps": {f"{SCALAR}[float32]": "it has none"}}, [NAMES]),
+    "Crashing": ("crashing", {"crashes": {SCALAR: "the runtime reads dims[0]"}},
+        [SCALAR, CLOSED_FORM, NAMES]),
+    "CrashThatNamesNothing": ("faultless", {"crashes": {"test_a_scaler": "misspelt"}}, [NAMES]),
+    "Half": ("computes_in_half", {"rtol": 1e-2}, PRECISE),
+    "Modest": ("modest", {}, [*SKIPPED, CLOSED_FORM]),
+    "WithoutDevice": ("without_device", {}, [SCALAR, WHO, DEVICES]),
+    "Absent": ("absent", {}, [SCALAR, WHO]),
+    "FirstType": ("two_types", {}, [SCALAR]),
+    "SecondType": ("two_types", {"device_type": "npu"}, [SCALAR]),
+    "TypeThatIsNotThere": ("two_types", {"device_type": "dsp"}, [SCALAR]),
+}  # fmt: skip
+CLASSES = "from engine_testing import BackendConformance\n" + "".join(
+    f"Test{name} = type('Test{name}', (BackendConformance,), { ({'backend': backend, **more})!r})\n"
+    for name, (backend, more, _) in KIT.items()
+)
 
-class TestKnownGapOfOneParameter(BackendConformance):
-    backend = "takes_integers_for_doubles"
-    gaps = {"test_whole_numbers_arrive_to_the_last_bit[int64]": "doubles have 53 bits"}
-
-class TestGapThatIsNone(BackendConformance):
-    backend = "faultless"
-    gaps = {"test_a_scalar_stays_a_scalar": "it once did not"}
-
-class TestGapThatNamesNothing(BackendConformance):
-    backend = "faultless"
-    gaps = {"test_a_scaler_stays_a_scaler": "misspelt"}
-
-class TestGapThatNamesNoCase(BackendConformance):
-    backend = "faultless"
-    gaps = {"test_whole_numbers_arrive_to_the_last_bit[int3]": "there is no int3"}
-
-class TestGapOfNoParameter(BackendConformance):
-    backend = "faultless"
-    gaps = {"test_a_scalar_stays_a_scalar[float32]": "it has no parameter"}
-
-class TestCrashing(BackendConformance):
-    backend = "crashing"
-    crashes = {"test_a_scalar_stays_a_scalar": "the runtime reads dims[0]"}
-
-class TestCrashThatNamesNothing(BackendConformance):
-    backend = "faultless"
-    crashes = {"test_a_scaler_stays_a_scaler": "misspelt"}
-
-class TestHalf(BackendConformance):
-    backend = "computes_in_half"
-    rtol = 1e-2
-
-class TestModest(BackendConformance):
-    backend = "modest"
-
-class TestWithoutDevice(BackendConformance):
-    backend = "without_device"
-
-class TestAbsent(BackendConformance):
-    backend = "absent"
-
-class TestFirstType(BackendConformance):
-    backend = "two_types"
-
-class TestSecondType(BackendConformance):
-    backend = "two_types"
-    device_type = "npu"
-
-class TestTypeThatIsNotThere(BackendConformance):
-    backend = "two_types"
-    device_type = "dsp"
-"""
-
-MODEST = """
-from dataclasses import replace
-from engine.hookspecs import hookimpl
-from engine_testing import null_device as null
-from engine_testing.null_device import *
-
-@hookimpl
-def engine_backend():
-    return replace(null.engine_backend(), name="modest", capabilities=frozenset())
-"""
-
-CRASHING = """
+BEGIN = """
 import os
 from dataclasses import replace
 from engine.hookspecs import hookimpl
+from engine.types import Device, Devices
 from engine_testing import null_device as null
 from engine_testing.null_device import *
 
 @hookimpl
 def engine_backend():
-    return replace(null.engine_backend(), name="crashing")
+    info = null.engine_backend()
+"""
+SOURCES = {
+    "modest": """
+    return replace(info, name="modest", capabilities=frozenset())
+""",
+    "crashing": """
+    return replace(info, name="crashing")
 
 @hookimpl
 def engine_predict(context, inputs, outputs, deadline_s):
     if inputs[0].ndim == 0:
         os._exit(139)
     return null.engine_predict(context, inputs, outputs, deadline_s)
-"""
-
-WITHOUT_DEVICE = """
-from dataclasses import replace
-from engine.hookspecs import hookimpl
-from engine_testing import null_device as null
-from engine_testing.null_device import *
-from engine.types import Devices
-
-@hookimpl
-def engine_backend():
-    return replace(null.engine_backend(), name="without_device")
+""",
+    "without_device": """
+    return replace(info, name="without_device")
 
 @hookimpl
 def engine_devices():
     return Devices(reason="the probe is not plugged in", fix="plug it in")
-"""
-
-TWO_TYPES = """
-from dataclasses import replace
-from engine.hookspecs import hookimpl
-from engine_testing import null_device as null
-from engine_testing.null_device import *
-from engine.types import Device, Devices
-
-@hookimpl
-def engine_backend():
-    info = null.engine_backend()
+""",
+    "two_types": """
     return replace(info, name="two_types", device_types=(*info.device_types, "npu", "dsp"))
 
 @hookimpl
@@ -143,35 +101,8 @@ def engine_compile(loaded, options):
     if options.device.type == "npu":
         raise RuntimeError("the npu has no kernels")
     return null.engine_compile(loaded, options)
-"""
-
-CHOSEN = [
-    ("KnownGap", "test_placement_names_backend_device_provider_and_reason"),
-    ("KnownGapOfOneParameter", "test_whole_numbers_arrive_to_the_last_bit"),
-    ("GapThatIsNone", "test_a_scalar_stays_a_scalar"),
-    ("GapThatIsNone", "test_gaps_name_tests_of_the_kit"),
-    ("GapThatNamesNothing", "test_gaps_name_tests_of_the_kit"),
-    ("GapThatNamesNoCase", "test_gaps_name_tests_of_the_kit"),
-    ("GapOfNoParameter", "test_gaps_name_tests_of_the_kit"),
-    ("Crashing", "test_a_scalar_stays_a_scalar"),
-    ("Crashing", "test_predict_matches_the_closed_form"),
-    ("Crashing", "test_gaps_name_tests_of_the_kit"),
-    ("CrashThatNamesNothing", "test_gaps_name_tests_of_the_kit"),
-    ("Half", "test_sums_of_products_are_as_precise_as_float32"),
-    ("Half", "test_arithmetic_is_as_precise_as_float32"),
-    ("Modest", "test_a_predict_stops_at_its_deadline"),
-    ("Modest", "test_symbolic_dims_take_any_size"),
-    ("Modest", "test_a_misspelt_option_is_told_the_right_one"),
-    ("Modest", "test_predict_matches_the_closed_form"),
-    ("WithoutDevice", "test_a_scalar_stays_a_scalar"),
-    ("WithoutDevice", "test_the_manifest_says_who_the_backend_is"),
-    ("WithoutDevice", "test_devices_are_found_or_a_reason_is_given"),
-    ("Absent", "test_a_scalar_stays_a_scalar"),
-    ("Absent", "test_the_manifest_says_who_the_backend_is"),
-    ("FirstType", "test_a_scalar_stays_a_scalar"),
-    ("SecondType", "test_a_scalar_stays_a_scalar"),
-    ("TypeThatIsNotThere", "test_a_scalar_stays_a_scalar"),
-]
+""",
+}
 
 
 FAULTY = ("computes_in_half", "faultless", "names_another_device", "takes_integers_for_doubles")
@@ -185,16 +116,15 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, s
     module.write_text(CLASSES)
     for name in FAULTY:
         plugins.install(folder, name, f"faulty:{name}")
-    plugins.install(folder, "modest", "modest_plugin", source=MODEST)
-    plugins.install(folder, "crashing", "crashing_plugin", source=CRASHING)
-    plugins.install(folder, "without_device", "without_device_plugin", source=WITHOUT_DEVICE)
-    plugins.install(folder, "two_types", "two_types_plugin", source=TWO_TYPES)
+    for name, source in SOURCES.items():
+        plugins.install(folder, name, f"{name}_plugin", source=BEGIN + source)
+    chosen = [(name, test) for name, (_, _, tests) in KIT.items() for test in tests]
     report = folder / "report.xml"
     search = os.pathsep.join([str(folder), str(HERE), *(path for path in sys.path if path)])
     child = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short",
          "-c", str(ROOT / "pyproject.toml"), f"--rootdir={folder}", f"--junitxml={report}",
-         *(f"{module}::Test{name}::{test}" for name, test in CHOSEN)],
+         *(f"{module}::Test{name}::{test}" for name, test in chosen)],
         env={**os.environ, "PYTHONPATH": search},
         cwd=folder,
         capture_output=True,
@@ -236,38 +166,42 @@ def order(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [line.removeprefix(mark) for line in child.stdout.splitlines() if line.startswith(mark)]
 
 
-def test_a_gap_is_expected_to_fail(outcomes) -> None:
-    name = "KnownGap.test_placement_names_backend_device_provider_and_reason"
-    assert outcomes[name][0] == "xfailed"
-    assert "it lives next door" in outcomes[name][1]
-
-
-def test_a_gap_of_one_parameter_leaves_the_others(outcomes) -> None:
-    name = "KnownGapOfOneParameter.test_whole_numbers_arrive_to_the_last_bit"
-    assert outcomes[f"{name}[int64]"][0] == "xfailed"
-    assert outcomes[f"{name}[int32]"][0] == "passed"
-    assert outcomes[f"{name}[uint64]"][0] == "failed"  # the same fault, and not named
-
-
-def test_a_gap_that_is_closed_fails_until_it_is_removed(outcomes) -> None:
-    assert outcomes["GapThatIsNone.test_a_scalar_stays_a_scalar"][0] == "failed"
-    assert outcomes["GapThatIsNone.test_gaps_name_tests_of_the_kit"][0] == "passed"
-
-
-def test_a_gap_must_name_a_test(outcomes) -> None:
-    ending, said = outcomes["GapThatNamesNothing.test_gaps_name_tests_of_the_kit"]
-    assert ending == "failed"
-    assert "test_a_scaler_stays_a_scaler" in said
-
-
-def test_a_gap_must_name_a_case_of_its_test(outcomes) -> None:
-    ending, said = outcomes["GapThatNamesNoCase.test_gaps_name_tests_of_the_kit"]
-    assert ending == "failed"
-    assert "test_whole_numbers_arrive_to_the_last_bit[int3]' names no case" in said
-    assert "test_whole_numbers_arrive_to_the_last_bit[int8]'" in said  # what there is
-    ending, said = outcomes["GapOfNoParameter.test_gaps_name_tests_of_the_kit"]
-    assert ending == "failed"
-    assert "test_a_scalar_stays_a_scalar[float32]' names no case" in said
+@pytest.mark.parametrize(
+    ("name", "ending", "text"),
+    [
+        (f"KnownGap.{PLACED}", "xfailed", "it lives next door"),
+        (f"KnownGapOfOneParameter.{WHOLE}[int64]", "xfailed", ""),
+        (f"KnownGapOfOneParameter.{WHOLE}[int32]", "passed", ""),
+        (f"KnownGapOfOneParameter.{WHOLE}[uint64]", "failed", ""),  # the same fault, and not named
+        (f"GapThatIsNone.{SCALAR}", "failed", ""),  # until it is removed
+        (f"GapThatIsNone.{NAMES}", "passed", ""),
+        (f"GapThatNamesNothing.{NAMES}", "failed", "test_a_scaler"),
+        (f"GapThatNamesNoCase.{NAMES}", "failed", f"{WHOLE}[int3]' names no case"),
+        (f"GapThatNamesNoCase.{NAMES}", "failed", f"{WHOLE}[int8]'"),  # what there is
+        (f"GapOfNoParameter.{NAMES}", "failed", f"{SCALAR}[float32]' names no case"),
+        (f"Crashing.{SCALAR}", "xfailed", "not run: the runtime reads dims[0]"),
+        (f"Crashing.{CLOSED_FORM}[3]", "passed", ""),
+        (f"Crashing.{NAMES}", "passed", ""),
+        (f"CrashThatNamesNothing.{NAMES}", "failed", "test_a_scaler"),
+        *((f"Half.{test}", "passed", "") for test in PRECISE),
+        *((f"Modest.{test}", "skipped", reason) for test, reason in SKIPPED.items()),
+        (f"Modest.{CLOSED_FORM}[3]", "passed", ""),
+        (f"WithoutDevice.{SCALAR}", "skipped", "the probe is not plugged in; plug it in"),
+        (f"WithoutDevice.{WHO}", "passed", ""),
+        (f"WithoutDevice.{DEVICES}", "passed", ""),
+        (f"FirstType.{SCALAR}", "passed", ""),
+        (f"SecondType.{SCALAR}", "failed", "the npu has no kernels"),
+        (f"TypeThatIsNotThere.{SCALAR}", "skipped", "finds no device of type 'dsp' here"),
+        (f"Absent.{SCALAR}", "failed", "'absent'"),
+        (f"Absent.{WHO}", "failed", "'absent'"),
+    ],
+)
+def test_gaps_crashes_and_devices_decide_how_a_test_ends(
+    outcomes: dict[str, tuple[str, str]], name: str, ending: str, text: str
+) -> None:
+    found, said = outcomes[name]
+    assert found == ending, said
+    assert text in said
 
 
 def test_every_case_of_the_kit_can_be_a_gap(order: list[str]) -> None:
@@ -288,29 +222,6 @@ def test_the_gaps_that_the_guide_shows_exist() -> None:
     Shown().test_gaps_name_tests_of_the_kit()
 
 
-def test_a_gap_that_crashes_is_not_run(outcomes) -> None:
-    ending, said = outcomes["Crashing.test_a_scalar_stays_a_scalar"]
-    assert ending == "xfailed"
-    assert "not run" in said
-    assert "the runtime reads dims[0]" in said
-    assert outcomes["Crashing.test_predict_matches_the_closed_form[3]"][0] == "passed"
-    assert outcomes["Crashing.test_gaps_name_tests_of_the_kit"][0] == "passed"
-
-
-def test_a_crash_must_name_a_test(outcomes) -> None:
-    ending, said = outcomes["CrashThatNamesNothing.test_gaps_name_tests_of_the_kit"]
-    assert ending == "failed"
-    assert "test_a_scaler_stays_a_scaler" in said
-
-
-def test_a_backend_that_computes_in_half_passes_with_its_tolerance(outcomes) -> None:
-    for test in (
-        "test_sums_of_products_are_as_precise_as_float32",
-        "test_arithmetic_is_as_precise_as_float32",
-    ):
-        assert outcomes[f"Half.{test}"][0] == "passed"
-
-
 def test_the_simplest_tests_come_first(order: list[str]) -> None:
     tests = [name.partition("[")[0] for name in order]
     modules = [getattr(BackendConformance, test).__module__.rpartition(".")[2] for test in tests]
@@ -322,40 +233,3 @@ def test_the_simplest_tests_come_first(order: list[str]) -> None:
     assert tests[0] == "test_the_manifest_says_who_the_backend_is"
     leaks = [test for test in tests if "leave_no_files" in test]
     assert tests[-1 - len(leaks) :] == [*leaks, "test_gaps_name_tests_of_the_kit"]
-
-
-def test_what_is_not_announced_is_skipped_with_the_reason(outcomes) -> None:
-    for test, reason in [
-        ("test_a_predict_stops_at_its_deadline", "does not announce 'deadlines'"),
-        ("test_symbolic_dims_take_any_size", "does not announce 'dynamic_shapes'"),
-        ("test_a_misspelt_option_is_told_the_right_one", "set `option`"),
-    ]:
-        ending, said = outcomes[f"Modest.{test}"]
-        assert ending == "skipped"
-        assert reason in said
-    assert outcomes["Modest.test_predict_matches_the_closed_form[3]"][0] == "passed"
-
-
-def test_without_a_device_only_the_manifest_is_tested(outcomes) -> None:
-    ending, said = outcomes["WithoutDevice.test_a_scalar_stays_a_scalar"]
-    assert ending == "skipped"
-    assert "the probe is not plugged in; plug it in" in said
-    assert outcomes["WithoutDevice.test_the_manifest_says_who_the_backend_is"][0] == "passed"
-    assert outcomes["WithoutDevice.test_devices_are_found_or_a_reason_is_given"][0] == "passed"
-
-
-def test_each_device_type_of_a_backend_can_be_tested(outcomes) -> None:
-    assert outcomes["FirstType.test_a_scalar_stays_a_scalar"][0] == "passed"
-    ending, said = outcomes["SecondType.test_a_scalar_stays_a_scalar"]
-    assert ending == "failed"
-    assert "the npu has no kernels" in said
-    ending, said = outcomes["TypeThatIsNotThere.test_a_scalar_stays_a_scalar"]
-    assert ending == "skipped"
-    assert "finds no device of type 'dsp' here" in said
-
-
-def test_a_backend_that_is_not_installed_fails(outcomes) -> None:
-    for test in ("test_a_scalar_stays_a_scalar", "test_the_manifest_says_who_the_backend_is"):
-        ending, said = outcomes[f"Absent.{test}"]
-        assert ending == "failed"
-        assert "'absent'" in said

@@ -4,9 +4,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import engine
 from engine.backends import open_backend
@@ -15,6 +13,7 @@ from engine.formats import open_source
 from engine.options import parsed
 from engine.types import CompileOptions
 from engine_testing import models
+from engine_testing.making import graph
 from engine_testing.null_device import DEVICE, OPTIONS
 
 
@@ -66,33 +65,15 @@ def test_a_misspelt_option_is_told_the_nearest() -> None:
 
 def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> None:
     """A loop is one node of the main graph: the clock is looked at in its body too."""
-    from onnx import TensorProto, helper, save_model
-
-    body = helper.make_graph(
-        [helper.make_node("Identity", ["go_on"], ["still"]),
-         helper.make_node("Add", ["value", "value"], ["twice"])],
-        "body",
-        [helper.make_tensor_value_info("round", TensorProto.INT64, []),
-         helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("value", TensorProto.FLOAT, [])],
-        [helper.make_tensor_value_info("still", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("twice", TensorProto.FLOAT, [])],
-    )  # fmt: skip
-    graph = helper.make_graph(
-        [helper.make_node("Loop", ["rounds", "go", "x"], ["y"], body=body)],
-        "endless",
-        [
-            helper.make_tensor_value_info("rounds", TensorProto.INT64, []),
-            helper.make_tensor_value_info("go", TensorProto.BOOL, []),
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [])],
-    )
-    path = tmp_path / "endless.onnx"
-    model = helper.make_model(
-        graph, ir_version=models.IR_VERSION, opset_imports=[helper.make_opsetid("", models.OPSET)]
-    )
-    save_model(model, path)
+    text = """(int64 rounds, bool go, float x) => (float y) {
+        y = Loop (rounds, go, x) <
+            body = body (int64 round, bool go_on, float value) => (bool still, float twice) {
+                still = Identity (go_on)
+                twice = Add (value, value)
+            }
+        >
+    }"""
+    path = graph(tmp_path, "endless", text)
     with engine.load(path, target=null_backend) as loop:
         start = time.monotonic()
         with pytest.raises(DeadlineExceeded):
@@ -103,11 +84,8 @@ def test_a_deadline_is_kept_inside_a_loop(null_backend: str, tmp_path: Path) -> 
 def test_a_buffer_over_an_input_that_is_an_output_too_is_filled_last(
     null_backend: str, tmp_path: Path
 ) -> None:
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [4])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])
-    graph = helper.make_graph([helper.make_node("Neg", ["x"], ["y"])], "g", [x], [y, x])
-    path = tmp_path / "passes_on.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)]), path)
+    text = "(float[4] x) => (float[4] y, float[4] x) { y = Neg (x) }"
+    path = graph(tmp_path, "passes_on", text)
     array = np.arange(4, dtype=np.float32)
     other = np.empty(4, np.float32)
     with engine.load(path, target=null_backend) as model:

@@ -16,9 +16,9 @@ known_issues.py names.
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from copy import deepcopy
 from pathlib import Path
 
 import onnx
@@ -34,9 +34,12 @@ from engine_cpu.prepare.kind import (
     Opsets,
     Scope,
     elements,
+    free_names,
     inferred,
     info_of,
     names_in,
+    nodes_of,
+    refill,
     scope_of,
     subgraphs,
     type_named,
@@ -141,7 +144,7 @@ def read(source: ModelSource) -> ModelProto:
 
 def _check_axes(model: ModelProto, name: str) -> None:
     """Raise ModelError for an axis that no tensor has."""
-    for node in _nodes_of(model):
+    for node in nodes_of(model):
         for item in node.attribute if opsets.is_official(_domain(node.domain)) else ():
             if item.name not in AXES:
                 continue
@@ -158,7 +161,7 @@ def _check_rules(model: ModelProto, name: str) -> None:
     Functions are put in the place of their calls, which give their nodes' attributes the values.
     """
     whole = inliner.inline_local_functions(model) if model.functions else model
-    for text in breaches(info_of(node) for node in _nodes_of(whole)):
+    for text in breaches(info_of(node) for node in nodes_of(whole)):
         raise ModelError(f"{name}: {text}", name)
 
 
@@ -168,30 +171,20 @@ def tidy(model: ModelProto) -> bool:
     An output that is left out of a list gets a name where they write into each of these. An
     optional input that is left out at the end is dropped: some count inputs.
     """
-    nodes = [node for node in _nodes_of(model) if not _domain(node.domain)]
+    nodes = [node for node in nodes_of(model) if not _domain(node.domain)]
     unnamed = [node for node in nodes if node.op_type in NAMED_OUTPUTS and "" in node.output]
     counted = [
         node
         for node in nodes
         if node.op_type in COUNTS_INPUTS and node.input and not node.input[-1]
     ]
-    taken = {name for node in _nodes_of(model) for name in (*node.input, *node.output)}
-    names = (name for i in itertools.count() if (name := f"{DOMAIN}.unused.{i}") not in taken)
+    names = free_names(model, f"{DOMAIN}.unused")
     for node in unnamed:
         node.output[:] = [name or next(names) for name in node.output]
     for node in counted:
         while node.input and not node.input[-1]:
             node.input.pop()
     return bool(unnamed or counted)
-
-
-def _nodes_of(model: ModelProto) -> Iterator[NodeProto]:
-    """Yield all nodes, those of functions and subgraphs too."""
-    pending = [*model.graph.node, *(node for f in model.functions for node in f.node)]
-    while pending:
-        node = pending.pop()
-        yield node
-        pending += [inner for graph in subgraphs(node) for inner in graph.node]
 
 
 def _ask_for_types(model: ModelProto, bare: ModelProto, scope: Scope) -> None:
@@ -207,8 +200,7 @@ def _ask_for_types(model: ModelProto, bare: ModelProto, scope: Scope) -> None:
     }
     if not names:
         return
-    asked = ModelProto()
-    asked.CopyFrom(bare)
+    asked = deepcopy(bare)
     del asked.graph.output[:]
     for name in sorted(names):
         asked.graph.output.add(name=name)
@@ -298,23 +290,19 @@ def light(model: ModelProto) -> ModelProto:
 def _write(model: ModelProto, nodes: list[NodeProto], rewriter: Rewriter, versions: Opsets) -> None:
     """Put the nodes into the model, with the functions that they call."""
     graph = model.graph
-    del graph.node[:]
-    graph.node.extend(nodes)
+    refill(graph.node, nodes)
     if model.ir_version < 4:
         # Up to there an initializer was named among the inputs too, and was a constant all the
         # same; from then on it would be one that a caller may change.
         constants = {tensor.name for tensor in graph.initializer}
         inputs = [value for value in graph.input if value.name not in constants]
-        del graph.input[:]
-        graph.input.extend(inputs)
+        refill(graph.input, inputs)
     model.ir_version = min(max(model.ir_version, 8), opsets.newest_ir())
     if not rewriter.is_taken:
         del model.functions[:]
     model.functions.extend(rewriter.used(nodes))
-    del model.opset_import[:]
-    model.opset_import.extend(
-        helper.make_opsetid(*opset) for opset in {**versions, DOMAIN: 1}.items()
-    )
+    opsets_used = {**versions, DOMAIN: 1}
+    refill(model.opset_import, (helper.make_opsetid(*opset) for opset in opsets_used.items()))
 
 
 def _carry(graph: GraphProto, output: ValueInfoProto) -> None:

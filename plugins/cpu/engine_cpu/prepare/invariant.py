@@ -8,8 +8,9 @@ as a sample alone is: result by result the same additions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from engine_cpu.prepare.kind import Scope, attribute, free_names
 
@@ -70,8 +71,7 @@ def _axes(node: NodeProto, scope: Scope) -> list[int]:
     """Return the axes of a reduction; none where they are not constants."""
     if len(node.input) < 2 or not node.input[1]:
         return list(attribute(node, "axes") or ())
-    tensor = scope.constants.get(node.input[1], scope.written.get(node.input[1]))
-    return [] if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
+    return [int(axis) for axis in scope.values(node.input[1]) or ()]
 
 
 def _with_axes_first(
@@ -88,8 +88,7 @@ def _with_axes_first(
         helper.make_node("Shape", [moved], [shape]),
         helper.make_node("Reshape", [moved, shape], [held]),
     ]
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.input[0] = held
     first = list(range(count))
     if len(node.input) > 1 and node.input[1]:

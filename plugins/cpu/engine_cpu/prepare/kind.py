@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from onnx import (
     TensorProto,
     TypeProto,
     helper,
+    numpy_helper,
 )
 
 from engine.host.interrupts import raised_by_handler
@@ -43,6 +45,11 @@ class Scope:
     types: dict[str, TypeProto] = field(default_factory=dict)
     constants: dict[str, TensorProto] = field(default_factory=dict)
     written: dict[str, TensorProto] = field(default_factory=dict)
+
+    def values(self, name: str) -> list[float] | None:
+        """Return the values of a small constant, flat; None for any other."""
+        tensor = self.constants.get(name, self.written.get(name))
+        return None if tensor is None else numpy_helper.to_array(tensor).reshape(-1).tolist()
 
     def inner(self) -> Scope:
         """Return the scope of a subgraph that begins here."""
@@ -99,8 +106,7 @@ def kind_of(
     node: NodeProto, scope: Scope, opsets: Opsets, known_issue: KnownIssue | None = None
 ) -> Kind:
     """Return the kind of a node. One with subgraphs keeps its names: they are used in there too."""
-    copy = NodeProto()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.name = copy.doc_string = ""
     del copy.metadata_props[:]
     names = {name: name for name in reads(node)}
@@ -109,8 +115,7 @@ def kind_of(
         copy.input[:] = [names.get(name, "") for name in node.input]
         copy.output[:] = [f"y{i}" if name else "" for i, name in enumerate(node.output)]
     attributes = sorted(copy.attribute, key=lambda attribute: attribute.name)
-    del copy.attribute[:]
-    copy.attribute.extend(attributes)
+    refill(copy.attribute, attributes)
     for item in copy.attribute:
         item.doc_string = ""
     _lighten(copy)
@@ -212,15 +217,25 @@ def scope_of(graph: GraphProto, outer: Scope | None = None) -> Scope:
     return scope
 
 
-def free_names(model: ModelProto, stem: str) -> Iterator[str]:
-    """Yield names that begin with `stem` and that no value of a model has."""
+def refill(field: Any, items: Iterable[Any]) -> None:
+    """Replace the items of a repeated field."""
+    del field[:]
+    field.extend(items)
+
+
+def nodes_of(model: ModelProto) -> Iterator[NodeProto]:
+    """Yield all nodes, those of functions and subgraphs too."""
     pending = [*model.graph.node, *(node for f in model.functions for node in f.node)]
-    taken = {value.name for value in model.graph.input}
-    taken |= {tensor.name for tensor in model.graph.initializer}
     while pending:
         node = pending.pop()
-        taken.update(node.output)
+        yield node
         pending += [inner for graph in subgraphs(node) for inner in graph.node]
+
+
+def free_names(model: ModelProto, stem: str) -> Iterator[str]:
+    """Yield names that begin with `stem` and that no value of a model has."""
+    taken = set(names_in(model.graph))
+    taken.update(name for node in nodes_of(model) for name in (*node.input, *node.output))
     return (name for i in itertools.count() if (name := f"{stem}.{i}") not in taken)
 
 
@@ -325,8 +340,7 @@ def _lighten(node: NodeProto) -> None:
 
 
 def _anonymous(tensor: TensorProto, name: str) -> TensorProto:
-    copy = TensorProto()
-    copy.CopyFrom(tensor)
+    copy = deepcopy(tensor)
     copy.name = name
     copy.doc_string = ""
     return copy

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -61,8 +62,7 @@ class RankCheck:
             raise InputError(f"the model takes no {given}: {refusal}", self._open[0][1])
 
     def _ask(self, ranks: tuple[int, ...]) -> str:
-        model = ModelProto()
-        model.CopyFrom(self._model)
+        model = deepcopy(self._model)
         values = {value.name: value for value in model.graph.input}
         for (_, name), rank in zip(self._open, ranks, strict=True):
             shape = values[name].type.tensor_type.shape

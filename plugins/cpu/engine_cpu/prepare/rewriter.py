@@ -7,6 +7,7 @@ everything around it stays as it is; ONNX Runtime inlines the function's body.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,6 +27,7 @@ from engine_cpu.prepare.kind import (
     info_of,
     kind_of,
     reads,
+    refill,
     scope_of,
     subgraphs,
     type_named,
@@ -79,12 +81,10 @@ class Answer:
             )
         if self.nested is None and not self.drop:
             return node
-        copy = NodeProto()
-        copy.CopyFrom(node if self.nested is None else self.nested)
+        copy = deepcopy(node if self.nested is None else self.nested)
         copy.name = node.name
         kept = [item for item in copy.attribute if item.name not in self.drop]
-        del copy.attribute[:]
-        copy.attribute.extend(kept)
+        refill(copy.attribute, kept)
         return copy
 
 
@@ -219,16 +219,14 @@ class Rewriter:
         raise Refused(explained(trial.refusal), not is_lack(trial.refusal))
 
     def _with_subgraphs(self, kind: Kind) -> NodeProto:
-        copy = NodeProto()
-        copy.CopyFrom(kind.node)
+        copy = deepcopy(kind.node)
         outer = Scope(dict(kind.types), dict(kind.constants))
         for graph in subgraphs(copy):
             results = list(self.nodes(graph.node, scope_of(graph, outer), kind.opsets))
             for node, result in zip(graph.node, results, strict=True):
                 if isinstance(result, Refused):
                     raise Refused(f"{node.op_type!r} in its subgraph {graph.name!r}: {result}")
-            del graph.node[:]
-            graph.node.extend(results)
+            refill(graph.node, results)
         return copy
 
     def _ways(self, kind: Kind) -> Iterator[_Way]:

@@ -7,6 +7,7 @@ computes the same, or None.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import onnx
@@ -20,6 +21,7 @@ from engine_cpu.prepare.kind import (
     inferred,
     is_known,
     model_of,
+    refill,
 )
 from engine_cpu.prepare.special import SPECIAL
 
@@ -30,20 +32,17 @@ FunctionId = tuple[str, str, str]
 
 def expanded(kind: Kind, functions: Mapping[FunctionId, FunctionProto]) -> ModelProto | None:
     """Return the body of an operator that is a function of others, ONNX's own or the model's."""
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     body = functions.get((kind.node.domain, kind.node.op_type, kind.node.overload))
     if body is None:
         body = _defined(kind, node)
         if body is None:
             return None
-    function = FunctionProto()
-    function.CopyFrom(body)
+    function = deepcopy(body)
     function.domain, function.name, function.overload = _CALL, "body", ""
     node.domain, node.op_type, node.overload = _CALL, "body", ""
     opsets = {**kind.opsets, **{opset.domain: opset.version for opset in function.opset_import}}
-    del function.opset_import[:]
-    function.opset_import.extend(helper.make_opsetid(*opset) for opset in opsets.items())
+    refill(function.opset_import, (helper.make_opsetid(*opset) for opset in opsets.items()))
     call = model_of([node], kind.types, {**opsets, _CALL: 1}, kind.constants, [function])
     whole = inliner.inline_local_functions(call)
     return model_of(list(whole.graph.node), kind.types, opsets, kind.constants, outputs=node.output)
@@ -80,8 +79,7 @@ def widened(kind: Kind, wider: Mapping[int, int]) -> ModelProto | None:
         return None
     before, after = (_outputs(kind, inputs) for inputs in (kind.types, types))
     nodes, casts = [], []
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     inside = {name: f"w{name}" for name in types if types[name] != kind.types[name]}
     for name, new in inside.items():
         to = types[name].tensor_type.elem_type
@@ -111,8 +109,7 @@ def widened(kind: Kind, wider: Mapping[int, int]) -> ModelProto | None:
 def _in(kind: TypeProto, wider: Mapping[int, int]) -> TypeProto:
     if kind.WhichOneof("value") != "tensor_type" or kind.tensor_type.elem_type not in wider:
         return kind
-    wide = TypeProto()
-    wide.CopyFrom(kind)
+    wide = deepcopy(kind)
     wide.tensor_type.elem_type = wider[kind.tensor_type.elem_type]
     return wide
 

@@ -7,12 +7,13 @@ None where it has no equivalent. The nodes must compute exactly the same.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 from onnx import FunctionProto, NodeProto, TensorProto, helper, parser
 
 from engine_cpu.known_issues import divisors_at_risk
 from engine_cpu.prepare.forest import ordered
-from engine_cpu.prepare.kind import Kind, attribute, element
+from engine_cpu.prepare.kind import Kind, attribute, element, refill
 
 
 def _nodes(text: str, kind: Kind) -> list[NodeProto]:
@@ -154,11 +155,9 @@ def _batchwise(kind: Kind) -> list[NodeProto] | None:
     """Move the batch of GRU, LSTM and RNN from the first axis, and back in the results."""
     if attribute(kind.node, "layout") != 1:
         return None
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     kept = [item for item in node.attribute if item.name != "layout"]
-    del node.attribute[:]
-    node.attribute.extend(kept)
+    refill(node.attribute, kept)
     before, after = [], []
     for index in (0, 5, 6):  # X; initial_h and initial_c: [batch, ...]
         if len(node.input) > index and node.input[index]:
@@ -197,8 +196,7 @@ def _resize(kind: Kind) -> list[NodeProto] | None:
         return None
     if len(kind.node.input) != 3 or not kind.node.input[2] or attribute(kind.node, "antialias"):
         return None
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     scales = node.input[2]
     for item in node.attribute:
         if item.name == "coordinate_transformation_mode":
@@ -236,8 +234,7 @@ def _any_locale(kind: Kind) -> list[NodeProto] | None:
     """
     if attribute(kind.node, "locale") is not None:
         return None
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     node.attribute.append(helper.make_attribute("locale", "C.UTF-8"))
     return [node]
 
@@ -268,8 +265,7 @@ def _stft(kind: Kind) -> list[NodeProto] | None:
     """Fail where a frame has no length: the check is a place in a list of one, 0 or beside it."""
     if kind.known_issue is None:
         return None
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     has_window = len(node.input) > 2 and bool(node.input[2])
     step, node.input[1] = node.input[1], "checked_step"
     length = "sizes = Shape ({0})  length = Gather <axis: int = 0> (sizes, zero)"
@@ -296,8 +292,7 @@ def _unique(kind: Kind) -> list[NodeProto] | None:
         return None
     axis = attribute(kind.node, "axis")
     names = [f"some_{i}" if name else "" for i, name in enumerate(kind.node.output)]
-    unique = NodeProto()
-    unique.CopyFrom(kind.node)
+    unique = deepcopy(kind.node)
     unique.input[:], unique.output[:] = ["taken"], names
     before = f"""
         axis = Constant <value: tensor = int64[1] {{{axis}}}> ()
@@ -335,8 +330,7 @@ def _all_true(kind: Kind) -> list[NodeProto] | None:
     """Return the least bools as what is not the largest of the opposites: so with none, too."""
     if kind.known_issue is None:
         return None
-    node = NodeProto()
-    node.CopyFrom(kind.node)
+    node = deepcopy(kind.node)
     node.op_type, node.input[0], node.output[:] = "ReduceMax", "numbers", ["largest"]
     before = _nodes("opposites = Not (x0)  numbers = Cast <to: int = 2> (opposites)", kind)
     return [

@@ -9,12 +9,13 @@ arithmetic, which it does compute: ONNX's own definition, in the same order.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from engine_cpu.prepare.kind import free_names, subgraphs
+from engine_cpu.prepare.kind import free_names, refill, subgraphs
 from engine_cpu.quantized import DEQUANTIZE, MOVES, QUANTIZE, VALUES
 from engine_cpu.tensors import Array
 
@@ -35,8 +36,7 @@ def unfuse_inner(model: ModelProto, names: frozenset[str]) -> None:
         for node in function.node:
             _unfuse_subgraphs(node, {}, names, free)
         nodes = list(unfused(function.node, {}, names, free))
-        del function.node[:]
-        function.node.extend(nodes)
+        refill(function.node, nodes)
 
 
 def unfuse_main(model: ModelProto, nodes: list[NodeProto], names: frozenset[str]) -> None:
@@ -67,8 +67,7 @@ class _Body:
 
     def apart(self, node: NodeProto) -> Iterator[NodeProto]:
         """Yield a node that nothing is fused with, after those that make its inputs."""
-        copy = NodeProto()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         for index in VALUES[node.op_type]:
             if index < len(node.input) and (path := self._path(node.input[index])):
                 floats = self._in_floats(path)
@@ -97,8 +96,7 @@ class _Body:
         if made is None:
             return None
         for node in path[1:]:
-            copy = NodeProto()
-            copy.CopyFrom(node)
+            copy = deepcopy(node)
             copy.name, copy.input[0], copy.output[0] = "", made[-1].output[0], next(self._free)
             made.append(copy)
         return made
@@ -170,8 +168,7 @@ def _unfuse_subgraphs(
         for inner in graph.node:
             _unfuse_subgraphs(inner, constants, names, free)
         nodes = list(unfused(graph.node, constants, names, free))
-        del graph.node[:]
-        graph.node.extend(nodes)
+        refill(graph.node, nodes)
 
 
 def _constants(graph: GraphProto) -> dict[str, TensorProto]:
